@@ -1,0 +1,137 @@
+"""The one tree of errors, each with the errno a file-system caller sees.
+
+    SpiderfsError (EIO)
+    ├── UsageError (EINVAL)            the user asked for something impossible; one line, says what to do
+    │   ├── ConfigError (EINVAL)       an option, a TOML key or a control-file write is wrong
+    │   └── MountError (EBUSY)         the mount point or the cache directory cannot be used
+    ├── SourceError (EIO)
+    │   ├── SourceNotFound (ENOENT)    the source says positively that the name does not exist
+    │   ├── SourceDenied (EACCES)      the source refuses this user
+    │   ├── SourceNotADirectory (ENOTDIR)
+    │   ├── SourceChanged (ESTALE)     the file is no longer the version that was asked for
+    │   └── SourceUnavailable (EIO)    transient: retried, never taken for "gone"
+    │       └── SourceTimeout (ETIMEDOUT)
+    ├── StoreError (EIO)               never a reader's error: reads fall back to the source
+    │   ├── StoreFull (ENOSPC)         the disk, or LMDB's map, is full
+    │   └── StoreCorrupt (EIO)         the store must be rebuilt
+    └── FileSystemError (EIO)          what the virtual file system itself answers
+        ├── NotFound (ENOENT)
+        ├── NotADirectory (ENOTDIR)
+        ├── IsADirectory (EISDIR)
+        ├── InvalidArgument (EINVAL)
+        ├── AccessDenied (EACCES)
+        ├── NotPermitted (EPERM)
+        ├── NoAttribute (ENODATA)
+        ├── ReadOnly (EROFS)
+        ├── Stale (ESTALE)
+        └── TryAgain (EAGAIN)          the manager is restarting; a control file cannot be served now
+
+A message is one line and says what to do about it where anything can be done.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import ClassVar
+
+
+class SpiderfsError(Exception):
+    """Base of every error that spiderfs raises on purpose."""
+
+    errno: ClassVar[int] = errno.EIO
+
+
+class UsageError(SpiderfsError):
+    errno = errno.EINVAL
+
+
+class ConfigError(UsageError):
+    errno = errno.EINVAL
+
+
+class MountError(UsageError):
+    errno = errno.EBUSY
+
+
+class SourceError(SpiderfsError):
+    errno = errno.EIO
+
+
+class SourceNotFound(SourceError):
+    errno = errno.ENOENT
+
+
+class SourceDenied(SourceError):
+    errno = errno.EACCES
+
+
+class SourceNotADirectory(SourceError):
+    errno = errno.ENOTDIR
+
+
+class SourceChanged(SourceError):
+    errno = errno.ESTALE
+
+
+class SourceUnavailable(SourceError):
+    errno = errno.EIO
+
+
+class SourceTimeout(SourceUnavailable):
+    errno = errno.ETIMEDOUT
+
+
+class StoreError(SpiderfsError):
+    errno = errno.EIO
+
+
+class StoreFull(StoreError):
+    errno = errno.ENOSPC
+
+
+class StoreCorrupt(StoreError):
+    errno = errno.EIO
+
+
+class FileSystemError(SpiderfsError):
+    errno = errno.EIO
+
+
+class NotFound(FileSystemError):
+    errno = errno.ENOENT
+
+
+class NotADirectory(FileSystemError):
+    errno = errno.ENOTDIR
+
+
+class IsADirectory(FileSystemError):
+    errno = errno.EISDIR
+
+
+class InvalidArgument(FileSystemError):
+    errno = errno.EINVAL
+
+
+class AccessDenied(FileSystemError):
+    errno = errno.EACCES
+
+
+class NotPermitted(FileSystemError):
+    errno = errno.EPERM
+
+
+class NoAttribute(FileSystemError):
+    errno = errno.ENODATA
+
+
+class ReadOnly(FileSystemError):
+    errno = errno.EROFS
+
+
+class Stale(FileSystemError):
+    errno = errno.ESTALE
+
+
+class TryAgain(FileSystemError):
+    errno = errno.EAGAIN

@@ -1,0 +1,65 @@
+"""What spiderfs needs of the place the data lives in.
+
+A source is synchronous and thread-safe: `sources/client.py` calls it in threads and adds time limits, retries and
+sharing. Paths are bytes, relative to the root, without a leading or trailing slash; `b""` is the root. Names need not
+be UTF-8. Symbolic links are never followed. Only directories, regular files and symbolic links are shown.
+
+Errors are those of `spiderfs.errors`: SourceNotFound only when the source positively says so; anything that could be a
+passing fault of the transport is SourceUnavailable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+
+class Version(NamedTuple):
+    """What tells one version of a file's bytes from another."""
+
+    size: int
+    mtime_ns: int
+
+
+class SourceStat(NamedTuple):
+    """The attributes of one source entry; `mode` is the whole st_mode, type bits included."""
+
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+
+    @property
+    def version(self) -> Version:
+        return Version(self.size, self.mtime_ns)
+
+
+class Source(Protocol):
+    def stat(self, path: bytes) -> SourceStat:
+        """lstat of one entry."""
+
+    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+        """Every entry of a directory with its attributes, in no order; entries of other types are left out."""
+
+    def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        """Bytes [offset, offset + length) of exactly this version, short only at its end.
+
+        Raises SourceChanged if the file is, or becomes while it is read, another version.
+        """
+
+    def readlink(self, path: bytes) -> bytes:
+        """The link's text, untouched."""
+
+    def listxattr(self, path: bytes) -> list[str]:
+        """Names of the extended attributes; empty where the source has none."""
+
+    def getxattr(self, path: bytes, name: str) -> bytes | None:
+        """Value of one extended attribute, or None."""
+
+    def statvfs(self) -> os.statvfs_result:
+        """Sizes of the file system the root lies on."""
+
+    def close(self) -> None:
+        """Let go of what the source holds open; idempotent."""

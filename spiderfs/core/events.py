@@ -1,0 +1,26 @@
+"""What workers tell the manager: fixed-size records, so that a batch is one write and one numpy view."""
+
+from __future__ import annotations
+
+import numpy as np
+
+# How a sample came to its reader.
+HIT = 0  # it was in the store
+FETCHED = 1  # it was fetched from the source and put into landing
+REFUSED = 2  # it was fetched, and landing had no room for it
+WARMED = 3  # it was fetched because the user asked for it, and nobody has opened it
+
+# One access. `block` is 0 and `large` false for a small file; `pid` is the thread that asked, 0 for the daemon itself.
+ACCESS = np.dtype(
+    [
+        ("time_s", "<f8"),
+        ("inode", "<u8"),
+        ("size", "<u8"),
+        ("block", "<u4"),
+        ("pid", "<u4"),
+        ("where", "u1"),
+        ("large", "u1"),
+        ("pad", "u1", (6,)),
+    ]
+)
+assert ACCESS.itemsize == 40

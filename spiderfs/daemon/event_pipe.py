@@ -1,0 +1,75 @@
+"""The one-way road from the workers to the manager: a pipe that never makes a worker wait.
+
+Writes of up to PIPE_BUF bytes are atomic (pipe(7)), so many workers share one pipe and records never mix. A full pipe
+drops the batch and counts it: events are hints, the store is the truth. The supervisor keeps both ends open, so that a
+manager's death loses nothing that still fits into the pipe.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import struct
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from spiderfs.core.events import ACCESS
+from spiderfs.metrics import Counters
+
+PIPE_BYTES = 1 << 20  # the limit for ordinary users, /proc/sys/fs/pipe-max-size; 26,000 events
+_RECORD = struct.Struct("<dQQIIBB6x")
+# As many as fit into one atomic write.
+BATCH_EVENTS = select.PIPE_BUF // _RECORD.size
+
+assert _RECORD.size == ACCESS.itemsize
+
+
+def open_pipe() -> tuple[int, int]:
+    """Read end and write end, both non-blocking."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    # An ordinary user who has used up his share of pipe memory keeps the 64 KiB that every pipe has.
+    try:
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except PermissionError:
+        pass
+    return reader, writer
+
+
+class EventWriter:
+    """A worker's end; the caller flushes now and then, and `note` does so when a batch is full."""
+
+    def __init__(self, fd: int, counters: Counters) -> None:
+        self._fd = fd
+        self._counters = counters
+        self._batch: list[bytes] = []
+
+    def note(self, inode: int, size: int, where: int, pid: int, block: int = 0, large: bool = False) -> None:
+        self._batch.append(_RECORD.pack(time.time(), inode, size, block, pid, where, large))
+        if len(self._batch) >= BATCH_EVENTS:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._batch:
+            return
+        batch, self._batch = self._batch, []
+        try:
+            os.write(self._fd, b"".join(batch))
+        except BlockingIOError:
+            self._counters.add("events_dropped", len(batch))
+
+
+def read_events(fd: int) -> npt.NDArray[np.void]:
+    """All events that wait, as an array of ACCESS; empty if there are none."""
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(fd, BATCH_EVENTS * _RECORD.size * 64)
+        except BlockingIOError:
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    return np.frombuffer(b"".join(chunks), dtype=ACCESS)

@@ -1,0 +1,201 @@
+"""File contents in LMDB, with a checksum before every payload and the byte budget held in every transaction.
+
+Tables: `content` (inode, block) -> header + payload; `member` the same key -> size, sequence number, score, section;
+`queue` landing's sequence number -> key; `meta` -> usage and capacity. A record's payload starts HEADER bytes into its
+value, so that a read is a slice of the mapped page and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import lmdb
+import xxhash
+
+from spiderfs.store.environment import open_environment, translate, translated_errors
+from spiderfs.store.store import LANDING, ContentKey, Keep, Member, Usage
+
+_KEY = struct.Struct(">QI")
+_HEADER = struct.Struct("<QQ")  # XXH3-64 of the payload, its length
+_MEMBER = struct.Struct("<QQf")  # size, sequence number, score; the section's name follows
+_SEQUENCE = struct.Struct(">Q")
+# landing bytes, landing entries, kept bytes, kept entries, capacity, next sequence number
+_USAGE = struct.Struct("<6Q")
+_USAGE_KEY = b"usage"
+# A 112 kB file costs 10 us to verify. A record once found whole is not verified again while it is among the last this
+# many, so that the eight READs of one 1 MiB block do not cost eight checks.
+_VERIFIED_ENTRIES = 65536
+
+
+class LmdbContent:
+    """The store of one cache directory; see `Content` for the contract and `store.py` for the theory."""
+
+    def __init__(self, path: Path) -> None:
+        self._env = open_environment(path, 4)
+        with translated_errors():
+            self._content = self._env.open_db(b"content")
+            self._member = self._env.open_db(b"member")
+            self._queue = self._env.open_db(b"queue")
+            self._meta = self._env.open_db(b"meta")
+        self._reader: lmdb.Transaction | None = None
+        self._verified: OrderedDict[bytes, None] = OrderedDict()
+        self.damaged = 0  # records whose checksum failed, since this process opened the store
+
+    # -- reading, on the event loop's thread
+
+    def _transaction(self) -> lmdb.Transaction:
+        if self._reader is None:
+            self._reader = self._env.begin(self._content, buffers=True)
+        return self._reader
+
+    def end_read(self) -> None:
+        if self._reader is not None:
+            self._reader.abort()
+            self._reader = None
+
+    def has(self, key: ContentKey) -> bool:
+        try:
+            return self._transaction().get(_KEY.pack(*key)) is not None
+        except lmdb.Error as exc:
+            raise translate(exc) from exc
+
+    def read(self, key: ContentKey) -> memoryview | bytes | None:
+        packed = _KEY.pack(*key)
+        try:
+            value: memoryview | None = self._transaction().get(packed)
+        except lmdb.Error as exc:
+            raise translate(exc) from exc
+        if value is None:
+            return None
+        payload = value[_HEADER.size :]
+        if packed not in self._verified:
+            if len(value) < _HEADER.size or _HEADER.unpack_from(value) != (
+                xxhash.xxh3_64_intdigest(payload),
+                len(payload),
+            ):
+                self.damaged += 1
+                return None
+            self._verified[packed] = None
+            if len(self._verified) > _VERIFIED_ENTRIES:
+                self._verified.popitem(last=False)
+        return payload
+
+    def member(self, key: ContentKey) -> Member | None:
+        with translated_errors(), self._env.begin(self._member) as txn:
+            record = txn.get(_KEY.pack(*key))
+        return None if record is None else _member(key, record)
+
+    # -- writing, in any thread
+
+    def land(self, key: ContentKey, payload: bytes) -> bool:
+        packed = _KEY.pack(*key)
+        value = _HEADER.pack(xxhash.xxh3_64_intdigest(payload), len(payload)) + payload
+        with translated_errors(), self._env.begin(write=True) as txn:
+            if txn.get(packed, db=self._member) is not None:
+                # A version never changes, so this is a repair of damaged bytes: same size, same place.
+                txn.put(packed, value, db=self._content)
+                return True
+            usage = self._usage(txn)
+            size = len(payload)
+            if usage[2] + size > usage[4]:
+                return False
+            self._shrink_landing(txn, usage, usage[4] - size)
+            sequence = usage[5]
+            usage[0] += size
+            usage[1] += 1
+            usage[5] += 1
+            txn.put(packed, value, db=self._content)
+            txn.put(packed, _MEMBER.pack(size, sequence, 0.0) + LANDING.encode(), db=self._member)
+            txn.put(_SEQUENCE.pack(sequence), packed, db=self._queue, append=True)
+            txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+        return True
+
+    def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
+        missing = []
+        with translated_errors(), self._env.begin(write=True) as txn:
+            usage = self._usage(txn)
+            for key in drop:
+                self._remove(txn, usage, _KEY.pack(*key))
+            for key, section, score in keep:
+                packed = _KEY.pack(*key)
+                record = txn.get(packed, db=self._member)
+                if record is None:
+                    missing.append(key)
+                    continue
+                size, sequence, _ = _MEMBER.unpack_from(record)
+                if record[_MEMBER.size :] == LANDING.encode():
+                    txn.delete(_SEQUENCE.pack(sequence), db=self._queue)
+                    usage[0] -= size
+                    usage[1] -= 1
+                    usage[2] += size
+                    usage[3] += 1
+                txn.put(packed, _MEMBER.pack(size, usage[5], score) + section.encode(), db=self._member)
+                usage[5] += 1
+            txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+        return missing
+
+    def set_capacity(self, capacity_bytes: int) -> None:
+        with translated_errors(), self._env.begin(write=True) as txn:
+            usage = self._usage(txn)
+            usage[4] = capacity_bytes
+            self._shrink_landing(txn, usage, capacity_bytes)
+            txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+
+    def _usage(self, txn: lmdb.Transaction) -> list[int]:
+        record = txn.get(_USAGE_KEY, db=self._meta)
+        return [0] * 6 if record is None else list(_USAGE.unpack(record))
+
+    def _shrink_landing(self, txn: lmdb.Transaction, usage: list[int], room: int) -> None:
+        """Drop what landed first until landing and the kept records fit into `room` bytes, or landing is empty."""
+        while usage[1] and usage[0] + usage[2] > room:
+            with txn.cursor(self._queue) as cursor:
+                cursor.first()
+                packed = cursor.value()
+            self._remove(txn, usage, packed)
+
+    def _remove(self, txn: lmdb.Transaction, usage: list[int], packed: bytes) -> None:
+        record = txn.get(packed, db=self._member)
+        if record is None:
+            return
+        size, sequence, _ = _MEMBER.unpack_from(record)
+        landing = record[_MEMBER.size :] == LANDING.encode()
+        if landing:
+            txn.delete(_SEQUENCE.pack(sequence), db=self._queue)
+        txn.delete(packed, db=self._content)
+        txn.delete(packed, db=self._member)
+        usage[0 if landing else 2] -= size
+        usage[1 if landing else 3] -= 1
+
+    # -- bookkeeping
+
+    def members(self) -> Iterator[Member]:
+        with translated_errors(), self._env.begin(self._member) as txn:
+            rows = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
+        rows.sort(key=lambda row: _MEMBER.unpack_from(row[1])[1])
+        for key, value in rows:
+            yield _member(ContentKey(*_KEY.unpack(key)), value)
+
+    def usage(self) -> Usage:
+        with translated_errors(), self._env.begin(self._meta) as txn:
+            return Usage(*self._usage(txn)[:5])
+
+    def file_bytes(self) -> int:
+        """Bytes that LMDB's pages take on disk, free ones included."""
+        return int((self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"])
+
+    def clear_dead_readers(self) -> int:
+        """Free the slots of readers that were killed; returns how many."""
+        with translated_errors():
+            return int(self._env.reader_check())
+
+    def close(self) -> None:
+        self.end_read()
+        self._env.close()
+
+
+def _member(key: ContentKey, record: bytes) -> Member:
+    size, _, score = _MEMBER.unpack_from(record)
+    return Member(key, size, record[_MEMBER.size :].decode(), score)

@@ -1,0 +1,178 @@
+"""Opening LMDB so that neither a crash nor a damaged file can hurt a mount.
+
+spiderfs never syncs: a killed process loses nothing, since the pages are the kernel's, and after a power loss the cache
+is rebuilt, since it is only a cache. What makes that safe:
+
+- `claim` leaves a marker with the machine's boot id while the store is in use and `release` removes it. A marker of
+  another boot means that pages may be missing: the store is wiped.
+- `is_sound` walks the store in a forked child before anybody uses it, because damage shows as SIGBUS or abort as often
+  as as an error.
+- A store that turns out damaged later makes its process exit with EXIT_STORE_CORRUPT; the supervisor then wipes it and
+  starts the processes again, and the kernel hands the unanswered requests out once more.
+
+Only this package imports lmdb. Environments are opened after fork, never before (py-lmdb, "Environment class").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+
+from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+
+# Address space, not disk: the file grows only as records are written. One figure for every process, because LMDB wants
+# them to agree. 4 TiB stays well inside the 128 TiB of a process.
+MAP_BYTES = 4 << 40
+# One slot per reading transaction of every process; 126, LMDB's own default, is too few for 64 workers with threads.
+MAX_READERS = 1024
+# sysexits.h leaves 79 and up free.
+EXIT_STORE_CORRUPT = 79
+SOUNDNESS_TIMEOUT_S = 60.0
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_MARKER = "in-use"
+
+
+def open_environment(path: Path, tables: int) -> lmdb.Environment:
+    """Open or create the environment in directory `path`; raises StoreFull, StoreCorrupt, StoreError."""
+    with translated_errors():
+        return lmdb.open(
+            os.fspath(path),
+            map_size=MAP_BYTES,
+            max_dbs=tables,
+            max_readers=MAX_READERS,
+            # Ended read transactions are kept and renewed: one allocation and one lock less per request.
+            max_spare_txns=4,
+            sync=False,
+            metasync=False,
+            # Reads are random: read-ahead of the mapping would fetch pages that nobody wants.
+            readahead=False,
+            meminit=False,
+        )
+
+
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
+    lmdb.PanicError,
+    lmdb.BadTxnError,
+)
+
+
+def translate(exc: lmdb.Error) -> StoreError:
+    """The project's error for one of lmdb's."""
+    if isinstance(exc, _DAMAGE):
+        return StoreCorrupt(f"the cache is damaged ({exc})")
+    if isinstance(exc, (lmdb.MapFullError, lmdb.DiskError)) or getattr(exc, "code", 0) in _FULL:
+        return StoreFull(f"no space left for the cache ({exc})")
+    return StoreError(f"the cache cannot be used ({exc})")
+
+
+@contextlib.contextmanager
+def translated_errors() -> Iterator[None]:
+    """Turn lmdb's errors into the project's; the read path catches for itself, a generator costs it 1 us."""
+    try:
+        yield
+    except lmdb.Error as exc:
+        raise translate(exc) from exc
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def claim(directory: Path) -> str | None:
+    """Prepare `directory` for use and mark it as in use; returns why the old store had to be wiped, if it had.
+
+    The caller holds the cache directory's lock.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    marker = directory / _MARKER
+    reason = None
+    if marker.exists() and marker.read_text().strip() != boot_id():
+        reason = "the machine went down while the cache was in use"
+    else:
+        for environment in _environments(directory):
+            if not is_sound(environment):
+                reason = f"{environment.name} is damaged"
+                break
+    if reason:
+        wipe(directory)
+    marker.write_text(boot_id() + "\n")
+    return reason
+
+
+def release(directory: Path) -> None:
+    """Flush the store to disk and remove the marker: what is there now survives a power loss."""
+    for environment in _environments(directory):
+        fd = os.open(environment / "data.mdb", os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    (directory / _MARKER).unlink(missing_ok=True)
+
+
+def wipe(directory: Path) -> None:
+    for environment in _environments(directory):
+        shutil.rmtree(environment)
+
+
+def _environments(directory: Path) -> list[Path]:
+    return sorted(path.parent for path in directory.glob("*/data.mdb"))
+
+
+def is_sound(path: Path) -> bool:
+    """Walk every table's keys and the free list in a child process; a signal or a late answer counts as damage."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            # A crash is an expected answer here: no core file, no message of the Python runtime.
+            for number in (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT):
+                signal.signal(number, signal.SIG_DFL)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 2)
+            _walk(path)
+            status = 0
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + SOUNDNESS_TIMEOUT_S
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status == 0
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def _walk(path: Path) -> None:
+    env = lmdb.open(os.fspath(path), map_size=MAP_BYTES, max_dbs=16, readonly=True, lock=False, create=False)
+    file_bytes = os.stat(path / "data.mdb").st_size
+    page_bytes = int(env.stat()["psize"])
+    last_page = int(env.info()["last_pgno"])
+    # Pages are written in any order, so the last ones may be a hole at the end of the file; more than the newest
+    # transaction could explain is truncation. The walk below finds a missing tree page by SIGBUS.
+    if file_bytes < 2 * page_bytes or last_page < 1:
+        raise StoreCorrupt("the file is too short")
+    with env.begin(buffers=True) as txn:
+        names = [bytes(name) for name, _ in txn.cursor()]
+        for name in names:
+            table = env.open_db(name, txn=txn, create=False)
+            with txn.cursor(table) as cursor:
+                for key, value in cursor:
+                    # The first bytes of a large value lie on its own page: touching them finds truncation.
+                    _ = key[0], value[:1]
+    env.close()

@@ -1,0 +1,78 @@
+"""Ordered records in LMDB: the tables in which the catalogue keeps names and attributes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import lmdb
+
+
+from spiderfs.store.environment import open_environment, translate, translated_errors
+
+# Names must go on working when the disk is full, since without them no file can be served, cached or not. The file is
+# therefore allocated ahead of its use: 32 MiB hold about 100,000 further names.
+RESERVE_BYTES = 32 << 20
+
+
+class LmdbRecords:
+    """One environment with the given tables; `get` and `scan` belong to the event loop's thread, `put` to any."""
+
+    def __init__(self, path: Path, tables: Iterable[str]) -> None:
+        names = tuple(tables)
+        self._data_file = path / "data.mdb"
+        self._env = open_environment(path, len(names))
+        with translated_errors():
+            self._tables = {name: self._env.open_db(name.encode()) for name in names}
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        try:
+            with self._env.begin(self._tables[table]) as txn:
+                value: bytes | None = txn.get(key)
+                return value
+        except lmdb.Error as exc:
+            raise translate(exc) from exc
+
+    def put(self, rows: Iterable[tuple[str, bytes, bytes | None]]) -> None:
+        with translated_errors(), self._env.begin(write=True) as txn:
+            for table, key, value in rows:
+                if value is None:
+                    txn.delete(key, db=self._tables[table])
+                else:
+                    txn.put(key, value, db=self._tables[table])
+
+    def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        rows: list[tuple[bytes, bytes]] = []
+        with translated_errors(), self._env.begin(self._tables[table]) as txn, txn.cursor() as cursor:
+            if not cursor.set_range(start):
+                return rows
+            for row in cursor:
+                rows.append(row)
+                if len(rows) == limit:
+                    break
+        return rows
+
+    def count(self, table: str) -> int:
+        with translated_errors(), self._env.begin() as txn:
+            return int(txn.stat(self._tables[table])["entries"])
+
+    def reserve(self) -> None:
+        """Allocate the file ahead of its use; raises OSError where the disk has no room for that."""
+        used = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        fd = os.open(self._data_file, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_blocks * 512 < used + RESERVE_BYTES // 2:
+                os.posix_fallocate(fd, 0, used + RESERVE_BYTES)
+        finally:
+            os.close(fd)
+
+    def clear_dead_readers(self) -> int:
+        """Free the slots of readers that were killed; returns how many."""
+        with translated_errors():
+            return int(self._env.reader_check())
+
+    def close(self) -> None:
+        self._env.close()
+
+

@@ -1,0 +1,103 @@
+"""What the rest of spiderfs needs of its store: verified content, membership, and small ordered records.
+
+Content is keyed by (inode, block): block 0 of a small file is the whole file, a large file has one record per 1 MiB
+block. A record enters through the **landing** section, a first-in-first-out queue that lives inside the byte budget:
+any worker may `land` at any time, and makes room by dropping what landed first. The manager alone moves records out of
+landing into the sections of the engine, and drops them. `used <= capacity` therefore holds after every call, whichever
+process made it and whether or not the manager is alive.
+
+Reading is allowed on one thread per process (the event loop's); a view returned by `read` is valid until `end_read`,
+which the event loop calls before it sleeps, so that no read transaction outlives a request. Writing calls may block on
+the writer lock: call them in threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+LANDING = "landing"
+BLOCK_BYTES = 1 << 20
+
+
+class ContentKey(NamedTuple):
+    inode: int
+    block: int = 0
+
+
+class Member(NamedTuple):
+    """One record of the store: `size` is its payload in bytes, the unit of every budget."""
+
+    key: ContentKey
+    size: int
+    section: str
+    score: float
+
+
+class Usage(NamedTuple):
+    """Payload bytes and records in landing and in all other sections, and the bytes both may fill together."""
+
+    landing_bytes: int
+    landing_entries: int
+    kept_bytes: int
+    kept_entries: int
+    capacity_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        return self.landing_bytes + self.kept_bytes
+
+
+class Keep(NamedTuple):
+    key: ContentKey
+    section: str
+    score: float = 0.0
+
+
+class Content(Protocol):
+    def has(self, key: ContentKey) -> bool:
+        """Whether the record is there; does not touch its bytes."""
+
+    def read(self, key: ContentKey) -> memoryview | bytes | None:
+        """The payload after its checksum was verified, valid until `end_read`; None if absent or found damaged."""
+
+    def end_read(self) -> None:
+        """Invalidate the views handed out; cheap when there are none."""
+
+    def member(self, key: ContentKey) -> Member | None:
+        """Section, size and score of one record."""
+
+    def land(self, key: ContentKey, payload: bytes) -> bool:
+        """Put a record into landing, dropping what landed first; False if it cannot fit beside what is kept.
+
+        Storing a key again replaces its bytes in whatever section it lies. Raises StoreFull, StoreCorrupt.
+        """
+
+    def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
+        """Drop, then move to sections, in one transaction; returns the keeps that were no longer there."""
+
+    def set_capacity(self, capacity_bytes: int) -> None:
+        """Change the budget; landing is emptied as far as needed, kept records are the engine's to drop first."""
+
+    def members(self) -> Iterator[Member]:
+        """Every record, in the order in which they entered their section."""
+
+    def usage(self) -> Usage: ...
+
+    def close(self) -> None: ...
+
+
+class Records(Protocol):
+    """Ordered byte strings under byte keys in named tables: where the catalogue keeps names."""
+
+    def get(self, table: str, key: bytes) -> bytes | None: ...
+
+    def put(self, rows: Iterable[tuple[str, bytes, bytes | None]]) -> None:
+        """Write rows (table, key, value) in one transaction; None deletes."""
+
+    def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """Up to `limit` rows with key >= start, in order."""
+
+    def count(self, table: str) -> int: ...
+
+    def close(self) -> None: ...

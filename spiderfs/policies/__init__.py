@@ -1,0 +1,21 @@
+"""The table of policies; adding one is a file here and a line in it."""
+
+from __future__ import annotations
+
+from spiderfs.core.policy import Policy
+from spiderfs.policies.belady import Belady
+from spiderfs.policies.lfu import LFU
+from spiderfs.policies.lru import LRU
+from spiderfs.policies.minio import MinIO
+
+POLICIES: dict[str, type[Policy]] = {
+    "minio": MinIO,
+    "lru": LRU,
+    "lfu": LFU,
+    "belady": Belady,
+}
+
+
+def mountable_policies() -> dict[str, type[Policy]]:
+    """Those that need not know the future; each is made without arguments."""
+    return {name: policy for name, policy in POLICIES.items() if not policy.needs_future}

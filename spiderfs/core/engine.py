@@ -1,0 +1,270 @@
+"""The one place that decides what is cached; it serves training and replays recorded traces alike.
+
+The engine knows keys, sizes and sections, never bytes. Each event returns the changes that the store is to make. The
+store's landing section, where freshly fetched files lie until they are kept or pushed out, is not a member of
+anything here: the engine only leaves room for it.
+
+The budget (capacity less landing) is shared by the policy, which ranks samples, and the section "blocks", an LRU of
+1 MiB blocks of large files. Neither is reserved: blocks may fill whatever the policy leaves free, and the policy
+whatever the blocks leave free. When both want more, blocks get `large_share` of the budget and the policy the rest.
+
+Invariants, after every call:
+- used_bytes == sum of the members' sizes == sum of section_bytes <= budget_bytes;
+- one Changes never names a key twice;
+- a candidate that cannot get all the room it needs evicts nothing.
+A size is what the store charges for the record; it never changes while the key is a member.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from spiderfs.core.policy import Key, Policy, in_saved_order
+
+BLOCKS = "blocks"
+
+
+class Member(NamedTuple):
+    size: int
+    section: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the store is to do, the drops before the keeps."""
+
+    keep: tuple[tuple[Key, str], ...] = ()
+    """Move to this section, from landing or from another one."""
+    drop: tuple[Key, ...] = ()
+    """Leave the cache."""
+
+
+NOTHING = Changes()
+
+
+class Engine:
+    def __init__(self, policy: Policy, capacity_bytes: int, landing_bytes: int = 0, large_share: float = 0.5) -> None:
+        if not 0 <= large_share <= 1:
+            raise ValueError(f"large_share must lie between 0 and 1, not {large_share}")
+        self._policy = policy
+        self._large_share = large_share
+        self._members: dict[Key, Member] = {}
+        self._blocks: OrderedDict[Key, None] = OrderedDict()
+        self._section_bytes = _empty_sections(policy)
+        self._used_bytes = 0
+        self._set_budget(capacity_bytes, landing_bytes)
+        self.members: Mapping[Key, Member] = MappingProxyType(self._members)
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes that members may take: the capacity less the room left for landing."""
+        return self._budget_bytes
+
+    @property
+    def section_bytes(self) -> Mapping[str, int]:
+        return MappingProxyType(self._section_bytes)
+
+    def opened(self, key: Key, size: int) -> Changes:
+        """A sample was opened: a member is a hit, any other a candidate that lies in landing."""
+        if key in self._members:
+            self._policy.hit(key, size)
+            return NOTHING
+        self._policy.missed(key, size)
+        section = self._policy.section_for(key)
+        share = self._policy_share()
+        limit = self._policy.limit(section, share)
+        if size > min(share, limit):
+            return NOTHING
+        over_share = self._policy_bytes() + size - share
+        over_limit = self._section_bytes[section] + size - limit
+        victims: list[Key] = []
+        if over_share > 0 or over_limit > 0:
+            victims = self._enough(self._policy.victims_for(key, size), over_share, section, over_limit)
+            if not victims:
+                return NOTHING
+            self._leave(victims)
+        # What the blocks hold beyond their own share was the policy's to take back.
+        borrowed = self._oldest_blocks(self._used_bytes + size - self._budget_bytes)
+        self._leave(borrowed)
+        self._enter(key, size, section)
+        self._policy.inserted(key, size)
+        return Changes(((key, section),), (*victims, *borrowed))
+
+    def block_read(self, key: Key, size: int) -> Changes:
+        """A block of a large file was read: a member is a hit, any other a candidate that lies in landing."""
+        if key in self._members:
+            self._blocks.move_to_end(key)
+            return NOTHING
+        blocks_bytes, blocks_share = self._section_bytes[BLOCKS], self._blocks_share()
+        over_budget = self._used_bytes + size - self._budget_bytes
+        own = self._oldest_blocks(min(over_budget, blocks_bytes + size - blocks_share))
+        freed = sum(self._members[block].size for block in own)
+        policys: list[Key] = []
+        if over_budget > freed:
+            if blocks_bytes - freed + size > blocks_share:
+                return NOTHING
+            policys = self._surplus(self._budget_bytes - (blocks_bytes - freed + size))
+        self._leave(own)
+        self._leave(policys)
+        self._enter(key, size, BLOCKS)
+        self._blocks[key] = None
+        return Changes(((key, BLOCKS),), (*own, *policys))
+
+    def forget(self, key: Key) -> None:
+        """Undo a membership that the store does not have: a keep that came too late, a corrupt record."""
+        if key in self._members:
+            self._leave([key])
+
+    def evict(self, keys: Iterable[Key]) -> Changes:
+        """Drop these on the user's word; those that are not members are left out."""
+        going = [key for key in dict.fromkeys(keys) if key in self._members]
+        self._leave(going)
+        return Changes(drop=tuple(going))
+
+    def resize(self, capacity_bytes: int, landing_bytes: int) -> Changes:
+        """Change the budget; a smaller one evicts down to its bytes at once."""
+        self._set_budget(capacity_bytes, landing_bytes)
+        return self.settle()
+
+    def settle(self) -> Changes:
+        """Evict down to all limits; to be called after a policy has changed the limits of its sections."""
+        over_budget = self._used_bytes - self._budget_bytes
+        blocks = self._oldest_blocks(min(over_budget, self._section_bytes[BLOCKS] - self._blocks_share()))
+        self._leave(blocks)
+        policys = self._surplus(self._policy_share())
+        self._leave(policys)
+        return Changes(drop=(*blocks, *policys))
+
+    def change_policy(self, policy: Policy) -> Changes:
+        """Go on with another policy, which takes over the members in the old one's order of value."""
+        members = {key: self._members[key].size for key in self._policy.eviction_order()}
+        policy.restore(members, {})
+        self._policy = policy
+        return self._adopt()
+
+    def restore(self, members: Iterable[tuple[Key, int, str]], state: Mapping[str, Any]) -> Changes:
+        """Replace all members by what the store holds (key, bytes, section), as after a remount.
+
+        `state` is what `state()` gave before, or empty; one of another policy is of no use and is ignored. Members
+        that no longer fit are dropped.
+        """
+        self._members.clear()
+        self._members.update((key, Member(size, section)) for key, size, section in members)
+        blocks = (key for key, member in self._members.items() if member.section == BLOCKS)
+        self._blocks = OrderedDict.fromkeys(in_saved_order(blocks, state.get(BLOCKS, ())))
+        samples = {key: member.size for key, member in self._members.items() if member.section != BLOCKS}
+        same_policy = state.get("policy") == self._policy.name
+        self._policy.restore(samples, state.get("ranks", {}) if same_policy else {})
+        return self._adopt()
+
+    def state(self) -> dict[str, Any]:
+        """Orders and frequencies, in types that msgpack can carry; the members themselves are the store's."""
+        return {"policy": self._policy.name, "ranks": self._policy.state(), BLOCKS: list(self._blocks)}
+
+    def score(self, key: Key) -> float:
+        """The policy's score of a sample; blocks have none and answer 0."""
+        return 0.0 if key in self._blocks else self._policy.score(key)
+
+    # -- shares ----------------------------------------------------------------------------------------------------
+
+    def _set_budget(self, capacity_bytes: int, landing_bytes: int) -> None:
+        if capacity_bytes < 0 or landing_bytes < 0:
+            raise ValueError(f"a capacity cannot be negative: {capacity_bytes}, landing {landing_bytes}")
+        self._budget_bytes = max(0, capacity_bytes - landing_bytes)
+
+    def _blocks_share(self) -> int:
+        """Bytes of blocks that the policy cannot take back."""
+        return int(self._budget_bytes * self._large_share)
+
+    def _policy_share(self) -> int:
+        """Bytes that the policy may fill while the blocks stay as they are, or shrink to their share."""
+        return self._budget_bytes - min(self._section_bytes[BLOCKS], self._blocks_share())
+
+    def _policy_bytes(self) -> int:
+        return self._used_bytes - self._section_bytes[BLOCKS]
+
+    # -- choosing victims ------------------------------------------------------------------------------------------
+
+    def _enough(self, order: Iterator[Key], over_share: int, section: str, over_limit: int) -> list[Key]:
+        """The first of `order` that together free both amounts; none if all of them do not."""
+        chosen: list[Key] = []
+        for key in order:
+            member = self._members[key]
+            chosen.append(key)
+            over_share -= member.size
+            over_limit -= member.size if member.section == section else 0
+            if over_share <= 0 and over_limit <= 0:
+                return chosen
+        return []
+
+    def _oldest_blocks(self, over: int) -> list[Key]:
+        """The least recently read blocks that together free `over` bytes, or all of them."""
+        chosen: list[Key] = []
+        for key in self._blocks:
+            if over <= 0:
+                break
+            chosen.append(key)
+            over -= self._members[key].size
+        return chosen
+
+    def _surplus(self, share: int) -> list[Key]:
+        """What the policy has to give up so that it holds `share` bytes and each section its limit."""
+        chosen: dict[Key, None] = {}
+        over_share = self._policy_bytes() - share
+        for section in self._policy.sections:
+            over_limit = self._section_bytes[section] - self._policy.limit(section, share)
+            if over_limit > 0:
+                order = self._policy.eviction_order(section)
+                chosen.update(dict.fromkeys(self._enough(order, 0, section, over_limit)))
+        over_share -= sum(self._members[key].size for key in chosen)
+        if over_share > 0:
+            rest = (key for key in self._policy.eviction_order() if key not in chosen)
+            chosen.update(dict.fromkeys(self._enough(rest, over_share, "", 0)))
+        return list(chosen)
+
+    # -- books -----------------------------------------------------------------------------------------------------
+
+    def _enter(self, key: Key, size: int, section: str) -> None:
+        self._members[key] = Member(size, section)
+        self._section_bytes[section] += size
+        self._used_bytes += size
+
+    def _leave(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            size, section = self._members.pop(key)
+            self._section_bytes[section] -= size
+            self._used_bytes -= size
+            if section == BLOCKS:
+                del self._blocks[key]
+            else:
+                self._policy.removed(key)
+
+    def _adopt(self) -> Changes:
+        """Put every member into the section that the policy wants it in, then evict what does not fit."""
+        self._section_bytes = _empty_sections(self._policy)
+        moved: list[tuple[Key, str]] = []
+        for key, member in self._members.items():
+            section = BLOCKS if member.section == BLOCKS else self._policy.section_for(key)
+            if section != member.section:
+                moved.append((key, section))
+            self._section_bytes[section] += member.size
+        self._members.update((key, Member(self._members[key].size, section)) for key, section in moved)
+        self._used_bytes = sum(self._section_bytes.values())
+        drop = self.settle().drop
+        return Changes(tuple(move for move in moved if move[0] in self._members), drop)
+
+
+def _empty_sections(policy: Policy) -> dict[str, int]:
+    return dict.fromkeys((BLOCKS, *policy.sections), 0)

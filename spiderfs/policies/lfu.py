@@ -1,0 +1,65 @@
+"""Evict what was opened least often, with dynamic ageing (LFU-DA; Arlitt et al., 1999).
+
+A member's priority is its number of opens plus the age at its last one; the age is the priority of the last victim.
+Without ageing, the samples that an earlier job opened a hundred times would stay for good. Opens are counted only
+while a sample is a member. Equal priorities leave in the order of their last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from spiderfs.core.heap import Heap
+from spiderfs.core.policy import Key, Policy, in_saved_order, saved_keys
+
+
+class LFU(Policy):
+    name = "lfu"
+
+    def __init__(self) -> None:
+        self._age = 0
+        self._opens: dict[Key, int] = {}
+        self._order: Heap[Key] = Heap()
+
+    def hit(self, key: Key, size: int) -> None:
+        opens = self._opens[key] + 1
+        self._opens[key] = opens
+        self._order.set(key, self._age + opens)
+
+    def missed(self, key: Key, size: int) -> None:
+        pass
+
+    def inserted(self, key: Key, size: int) -> None:
+        self._opens[key] = 1
+        self._order.set(key, self._age + 1)
+
+    def removed(self, key: Key) -> None:
+        # Only the least valuable member ages the others: the user may take away any.
+        if next(self._order.ascending()) == key:
+            self._age = int(self._order.priority(key))
+        self._order.discard(key)
+        del self._opens[key]
+
+    def eviction_order(self, section: str | None = None) -> Iterator[Key]:
+        return self._order.ascending()
+
+    def score(self, key: Key) -> float:
+        """Its opens since it was cached, plus the age at the last one."""
+        return self._order.priority(key) if key in self._order else 0.0
+
+    def state(self) -> dict[str, Any]:
+        keys = list(self._order.ascending())
+        priorities = [int(self._order.priority(key)) for key in keys]
+        return {"age": self._age, "order": keys, "priorities": priorities, "opens": [self._opens[key] for key in keys]}
+
+    def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
+        self._age = int(state.get("age", 0))
+        self._opens.clear()
+        self._order.clear()
+        saved = zip(state.get("priorities", ()), state.get("opens", ()), strict=False)
+        ranks = dict(zip(saved_keys(state.get("order", ())), saved, strict=False))
+        for key in in_saved_order(members, ranks):
+            priority, opens = ranks.get(key, (self._age + 1, 1))
+            self._opens[key] = opens
+            self._order.set(key, priority)

@@ -1,0 +1,48 @@
+"""Fill once, never evict (MinIO of CoorDL, Mohan et al., VLDB 2021).
+
+With every sample read exactly once per epoch this reaches the cached fraction, which is the best there is without
+prefetching; the order of the epochs does not matter.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from spiderfs.core.policy import Key, Policy
+
+
+class MinIO(Policy):
+    name = "minio"
+
+    def __init__(self) -> None:
+        self._members: OrderedDict[Key, None] = OrderedDict()
+
+    def hit(self, key: Key, size: int) -> None:
+        pass
+
+    def missed(self, key: Key, size: int) -> None:
+        pass
+
+    def inserted(self, key: Key, size: int) -> None:
+        self._members[key] = None
+
+    def removed(self, key: Key) -> None:
+        del self._members[key]
+
+    def eviction_order(self, section: str | None = None) -> Iterator[Key]:
+        """The newest first, when the budget shrinks: all are worth the same."""
+        return reversed(self._members)
+
+    def victims_for(self, key: Key, size: int) -> Iterator[Key]:
+        return iter(())
+
+    def score(self, key: Key) -> float:
+        return 1.0 if key in self._members else 0.0
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
+        self._members = OrderedDict.fromkeys(members)

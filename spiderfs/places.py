@@ -1,0 +1,56 @@
+"""The three places of a mount (source, mount point, cache directory) and how they may lie to each other."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+from spiderfs.errors import ConfigError
+from spiderfs.mountpoint import canonical, check_mountable
+
+SOURCE_FAULTS = {
+    errno.ENOENT: "does not exist: check the path, and that what it lies on is mounted",
+    errno.ENOTDIR: "is not a directory: name the directory that holds the files",
+    errno.EACCES: "cannot be read by this user: change its permissions, or mount as another user",
+    errno.ENOTCONN: "is a mount whose daemon has gone: unmount it first",
+}
+
+
+def default_cache_dir(source: str | Path) -> Path:
+    """Where the cache of this source lies unless told otherwise."""
+    root = (
+        Path("/var/cache")
+        if os.geteuid() == 0
+        else Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    )
+    digest = hashlib.blake2b(os.fsencode(os.path.realpath(source)), digest_size=8).hexdigest()
+    return root / "spiderfs" / digest
+
+
+def check_places(source: Path, mountpoint: Path, cache_dir: Path) -> None:
+    """Raise ConfigError or MountError unless source, mount point and cache directory can be used together.
+
+    The source may be the mount point: the mount then lies over it.
+    """
+    source = Path(os.path.realpath(source))
+    mountpoint = canonical(mountpoint)
+    cache_dir = Path(os.path.realpath(cache_dir))
+    if source != mountpoint:
+        if mountpoint.is_relative_to(source):
+            raise ConfigError(f"the mount point {mountpoint} lies inside the source {source}: choose one outside of it")
+        if source.is_relative_to(mountpoint):
+            raise ConfigError(f"the mount point {mountpoint} would hide the source {source}: choose another one")
+    for name, place in (("source", source), ("mount point", mountpoint)):
+        if cache_dir.is_relative_to(place):
+            raise ConfigError(f"cache_dir={cache_dir} lies inside the {name}: choose a directory outside of {place}")
+    if cache_dir.exists() and not cache_dir.is_dir():
+        raise ConfigError(f"cache_dir={cache_dir} is not a directory: choose or create one")
+    check_mountable(mountpoint)
+    try:
+        os.scandir(source).close()
+    except OSError as exc:
+        # Mounting over what a crash left behind: it is taken away, and the source looked at, when the daemon starts.
+        if not (exc.errno == errno.ENOTCONN and source == mountpoint):
+            raise ConfigError(f"the source {source} {SOURCE_FAULTS.get(exc.errno or 0, exc.strerror)}") from exc

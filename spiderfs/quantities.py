@@ -1,0 +1,149 @@
+"""Sizes, durations and capacities as people write them: `20GiB`, `5min`, `20%`.
+
+Every `format_*` writes what its `parse_*` reads back unchanged, so that `.spiderfs/config` can be pasted into an option
+list. All parsers also take the number itself (a TOML file has numbers) and raise ValueError with one line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+# A bare K, M, G or T is binary, as in mount(8)'s `size=` of tmpfs and in dd(1).
+SIZE_UNITS = {
+    "": 1,
+    "B": 1,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+
+# How sizes are written: the first unit that divides the number, so nothing is rounded away.
+WRITTEN_SIZE_UNITS = ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB")
+
+DURATION_UNITS = {
+    "ms": Fraction(1, 1000),
+    "": Fraction(1),
+    "s": Fraction(1),
+    "sec": Fraction(1),
+    "m": Fraction(60),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+    "d": Fraction(86400),
+}
+
+WRITTEN_DURATION_UNITS = ("d", "h", "min", "s", "ms")
+
+# At most 30 digits, so that no number overflows a float.
+_NUMBER = r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*"
+_NUMBER_AND_UNIT = re.compile(_NUMBER + r"([A-Za-z]*)\s*", re.ASCII)
+_PERCENTAGE = re.compile(_NUMBER + r"%\s*", re.ASCII)
+
+# 8 EiB is where 64-bit offsets end; anything beyond is a typing error.
+MAX_SIZE_BYTES = 2**63 - 1
+
+
+def parse_size(value: str | int | float) -> int:
+    """Bytes of a size such as `4096`, `100MB` (decimal), `20GiB` or `20G` (binary)."""
+    number, unit = _split(value, "a size", "20GiB, 100MB or 4096")
+    factor = SIZE_UNITS.get(unit.upper())
+    if factor is None:
+        raise ValueError(f"unknown unit {unit!r} of a size: write it like 20GiB, 100MB or 4096")
+    size = number * factor
+    if size.denominator != 1:
+        raise ValueError("a size must be a whole number of bytes: write it like 20GiB, 100MB or 4096")
+    if size > MAX_SIZE_BYTES:
+        raise ValueError("too large for a size: write at most 8388607TiB")
+    return int(size)
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact way to write a number of bytes."""
+    for unit in WRITTEN_SIZE_UNITS if size_bytes else ():
+        count, rest = divmod(size_bytes, SIZE_UNITS[unit.upper()])
+        if not rest:
+            return f"{count}{unit}"
+    return str(size_bytes)
+
+
+def parse_duration(value: str | int | float) -> float:
+    """Seconds of a duration such as `30s`, `5min`, `1h`, `250ms`, `2` (seconds) or `inf` (math.inf)."""
+    if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", "infinite")):
+        return math.inf
+    number, unit = _split(value, "a duration", "30s, 5min, 1h or inf")
+    factor = DURATION_UNITS.get(unit.lower())
+    if factor is None:
+        raise ValueError(f"unknown unit {unit!r} of a duration: write it like 30s, 5min, 1h or inf")
+    return float(number * factor)
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest exact way to write a duration."""
+    if math.isinf(seconds):
+        return "inf"
+    exact = Fraction(repr(seconds)) if seconds else Fraction(0)
+    for unit in WRITTEN_DURATION_UNITS if exact else ():
+        count = exact / DURATION_UNITS[unit]
+        if count.denominator == 1:
+            return f"{count}{unit}"
+    return f"{seconds:.12f}".rstrip("0").rstrip(".") + "s" if exact else "0s"
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The cache's byte budget, absolute or as a share of the source's size."""
+
+    amount: int | float
+    unit: Literal["bytes", "percent"]
+
+    def __post_init__(self) -> None:
+        if not self.amount > 0:
+            raise ValueError("a capacity must be more than nothing: write it like 20GiB or 20%")
+        if self.unit == "percent" and self.amount > 100:
+            raise ValueError("more than the whole source: write at most 100%")
+
+    @classmethod
+    def parse(cls, value: Capacity | str | int | float) -> Capacity:
+        """A capacity from `20GiB`, `100MB`, a number of bytes, or `20%`."""
+        if isinstance(value, Capacity):
+            return value
+        if isinstance(value, str) and value.rstrip().endswith("%"):
+            match = _PERCENTAGE.fullmatch(value)
+            if match is None:
+                raise ValueError(f"{value!r} is not a percentage: write it like 20% or 2.5%")
+            return cls(float(match[1]), "percent")
+        return cls(parse_size(value), "bytes")
+
+    def budget_bytes(self, source_bytes: int) -> int:
+        """The budget in bytes, at least one; `source_bytes` matters only for a percentage."""
+        if self.unit == "bytes":
+            return int(self.amount)
+        return max(1, int(source_bytes * self.amount / 100))
+
+    def __str__(self) -> str:
+        return format_size(int(self.amount)) if self.unit == "bytes" else f"{self.amount:.12g}%"
+
+
+def _split(value: str | int | float, what: str, examples: str) -> tuple[Fraction, str]:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"not {what}: write it like {examples}")
+    if not isinstance(value, str):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"not {what}: write it like {examples}")
+        return Fraction(repr(value)), ""
+    match = _NUMBER_AND_UNIT.fullmatch(value)
+    if match is None:
+        raise ValueError(f"{value!r} is not {what}: write it like {examples}")
+    return Fraction(match[1]), match[2]

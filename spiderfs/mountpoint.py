@@ -132,7 +132,7 @@ def is_stale(path: str | Path) -> bool:
     if mount is None:
         return False
     try:
-        within(PROBE_TIMEOUT_S, lambda: os.stat(mount.mountpoint))
+        within(PROBE_TIMEOUT_S, lambda: _stat(mount.mountpoint))
     except TimeoutError:
         return False
     except OSError as exc:
@@ -214,6 +214,10 @@ def check_fuse_available(allow_other: bool = False) -> None:
             else "install it with pip install 'spiderfs[mount]', after the packages libfuse3-dev and pkg-config"
         )
         raise MountError(f"pyfuse3 cannot be loaded ({' '.join(str(exc).split())}): {remedy}") from exc
+
+
+def _stat(path: Path) -> None:
+    os.stat(path)
 
 
 def _unescape(field: bytes) -> str:

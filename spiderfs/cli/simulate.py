@@ -1,0 +1,207 @@
+"""`spiderfs simulate`: what each policy would have served of a trace, through the engine that serves training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spiderfs.errors import UsageError
+from spiderfs.quantities import Capacity
+
+# numpy and rich are imported where they are used: `spiderfs --help` should not wait for them.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spiderfs.trace import Trace
+
+BOUND = "belady"
+
+
+@click.command()
+@click.argument("trace", required=False, type=click.Path(path_type=Path))
+@click.option("--policy", "policies", default="all", show_default=True, help="Policies, separated by commas, or all.")
+@click.option(
+    "--capacity",
+    "capacities",
+    default="10%,20%,50%",
+    show_default=True,
+    help="Capacities, separated by commas: bytes, sizes (5GiB), or percent of the bytes of all distinct samples.",
+)
+@click.option(
+    "--epoch", "epoch_length", type=click.IntRange(min=1), help="Accesses per epoch [default: one per sample]"
+)
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."
+)
+@click.option("--self-test", "check", is_flag=True, help="Check the simulator against closed forms instead.")
+def simulate(
+    trace: Path | None,
+    policies: str,
+    capacities: str,
+    epoch_length: int | None,
+    json_path: Path | None,
+    check: bool,
+) -> None:
+    """Replay TRACE through the cache engine and compare policies.
+
+    TRACE is a file recorded with `-o trace=FILE`, or text with one `key size` per line. belady (keep what is used next
+    soonest) knows the whole trace; it is always shown, as the bound.
+    """
+    from rich.console import Console
+
+    console = Console()
+    if check:
+        if not run_self_test(console):
+            raise click.exceptions.Exit(1)
+        return
+    if trace is None:
+        raise click.UsageError("name a trace, or give --self-test")
+    from spiderfs.trace import read_trace
+
+    try:
+        report = compare(
+            read_trace(trace), trace.name, chosen_policies(policies), chosen_capacities(capacities), epoch_length
+        )
+        show(report, console)
+        if json_path is not None:
+            write_json(report, json_path)
+    except UsageError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def chosen_policies(text: str) -> list[str]:
+    """Policy names of an option, the bound last; raises UsageError for one that does not exist."""
+    from spiderfs.policies import POLICIES
+
+    names = list(POLICIES) if text == "all" else [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in POLICIES:
+            raise UsageError(f"no such policy: {name!r}; choose among all, {', '.join(POLICIES)}")
+    return [*dict.fromkeys(name for name in names if name != BOUND), BOUND]
+
+
+def chosen_capacities(text: str) -> list[Capacity]:
+    """Capacities of an option; raises UsageError for one that cannot be read."""
+    try:
+        return [Capacity.parse(word.strip()) for word in text.split(",")]
+    except ValueError as exc:
+        raise UsageError(f"capacity: {exc}") from exc
+
+
+def compare(
+    trace: Trace, name: str, policies: list[str], capacities: list[Capacity], epoch_length: int | None
+) -> dict[str, Any]:
+    """Every policy at every capacity over one trace, as plain data ready for JSON."""
+    from spiderfs.core.engine import Engine
+    from spiderfs.core.replay import policy_for, replay
+    from spiderfs.policies import POLICIES
+
+    accesses = trace.accesses()
+    if not len(accesses):
+        raise UsageError(f"the trace {name} holds no accesses")
+    epoch_length = epoch_length or accesses.distinct
+    results = []
+    for capacity in capacities:
+        capacity_bytes = capacity.budget_bytes(accesses.distinct_bytes)
+        for policy in policies:
+            engine = Engine(policy_for(POLICIES[policy], accesses), capacity_bytes)
+            began = perf_counter()
+            result = replay(engine, accesses, epoch_length)
+            results.append(
+                {
+                    "policy": policy,
+                    "capacity": str(capacity),
+                    "capacity_bytes": capacity_bytes,
+                    "hit_ratio": result.hit_ratio,
+                    "warm_hit_ratio": result.warm_hit_ratio,
+                    "origin_bytes": int(result.origin_bytes.sum()),
+                    "origin_bytes_per_sample": result.origin_bytes_per_sample,
+                    "seconds": perf_counter() - began,
+                    "epochs": [
+                        {"opens": opens, "hits": hits, "origin_bytes": origin_bytes, "coverage": coverage}
+                        for opens, hits, origin_bytes, coverage in zip(
+                            result.opens.tolist(),
+                            result.hits.tolist(),
+                            result.origin_bytes.tolist(),
+                            result.coverage.tolist(),
+                            strict=True,
+                        )
+                    ],
+                }
+            )
+    return {
+        "trace": name,
+        "accesses": len(accesses),
+        "distinct": accesses.distinct,
+        "distinct_bytes": accesses.distinct_bytes,
+        "epoch_length": epoch_length,
+        "served_ratio_when_recorded": trace.served_ratio() if trace.recorded else None,
+        "results": results,
+    }
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """Print a comparison as a table."""
+    from rich.table import Table
+
+    coverage = [epoch["coverage"] for epoch in report["results"][0]["epochs"]]
+    caption = (
+        f"{report['accesses']:,} accesses to {report['distinct']:,} samples, {report['distinct_bytes']:,} bytes in all;"
+        f" {len(coverage)} epochs of {report['epoch_length']:,} accesses,"
+        f" each seeing {sum(coverage) / len(coverage):.0%} of the samples on average."
+    )
+    if report["served_ratio_when_recorded"] is not None:
+        caption += f" When it was recorded, {report['served_ratio_when_recorded']:.1%} did not wait for the source."
+    table = Table(title=f"Policies on {report['trace']}", caption=caption, caption_justify="left")
+    table.add_column("capacity")
+    table.add_column("policy")
+    for column in ("hits", "hits after epoch 1", "origin bytes per sample", "origin bytes"):
+        table.add_column(column, justify="right")
+    for index, row in enumerate(report["results"]):
+        is_bound = row["policy"] == BOUND
+        starts_capacity = index == 0 or report["results"][index - 1]["capacity"] != row["capacity"]
+        table.add_row(
+            row["capacity"] if starts_capacity else "",
+            f"{row['policy']} (bound)" if is_bound else row["policy"],
+            f"{row['hit_ratio']:.1%}",
+            f"{row['warm_hit_ratio']:.1%}",
+            f"{row['origin_bytes_per_sample']:,.0f}",
+            f"{row['origin_bytes']:,}",
+            end_section=is_bound,
+        )
+    console.print(table)
+
+
+def write_json(report: dict[str, Any], path: Path) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def run_self_test(console: Console) -> bool:
+    """Print every check with its outcome; whether all have passed."""
+    from rich.table import Table
+
+    from spiderfs.cli.self_test import self_test
+
+    table = Table(title="The simulator against what is known")
+    for column in ("check", "cached"):
+        table.add_column(column)
+    for column in ("measured", "expected", "outcome"):
+        table.add_column(column, justify="right")
+    checks = list(self_test())
+    for check in checks:
+        expected = f"{check.relation.value} {check.expected:.4f}"
+        if check.tolerance:
+            expected += f" ± {check.tolerance:.3f}"
+        outcome = "[green]pass[/green]" if check.passed else "[bold red]FAIL[/bold red]"
+        table.add_row(check.what, f"{check.capacity:.0%}", f"{check.measured:.4f}", expected, outcome)
+    console.print(table)
+    failed = sum(not check.passed for check in checks)
+    console.print(f"{len(checks) - failed} of {len(checks)} checks passed.")
+    return failed == 0

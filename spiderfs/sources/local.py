@@ -1,0 +1,264 @@
+"""A source that is a local directory, which is also how an NFS mount appears.
+
+Everything goes through one descriptor of the root, opened before anything is mounted: so the source can be mounted over
+itself, renaming its parents does not matter, and worker processes inherit it. A path is walked component by component
+with O_NOFOLLOW, so neither the last name nor a directory on the way that was replaced by a link leads out of the
+source, and trees deeper than PATH_MAX work.
+
+Only a positive "does not exist" means gone. An ENOENT is believed only while the root itself is alive; a root that is
+dead (removed, stale, or its mount taken away) makes the call fail as unavailable, and is opened again by its path for
+the next call, provided that the path now leads to a file system of the same type. That condition keeps the source from
+taking the empty directory under an unmounted NFS, or spiderfs' own mount on top of the source, for the data.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spiderfs.errors import (
+    ConfigError,
+    SourceChanged,
+    SourceDenied,
+    SourceError,
+    SourceNotADirectory,
+    SourceNotFound,
+    SourceUnavailable,
+)
+from spiderfs.sources.source import SourceStat, Version
+
+# What an errno says about the entry. Every other one (EIO, ESTALE, ETIMEDOUT, EMFILE ...) says nothing about it, only
+# that the answer could not be had: SourceUnavailable.
+_ERRORS: dict[int, type[SourceError]] = {
+    errno.ENOENT: SourceNotFound,
+    errno.ENAMETOOLONG: SourceNotFound,
+    errno.ENOTDIR: SourceNotADirectory,
+    errno.ELOOP: SourceChanged,  # only from read(): the file's name is a link now
+    errno.EACCES: SourceDenied,
+    errno.EPERM: SourceDenied,
+}
+_DEAD_ROOT = frozenset({errno.ESTALE, errno.ENOTCONN})
+_NO_XATTR = frozenset({errno.ENODATA, errno.ENOTSUP})
+
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_WALK = _LOOK | os.O_DIRECTORY
+_ROOT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: a name that has become a FIFO must not hold the thread until somebody writes to it.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+
+
+class LocalSource:
+    """The directory tree below `root`; raises ConfigError when it cannot be opened."""
+
+    def __init__(self, root: str | bytes) -> None:
+        self.root = os.path.abspath(os.fsencode(root))
+        try:
+            self._root_fd = os.open(self.root, _ROOT)
+        except OSError as exc:
+            raise _unusable(self.root, exc) from exc
+        try:
+            # O_PATH needs no permission on the directory itself; say now, not at the first `ls`, that it is unreadable.
+            os.close(os.open(b".", _LIST, dir_fd=self._root_fd))
+        except OSError as exc:
+            self.close()
+            raise _unusable(self.root, exc) from exc
+        self._file_system = _file_system_of(self._root_fd)
+        self._reopen_lock = threading.Lock()
+
+    def stat(self, path: bytes) -> SourceStat:
+        with self._translated(path), self._opened(path, _LOOK) as fd:
+            found = os.fstat(fd)
+            if not path:
+                _check_linked(fd)
+            if not _is_shown(found.st_mode):
+                raise SourceNotFound(f"{os.fsdecode(path)}: neither a file, a directory nor a symbolic link")
+            return _source_stat(found)
+
+    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+        # The descriptor stays open for the whole scan: os.DirEntry.stat() is relative to it.
+        with self._translated(path), self._opened(path, _LIST) as fd, os.scandir(fd) as entries:
+            for entry in entries:
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue  # removed since the directory was read
+                if _is_shown(found.st_mode):
+                    yield os.fsencode(entry.name), _source_stat(found)
+            # A removed directory that is still open lists as empty, and a dead root must not look like an empty one.
+            _check_linked(fd)
+
+    def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        with self._translated(path), self._opened(path, _READ) as fd:
+            _check_version(fd, path, version)
+            end = min(offset + length, version.size)
+            chunks: list[bytes] = []
+            while offset < end:
+                chunk = os.pread(fd, end - offset, offset)
+                if not chunk:
+                    raise SourceChanged(f"{os.fsdecode(path)}: shorter than it was when it was opened")
+                chunks.append(chunk)
+                offset += len(chunk)
+            # The second look catches a writer that changed the file between our reads.
+            _check_version(fd, path, version)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def readlink(self, path: bytes) -> bytes:
+        with self._translated(path), self._opened(path, _LOOK) as fd:
+            if not stat.S_ISLNK(os.fstat(fd).st_mode):
+                raise SourceChanged(f"{os.fsdecode(path)}: no longer a symbolic link")
+            return os.readlink(b"", dir_fd=fd)
+
+    def listxattr(self, path: bytes) -> list[str]:
+        with self._translated(path), self._opened(path, _LOOK) as fd:
+            try:
+                return os.listxattr(_proc_path(fd))
+            except OSError as exc:
+                if exc.errno in _NO_XATTR:
+                    return []
+                raise
+
+    def getxattr(self, path: bytes, name: str) -> bytes | None:
+        with self._translated(path), self._opened(path, _LOOK) as fd:
+            try:
+                return os.getxattr(_proc_path(fd), name)
+            except OSError as exc:
+                if exc.errno in _NO_XATTR:
+                    return None
+                raise
+
+    def statvfs(self) -> os.statvfs_result:
+        with self._translated(b""):
+            return os.statvfs(self._root_fd)
+
+    def close(self) -> None:
+        if self._root_fd >= 0:
+            os.close(self._root_fd)
+            self._root_fd = -1
+
+    @contextmanager
+    def _opened(self, path: bytes, flags: int) -> Iterator[int]:
+        """A descriptor of the entry; no component on the way is followed if it is a link, and none leads upwards."""
+        *parents, name = path.split(b"/") if path else [b"."]
+        directory = root = self._root_fd
+        try:
+            for parent in parents:
+                below = os.open(_plain(parent), _WALK, dir_fd=directory)
+                if directory != root:
+                    os.close(directory)
+                directory = below
+            fd = os.open(_plain(name) if path else name, flags, dir_fd=directory)
+        finally:
+            if directory != root:
+                os.close(directory)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _translated(self, path: bytes) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            where = os.fsdecode(path) or "."
+            kind = _ERRORS.get(exc.errno or errno.EIO, SourceUnavailable)
+            if kind is SourceNotFound and (not path or not self._root_is_there()):
+                kind = SourceUnavailable
+            if kind is SourceUnavailable:
+                self._reopen_dead_root()
+            raise kind(f"{where}: {exc.strerror}") from exc
+
+    def _root_is_there(self) -> bool:
+        """Whether an ENOENT below the root can be believed."""
+        try:
+            if os.fstat(self._root_fd).st_nlink == 0:
+                return False
+            # O_PATH sends no request to the file system it ends at, which may be our own mount.
+            os.close(os.open(self.root, _ROOT))
+        except PermissionError:
+            return True  # the path cannot be walked by this user any more; the descriptor is what counts
+        except OSError:
+            return False
+        return True
+
+    def _reopen_dead_root(self) -> None:
+        """Replace a dead root by what its path leads to now, for the next call."""
+        with self._reopen_lock:
+            try:
+                if os.fstat(self._root_fd).st_nlink > 0 and _file_system_of(self._root_fd):
+                    return
+            except OSError as exc:
+                if exc.errno not in _DEAD_ROOT:
+                    return
+            try:
+                fd = os.open(self.root, _ROOT)
+            except OSError:
+                return  # still not back; the caller's error says so
+            try:
+                if _file_system_of(fd) == self._file_system:
+                    # dup2 keeps the number, so that no other thread can be left with a closed one.
+                    os.dup2(fd, self._root_fd, inheritable=False)
+            finally:
+                os.close(fd)
+
+
+def _source_stat(found: os.stat_result) -> SourceStat:
+    return SourceStat(found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns)
+
+
+def _is_shown(mode: int) -> bool:
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+
+
+def _plain(name: bytes) -> bytes:
+    """The name itself, unless it would lead somewhere else than one level down."""
+    if name in (b"", b".", b"..") or b"\0" in name:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return name
+
+
+def _check_linked(fd: int) -> None:
+    """Raise ENOENT if the directory has been removed."""
+    if os.fstat(fd).st_nlink == 0:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _check_version(fd: int, path: bytes, version: Version) -> None:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or (found.st_size, found.st_mtime_ns) != version:
+        raise SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
+
+
+def _proc_path(fd: int) -> str:
+    """A path to the very object of an O_PATH descriptor: the xattr calls refuse such descriptors (open(2))."""
+    return f"/proc/self/fd/{fd}"
+
+
+def _file_system_of(fd: int) -> str:
+    """Type of the file system the descriptor lies on (proc_pid_mountinfo(5)); empty if its mount was taken away.
+
+    The mount number, not st_dev: it is known without asking the file system, and a detached mount keeps its st_dev.
+    """
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as info:
+        mount_id = next(line.split()[1] for line in info if line.startswith(b"mnt_id:"))
+    with open("/proc/self/mountinfo", "rb") as mounts:
+        for line in mounts:
+            if line.split(b" ", 1)[0] == mount_id:
+                return os.fsdecode(line.partition(b" - ")[2].split(b" ", 1)[0])
+    return ""
+
+
+def _unusable(root: bytes, exc: OSError) -> ConfigError:
+    advice = {
+        errno.ENOENT: "does not exist; check the path, or mount it first",
+        errno.ENOTDIR: "is not a directory; name the directory that holds the data",
+        errno.EACCES: "cannot be read by this user; change its permissions or run as a user who may",
+        errno.ENOTCONN: "is a stale mount; unmount it and mount it again",
+        errno.ESTALE: "is a stale mount; unmount it and mount it again",
+    }.get(exc.errno or errno.EIO, f"cannot be opened: {exc.strerror}")
+    return ConfigError(f"source {os.fsdecode(root)} {advice}")

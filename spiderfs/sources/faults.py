@@ -1,0 +1,136 @@
+"""The settings of a slow source, shared by every process of a mount and changed while it runs.
+
+They lie in a small memory-mapped file: 8 bytes of magic, one double per setting, and the time at which the simulated
+line is free again. Reading one is a memory access; a write is one aligned 8-byte store, so a reader never sees half of
+it.
+
+The line's time is read and advanced under a thread lock (within a process) and an fcntl record lock (between
+processes). The kernel drops a record lock when its holder dies, however it dies, so a killed worker cannot leave the
+line locked. Neither lock is ever held while somebody sleeps.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from spiderfs.errors import ConfigError
+
+
+class Fault(NamedTuple):
+    """One setting: the largest value it may take (the least is 0, which is also its default), and what it does."""
+
+    maximum: float
+    meaning: str
+
+
+FAULTS: dict[str, Fault] = {
+    "latency_ms": Fault(3_600_000, "milliseconds before every call is answered (a scan: per 1,000 entries)"),
+    "latency_jitter": Fault(5, "sigma of a lognormal factor on latency_ms, which is then the median; 0 is fixed"),
+    "bandwidth": Fault(1e15, "bytes per second for all processes together; 0 is unlimited"),
+    "error_rate": Fault(1, "share of the calls that fail as if the server were unreachable"),
+    "hang": Fault(1, "1: no call returns until it is set to 0 again"),
+    "gone": Fault(1, "1: every call fails at once, as if the server were unplugged"),
+}
+
+_MAGIC = b"spfault1"
+_SLOTS = {name: slot for slot, name in enumerate(FAULTS, start=1)}
+_LINE_FREE = len(FAULTS) + 1  # the slot behind the settings
+_FILE_BYTES = 8 * (len(FAULTS) + 2)
+
+
+class FaultState:
+    """The live settings; make it with `create` or `open`. Thread-safe, and usable on both sides of a fork."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._map = mmap.mmap(fd, _FILE_BYTES)
+        self._values = memoryview(self._map).cast("d")
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], **settings: float) -> FaultState:
+        """A new file, in place of any older one; raises ConfigError for a setting that does not exist or fit."""
+        for name, value in settings.items():
+            _check(name, value)
+        # A file that another process has mapped must never be truncated (SIGBUS): leave the old one to it.
+        temporary = f"{os.fspath(path)}.{os.getpid()}"
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.write(fd, _MAGIC.ljust(_FILE_BYTES, b"\0"))
+        os.rename(temporary, path)
+        state = cls(fd)
+        for name, value in settings.items():
+            state.set(name, value)
+        return state
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> FaultState:
+        """The state another process has created; raises ConfigError if the file is not one."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if os.fstat(fd).st_size != _FILE_BYTES or os.pread(fd, len(_MAGIC), 0) != _MAGIC:
+            os.close(fd)
+            raise ConfigError(
+                f"{os.fspath(path)} does not hold the settings of a slow source; remove it and mount again"
+            )
+        return cls(fd)
+
+    def get(self, name: str) -> float:
+        return self._values[_SLOTS[name]]
+
+    def set(self, name: str, value: float) -> None:
+        """Change one setting in all processes at once; raises ConfigError if it does not exist or fit."""
+        _check(name, value)
+        with self._locked():
+            self._values[_SLOTS[name]] = value
+            if name == "bandwidth":
+                self._values[_LINE_FREE] = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return {name: self.get(name) for name in FAULTS}
+
+    def reserve_line(self, size: int, start: float) -> float:
+        """When `size` bytes asked for at `start` have come through the shared line, in seconds of time.monotonic().
+
+        CLOCK_MONOTONIC is one clock for all processes. Reservations queue up behind each other, so the rate holds for
+        any number of threads and processes, and an idle line saves up nothing.
+        """
+        bandwidth = self.get("bandwidth")
+        if bandwidth == 0:
+            return start
+        with self._locked():
+            done = max(start, self._values[_LINE_FREE]) + size / bandwidth
+            self._values[_LINE_FREE] = done
+            return done
+
+    def close(self) -> None:
+        """Let go of the file; idempotent."""
+        if self._fd >= 0:
+            self._values.release()
+            self._map.close()
+            os.close(self._fd)
+            self._fd = -1
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        # A record lock belongs to the process, not to the descriptor, as flock's does: forked workers, which share the
+        # descriptor, exclude each other. Threads of one process do not, hence the second lock.
+        with self._lock:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+
+def _check(name: str, value: float) -> None:
+    if name not in FAULTS:
+        raise ConfigError(f"source.{name} does not exist; there are {', '.join(f'source.{known}' for known in FAULTS)}")
+    maximum = FAULTS[name].maximum
+    if math.isnan(value) or not 0 <= value <= maximum:
+        raise ConfigError(f"source.{name}={value:g} is out of range; give a number from 0 to {maximum:g}")

@@ -1,0 +1,237 @@
+"""What every source must do, run against each of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import pytest
+
+from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound
+from spiderfs.sources.faults import FaultState
+from spiderfs.sources.local import LocalSource
+from spiderfs.sources.memory import MemorySource
+from spiderfs.sources.slow import SlowSource
+from spiderfs.sources.source import Source, SourceStat, Version
+
+NOT_UTF8 = b"caf\xe9-\xff.bin"
+
+
+class Tree(Protocol):
+    """How a test alters what the source shows; MemorySource is its own tree."""
+
+    def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat: ...
+    def add_directory(self, path: bytes) -> SourceStat: ...
+    def add_symlink(self, path: bytes, target: bytes) -> SourceStat: ...
+    def change(self, path: bytes, content: bytes) -> SourceStat: ...
+    def remove(self, path: bytes) -> None: ...
+    def set_xattr(self, path: bytes, name: str, value: bytes) -> None: ...
+
+
+class DirectoryTree:
+    def __init__(self, root: Path) -> None:
+        self.root = os.fsencode(root)
+        self.mtime_ns = 1_700_000_000_000_000_000
+
+    def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
+        target = self._prepared(path)
+        with open(target, "wb") as file:
+            file.write(content)
+        self.mtime_ns += 1_000_000
+        os.utime(target, ns=(self.mtime_ns, self.mtime_ns if mtime_ns is None else mtime_ns))
+        return self._stat(target)
+
+    def add_directory(self, path: bytes) -> SourceStat:
+        os.mkdir(self._prepared(path))
+        return self._stat(self._prepared(path))
+
+    def add_symlink(self, path: bytes, target: bytes) -> SourceStat:
+        os.symlink(target, self._prepared(path))
+        return self._stat(self._prepared(path))
+
+    def change(self, path: bytes, content: bytes) -> SourceStat:
+        return self.add(path, content)
+
+    def remove(self, path: bytes) -> None:
+        target = os.path.join(self.root, path)
+        if os.path.isdir(target) and not os.path.islink(target):
+            shutil.rmtree(target)
+        else:
+            os.unlink(target)
+
+    def set_xattr(self, path: bytes, name: str, value: bytes) -> None:
+        try:
+            os.setxattr(os.path.join(self.root, path), name, value)
+        except OSError as exc:
+            pytest.skip(f"no extended attributes on this file system: {exc}")
+
+    def _prepared(self, path: bytes) -> bytes:
+        target = os.path.join(self.root, path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        return target
+
+    def _stat(self, target: bytes) -> SourceStat:
+        found = os.lstat(target)
+        return SourceStat(found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns)
+
+
+class Subject(NamedTuple):
+    source: Source
+    tree: Tree
+
+
+@pytest.fixture(params=["local", "slow", "memory"])
+def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+    if request.param == "memory":
+        memory = MemorySource()
+        yield Subject(memory, memory)
+        return
+    root = tmp_path / "root"
+    root.mkdir()
+    source: Source = LocalSource(str(root))
+    faults = FaultState.create(tmp_path / "faults")
+    if request.param == "slow":
+        source = SlowSource(source, faults)
+    yield Subject(source, DirectoryTree(root))
+    source.close()
+    source.close()
+    faults.close()
+
+
+def test_the_root_is_a_directory(subject: Subject) -> None:
+    assert stat.S_ISDIR(subject.source.stat(b"").mode)
+    assert list(subject.source.scan(b"")) == []
+
+
+def test_stat_tells_type_size_and_time(subject: Subject) -> None:
+    added = subject.tree.add(b"train/n01/a.png", b"12345", mtime_ns=1_600_000_000_123_456_789)
+    found = subject.source.stat(b"train/n01/a.png")
+    assert found == added
+    assert stat.S_ISREG(found.mode)
+    assert found.version == Version(5, 1_600_000_000_123_456_789)
+    assert stat.S_ISDIR(subject.source.stat(b"train/n01").mode)
+
+
+def test_symbolic_links_are_shown_and_not_followed(subject: Subject) -> None:
+    subject.tree.add(b"directory/file", b"x")
+    subject.tree.add_symlink(b"link", b"directory")
+    subject.tree.add_symlink(b"dangling", b"/nowhere/" + NOT_UTF8)
+    assert stat.S_ISLNK(subject.source.stat(b"link").mode)
+    assert subject.source.readlink(b"link") == b"directory"
+    assert subject.source.readlink(b"dangling") == b"/nowhere/" + NOT_UTF8
+    assert subject.source.stat(b"dangling").size == len(b"/nowhere/" + NOT_UTF8)
+    with pytest.raises(SourceNotADirectory):
+        subject.source.stat(b"link/file")
+    with pytest.raises(SourceNotADirectory):
+        list(subject.source.scan(b"link"))
+    with pytest.raises(SourceChanged):
+        subject.source.read(b"link", 0, 1, Version(1, 1))
+    with pytest.raises(SourceChanged):
+        subject.source.readlink(b"directory/file")
+
+
+def test_scan_gives_what_stat_gives(subject: Subject) -> None:
+    subject.tree.add(b"d/" + NOT_UTF8, b"123")
+    subject.tree.add(b"d/empty")
+    subject.tree.add_directory(b"d/below")
+    subject.tree.add_symlink(b"d/link", b"empty")
+    found = dict(subject.source.scan(b"d"))
+    assert found.keys() == {NOT_UTF8, b"empty", b"below", b"link"}
+    assert found == {name: subject.source.stat(b"d/" + name) for name in found}
+
+
+def test_names_need_not_be_utf8(subject: Subject) -> None:
+    added = subject.tree.add(NOT_UTF8 + b"/" + NOT_UTF8, b"content")
+    assert subject.source.stat(NOT_UTF8 + b"/" + NOT_UTF8) == added
+    assert subject.source.read(NOT_UTF8 + b"/" + NOT_UTF8, 0, 7, added.version) == b"content"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [b"missing", b"d/missing", b"missing/missing", b"n" * 5000, b"..", b"d/../d/file", b"d/", b"./d", b"d\0", b"."],
+)
+def test_what_is_not_there_is_not_found(subject: Subject, path: bytes) -> None:
+    subject.tree.add(b"d/file", b"x")
+    for ask in (subject.source.stat, subject.source.readlink, subject.source.listxattr):
+        with pytest.raises(SourceNotFound):
+            ask(path)
+    with pytest.raises(SourceNotFound):
+        list(subject.source.scan(path))
+    with pytest.raises(SourceNotFound):
+        subject.source.read(path, 0, 1, Version(1, 1))
+
+
+def test_a_file_is_not_a_directory(subject: Subject) -> None:
+    subject.tree.add(b"file", b"x")
+    with pytest.raises(SourceNotADirectory):
+        subject.source.stat(b"file/below")
+    with pytest.raises(SourceNotADirectory):
+        list(subject.source.scan(b"file"))
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "expected"),
+    [(0, 10, b"0123456789"), (3, 4, b"3456"), (8, 10, b"89"), (10, 5, b""), (20, 5, b""), (0, 0, b"")],
+)
+def test_read_is_short_only_at_the_end(subject: Subject, offset: int, length: int, expected: bytes) -> None:
+    version = subject.tree.add(b"file", b"0123456789").version
+    assert subject.source.read(b"file", offset, length, version) == expected
+
+
+def test_an_empty_file_reads_as_nothing(subject: Subject) -> None:
+    assert subject.source.read(b"file", 0, 100, subject.tree.add(b"file").version) == b""
+
+
+def test_another_version_is_not_read(subject: Subject) -> None:
+    old = subject.tree.add(b"file", b"old").version
+    new = subject.tree.change(b"file", b"new").version
+    assert old != new
+    with pytest.raises(SourceChanged):
+        subject.source.read(b"file", 0, 3, old)
+    assert subject.source.read(b"file", 0, 3, new) == b"new"
+    with pytest.raises(SourceChanged):
+        subject.source.read(b"file", 0, 0, old)
+
+
+def test_a_removed_file_is_gone(subject: Subject) -> None:
+    version = subject.tree.add(b"d/file", b"x").version
+    subject.tree.remove(b"d/file")
+    with pytest.raises(SourceNotFound):
+        subject.source.read(b"d/file", 0, 1, version)
+    assert list(subject.source.scan(b"d")) == []
+    subject.tree.remove(b"d")
+    with pytest.raises(SourceNotFound):
+        list(subject.source.scan(b"d"))
+
+
+def test_a_file_replaced_by_a_directory_is_another_version(subject: Subject) -> None:
+    version = subject.tree.add(b"name", b"x").version
+    subject.tree.remove(b"name")
+    subject.tree.add_directory(b"name")
+    with pytest.raises(SourceChanged):
+        subject.source.read(b"name", 0, 1, version)
+
+
+def test_extended_attributes(subject: Subject) -> None:
+    subject.tree.add(b"file", b"x")
+    subject.tree.add_symlink(b"link", b"file")
+    subject.tree.set_xattr(b"file", "user.label", b"\x00cat")
+    assert "user.label" in subject.source.listxattr(b"file")
+    assert subject.source.getxattr(b"file", "user.label") == b"\x00cat"
+    assert subject.source.getxattr(b"file", "user.none") is None
+    assert subject.source.getxattr(b"link", "user.label") is None
+    assert "user.label" not in subject.source.listxattr(b"link")
+
+
+def test_statvfs_knows_the_size(subject: Subject) -> None:
+    assert subject.source.statvfs().f_blocks > 0
+
+
+def test_a_deep_tree(subject: Subject) -> None:
+    path = b"/".join([b"d"] * 200) + b"/file"
+    version = subject.tree.add(path, b"deep").version
+    assert subject.source.read(path, 0, 4, version) == b"deep"

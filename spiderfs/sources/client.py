@@ -1,0 +1,207 @@
+"""The asynchronous face of a source: time limits, retries, shared fetches, and whether the source is there at all.
+
+Every call runs in a thread. A thread that hangs in the source cannot be ended, only abandoned; it keeps its slot until
+the system call returns. So waiting for a slot counts into the time limit, and a source that hangs costs every caller at
+most that limit, and the process at most `max_concurrent` threads (and one more, for the probe).
+
+An abandoned function may still finish later, and its effects then happen: whatever it stores must be valid by itself.
+
+`reachable` turns False when a call has used up its attempts or its time without the source having answered anybody
+meanwhile, and True with the next answer. "No such file" is an answer. While it is False, `watch` asks the source, one
+question at a time; callers are expected to serve what they know rather than wait.
+
+One client belongs to one trio run. Its state changes only between awaits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from os import statvfs_result
+from typing import Any, TypeVar, TypeVarTuple
+
+import trio
+
+from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable
+from spiderfs.sources.source import Source, SourceStat, Version
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+@dataclass(frozen=True)
+class SourceLimits:
+    """How long and how often the source is asked; a time limit covers a whole call, all its attempts included."""
+
+    timeout_s: float = 30.0
+    scan_timeout_s: float = 600.0
+    attempts: int = 4
+    backoff_s: float = 0.1
+    max_backoff_s: float = 2.0
+    max_concurrent: int = 16
+    probe_interval_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "scan_timeout_s", "probe_interval_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be more than 0")
+        for name in ("attempts", "max_concurrent"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not 0 <= self.backoff_s <= self.max_backoff_s:
+            raise ValueError("backoff_s must be at least 0 and at most max_backoff_s")
+
+
+class _Fetch:
+    """One shared fetch in flight: what came of it, once `ended` is set; neither field means that it was cancelled."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.value: list[Any] = []
+        self.error: Exception | None = None
+
+
+class SourceClient:
+    """Calls `source` in threads, within `limits`.
+
+    `on_event` gets 'source_requests' for every attempt, 'source_retries' for every one but a call's first, and for a
+    call that the source did not answer either 'source_timeouts' or 'source_errors'.
+    """
+
+    def __init__(
+        self, source: Source, limits: SourceLimits, *, rng: random.Random, on_event: Callable[[str], None]
+    ) -> None:
+        self.source = source
+        self._limits = limits
+        self._random = rng
+        self._on_event = on_event
+        self._slots = trio.CapacityLimiter(limits.max_concurrent)
+        # Slots of their own, for the others may all be held by calls that hang.
+        self._probe_slots = trio.CapacityLimiter(1)
+        self._fetches: dict[Hashable, _Fetch] = {}
+        self._unreachable = trio.Event()
+        self._answers = 0
+
+    @property
+    def reachable(self) -> bool:
+        return not self._unreachable.is_set()
+
+    async def stat(self, path: bytes) -> SourceStat:
+        return await self.call(self.source.stat, path)
+
+    async def scan(self, path: bytes) -> list[tuple[bytes, SourceStat]]:
+        return await self.call(lambda: list(self.source.scan(path)), timeout_s=self._limits.scan_timeout_s)
+
+    async def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        return await self.call(self.source.read, path, offset, length, version)
+
+    async def readlink(self, path: bytes) -> bytes:
+        return await self.call(self.source.readlink, path)
+
+    async def listxattr(self, path: bytes) -> list[str]:
+        return await self.call(self.source.listxattr, path)
+
+    async def getxattr(self, path: bytes, name: str) -> bytes | None:
+        return await self.call(self.source.getxattr, path, name)
+
+    async def statvfs(self) -> statvfs_result:
+        return await self.call(self.source.statvfs)
+
+    async def call(self, function: Callable[[*Ts], T], *args: *Ts, timeout_s: float | None = None) -> T:
+        """Run any function that asks the source in a thread, and run it again when it raises SourceUnavailable.
+
+        Raises SourceTimeout after `timeout_s`, by default the limits' own; other errors pass as they are.
+        """
+        limit_s = self._limits.timeout_s if timeout_s is None else timeout_s
+        answers_before = self._answers
+        try:
+            with trio.fail_after(limit_s):
+                value = await self._attempts(function, args)
+        except trio.TooSlowError as exc:
+            self._on_event("source_timeouts")
+            self._not_answered(answers_before)
+            raise SourceTimeout(f"the source has not answered within {limit_s:g} s") from exc
+        except SourceUnavailable:
+            self._on_event("source_errors")
+            self._not_answered(answers_before)
+            raise
+        except SourceError:
+            self._answered()
+            raise
+        self._answered()
+        return value
+
+    async def shared(self, key: Hashable, fetch: Callable[[], Awaitable[T]]) -> T:
+        """What `fetch` returns or raises, for everybody who asks for the same key while it runs.
+
+        The first to ask runs it. If that caller is cancelled, one of those who wait takes over with a fetch of its own.
+        """
+        while (running := self._fetches.get(key)) is not None:
+            await running.ended.wait()
+            if running.error is not None:
+                # From its own traceback each time: raised again as it is, it would grow by a frame for every waiter.
+                raise running.error.with_traceback(None)
+            if running.value:
+                value: T = running.value[0]
+                return value
+        mine = self._fetches[key] = _Fetch()
+        try:
+            mine.value.append(await fetch())
+        except Exception as exc:
+            mine.error = exc
+            raise
+        finally:
+            del self._fetches[key]
+            mine.ended.set()
+        result: T = mine.value[0]
+        return result
+
+    async def watch(self) -> None:
+        """For ever: while the source is unreachable, ask it every `probe_interval_s` whether it is back."""
+        while True:
+            await self._unreachable.wait()
+            await trio.sleep(self._limits.probe_interval_s)
+            if not self.reachable:
+                await self._probe()
+
+    async def _probe(self) -> None:
+        with trio.move_on_after(self._limits.timeout_s):
+            try:
+                await trio.to_thread.run_sync(self._ask_for_a_sign, abandon_on_cancel=True, limiter=self._probe_slots)
+            except SourceUnavailable:
+                return
+            except SourceError:
+                pass  # an answer, if an unfriendly one
+            self._answered()
+
+    def _ask_for_a_sign(self) -> None:
+        # stat alone could be answered from the attributes that an NFS client remembers; statvfs never is, but does not
+        # notice that a local root was removed.
+        self.source.stat(b"")
+        self.source.statvfs()
+
+    async def _attempts(self, function: Callable[[*Ts], T], args: tuple[*Ts]) -> T:
+        attempt = 1
+        while True:
+            self._on_event("source_requests")
+            try:
+                return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self._slots)
+            except SourceUnavailable:
+                if attempt == self._limits.attempts:
+                    raise
+            # Full jitter (AWS, "Exponential Backoff And Jitter"): workers that failed together do not return together.
+            longest_s = min(self._limits.max_backoff_s, self._limits.backoff_s * 2 ** (attempt - 1))
+            await trio.sleep(self._random.uniform(0, longest_s))
+            self._on_event("source_retries")
+            attempt += 1
+
+    def _answered(self) -> None:
+        self._answers += 1
+        if self._unreachable.is_set():
+            self._unreachable = trio.Event()
+
+    def _not_answered(self, answers_before: int) -> None:
+        # An answer to anybody since this call began says that the source is there, and only this call was unlucky.
+        if self._answers == answers_before:
+            self._unreachable.set()

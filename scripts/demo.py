@@ -1,0 +1,345 @@
+"""Trains a small network on real images through a spiderfs mount, then without it, and compares.
+
+The data lies behind a slow line, simulated by `spiderfs.sources.slow`: through spiderfs as `-o source.latency_ms=...`,
+without it by the same class, used directly in the data loader's workers. Both runs see the same bytes in the same order
+and start from the same weights, so they must end with the same accuracy; only the waiting differs.
+
+Run it with scripts/demo, which installs what is missing. Whatever ends it (Ctrl-C included), the mount is unmounted,
+the data loader's workers end, and the temporary directory goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+from image_training import BATCH, SEED, Epoch, ImageFolder, train
+from PIL import Image
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from spiderfs.sources.faults import FaultState
+from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSource
+
+ROOT = Path(__file__).resolve().parent.parent
+SPIDERFS = Path(sys.executable).parent / "spiderfs"
+MADE_PIXELS = 96  # scikit-learn's digits have 8 x 8; drawn larger they make files of a real image's kind, about 4 kB
+CACHED_SHARE = 0.20
+HELD_OUT_EVERY = 5
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+
+console = Console()
+
+
+@dataclass(frozen=True)
+class Line:
+    """The slow line to the source."""
+
+    latency_ms: float
+    bandwidth_bytes_per_s: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """An image folder, CLASS/NAME, split into samples to train on and samples held out."""
+
+    root: Path
+    classes: list[str]
+    training: list[str]
+    held_out: list[str]
+    training_bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One epoch, and what it asked of the cache and of the source."""
+
+    epoch: Epoch
+    hit_ratio: float
+    origin_bytes_per_sample: float
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What has been asked of the cache, and what the cache has asked of the source, so far."""
+
+    opens: int
+    hits: int
+    origin_bytes: int
+
+
+class SlowReader:
+    """Reads samples over the slow line without any cache; every loader worker opens the line for itself.
+
+    The versions come from one listing beforehand, so a read costs one exchange with the source and no stat: as little
+    as reading without a cache can cost.
+    """
+
+    def __init__(self, root: Path, samples: list[str], line: Line, state: Path) -> None:
+        self._root, self._state = root, state
+        FaultState.create(state, latency_ms=line.latency_ms, bandwidth=line.bandwidth_bytes_per_s).close()
+        listing = LocalSource(str(root))
+        self._versions = {path: listing.stat(os.fsencode(path)).version for path in samples}
+        listing.close()
+        self._source: SlowSource | None = None
+        self._opened_by = 0
+
+    def __call__(self, path: str) -> bytes:
+        if self._source is None or self._opened_by != os.getpid():
+            self._source = SlowSource(LocalSource(str(self._root)), FaultState.open(self._state))
+            self._opened_by = os.getpid()
+        version = self._versions[path]
+        return self._source.read(os.fsencode(path), 0, version.size, version)
+
+
+def make_digits(root: Path) -> None:
+    """scikit-learn's 1,797 handwritten digits as CLASS/NNNN.png."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        directory = root / str(label)
+        directory.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray((pixels * 255 / 16).astype(np.uint8))
+        image.resize((MADE_PIXELS, MADE_PIXELS), Image.Resampling.BICUBIC).save(directory / f"{number:04d}.png")
+
+
+def list_images(root: Path) -> list[str]:
+    """Every image below `root`, as CLASS/NAME, sorted."""
+    return sorted(
+        f"{directory.name}/{entry.name}"
+        for directory in os.scandir(root)
+        if directory.is_dir()
+        for entry in os.scandir(directory)
+        if entry.is_file() and Path(entry.name).suffix.lower() in IMAGE_SUFFIXES
+    )
+
+
+def find_samples(root: Path, limit: int) -> Data:
+    """The image folder `root`, or a seeded draw of `limit` of its images (0: all), with a part held out."""
+    paths = list_images(root)
+    random.Random(SEED).shuffle(paths)
+    if limit:
+        paths = paths[:limit]
+    if len(paths) < BATCH * HELD_OUT_EVERY:
+        raise SystemExit(f"demo: {root} holds {len(paths)} images as CLASS/NAME, which is too few to train on")
+    training = [path for number, path in enumerate(paths) if number % HELD_OUT_EVERY]
+    return Data(
+        root=root,
+        classes=sorted({path.partition("/")[0] for path in paths}),
+        training=training,
+        held_out=paths[::HELD_OUT_EVERY],
+        training_bytes=sum((root / path).stat().st_size for path in training),
+    )
+
+
+def mount_counts(mountpoint: Path) -> Counts:
+    """The only place that knows the names in stats.json."""
+    metrics = json.loads((mountpoint / ".spiderfs" / "stats.json").read_text())["metrics"]
+    return Counts(metrics["opens"], metrics["opens_hit"], metrics["origin_bytes"])
+
+
+def command(*words: str | Path) -> None:
+    """Show a spiderfs command as one would type it, and run it; raises CalledProcessError if it fails."""
+    console.print("[bold]$ spiderfs", shlex.join(map(str, words)), soft_wrap=True, highlight=False)
+    subprocess.run([SPIDERFS, *words], check=True)
+
+
+@contextmanager
+def mounted(source: Path, scratch: Path, line: Line, capacity_bytes: int) -> Iterator[Path]:
+    mountpoint = scratch / "mnt"
+    mountpoint.mkdir()
+    options = {
+        "capacity": capacity_bytes,
+        "cache_dir": scratch / "cache",
+        "source.latency_ms": f"{line.latency_ms:g}",
+        "source.bandwidth": line.bandwidth_bytes_per_s,
+    }
+    try:
+        command("mount", source, mountpoint, "-o", ",".join(f"{name}={value}" for name, value in options.items()))
+        yield mountpoint
+    finally:
+        if is_mounted(mountpoint):
+            command("umount", mountpoint)
+
+
+def is_mounted(mountpoint: Path) -> bool:
+    """From the kernel's table: a stat of the mount point could hang with the mount."""
+    return any(line.split()[1] == str(mountpoint) for line in Path("/proc/self/mounts").read_text().splitlines())
+
+
+def train_through_mount(data: Data, held_out: ImageFolder, mountpoint: Path, epochs: int) -> Iterator[Row]:
+    def read(path: str) -> bytes:
+        return (mountpoint / path).read_bytes()
+
+    # As every image-folder data set does, list the folder first: so the mount learns all names at once.
+    if not set(data.training) <= set(list_images(mountpoint)):
+        raise SystemExit("demo: the mount does not show the files of its source")
+    before = mount_counts(mountpoint)
+    for epoch in train(ImageFolder(data.training, data.classes, read), held_out, epochs, console):
+        after = mount_counts(mountpoint)
+        opens = after.opens - before.opens
+        yield Row(epoch, (after.hits - before.hits) / opens, (after.origin_bytes - before.origin_bytes) / opens)
+        before = after
+
+
+def train_directly(data: Data, held_out: ImageFolder, read: SlowReader, epochs: int) -> Iterator[Row]:
+    # Nothing is cached, and every file is read whole, once: what that costs is known without counting.
+    bytes_per_sample = data.training_bytes / len(data.training)
+    for epoch in train(ImageFolder(data.training, data.classes, read), held_out, epochs, console):
+        yield Row(epoch, 0.0, bytes_per_sample)
+
+
+def report(title: str, rows: Iterator[Row]) -> list[Row]:
+    """Print each epoch as it ends."""
+    console.print(f"\n[bold cyan]{title}")
+    done = []
+    for row in rows:
+        done.append(row)
+        console.print(
+            f"  epoch {len(done)}: {row.epoch.seconds:5.1f} s   accuracy {row.epoch.accuracy:.1%}   hits"
+            f" {row.hit_ratio:5.1%}   origin bytes/sample {row.origin_bytes_per_sample:,.0f}",
+            highlight=False,
+        )
+    return done
+
+
+def compare(cached: list[Row], direct: list[Row]) -> Table:
+    table = Table(title="Comparison", title_justify="left", box=box.SIMPLE)
+    table.add_column()
+    table.add_column("spiderfs", justify="right")
+    table.add_column("direct", justify="right")
+
+    def line(name: str, write: Callable[[list[Row]], str]) -> None:
+        table.add_row(name, write(cached), write(direct))
+
+    line("first epoch, s", lambda rows: f"{rows[0].epoch.seconds:.1f}")
+    line("each later epoch, s", lambda rows: f"{mean(row.epoch.seconds for row in rows[1:]):.1f}")
+    line("hit ratio, later epochs", lambda rows: f"{mean(row.hit_ratio for row in rows[1:]):.1%}")
+    line(
+        "origin bytes per sample, later epochs",
+        lambda rows: f"{mean(row.origin_bytes_per_sample for row in rows[1:]):,.0f}",
+    )
+    line("all epochs, s", lambda rows: f"{sum(row.epoch.seconds for row in rows):.1f}")
+    line("accuracy at the end", lambda rows: f"{rows[-1].epoch.accuracy:.1%}")
+    return table
+
+
+EXPECTATION = f"""\
+What to expect: an epoch reads every sample exactly once, in random order. Then
+no policy can have more hits than the share of samples in the cache, here about
+{CACHED_SHARE:.0%}, and the default policy, minio, reaches that; the first epoch fills the
+cache and is as slow as reading directly.
+"""
+
+
+def demo(arguments: argparse.Namespace, scratch: Path) -> None:
+    root = arguments.data
+    if root is None:
+        root = scratch / "digits"
+        console.print("Making an image folder of scikit-learn's handwritten digits ...")
+        make_digits(root)
+    elif (root / "train").is_dir():
+        root = root / "train"
+    data = find_samples(root, arguments.samples)
+    line = Line(arguments.latency_ms, arguments.bandwidth_mb * 1_000_000)
+    console.print(
+        f"{len(data.training):,} images to train on ({data.training_bytes / 1e6:.1f} MB), {len(data.held_out):,} held"
+        f" out, {len(data.classes)} classes.\nThe source is {line.latency_ms:g} ms away and sends"
+        f" {arguments.bandwidth_mb} MB/s; the cache holds {CACHED_SHARE:.0%} of the training bytes.",
+        highlight=False,
+    )
+    # Held-out samples come from the disk, past the cache: the figures are to be those of training alone.
+    held_out = ImageFolder(data.held_out, data.classes, lambda path: (root / path).read_bytes())
+
+    with mounted(root, scratch, line, int(data.training_bytes * CACHED_SHARE)) as mountpoint:
+        rows = train_through_mount(data, held_out, mountpoint, arguments.epochs)
+        cached = report("Training through spiderfs", rows)
+    reader = SlowReader(root, data.training, line, scratch / "line")
+    rows = train_directly(data, held_out, reader, arguments.epochs)
+    direct = report("Training without spiderfs, straight from the same slow source", rows)
+
+    console.print(compare(cached, direct))
+    console.print(EXPECTATION, highlight=False)
+    print_next_steps(arguments.data)
+
+
+def print_next_steps(data: Path | None) -> None:
+    example = data if data is not None else ROOT / "docs"
+    spiderfs = os.path.relpath(SPIDERFS) if SPIDERFS.is_relative_to(Path.cwd()) else str(SPIDERFS)
+    console.print("[bold]Try next[/bold], with a folder of your own in place of the first one:", highlight=False)
+    for step in (
+        "mkdir -p /tmp/spiderfs-try",
+        f"{spiderfs} mount {shlex.quote(str(example.resolve()))} /tmp/spiderfs-try -o capacity=20%",
+        "ls /tmp/spiderfs-try; cat /tmp/spiderfs-try/.spiderfs/stats",
+        f"{spiderfs} umount /tmp/spiderfs-try",
+    ):
+        console.print(f"  {step}", soft_wrap=True, highlight=False)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo", description="Train through spiderfs, then without, and compare."
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="an image folder, DIR/CLASS/NAME or DIR/train/CLASS/NAME"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=2000, help="how many images to use, 0 for all (default %(default)s)"
+    )
+    parser.add_argument("--epochs", type=int, default=5, help="at least 2 (default %(default)s)")
+    parser.add_argument("--latency-ms", type=float, default=10, help="of the slow source (default %(default)s)")
+    parser.add_argument(
+        "--bandwidth-mb", type=int, default=20, help="of the slow source, per second (default %(default)s)"
+    )
+    arguments = parser.parse_args()
+    if arguments.data is not None and not arguments.data.is_dir():
+        parser.error(f"{arguments.data} is not a directory")
+    if arguments.epochs < 2:
+        parser.error("the first epoch only fills the cache: give --epochs 2 or more")
+    return arguments
+
+
+def terminated(_signal: int, _frame: object) -> None:
+    # As Ctrl-C does: unwinds through every context, so that nothing is left behind.
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, terminated)
+    scratch = Path(tempfile.mkdtemp(prefix="spiderfs-demo."))
+    try:
+        demo(arguments, scratch)
+    except KeyboardInterrupt:
+        console.print("\ninterrupted; everything is unmounted and deleted")
+        return 130
+    except subprocess.CalledProcessError as error:
+        print(f"demo: {shlex.join(map(str, error.cmd))} failed", file=sys.stderr)
+        return 1
+    finally:
+        if is_mounted(scratch / "mnt"):
+            # Only after `spiderfs umount` failed: let the mount go at least as soon as nobody uses it.
+            subprocess.run(["fusermount3", "-u", "-z", scratch / "mnt"], check=False)
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

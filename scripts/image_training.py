@@ -1,0 +1,96 @@
+"""An ordinary PyTorch training of a small network on an image folder. Nothing in here knows about spiderfs."""
+
+from __future__ import annotations
+
+import io
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+LOADER_WORKERS = 2
+BATCH = 32
+PIXELS = 32  # what the network sees, square
+SEED = 7
+
+
+class Epoch(NamedTuple):
+    seconds: float  # training alone, without the evaluation
+    accuracy: float  # on the held-out samples
+
+
+class ImageFolder(Dataset[tuple[Tensor, int]]):
+    """The ordinary image-folder data set; `read` turns a sample's path into its file's bytes."""
+
+    def __init__(self, samples: list[str], classes: list[str], read: Callable[[str], bytes]) -> None:
+        self.classes = classes
+        self.samples = [(path, classes.index(path.partition("/")[0])) for path in samples]
+        self.read = read
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self.samples[index]
+        image = Image.open(io.BytesIO(self.read(path))).convert("RGB").resize((PIXELS, PIXELS))
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255, label
+
+
+def network(classes: int) -> nn.Module:
+    def stage(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
+
+    features = PIXELS // 8
+    return nn.Sequential(
+        *stage(3, 16), *stage(16, 32), *stage(32, 64), nn.Flatten(), nn.Linear(64 * features**2, classes)
+    )
+
+
+def train(samples: ImageFolder, held_out: ImageFolder, epochs: int, console: Console) -> Iterator[Epoch]:
+    """Train, and yield after each epoch; same weights, same order of samples whenever it is called."""
+    # So small a network gains nothing from more threads, and beside busy loader workers it loses.
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    model = network(len(samples.classes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    loader = DataLoader(
+        samples,
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=LOADER_WORKERS,
+        generator=torch.Generator().manual_seed(SEED),
+        worker_init_fn=leave_signals_to_the_parent,
+    )
+    for number in range(1, epochs + 1):
+        begin = time.monotonic()
+        model.train()
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            for images, labels in progress.track(loader, description=f"epoch {number} of {epochs}"):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(images), labels)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        seconds = time.monotonic() - begin
+        yield Epoch(seconds, accuracy(model, held_out))
+
+
+def accuracy(model: nn.Module, samples: ImageFolder) -> float:
+    model.eval()
+    right = 0
+    with torch.no_grad():
+        for images, labels in DataLoader(samples, batch_size=BATCH):
+            right += int((model(images).argmax(1) == labels).sum())
+    return right / len(samples)
+
+
+def leave_signals_to_the_parent(_worker: int) -> None:
+    # Ctrl-C reaches every process of the terminal; the parent unwinds and ends its workers, without their tracebacks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

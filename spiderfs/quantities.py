@@ -78,6 +78,14 @@ def format_size(size_bytes: int) -> str:
     return str(size_bytes)
 
 
+def round_size(size_bytes: float) -> str:
+    """A size for a person to look at, not to read back: `3.2 GiB`."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size_bytes >= 1024**power:
+            return f"{size_bytes / 1024**power:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
 def parse_duration(value: str | int | float) -> float:
     """Seconds of a duration such as `30s`, `5min`, `1h`, `250ms`, `2` (seconds) or `inf` (math.inf)."""
     if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", "infinite")):

@@ -1,0 +1,72 @@
+"""The command `spiderfs`: one table of subcommands, loaded when they are called, and how errors are shown.
+
+Every SpiderfsError becomes one line `spiderfs: ...` on stderr. Exit status: 0, 1 for such an error, 2 for a command
+line that cannot be understood, 32 for a failed mount through mount(8).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+from spiderfs import __version__
+from spiderfs.errors import SpiderfsError
+
+
+class Lazy(NamedTuple):
+    """Where a subcommand is; its short help stands here so that listing all of them imports none."""
+
+    module: str
+    attribute: str
+    short_help: str
+
+
+# `mount-helper` is for mount(8) and not listed.
+COMMANDS = {
+    "mount": Lazy("spiderfs.cli.mount", "mount", "Show a directory through the cache."),
+    "umount": Lazy("spiderfs.cli.umount", "umount", "Take a mount away."),
+    "status": Lazy("spiderfs.cli.status", "status", "Show the mounts, or what one of them does."),
+    "config": Lazy("spiderfs.cli.config", "config", "Show the options of a mount, or change them."),
+    "simulate": Lazy("spiderfs.cli.simulate", "simulate", "Replay a recorded trace through policies and capacities."),
+    "mount-helper": Lazy("spiderfs.cli.mount_helper", "mount_helper", ""),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, command in COMMANDS.items() if command.short_help]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        lazy = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(lazy.module), lazy.attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].short_help) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> None:
+        try:
+            super().invoke(ctx)
+        except SpiderfsError as exc:
+            click.echo(f"spiderfs: {' '.join(str(exc).split())}", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="spiderfs")
+def main() -> None:
+    """A read-only mount of a dataset with a local cache.
+
+    \b
+    spiderfs mount /nfs/imagenet /mnt/imagenet -o capacity=20GiB
+    cat /mnt/imagenet/.spiderfs/stats
+    spiderfs umount /mnt/imagenet
+    """

@@ -1,0 +1,63 @@
+"""`spiderfs mount`: reads the options, then hands over to the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+
+class MountCommand(click.Command):
+    """Explains every option of `-o`, from the one table there is."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from spiderfs.config import default_rows
+
+        with formatter.section(
+            "Options of -o, and keys of the --config file (default; * = also with 'spiderfs config')"
+        ):
+            formatter.write_dl(
+                [(row.name + ("*" if row.live else ""), f"{row.help} ({row.value})") for row in default_rows()]
+            )
+
+
+@click.command(cls=MountCommand)
+@click.argument("source", required=False)
+@click.argument("mountpoint", required=False)
+@click.option("-o", "options", multiple=True, metavar="NAME=VALUE,...", help="Options, see below; can be repeated.")
+@click.option(
+    "--config", "toml", type=click.Path(path_type=Path), metavar="FILE", help="TOML file of options; -o goes first."
+)
+@click.option("--foreground", is_flag=True, help="Stay in the foreground and log to the terminal.")
+def mount(
+    source: str | None, mountpoint: str | None, options: tuple[str, ...], toml: Path | None, foreground: bool
+) -> None:
+    """Show the directory SOURCE at MOUNTPOINT, read-only, through the cache.
+
+    Both can also be named in the --config file.
+    """
+    click.get_current_context().exit(start(options, toml, source, mountpoint, foreground=foreground))
+
+
+def start(
+    options: Sequence[str],
+    toml: Path | None,
+    source: str | None,
+    mountpoint: str | None,
+    *,
+    foreground: bool = False,
+    fake: bool = False,
+) -> int:
+    """The exit status of a mount, once it can be read (or has ended, in the foreground); `fake` only checks it."""
+    from spiderfs.config import Options
+    from spiderfs.mountpoint import check_fuse_available
+
+    checked = Options.load(options, toml, source, mountpoint)
+    check_fuse_available(checked.allow_other)
+    if fake:
+        return 0
+    # Only now: the supervisor imports pyfuse3, which cannot even be loaded on a machine without libfuse3.
+    from spiderfs.daemon import supervisor
+
+    return supervisor.run(checked, foreground)

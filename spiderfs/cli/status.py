@@ -1,0 +1,69 @@
+"""`spiderfs status`: which mounts there are, and what one of them does."""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import Any
+
+import click
+
+from spiderfs.cli.control_files import find_mount, read_control, read_stats, why
+from spiderfs.mountpoint import Mount, spiderfs_mounts
+from spiderfs.quantities import round_size
+
+
+@click.command()
+@click.argument("mountpoint", required=False)
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def status(mountpoint: str | None, watch: bool, as_json: bool) -> None:
+    """List every spiderfs mount, or show what the one at MOUNTPOINT does."""
+    if watch and (mountpoint is None or as_json):
+        raise click.UsageError("--watch needs a MOUNTPOINT and no --json")
+    if mountpoint is None:
+        _list_mounts(as_json)
+        return
+    mount = find_mount(mountpoint)
+    try:
+        if watch:
+            # Imported here: rich takes as long to import as all the rest.
+            from spiderfs.cli.watch import watch_stats
+
+            watch_stats(mount)
+        else:
+            click.echo(read_control(mount, "stats.json" if as_json else "stats").rstrip("\n"))
+    except OSError as exc:
+        raise why(mount, exc) from exc
+
+
+def _list_mounts(as_json: bool) -> None:
+    listed = [{"source": mount.source, "mountpoint": str(mount.mountpoint), **_state(mount)} for mount in _mounts()]
+    if as_json:
+        click.echo(json.dumps(listed, indent=2))
+    elif not listed:
+        click.echo("no spiderfs is mounted")
+    for entry in [] if as_json else listed:
+        click.echo(f"{entry['source']} on {entry['mountpoint']}: {entry['state']}")
+
+
+def _mounts() -> list[Mount]:
+    """One entry per mount point: the last of several on top of each other."""
+    return list({mount.mountpoint: mount for mount in spiderfs_mounts()}.values())
+
+
+def _state(mount: Mount) -> dict[str, Any]:
+    try:
+        stats = read_stats(mount)
+    except TimeoutError:
+        return {"state": "does not answer"}
+    except OSError as exc:
+        return {"state": "its daemon has gone" if exc.errno == errno.ENOTCONN else f"not readable ({exc.strerror})"}
+    return {"state": f"{_fill(stats)}, policy {stats.get('policy', '?')}, pid {stats.get('pid', '?')}", "stats": stats}
+
+
+def _fill(stats: dict[str, Any]) -> str:
+    used, capacity = stats.get("used_bytes"), stats.get("capacity_bytes")
+    if not isinstance(used, int) or not isinstance(capacity, int) or capacity <= 0:
+        return "cache not known"
+    return f"{round_size(used)} of {round_size(capacity)} cached ({used / capacity:.0%})"

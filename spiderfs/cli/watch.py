@@ -1,0 +1,93 @@
+"""`spiderfs status --watch`: a mount's stats.json as a page that refreshes itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, TypeGuard
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from spiderfs.cli.control_files import read_stats
+from spiderfs.mountpoint import Mount
+from spiderfs.quantities import round_size
+
+REFRESH_INTERVAL_S = 1.0
+
+
+def watch_stats(mount: Mount) -> None:
+    """Refresh until Ctrl-C; raises OSError when the mount goes away or hangs."""
+    before: Mapping[str, Any] = {}
+    before_at = 0.0
+    with Live(auto_refresh=False) as live:
+        try:
+            while True:
+                stats, at = read_stats(mount), time.monotonic()
+                live.update(page(stats, rates(stats, before, at - before_at)), refresh=True)
+                before, before_at = stats, at
+                time.sleep(REFRESH_INTERVAL_S)
+        except KeyboardInterrupt:
+            pass
+
+
+def rates(stats: Mapping[str, Any], before: Mapping[str, Any], elapsed_s: float) -> dict[str, float]:
+    """Change per second of every metric that is a number now and was one before."""
+    now, then = _table(stats, "metrics"), _table(before, "metrics")
+    return {
+        name: (now[name] - then[name]) / elapsed_s
+        for name in now.keys() & then.keys()
+        if _is_number(now[name]) and _is_number(then[name]) and elapsed_s > 0
+    }
+
+
+def page(stats: Mapping[str, Any], rates_per_s: Mapping[str, float]) -> RenderableType:
+    """The page for one stats.json; keys that are missing or of a newer version do no harm."""
+    parts: list[RenderableType] = [
+        Text(f"{stats.get('source', '?')} on {stats.get('mountpoint', '?')}", style="bold"),
+        Text(
+            f"spiderfs {stats.get('version', '?')}, policy {stats.get('policy', '?')},"
+            f" workers {stats.get('workers', '?')}, pid {stats.get('pid', '?')}, up {_uptime(stats.get('uptime_s'))}"
+        ),
+    ]
+    used, capacity = stats.get("used_bytes"), stats.get("capacity_bytes")
+    if _is_number(used) and _is_number(capacity) and capacity > 0:
+        parts.append(Text(f"{round_size(used)} of {round_size(capacity)} in {stats.get('entries', '?')} entries"))
+        parts.append(ProgressBar(total=capacity, completed=min(used, capacity), width=60))
+    sections = _table(stats, "sections")
+    if sections:
+        table = Table("section", box=None)
+        table.add_column("size", justify="right")
+        table.add_column("entries", justify="right")
+        for name, section in sections.items():
+            section = section if isinstance(section, dict) else {}
+            size = section.get("bytes")
+            table.add_row(name, round_size(size) if _is_number(size) else "?", str(section.get("entries", "?")))
+        parts.append(table)
+    metrics = _table(stats, "metrics")
+    if metrics:
+        table = Table("metric", box=None)
+        table.add_column("value", justify="right")
+        table.add_column("per second", justify="right")
+        for name, value in metrics.items():
+            rate = rates_per_s.get(name, 0.0)
+            table.add_row(name, f"{value:,.12g}" if _is_number(value) else str(value), f"{rate:,.1f}" if rate else "")
+        parts.append(table)
+    return Group(*parts)
+
+
+def _table(stats: Mapping[str, Any], key: str) -> dict[str, Any]:
+    table = stats.get(key)
+    return table if isinstance(table, dict) else {}
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _uptime(seconds: object) -> str:
+    return str(timedelta(seconds=int(seconds))) if isinstance(seconds, int | float) else "?"

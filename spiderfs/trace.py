@@ -64,19 +64,13 @@ class TraceWriter:
                 pass
             # Unbuffered: what has been flushed here survives the process.
             self._file = self._path.open("r+b", buffering=0)
-            size = self._file.seek(0, io.SEEK_END)
-            if size:
-                self._file.seek(0)
-                _check_header(self._file.read(HEADER.size), self._path)
-                self._file.truncate(size - (size - HEADER.size) % RECORD.itemsize)
-                self._file.seek(0, io.SEEK_END)
-            else:
-                self._file.write(HEADER.pack(MAGIC, VERSION, RECORD.itemsize, 0))
+            try:
+                self._begin()
+            except (OSError, UsageError):
+                self._file.close()
+                raise
         except OSError as exc:
             raise UsageError(f"cannot record a trace to {self._path}: {exc.strerror}") from exc
-        except UsageError:
-            self._file.close()
-            raise
 
     def append(
         self, time_s: float, key: int, size: int, kind: Kind = Kind.OPEN, block: int = 0, served: bool = False
@@ -101,6 +95,16 @@ class TraceWriter:
             self.flush()
         finally:
             self._file.close()
+
+    def _begin(self) -> None:
+        size = self._file.seek(0, io.SEEK_END)
+        if size == 0:
+            self._file.write(HEADER.pack(MAGIC, VERSION, RECORD.itemsize, 0))
+            return
+        self._file.seek(0)
+        _check_header(self._file.read(HEADER.size), self._path)
+        self._file.truncate(size - (size - HEADER.size) % RECORD.itemsize)
+        self._file.seek(0, io.SEEK_END)
 
 
 @dataclass(frozen=True, slots=True)

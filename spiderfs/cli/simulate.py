@@ -156,6 +156,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     )
     if report["served_ratio_when_recorded"] is not None:
         caption += f" When it was recorded, {report['served_ratio_when_recorded']:.1%} did not wait for the source."
+    caption += " belady is the optimum where all sizes are equal, and near it where they are not."
     table = Table(title=f"Policies on {report['trace']}", caption=caption, caption_justify="left")
     table.add_column("capacity")
     table.add_column("policy")

@@ -65,9 +65,7 @@ class Belady(Policy):
         return {}
 
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
-        self._order.clear()
-        for key in members:
-            self._order.set(key, -self._next_use.get(key, self._never))
+        self._order.refill((key, -self._next_use.get(key, self._never)) for key in members)
 
     def _advance(self, key: Key) -> None:
         self._next_use[key] = self._following[self._position]

@@ -36,7 +36,7 @@ class LFU(Policy):
 
     def removed(self, key: Key) -> None:
         # Only the least valuable member ages the others: the user may take away any.
-        if next(self._order.ascending()) == key:
+        if self._order.first() == key:
             self._age = int(self._order.priority(key))
         self._order.discard(key)
         del self._opens[key]
@@ -46,7 +46,7 @@ class LFU(Policy):
 
     def score(self, key: Key) -> float:
         """Its opens since it was cached, plus the age at the last one."""
-        return self._order.priority(key) if key in self._order else 0.0
+        return float(self._order.priority(key)) if key in self._order else 0.0
 
     def state(self) -> dict[str, Any]:
         keys = list(self._order.ascending())
@@ -55,11 +55,9 @@ class LFU(Policy):
 
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
         self._age = int(state.get("age", 0))
-        self._opens.clear()
-        self._order.clear()
         saved = zip(state.get("priorities", ()), state.get("opens", ()), strict=False)
         ranks = dict(zip(saved_keys(state.get("order", ())), saved, strict=False))
-        for key in in_saved_order(members, ranks):
-            priority, opens = ranks.get(key, (self._age + 1, 1))
-            self._opens[key] = opens
-            self._order.set(key, priority)
+        order = in_saved_order(members, ranks)
+        newcomer = (self._age + 1, 1)
+        self._opens = {key: ranks.get(key, newcomer)[1] for key in order}
+        self._order.refill((key, ranks.get(key, newcomer)[0]) for key in order)

@@ -1,0 +1,321 @@
+"""The engine's books and shares, by example and against a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
+from spiderfs.core.policy import SAMPLES, Key, Policy
+from spiderfs.policies import mountable_policies
+from spiderfs.policies.lfu import LFU
+from spiderfs.policies.lru import LRU
+from spiderfs.policies.minio import MinIO
+
+
+class HalfAndHalf(Policy):
+    """Two sections, odd and even keys, with a movable border and the smallest key as the least valuable."""
+
+    name = "half"
+    sections = ("odd", "even")
+
+    def __init__(self) -> None:
+        self.odd_share = 0.5
+        self._members: set[Any] = set()
+
+    def limit(self, section: str, share_bytes: int) -> int:
+        odd = int(share_bytes * self.odd_share)
+        return odd if section == "odd" else share_bytes - odd
+
+    def section_for(self, key: Key) -> str:
+        return "odd" if isinstance(key, int) and key % 2 else "even"
+
+    def hit(self, key: Key, size: int) -> None: ...
+
+    def missed(self, key: Key, size: int) -> None: ...
+
+    def inserted(self, key: Key, size: int) -> None:
+        self._members.add(key)
+
+    def removed(self, key: Key) -> None:
+        self._members.remove(key)
+
+    def eviction_order(self, section: str | None = None) -> Iterator[Key]:
+        return iter(sorted(key for key in self._members if section in (None, self.section_for(key))))
+
+    def victims_for(self, key: Any, size: int) -> Iterator[Key]:
+        return (victim for victim in self.eviction_order(self.section_for(key)) if victim < key)
+
+    def score(self, key: Key) -> float:
+        return 1.0
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
+        self._members = set(members)
+
+
+def test_keeps_while_there_is_room() -> None:
+    engine = Engine(MinIO(), 100, landing_bytes=20)
+    assert engine.budget_bytes == 80
+    assert engine.opened(1, 50) == Changes(keep=((1, SAMPLES),))
+    assert engine.opened(1, 50) == NOTHING
+    assert engine.opened(2, 31) == NOTHING
+    assert engine.opened(3, 30) == Changes(keep=((3, SAMPLES),))
+    assert (engine.used_bytes, dict(engine.section_bytes)) == (80, {SAMPLES: 80, BLOCKS: 0})
+
+
+def test_large_candidate_takes_several_victims() -> None:
+    engine = Engine(LRU(), 30)
+    for key in (1, 2, 3):
+        engine.opened(key, 10)
+    engine.opened(1, 10)
+    assert engine.opened(4, 20) == Changes(((4, SAMPLES),), (2, 3))
+
+
+def test_candidate_too_large_evicts_nothing() -> None:
+    engine = Engine(LRU(), 30)
+    engine.opened(1, 10)
+    assert engine.opened(2, 31) == NOTHING
+    assert list(engine.members) == [1]
+
+
+def test_all_or_nothing() -> None:
+    engine = Engine(HalfAndHalf(), 40)
+    engine.opened(3, 10)
+    engine.opened(7, 10)
+    # Only 3 is worth less than 5, and its bytes are not enough.
+    assert engine.opened(5, 20) == NOTHING
+    assert engine.opened(5, 10) == Changes(((5, "odd"),), (3,))
+
+
+def test_sections_have_their_own_limits_and_victims() -> None:
+    engine = Engine(HalfAndHalf(), 40)
+    for key in (2, 4, 1, 3):
+        engine.opened(key, 10)
+    assert engine.opened(5, 10) == Changes(((5, "odd"),), (1,))
+    assert engine.opened(6, 10) == Changes(((6, "even"),), (2,))
+    assert engine.section_bytes == {"odd": 20, "even": 20, BLOCKS: 0}
+
+
+def test_a_moved_border_evicts_at_once() -> None:
+    policy = HalfAndHalf()
+    engine = Engine(policy, 40)
+    for key in (2, 4, 1, 3):
+        engine.opened(key, 10)
+    policy.odd_share = 0.25
+    assert engine.settle() == Changes(drop=(1,))
+
+
+def test_blocks_fill_what_is_free_and_give_it_back() -> None:
+    engine = Engine(MinIO(), 100, large_share=0.5)
+    for block in range(10):
+        assert engine.block_read((9, block), 10) == Changes(keep=(((9, block), BLOCKS),))
+    engine.block_read((9, 0), 10)
+    # The policy takes back what is beyond the blocks' share, the least recently read first, and no more.
+    drops = [engine.opened(key, 10).drop for key in range(6)]
+    assert drops == [((9, 1),), ((9, 2),), ((9, 3),), ((9, 4),), ((9, 5),), ()]
+    assert engine.section_bytes == {SAMPLES: 50, BLOCKS: 50}
+
+
+def test_growing_blocks_take_the_policys_share_down_to_its_floor() -> None:
+    engine = Engine(MinIO(), 100, large_share=0.3)
+    for key in range(10):
+        engine.opened(key, 10)
+    drops = [engine.block_read((9, block), 10).drop for block in range(4)]
+    assert drops == [(9,), (8,), (7,), ((9, 0),)]
+    assert engine.section_bytes == {SAMPLES: 70, BLOCKS: 30}
+
+
+def test_a_block_larger_than_the_share_evicts_nothing() -> None:
+    engine = Engine(MinIO(), 100, large_share=0.05)
+    for key in range(10):
+        engine.opened(key, 10)
+    assert engine.block_read((9, 0), 10) == NOTHING
+    assert engine.used_bytes == 100
+
+
+def test_resize_evicts_at_once_and_growth_lets_in() -> None:
+    engine = Engine(MinIO(), 100)
+    for key in range(10):
+        engine.opened(key, 10)
+    assert engine.resize(75, 10).drop == (9, 8, 7, 6)
+    assert engine.opened(11, 10) == NOTHING
+    assert engine.resize(75, 0) == NOTHING
+    assert engine.opened(11, 10).keep == ((11, SAMPLES),)
+    assert len(engine.resize(10, 20).drop) == 7
+
+
+def test_resize_takes_borrowed_blocks_first() -> None:
+    engine = Engine(MinIO(), 100, large_share=0.2)
+    for key in range(5):
+        engine.opened(key, 10)
+        engine.block_read((9, key), 10)
+    assert engine.resize(80, 0).drop == ((9, 0), (9, 1))
+    assert engine.resize(50, 0).drop == ((9, 2), (9, 3), 4)
+
+
+def test_evict_and_forget() -> None:
+    engine = Engine(LFU(), 100)
+    for key in range(3):
+        engine.opened(key, 10)
+    engine.block_read((9, 0), 10)
+    assert engine.evict([1, (9, 0), 1, 77]) == Changes(drop=(1, (9, 0)))
+    engine.forget(2)
+    engine.forget(2)
+    assert dict(engine.members) == {0: (10, SAMPLES)}
+    assert engine.opened(2, 10).keep == ((2, SAMPLES),)
+
+
+def test_change_of_policy_keeps_the_members_and_their_order() -> None:
+    engine = Engine(LRU(), 40)
+    for key in (1, 2, 3, 4, 1):
+        engine.opened(key, 10)
+    assert engine.change_policy(LFU()) == NOTHING
+    assert engine.opened(5, 10).drop == (2,)
+
+
+def test_change_of_policy_moves_to_its_sections_within_their_limits() -> None:
+    engine = Engine(LRU(), 40)
+    for key in (1, 3, 5, 2):
+        engine.opened(key, 10)
+    changes = engine.change_policy(HalfAndHalf())
+    assert changes.drop == (1,)
+    assert set(changes.keep) == {(3, "odd"), (5, "odd"), (2, "even")}
+    assert engine.section_bytes == {"odd": 20, "even": 10, BLOCKS: 0}
+
+
+def test_restore_goes_on_with_the_saved_order() -> None:
+    engine = Engine(LRU(), 50)
+    for key in (1, 2, 3, 1):
+        engine.opened(key, 10)
+    for block in (0, 1, 0):
+        engine.block_read((9, block), 10)
+    stored = [(key, member.size, member.section) for key, member in sorted(engine.members.items(), key=repr)]
+    again = Engine(LRU(), 50)
+    assert again.restore(stored, engine.state()) == NOTHING
+    assert again.members == engine.members
+    assert again.opened(4, 10).drop == (2,)
+    assert again.resize(40, 0).drop == (3,)
+    assert again.block_read((9, 2), 10).drop == ((9, 1),)
+
+
+def test_restore_drops_what_no_longer_fits() -> None:
+    engine = Engine(MinIO(), 20)
+    stored = [(key, 10, "importance") for key in range(3)]
+    assert engine.restore(stored, {"policy": "spider", "ranks": {"anything": 1}}) == Changes(
+        ((0, SAMPLES), (1, SAMPLES)), (2,)
+    )
+
+
+def test_score_of_a_block_is_nothing() -> None:
+    engine = Engine(MinIO(), 100)
+    engine.opened(1, 10)
+    engine.block_read((9, 0), 10)
+    assert (engine.score(1), engine.score(2), engine.score((9, 0))) == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("capacity", "landing", "share"), [(-1, 0, 0.5), (10, -1, 0.5), (10, 0, 1.5)])
+def test_impossible_sizes_are_refused(capacity: int, landing: int, share: float) -> None:
+    with pytest.raises(ValueError, match=r"capacity|large_share"):
+        Engine(MinIO(), capacity, landing, share)
+
+
+SUBJECTS: dict[str, type[Policy]] = {**mountable_policies(), "half": HalfAndHalf}
+POLICY_NAMES = st.sampled_from(sorted(SUBJECTS))
+SAMPLE_KEYS = st.integers(0, 30)
+BLOCK_KEYS = st.tuples(st.integers(100, 102), st.integers(0, 6))
+CAPACITIES = st.integers(0, 120)
+LANDINGS = st.integers(0, 30)
+
+
+def size_of(key: Key) -> int:
+    """A size is a property of the key: a version never changes its bytes."""
+    return 8 if isinstance(key, tuple) else hash(key) * 7 % 23
+
+
+class EngineAgainstModel(RuleBasedStateMachine):
+    """The model is the store: it knows only what Changes told it."""
+
+    @initialize(policy=POLICY_NAMES, capacity=CAPACITIES, landing=LANDINGS, share=st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+    def begin(self, policy: str, capacity: int, landing: int, share: float) -> None:
+        self.share = share
+        self.engine = Engine(SUBJECTS[policy](), capacity, landing, share)
+        self.stored: dict[Key, str] = {}
+
+    def follow(self, changes: Changes, candidate: Key | None = None) -> None:
+        kept = [key for key, _ in changes.keep]
+        assert len({*kept, *changes.drop}) == len(kept) + len(changes.drop)
+        for key in changes.drop:
+            del self.stored[key]
+        for key, section in changes.keep:
+            assert key in self.stored or key == candidate
+            self.stored[key] = section
+
+    @rule(key=SAMPLE_KEYS)
+    def opened(self, key: int) -> None:
+        self.follow(self.engine.opened(key, size_of(key)), key)
+
+    @rule(key=BLOCK_KEYS)
+    def block_read(self, key: tuple[int, int]) -> None:
+        changes = self.engine.block_read(key, size_of(key))
+        self.follow(changes, key)
+        if any(not isinstance(victim, tuple) for victim in changes.drop):
+            assert self.engine.section_bytes[BLOCKS] <= self.engine.budget_bytes * self.share
+
+    @rule(keys=st.lists(st.one_of(SAMPLE_KEYS, BLOCK_KEYS), max_size=4))
+    def evict(self, keys: list[Key]) -> None:
+        changes = self.engine.evict(keys)
+        self.follow(changes)
+        assert not set(keys) & set(self.engine.members)
+
+    @rule(key=st.one_of(SAMPLE_KEYS, BLOCK_KEYS))
+    def forget(self, key: Key) -> None:
+        self.engine.forget(key)
+        self.stored.pop(key, None)
+
+    @rule(capacity=CAPACITIES, landing=LANDINGS)
+    def resize(self, capacity: int, landing: int) -> None:
+        self.follow(self.engine.resize(capacity, landing))
+        assert self.engine.budget_bytes == max(0, capacity - landing)
+
+    @rule(policy=POLICY_NAMES)
+    def change_policy(self, policy: str) -> None:
+        self.follow(self.engine.change_policy(SUBJECTS[policy]()))
+
+    @rule(policy=POLICY_NAMES, capacity=CAPACITIES, remembers=st.booleans(), lost=SAMPLE_KEYS)
+    def remount(self, policy: str, capacity: int, remembers: bool, lost: int) -> None:
+        state = self.engine.state() if remembers else {}
+        self.stored.pop(lost, None)
+        self.engine = Engine(SUBJECTS[policy](), capacity, 0, self.share)
+        self.follow(self.engine.restore([(key, size_of(key), place) for key, place in self.stored.items()], state))
+
+    @invariant()
+    def books_agree(self) -> None:
+        members = self.engine.members
+        assert {key: member.section for key, member in members.items()} == self.stored
+        sums = dict.fromkeys(self.engine.section_bytes, 0)
+        for key, member in members.items():
+            assert member.size == size_of(key)
+            sums[member.section] += member.size
+        assert sums == self.engine.section_bytes
+        assert self.engine.used_bytes == sum(sums.values()) <= self.engine.budget_bytes
+
+    @invariant()
+    def policy_knows_exactly_the_members(self) -> None:
+        samples = {key for key, member in self.engine.members.items() if member.section != BLOCKS}
+        order = list(self.engine.policy.eviction_order())
+        assert len(order) == len(samples)
+        assert set(order) == samples
+
+
+TestEngineAgainstModel = EngineAgainstModel.TestCase
+TestEngineAgainstModel.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
+)

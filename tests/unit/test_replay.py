@@ -1,0 +1,151 @@
+"""Replays against closed forms, and the command around them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from spiderfs.cli.self_test import Check, Relation, lru_on_permutations, self_test
+from spiderfs.cli.simulate import simulate
+from spiderfs.core.engine import Engine
+from spiderfs.core.replay import Accesses, policy_for, replay
+from spiderfs.policies import POLICIES
+from spiderfs.policies.belady import Belady
+from spiderfs.policies.lru import LRU
+from spiderfs.policies.minio import MinIO
+from spiderfs.trace import Kind, TraceWriter
+
+
+def test_counts_per_epoch() -> None:
+    accesses = Accesses.of([1, 2, 1, 3, 3], [10, 20, 10, 30, 30])
+    assert (accesses.distinct, accesses.distinct_bytes) == (3, 60)
+    result = replay(Engine(MinIO(), 30), accesses, 2)
+    assert result.opens.tolist() == [2, 2, 1]
+    assert result.hits.tolist() == [0, 1, 0]
+    assert result.served_bytes.tolist() == [30, 40, 30]
+    assert result.origin_bytes.tolist() == [30, 30, 30]
+    assert result.coverage.tolist() == pytest.approx([2 / 3, 2 / 3, 1 / 3])
+    assert result.hit_ratio == pytest.approx(1 / 5)
+    assert result.warm_hit_ratio == pytest.approx(1 / 3)
+    assert result.origin_bytes_per_sample == 18
+
+
+def test_a_single_epoch_is_its_own_warm_one() -> None:
+    result = replay(Engine(LRU(), 10), Accesses.of([1, 1], [1, 1]), 2)
+    assert result.warm_hit_ratio == 0.5
+
+
+def test_blocks_go_their_own_way() -> None:
+    accesses = Accesses.of([1, (7, 0), 1, (7, 0)], [10, 10, 10, 10])
+    policy = policy_for(Belady, accesses)
+    assert replay(Engine(policy, 20), accesses, 4).hits.tolist() == [2]
+
+
+def test_closed_form_at_its_ends() -> None:
+    assert lru_on_permutations(0) == 0
+    assert lru_on_permutations(1) == 1
+    assert lru_on_permutations(0.2) == pytest.approx(0.0215, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_policy_serves_more_of_a_permutation_than_it_held(name: str) -> None:
+    rng = np.random.default_rng(3)
+    keys = [int(key) for _ in range(4) for key in rng.permutation(200)]
+    size_of = rng.integers(1, 1000, 200)
+    accesses = Accesses.of(keys, size_of[keys].tolist())
+    engine = Engine(policy_for(POLICIES[name], accesses), int(size_of.sum()) // 3)
+    result = replay(engine, accesses, 200)
+    assert max(result.served_bytes - result.origin_bytes) <= engine.budget_bytes
+
+
+def test_self_test_passes() -> None:
+    checks = list(self_test())
+    assert len(checks) > 30
+    assert [check for check in checks if not check.passed] == []
+
+
+@pytest.mark.parametrize(
+    ("relation", "below", "above"),
+    [(Relation.EQUAL, False, False), (Relation.AT_MOST, True, False), (Relation.AT_LEAST, False, True)],
+)
+def test_checks_can_fail(relation: Relation, below: bool, above: bool) -> None:
+    outcomes = [Check("x", 0.5, measured, relation, 0.5, 0.01).passed for measured in (0.48, 0.495, 0.505, 0.52)]
+    assert outcomes == [below, True, True, above]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace"
+    writer = TraceWriter(path)
+    for epoch in range(3):
+        for key in np.random.default_rng(epoch).permutation(50).tolist():
+            writer.append(0, key, 100, served=epoch > 0 and key < 25)
+    writer.append(0, 99, 100, Kind.BLOCK, block=0)
+    writer.close()
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    # Rich takes the width of its table from here.
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(simulate, [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+def test_command_compares_policies(trace: Path, tmp_path: Path) -> None:
+    report_path = tmp_path / "report.json"
+    code, output = run(trace, "--policy", "lru, minio", "--capacity", "20%,2kB", "--epoch", 50, "--json", report_path)
+    assert code == 0, output
+    assert "belady (bound)" in output
+    assert "33.1% did not wait" in output
+    report = json.loads(report_path.read_text())
+    assert (report["accesses"], report["distinct"], report["distinct_bytes"]) == (151, 51, 5100)
+    rows = [(row["capacity"], row["policy"]) for row in report["results"]]
+    assert rows == [(capacity, policy) for capacity in ("20%", "2kB") for policy in ("lru", "minio", "belady")]
+    assert [epoch["hits"] for epoch in report["results"][1]["epochs"]] == [0, 10, 10, 0]
+
+
+def test_command_reads_text(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("a 10\nb 10\na 10\n")
+    code, output = run(path)
+    assert code == 0
+    assert "did not wait" not in output
+    assert all(name in output for name in POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--policy", "clock"], "no such policy: 'clock'"),
+        (["--capacity", "120%"], "capacity: "),
+        (["--capacity", "10%,"], "capacity: "),
+        (["--json", "/nonexistent/x"], "cannot write"),
+    ],
+)
+def test_command_complains_in_one_line(trace: Path, options: list[str], complaint: str) -> None:
+    code, output = run(trace, *options)
+    assert code != 0
+    assert complaint in output.splitlines()[-1]
+
+
+def test_command_needs_a_trace_with_something_in_it(tmp_path: Path) -> None:
+    assert "name a trace" in run()[1]
+    empty = tmp_path / "empty"
+    empty.touch()
+    assert "holds no accesses" in run(empty)[1]
+    assert run(tmp_path / "none")[0] == 1
+
+
+def test_command_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [Check("one", 0.5, 0.5, Relation.EQUAL, 0.5), Check("two", 0.5, 0.9, Relation.AT_MOST, 0.5)]
+    monkeypatch.setattr("spiderfs.cli.self_test.self_test", lambda: checks[:1])
+    assert run("--self-test")[0] == 0
+    monkeypatch.setattr("spiderfs.cli.self_test.self_test", lambda: checks)
+    code, output = run("--self-test")
+    assert code == 1
+    assert "FAIL" in output
+    assert "1 of 2 checks passed" in output

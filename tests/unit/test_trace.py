@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spiderfs.errors import SpiderfsError, UsageError
+from spiderfs.trace import BUFFERED_RECORDS, HEADER, MAGIC, RECORD, RECORD_FIELDS, Kind, TraceWriter, read_trace
+
+INODE = 2**63 - 1
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace"
+
+
+def write(path: Path, *keys: int) -> None:
+    writer = TraceWriter(path)
+    for number, key in enumerate(keys):
+        writer.append(number / 2, key, 10 * key, served=key % 2 == 1)
+    writer.close()
+
+
+def test_layout_of_writer_and_reader_agree() -> None:
+    assert (RECORD.itemsize, HEADER.size) == (RECORD_FIELDS.size, 16) == (32, 16)
+
+
+def test_reads_what_was_written(path: Path) -> None:
+    writer = TraceWriter(path)
+    writer.append(0.5, INODE, 2**40, served=True)
+    writer.append(1.5, 7, 2**20, Kind.BLOCK, block=3)
+    writer.close()
+    writer.close()
+    trace = read_trace(path)
+    assert trace.records["time_s"].tolist() == [0.5, 1.5]
+    accesses = trace.accesses()
+    assert (accesses.keys, accesses.sizes) == ([INODE, (7, 3)], [2**40, 2**20])
+    assert trace.served_ratio() == 0.5
+
+
+def test_nothing_is_written_before_it_is_due_and_a_full_buffer_is(path: Path) -> None:
+    writer = TraceWriter(path)
+    writer.append(0, 1, 1)
+    assert len(read_trace(path).records) == 0
+    writer.flush()
+    assert len(read_trace(path).records) == 1
+    for _ in range(BUFFERED_RECORDS):
+        writer.append(0, 1, 1)
+    assert len(read_trace(path).records) == 1 + BUFFERED_RECORDS
+    writer.close()
+
+
+def test_goes_on_with_a_trace(path: Path) -> None:
+    write(path, 1, 2)
+    write(path, 3)
+    assert read_trace(path).accesses().keys == [1, 2, 3]
+
+
+@pytest.mark.parametrize("cut", [1, 31])
+def test_a_record_cut_short_is_ignored_and_overwritten(path: Path, cut: int) -> None:
+    write(path, 1, 2)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert read_trace(path).accesses().keys == [1]
+    write(path, 3)
+    assert read_trace(path).accesses().keys == [1, 3]
+
+
+def test_unknown_kinds_are_skipped(path: Path) -> None:
+    write(path, 1)
+    with path.open("ab") as file:
+        file.write(RECORD_FIELDS.pack(0, 5, 5, 0, 99, 0, 0))
+    trace = read_trace(path)
+    assert len(trace.records) == 2
+    assert trace.accesses().keys == [1]
+    assert trace.served_ratio() == 1.0
+
+
+def test_another_file_is_neither_read_nor_overwritten(path: Path) -> None:
+    path.write_bytes(b"\x89PNG\r\n\x1a\n precious")
+    for attempt in (read_trace, TraceWriter):
+        with pytest.raises(UsageError, match="not a trace"):
+            attempt(path)
+    assert path.read_bytes().endswith(b"precious")
+
+
+def test_another_version_is_named(path: Path) -> None:
+    path.write_bytes(HEADER.pack(MAGIC, 9, 64, 0))
+    for attempt in (read_trace, TraceWriter):
+        with pytest.raises(UsageError, match="version 9"):
+            attempt(path)
+
+
+def test_a_header_cut_short_is_no_trace(path: Path) -> None:
+    path.write_bytes(MAGIC)
+    with pytest.raises(UsageError, match="not a trace"):
+        read_trace(path)
+
+
+def test_paths_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        read_trace(tmp_path / "none")
+    with pytest.raises(UsageError, match="cannot record"):
+        TraceWriter(tmp_path / "none" / "trace")
+
+
+def test_a_full_disk_is_one_line() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(SpiderfsError, match="No space left"):
+        TraceWriter(full)
+
+
+def test_text(path: Path) -> None:
+    path.write_bytes("# a comment\ntrain/0001.jpg 100\n\ntrain/ü.jpg 20 # again\ntrain/0001.jpg 100\n".encode())
+    trace = read_trace(path)
+    assert not trace.recorded
+    assert (trace.accesses().keys, trace.accesses().sizes) == ([0, 1, 0], [100, 20, 100])
+
+
+@pytest.mark.parametrize("line", ["a", "a b", "a 1 2", "a -1", "a 1.5", "a 9999999999999999999"])
+def test_a_line_that_is_not_text_trace_is_named(path: Path, line: str) -> None:
+    path.write_text(f"a 1\n{line}\n")
+    with pytest.raises(UsageError, match="line 2"):
+        read_trace(path)

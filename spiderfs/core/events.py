@@ -10,7 +10,8 @@ FETCHED = 1  # it was fetched from the source and put into landing
 REFUSED = 2  # it was fetched, and landing had no room for it
 WARMED = 3  # it was fetched because the user asked for it, and nobody has opened it
 
-# One access. `block` is 0 and `large` false for a small file; `pid` is the thread that asked, 0 for the daemon itself.
+# One access. `block` is 0 for a small file, n >= 1 for the n-th block of a large one; `pid` is the thread that asked,
+# 0 where nobody did.
 ACCESS = np.dtype(
     [
         ("time_s", "<f8"),
@@ -19,8 +20,7 @@ ACCESS = np.dtype(
         ("block", "<u4"),
         ("pid", "<u4"),
         ("where", "u1"),
-        ("large", "u1"),
-        ("pad", "u1", (6,)),
+        ("pad", "u1", (7,)),
     ]
 )
 assert ACCESS.itemsize == 40

@@ -20,9 +20,11 @@ from spiderfs.core.events import ACCESS
 from spiderfs.metrics import Counters
 
 PIPE_BYTES = 1 << 20  # the limit for ordinary users, /proc/sys/fs/pipe-max-size; 26,000 events
-_RECORD = struct.Struct("<dQQIIBB6x")
+_RECORD = struct.Struct("<dQQIIB7x")
 # As many as fit into one atomic write.
 BATCH_EVENTS = select.PIPE_BUF // _RECORD.size
+# As many as the manager acts on in one transaction of the store.
+READ_EVENTS = 1024
 
 assert _RECORD.size == ACCESS.itemsize
 
@@ -46,8 +48,8 @@ class EventWriter:
         self._counters = counters
         self._batch: list[bytes] = []
 
-    def note(self, inode: int, size: int, where: int, pid: int, block: int = 0, large: bool = False) -> None:
-        self._batch.append(_RECORD.pack(time.time(), inode, size, block, pid, where, large))
+    def note(self, inode: int, size: int, where: int, pid: int, block: int = 0) -> None:
+        self._batch.append(_RECORD.pack(time.time(), inode, size, block, pid, where))
         if len(self._batch) >= BATCH_EVENTS:
             self.flush()
 
@@ -62,14 +64,10 @@ class EventWriter:
 
 
 def read_events(fd: int) -> npt.NDArray[np.void]:
-    """All events that wait, as an array of ACCESS; empty if there are none."""
-    chunks = []
-    while True:
-        try:
-            chunk = os.read(fd, BATCH_EVENTS * _RECORD.size * 64)
-        except BlockingIOError:
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
-    return np.frombuffer(b"".join(chunks), dtype=ACCESS)
+    """The events that wait, at most READ_EVENTS, as an array of ACCESS; empty if there are none."""
+    try:
+        # A whole number of records: what the pipe holds is one too, so none is ever torn.
+        waiting = os.read(fd, READ_EVENTS * _RECORD.size)
+    except BlockingIOError:
+        waiting = b""
+    return np.frombuffer(waiting, dtype=ACCESS)

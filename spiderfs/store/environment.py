@@ -17,16 +17,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import lmdb
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+
+log = logging.getLogger(__name__)
 
 # Address space, not disk: the file grows only as records are written. One figure for every process, because LMDB wants
 # them to agree. 4 TiB stays well inside the 128 TiB of a process.
@@ -85,6 +89,21 @@ def translated_errors() -> Iterator[None]:
         yield
     except lmdb.Error as exc:
         raise translate(exc) from exc
+
+
+@contextlib.contextmanager
+def exit_if_corrupt() -> Iterator[None]:
+    """End the process, for the supervisor to rebuild the store, when it is found damaged; see the module's text."""
+    try:
+        yield
+    except StoreCorrupt as exc:
+        end_as_corrupt(exc)
+
+
+def end_as_corrupt(exc: StoreCorrupt) -> NoReturn:
+    log.error("%s: it is rebuilt", exc)
+    logging.shutdown()
+    os._exit(EXIT_STORE_CORRUPT)
 
 
 def boot_id() -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import lmdb
 
-
 from spiderfs.store.environment import open_environment, translate, translated_errors
 
 # Names must go on working when the disk is full, since without them no file can be served, cached or not. The file is
@@ -74,5 +73,3 @@ class LmdbRecords:
 
     def close(self) -> None:
         self._env.close()
-
-

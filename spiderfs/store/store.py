@@ -1,7 +1,7 @@
 """What the rest of spiderfs needs of its store: verified content, membership, and small ordered records.
 
-Content is keyed by (inode, block): block 0 of a small file is the whole file, a large file has one record per 1 MiB
-block. A record enters through the **landing** section, a first-in-first-out queue that lives inside the byte budget:
+Content is keyed by (inode, block): block 0 is the whole of a small file, block n >= 1 the n-th MiB of a large one, so a
+file that another limit makes large or small never finds the wrong kind of record. A record enters through the **landing** section, a first-in-first-out queue that lives inside the byte budget:
 any worker may `land` at any time, and makes room by dropping what landed first. The manager alone moves records out of
 landing into the sections of the engine, and drops them. `used <= capacity` therefore holds after every call, whichever
 process made it and whether or not the manager is alive.
@@ -21,6 +21,8 @@ BLOCK_BYTES = 1 << 20
 
 
 class ContentKey(NamedTuple):
+    """`block` 0 is a whole file; n >= 1 its n-th block of BLOCK_BYTES."""
+
     inode: int
     block: int = 0
 

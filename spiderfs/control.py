@@ -1,0 +1,173 @@
+"""The control files under MOUNTPOINT/.spiderfs, as a worker shows them.
+
+What they say and do is the manager's affair (`daemon/control_table.py`); a worker asks it through a `ControlChannel`.
+What an open answered is kept as a snapshot file until the handle is released, so that one reader sees one state and any
+worker can serve any part of it. `log` alone is live: its handle reads the manager's log file.
+
+A handle says everything: the top bit marks a control file, the next one that it was opened to be written, then comes its
+index in FILES, then 48 random bits that name the snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from spiderfs.errors import AccessDenied, NotFound, ReadOnly
+
+CONTROL_DIRECTORY = b".spiderfs"
+CONTROL_INODE = 2
+LOG_FILE = "access.log"
+# A write of at most this many bytes without a line's end is a whole command (echo -n); a longer one is a piece of a
+# list that goes on in the next write.
+_COMMAND_BYTES = 4096
+
+
+class ControlFile(NamedTuple):
+    name: bytes
+    mode: int
+    help: str
+
+
+FILES = (
+    ControlFile(b"stats", 0o444, "what a person wants to know at a glance"),
+    ControlFile(b"stats.json", 0o444, "the same for programs"),
+    ControlFile(b"metrics", 0o444, "every metric in Prometheus' text format"),
+    ControlFile(b"config", 0o600, "every option; write `name=value` to change one that can be changed live"),
+    ControlFile(b"cache", 0o444, "what is cached: section, bytes, score, path"),
+    ControlFile(b"warm", 0o600, "write paths or globs and they are fetched now; read the progress"),
+    ControlFile(b"evict", 0o600, "write paths or globs and they leave the cache; read the last result"),
+    ControlFile(b"log", 0o444, "recent accesses; `tail -f` follows them"),
+    ControlFile(b"hook", 0o444, "path of the socket for the trainer's hook"),
+    ControlFile(b"version", 0o444, "version of spiderfs"),
+)
+_FIRST_INODE = CONTROL_INODE + 1
+_LOG = next(index for index, file in enumerate(FILES) if file.name == b"log")
+_MARK = 1 << 63
+_WRITING = 1 << 62
+_INDEX_SHIFT = 48
+
+
+class ControlAttributes(NamedTuple):
+    inode: int
+    mode: int
+    size: int
+
+
+class ControlChannel(Protocol):
+    async def render(self, name: str) -> bytes:
+        """What reading the control file gives; raises TryAgain while there is no manager."""
+
+    async def apply(self, name: str, text: bytes) -> None:
+        """Act on what was written; raises ConfigError with the reason of a refusal, or TryAgain."""
+
+
+def is_control_handle(handle: int) -> bool:
+    return handle >= _MARK
+
+
+class Control:
+    """Serves the directory; `directory` holds snapshots and the log, and is shared by all workers."""
+
+    def __init__(self, channel: ControlChannel, directory: Path, owner_uid: int) -> None:
+        self._channel = channel
+        self._directory = directory
+        self._owner_uid = owner_uid
+
+    def owns(self, inode: int) -> bool:
+        return CONTROL_INODE <= inode < _FIRST_INODE + len(FILES)
+
+    def lookup(self, name: bytes) -> ControlAttributes:
+        if name == CONTROL_DIRECTORY:
+            return self.getattr(CONTROL_INODE)
+        for index, file in enumerate(FILES):
+            if file.name == name:
+                return self.getattr(_FIRST_INODE + index)
+        raise NotFound(os.fsdecode(name))
+
+    def getattr(self, inode: int) -> ControlAttributes:
+        if inode == CONTROL_INODE:
+            return ControlAttributes(inode, stat.S_IFDIR | 0o555, 0)
+        index = inode - _FIRST_INODE
+        size = 0
+        if index == _LOG:
+            # A growing size is what `tail -f` looks at; asking keeps the manager writing.
+            size = self._log_bytes()
+            self._want_log()
+        return ControlAttributes(inode, stat.S_IFREG | FILES[index].mode, size)
+
+    def readdir(self) -> list[tuple[bytes, ControlAttributes, int]]:
+        """Name, attributes and position of every control file."""
+        return [(file.name, self.getattr(_FIRST_INODE + index), index + 1) for index, file in enumerate(FILES)]
+
+    async def open(self, inode: int, flags: int, uid: int) -> int:
+        index = inode - _FIRST_INODE
+        file = FILES[index]
+        writing = flags & (os.O_WRONLY | os.O_RDWR)
+        if writing and not file.mode & 0o200:
+            raise ReadOnly(f"{os.fsdecode(file.name)} can only be read")
+        if file.mode & 0o200 and uid not in (0, self._owner_uid):
+            raise AccessDenied(f"{os.fsdecode(file.name)} belongs to user {self._owner_uid}")
+        handle = _MARK | index << _INDEX_SHIFT | secrets.randbits(_INDEX_SHIFT)
+        if writing:
+            handle |= _WRITING
+        # For the log this makes the manager write down what it remembers; the snapshot then stays unused.
+        text = b"" if writing else await self._channel.render(os.fsdecode(file.name))
+        if index == _LOG:
+            self._want_log()
+        else:
+            self._snapshot(handle).write_bytes(text)
+        return handle
+
+    def read(self, handle: int, offset: int, size: int) -> bytes:
+        path = self._snapshot(handle)
+        if _index(handle) == _LOG:
+            self._want_log()
+            path = self._directory / LOG_FILE
+        try:
+            with open(path, "rb") as file:
+                file.seek(offset)
+                return file.read(size)
+        except FileNotFoundError:
+            return b""
+
+    async def write(self, handle: int, data: bytes) -> int:
+        """Act on the complete lines so far; the piece of a line at the end waits for the next write."""
+        carried = self._snapshot(handle)
+        text = carried.read_bytes() + data
+        complete, newline, rest = text.rpartition(b"\n")
+        if len(data) <= _COMMAND_BYTES:
+            complete, rest = text, b""
+        carried.write_bytes(rest)
+        if complete or newline:
+            await self._channel.apply(os.fsdecode(FILES[_index(handle)].name), complete)
+        return len(data)
+
+    async def release(self, handle: int) -> None:
+        if _index(handle) == _LOG:
+            return
+        path = self._snapshot(handle)
+        if handle & _WRITING and path.exists():
+            rest = path.read_bytes()
+            if rest:
+                await self._channel.apply(os.fsdecode(FILES[_index(handle)].name), rest)
+        path.unlink(missing_ok=True)
+
+    def _snapshot(self, handle: int) -> Path:
+        return self._directory / f"{handle:x}"
+
+    def _want_log(self) -> None:
+        (self._directory / f"{LOG_FILE}.wanted").touch()
+
+    def _log_bytes(self) -> int:
+        try:
+            return (self._directory / LOG_FILE).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+def _index(handle: int) -> int:
+    return (handle & ~(_MARK | _WRITING)) >> _INDEX_SHIFT

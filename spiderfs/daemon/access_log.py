@@ -1,0 +1,113 @@
+"""Who read what, lately: the memory behind `.spiderfs/log`, and the trace for `spiderfs simulate`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from spiderfs.control import LOG_FILE
+from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED
+from spiderfs.errors import SpiderfsError
+from spiderfs.trace import Kind, TraceWriter
+
+log = logging.getLogger(__name__)
+
+# Accesses that the log begins with for somebody who looks only now.
+REMEMBERED_ACCESSES = 1000
+# The file is written while somebody has looked at it within this time, and begun anew at this size: who follows it with
+# `tail -f` reads on, and a forgotten one costs nothing.
+WANTED_S = 60.0
+MAX_BYTES = 8 << 20
+
+WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", WARMED: "warmed"}
+
+
+class Access(NamedTuple):
+    time_s: float
+    inode: int
+    size: int
+    block: int
+    pid: int
+    where: int
+
+
+class AccessLog:
+    def __init__(self, directory: Path, enabled: bool, trace: Path | None, path_of: Callable[[int], bytes]) -> None:
+        self._file = directory / LOG_FILE
+        self._wanted = directory / f"{LOG_FILE}.wanted"
+        self._enabled = enabled
+        self._trace = TraceWriter(trace) if trace else None
+        self._path_of = path_of
+        self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
+        self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
+        self._following = False
+
+    def note(self, events: npt.NDArray[np.void]) -> None:
+        """Remember accesses (an array of ACCESS)."""
+        if not (self._enabled or self._trace):
+            return
+        accesses = [Access(*fields[:6]) for fields in events.tolist()]
+        if self._enabled:
+            (self._unwritten if self._following else self._recent).extend(accesses)
+        if self._trace:
+            self._record(self._trace, accesses)
+
+    def _record(self, trace: TraceWriter, accesses: Iterable[Access]) -> None:
+        try:
+            for access in accesses:
+                if access.where != WARMED:
+                    kind = Kind.BLOCK if access.block else Kind.OPEN
+                    served = access.where == HIT
+                    trace.append(access.time_s, access.inode, access.size, kind, access.block, served)
+        except SpiderfsError as exc:
+            log.warning("%s: the trace ends here", exc)
+            self._trace = None
+
+    def write(self) -> None:
+        """Bring the file up to date if anybody reads it; what was remembered comes first."""
+        following = self._is_wanted()
+        if following and not self._following:
+            self._unwritten.extend(self._recent)
+            self._recent.clear()
+            if not self._unwritten:
+                self._file.touch()
+        self._following = following
+        if not self._unwritten:
+            return
+        lines = [self._line(access) for access in self._unwritten]
+        self._unwritten.clear()
+        mode = "ab" if self._file.exists() and self._file.stat().st_size < MAX_BYTES else "wb"
+        with open(self._file, mode) as file:
+            file.writelines(lines)
+
+    def _is_wanted(self) -> bool:
+        try:
+            return time.time() - self._wanted.stat().st_mtime < WANTED_S
+        except FileNotFoundError:
+            return False
+
+    def want(self) -> None:
+        self._wanted.touch()
+
+    def _line(self, access: Access) -> bytes:
+        when = datetime.fromtimestamp(access.time_s).isoformat(sep=" ", timespec="milliseconds")
+        block = f" block={access.block}" if access.block else ""
+        head = f"{when} {WORDS[access.where]:8} {access.size:>9} pid={access.pid}{block} "
+        return head.encode() + self._path_of(access.inode).replace(b"\n", b"\\n") + b"\n"
+
+    def flush(self) -> None:
+        """Put the trace on disk as far as it goes."""
+        if self._trace:
+            self._trace.flush()
+
+    def close(self) -> None:
+        if self._trace:
+            self._trace.close()

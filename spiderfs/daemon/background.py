@@ -1,0 +1,78 @@
+"""Going to the background, saying when the mount is there, and where the log goes."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from spiderfs.errors import MountError
+
+_SYSLOG = Path("/dev/log")
+_LOG_MAX_BYTES = 10 << 20
+_READY = b"ready"
+
+
+def detach() -> Callable[[str], None] | None:
+    """Fork into the background; in the child, returns what to call once with an empty text, or why it failed.
+
+    In the parent, returns None when the child has said that it is ready, and raises MountError with its reason or if it
+    dies without a word.
+    """
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        with open(reader, "rb") as answer:
+            text = answer.read()
+        if text == _READY:
+            return None
+        reason = text.decode(errors="replace")
+        raise MountError(reason or "the daemon ended before it was ready: its log says why")
+    os.close(reader)
+    os.setsid()
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+
+    def report(failure: str) -> None:
+        os.write(writer, failure.encode(errors="replace") or _READY)
+        os.close(writer)
+
+    return report
+
+
+def notify_systemd(state: str) -> None:
+    """Tell systemd, if it started us (sd_notify(3)): READY=1, STOPPING=1."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    # A leading @ is an abstract address, written as a NUL byte (unix(7)).
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.connect("\0" + address[1:] if address.startswith("@") else address)
+        notify.sendall(state.encode())
+
+
+def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bool) -> None:
+    """Log to `file`; else to the terminal in the foreground, and to syslog, or a file in the cache, behind it."""
+    handler: logging.Handler
+    form = "%(asctime)s %(levelname)s %(processName)s[%(process)d] %(name)s: %(message)s"
+    if file is None and foreground:
+        handler = logging.StreamHandler(sys.stderr)
+    elif file is None and _SYSLOG.exists():
+        handler = logging.handlers.SysLogHandler(str(_SYSLOG), facility=logging.handlers.SysLogHandler.LOG_DAEMON)
+        form = "spiderfs[%(process)d]: %(levelname)s %(name)s: %(message)s"
+    else:
+        file = file or cache_dir / "spiderfs.log"
+        # Several processes append to it, so it can only be turned over while there is one.
+        if file.exists() and file.stat().st_size > _LOG_MAX_BYTES:
+            file.replace(file.with_name(file.name + ".1"))
+        handler = logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter(form))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Replies to requests whose caller was killed, or that were handed out twice, are no news.
+    logging.getLogger("pyfuse3").addFilter(lambda record: "fuse_reply" not in record.getMessage())

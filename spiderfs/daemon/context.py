@@ -1,0 +1,161 @@
+"""What the processes of one mount have in common, made by the supervisor before it forks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spiderfs.catalogue import TABLES
+from spiderfs.config import Options
+from spiderfs.daemon.event_pipe import open_pipe
+from spiderfs.errors import MountError
+from spiderfs.filesystem import Ownership, Settings
+from spiderfs.metrics import Counters, SharedCounters
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.faults import FaultState
+from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSource
+from spiderfs.store.content import LmdbContent
+from spiderfs.store.records import LmdbRecords
+
+SUPERVISOR_ROW, MANAGER_ROW, FIRST_WORKER_ROW = 0, 1, 2
+_BACKLOG = 128
+
+
+class Directories:
+    """The layout of a cache directory."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self.cache = cache_dir
+        self.lock = cache_dir / "lock"
+        self.source = cache_dir / "source"
+        self.store = cache_dir / "store"
+        self.content = self.store / "content"
+        self.names = self.store / "names"
+        # Emptied at every mount.
+        self.run = cache_dir / "run"
+        self.queue_lock = self.run / "queue.lock"
+        self.fetch_lock = self.run / "fetch.lock"
+        self.faults = self.run / "faults"
+        self.options = self.run / "options.json"
+        self.control_socket = self.run / "control.sock"
+        self.hook_socket = self.run / "hook.sock"
+
+
+@dataclass
+class MountContext:
+    options: Options
+    directories: Directories
+    source: SlowSource
+    counters: SharedCounters
+    event_reader: int
+    event_writer: int
+    control_listener: socket.socket
+    supervisor_pid: int = field(default_factory=os.getpid)
+    mounted_at_s: float = field(default_factory=time.time)
+
+    def row(self, index: int) -> Counters:
+        return self.counters.row(index)
+
+    def client(self, counters: Counters) -> SourceClient:
+        options = self.options
+        limits = SourceLimits(
+            timeout_s=options.source_timeout_s,
+            scan_timeout_s=max(options.source_timeout_s, 20 * options.source_timeout_s),
+            attempts=options.source_attempts,
+            max_concurrent=options.fetches,
+        )
+        return SourceClient(self.source, limits, rng=random.Random(), on_event=counters.add)
+
+    def open_content(self) -> LmdbContent:
+        return LmdbContent(self.directories.content)
+
+    def open_records(self) -> LmdbRecords:
+        return LmdbRecords(self.directories.names, TABLES)
+
+
+def create_context(options: Options) -> MountContext:
+    """The caller holds the cache directory's lock and has claimed the store; raises ConfigError, MountError."""
+    directories = Directories(options.cache_dir)
+    for leftover in directories.run.iterdir() if directories.run.exists() else ():
+        leftover.unlink()
+    directories.run.mkdir(mode=0o700, exist_ok=True)
+    faults = FaultState.create(directories.faults, **options.source_faults())
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _Short(directories.control_socket) as address:
+        listener.bind(address)
+    listener.listen(_BACKLOG)
+    directories.control_socket.chmod(0o600)
+    reader, writer = open_pipe()
+    return MountContext(
+        options=options,
+        directories=directories,
+        source=SlowSource(LocalSource(os.fspath(options.source)), faults),
+        counters=SharedCounters(FIRST_WORKER_ROW + options.workers),
+        event_reader=reader,
+        event_writer=writer,
+        control_listener=listener,
+    )
+
+
+class _Short:
+    """An address for a Unix socket whose path may be longer than the 107 bytes that sockaddr_un holds (unix(7))."""
+
+    def __init__(self, path: Path) -> None:
+        self._directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._name = path.name
+
+    def __enter__(self) -> str:
+        return f"/proc/self/fd/{self._directory}/{self._name}"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._directory)
+
+
+def socket_address(path: Path) -> _Short:
+    """Use as `with socket_address(path) as address: connect(address)`."""
+    return _Short(path)
+
+
+def settings_of(options: Options) -> Settings:
+    """The part of the options that requests depend on."""
+    return Settings(
+        ttl_s=options.ttl,
+        negative_ttl_s=options.negative_ttl,
+        dir_ttl_s=options.dir_ttl,
+        sample_max_bytes=options.sample_max_bytes,
+        ownership=Ownership(options.uid, options.gid, options.file_mode, options.dir_mode),
+    )
+
+
+def publish_options(directories: Directories, options: Options) -> None:
+    """Let every process know options that were changed live."""
+    text = json.dumps({row.name: row.value for row in options.as_table()})
+    temporary = directories.options.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.rename(directories.options)
+
+
+def published_options(directories: Directories, options: Options) -> Options:
+    """`options`, brought up to what was published last."""
+    values = json.loads(directories.options.read_text())
+    for row in options.as_table():
+        if row.live and values[row.name] != row.value:
+            options = options.changed(row.name, values[row.name])
+    return options
+
+
+def bind_to_source(directories: Directories, source: Path) -> None:
+    """A cache directory belongs to the source it was first used with; raises MountError for another one."""
+    text = os.path.realpath(source)
+    if directories.source.exists() and directories.source.read_text().rstrip("\n") != text:
+        raise MountError(
+            f"the cache directory {directories.cache} holds the files of {directories.source.read_text().rstrip()}: "
+            f"choose another one with -o cache_dir=DIR, or delete it"
+        )
+    directories.source.write_text(text + "\n")

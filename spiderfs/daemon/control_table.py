@@ -1,0 +1,193 @@
+"""What each control file says, and what writing to it does: two tables, by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from spiderfs import __version__
+from spiderfs.core.patterns import Pattern
+from spiderfs.errors import ConfigError, NotFound, Stale
+from spiderfs.metrics import prometheus_text
+from spiderfs.quantities import round_size
+from spiderfs.store.store import Member
+
+if TYPE_CHECKING:
+    import trio
+
+    from spiderfs.daemon.manager import Manager
+
+
+class ControlTable:
+    """`nursery` is where what a change sets off goes on."""
+
+    def __init__(self, manager: Manager, nursery: trio.Nursery) -> None:
+        self._manager = manager
+        self._nursery = nursery
+        self._last_refusal = ""
+        self._renders: dict[str, Callable[[], bytes]] = {
+            "stats": self._stats,
+            "stats.json": lambda: json.dumps(self._figures(), indent=2).encode() + b"\n",
+            "metrics": self._metrics,
+            "config": self._config,
+            "cache": lambda: b"".join(self._cache_lines()),
+            "warm": lambda: self._manager.warmer.warm_progress().encode(),
+            "evict": lambda: self._manager.warmer.evict_result().encode(),
+            "log": self._log,
+            "hook": lambda: os.fsencode(self._manager.context.directories.hook_socket) + b"\n",
+            "version": lambda: f"{__version__}\n".encode(),
+        }
+        self._applies: dict[str, Callable[[bytes], None]] = {
+            "config": self._change_config,
+            "warm": lambda text: self._manager.warmer.warm(self._patterns(text)),
+            "evict": lambda text: self._manager.evict(self._patterns(text)),
+        }
+
+    async def render(self, name: str) -> bytes:
+        """The text of a control file; raises NotFound."""
+        if name not in self._renders:
+            raise NotFound(f"no control file {name}")
+        return self._renders[name]()
+
+    async def apply(self, name: str, text: bytes) -> None:
+        """Act on what was written to a control file; raises ConfigError with the reason of a refusal."""
+        if name not in self._applies:
+            raise ConfigError(f"{name} can only be read")
+        try:
+            self._applies[name](text)
+        except ConfigError as exc:
+            self._last_refusal = str(exc)
+            raise
+
+    # -- figures
+
+    def _sections(self) -> dict[str, dict[str, int]]:
+        sections: dict[str, dict[str, int]] = {}
+        for member in self._manager.content.members():
+            section = sections.setdefault(member.section, {"bytes": 0, "entries": 0})
+            section["bytes"] += member.size
+            section["entries"] += 1
+        return dict(sorted(sections.items()))
+
+    def _figures(self) -> dict[str, Any]:
+        manager = self._manager
+        options = manager.options
+        gauges = manager.gauges()
+        counters = manager.context.counters.totals()
+        return {
+            "version": __version__,
+            "source": str(options.source),
+            "mountpoint": str(options.mountpoint),
+            "pid": manager.context.supervisor_pid,
+            "cache_dir": str(options.cache_dir),
+            "policy": options.policy,
+            "capacity": str(options.capacity),
+            "capacity_bytes": int(gauges["capacity_bytes"]),
+            "used_bytes": int(gauges["used_bytes"]),
+            "entries": int(gauges["entries"]),
+            "source_bytes": manager.survey.source_bytes if manager.survey.done else None,
+            "sections": self._sections(),
+            "workers": options.workers,
+            "uptime_s": round(gauges["uptime_seconds"], 3),
+            "metrics": {**counters, **gauges},
+        }
+
+    def _stats(self) -> bytes:
+        figures = self._figures()
+        metrics = figures["metrics"]
+        opens, reads = metrics["opens"], metrics["reads"]
+        measured = figures["source_bytes"]
+        capacity = f"{round_size(figures['capacity_bytes'])}"
+        if figures["capacity"].endswith("%"):
+            capacity += f" ({figures['capacity']} of " + (
+                f"{round_size(measured)})" if measured is not None else "the source, which is being measured)"
+            )
+        rows = [
+            ("source", figures["source"] + ("" if metrics["source_reachable"] else "  (does not answer)")),
+            ("mount point", figures["mountpoint"]),
+            ("up", f"{figures['uptime_s']:.0f} s, pid {figures['pid']}, {figures['workers']} worker(s)"),
+            ("policy", figures["policy"]),
+            ("cache", f"{round_size(figures['used_bytes'])} of {capacity}, {figures['entries']} records"),
+            *(
+                (f"  {name}", f"{round_size(section['bytes'])}, {section['entries']} records")
+                for name, section in figures["sections"].items()
+            ),
+            ("on disk", round_size(int(metrics["disk_bytes"]))),
+            ("opens", f"{opens}, {metrics['hit_ratio']:.1%} served without waiting for the source"),
+            ("reads", f"{reads} ({round_size(metrics['read_bytes'])}); the page cache served the others"),
+            (
+                "from the source",
+                f"{round_size(metrics['origin_bytes'])}, {round_size(int(metrics['origin_bytes_per_open']))} per open",
+            ),
+            ("waited for it", f"{metrics['stall_microseconds'] / 1e6:.1f} s in all readers together"),
+            (
+                "troubles",
+                f"{metrics['source_retries']} retries, {metrics['source_timeouts']} timeouts, "
+                f"{metrics['source_errors']} errors of the source; {metrics['store_failures']} of the cache; "
+                f"{metrics['checksum_failures']} checksums; {metrics['events_dropped']} events dropped; "
+                f"{metrics['worker_restarts'] + metrics['manager_restarts']} processes restarted",
+            ),
+        ]
+        return "".join(f"{name:16} {text}\n" for name, text in rows).encode(errors="surrogateescape")
+
+    def _metrics(self) -> bytes:
+        sections = {name: section["bytes"] for name, section in self._sections().items()}
+        return prometheus_text(self._manager.context.counters, self._manager.gauges(), sections)
+
+    def _config(self) -> bytes:
+        lines = [f"# {self._last_refusal}\n"] if self._last_refusal else []
+        if self._last_refusal:
+            lines.insert(0, "# the last change was refused:\n")
+        lines += [
+            f"{row.name}={row.value}  # {row.help}{'; live' if row.live else ''}\n"
+            for row in self._manager.options.as_table()
+        ]
+        return "".join(lines).encode(errors="surrogateescape")
+
+    def _cache_lines(self) -> Iterator[bytes]:
+        for member in self._manager.content.members():
+            yield (
+                f"{member.section:12} {member.size:>12} {self._score(member):>10} ".encode()
+                + self._path(member)
+                + b"\n"
+            )
+
+    def _score(self, member: Member) -> str:
+        return f"{self._manager.keeper.score(member.key):.6g}"
+
+    def _path(self, member: Member) -> bytes:
+        try:
+            path = self._manager.catalogue.node(member.key.inode).path
+        except Stale:
+            return b"?"
+        return path + (b" block %d" % member.key.block if member.key.block else b"")
+
+    def _log(self) -> bytes:
+        """Nothing by itself: the log is a file that all workers can read, and this brings it up to date."""
+        self._manager.access_log.want()
+        self._manager.access_log.write()
+        return b""
+
+    # -- changes
+
+    def _patterns(self, text: bytes) -> list[Pattern]:
+        mountpoint = os.fsencode(self._manager.options.mountpoint)
+        patterns = [Pattern(line, mountpoint) for line in text.splitlines() if line.strip()]
+        if not patterns:
+            raise ConfigError("no path: write one path or glob a line")
+        return patterns
+
+    def _change_config(self, text: bytes) -> None:
+        options = self._manager.options
+        for line in text.decode(errors="surrogateescape").splitlines():
+            setting = line.partition("#")[0].strip()
+            if not setting:
+                continue
+            name, equals, value = setting.partition("=")
+            if not equals:
+                raise ConfigError(f"{setting}: write name=value, for example capacity=10GiB")
+            options = options.changed(name.strip(), value.strip())
+        self._last_refusal = ""
+        self._manager.change(options, self._nursery)

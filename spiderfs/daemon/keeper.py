@@ -1,0 +1,159 @@
+"""Turns what was read into what is kept: events go through the engine, its decisions go to the store.
+
+The engine decides, the store is the truth. A keep that the store no longer finds in landing is undone in the engine; at
+the start, and whenever the two disagree, the engine learns its members from the store again. All calls belong to one
+thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from spiderfs.core.engine import Changes, Engine
+from spiderfs.core.events import REFUSED
+from spiderfs.core.policy import Key
+from spiderfs.metrics import Counters
+from spiderfs.policies import mountable_policies
+from spiderfs.store.store import LANDING, Content, ContentKey, Keep
+
+log = logging.getLogger(__name__)
+
+# Landing holds what was fetched until the manager has decided, some 10 ms. 5 % of a small cache, at most 64 MiB of a
+# large one: 600 files of 112 kB, a fifth of a second at full speed.
+LANDING_SHARE = 0.05
+LANDING_MAX_BYTES = 64 << 20
+# A file as large as landing could only replace what is there if landing is empty; leave room for some.
+LANDING_FILES = 4
+
+
+class Keeper:
+    def __init__(self, content: Content, policy: str, large_share: float, counters: Counters) -> None:
+        self._content = content
+        self._counters = counters
+        self._capacity_bytes = 0
+        self._largest_bytes = 0
+        self.engine = Engine(mountable_policies()[policy](), 0, 0, large_share)
+
+    # -- the life of a cache
+
+    def restore(self, capacity_bytes: int, state: bytes | None) -> None:
+        """Learn the members from the store; `state` is what `saved_state` gave, or None."""
+        self._capacity_bytes = capacity_bytes
+        members = list(self._content.members())
+        kept = [
+            (_engine_key(member.key), member.size, member.section) for member in members if member.section != LANDING
+        ]
+        self._largest_bytes = max((size for _, size, _ in kept if 2 * size <= capacity_bytes), default=0)
+        self.engine.resize(capacity_bytes, self._landing_bytes())
+        self._apply(self.engine.restore(kept, _unpacked(state)))
+        self._content.set_capacity(capacity_bytes)
+        # Fetched just before the last manager died, or while there was none: they are candidates still.
+        waiting = [(_engine_key(member.key), member.size) for member in members if member.section == LANDING]
+        self._apply(*(self._candidate(key, size) for key, size in waiting))
+
+    def saved_state(self) -> bytes:
+        """Orders and frequencies, for the next mount."""
+        packed: bytes = msgpack.packb(self.engine.state())
+        return packed
+
+    def reconcile(self) -> None:
+        """Learn the members anew if the store and the engine no longer agree."""
+        usage = self._content.usage()
+        if (usage.kept_entries, usage.kept_bytes) != (len(self.engine.members), self.engine.used_bytes):
+            log.warning("the cache holds other files than thought: taking stock")
+            self.restore(self._capacity_bytes, self.saved_state())
+
+    # -- decisions
+
+    def fold(self, events: npt.NDArray[np.void]) -> None:
+        """Let the engine see accesses (an array of ACCESS), and the store what it decided."""
+        changes = []
+        for _, inode, size, block, _, where, _ in events.tolist():
+            if size == 0:
+                continue
+            if where == REFUSED:
+                self._make_room_for(size, changes)
+            else:
+                changes.append(self._candidate(ContentKey(inode, block) if block else inode, size))
+        self._counters.add("events_folded", len(events))
+        self._apply(*changes)
+
+    def _candidate(self, key: Key, size: int) -> Changes:
+        return self.engine.block_read(key, size) if isinstance(key, tuple) else self.engine.opened(key, size)
+
+    def _make_room_for(self, size: int, changes: list[Changes]) -> None:
+        """A file did not fit into landing: enlarge it, unless the file is too large for this cache altogether."""
+        if self._largest_bytes < size <= self._capacity_bytes // 2:
+            self._largest_bytes = size
+            changes.append(self.engine.resize(self._capacity_bytes, self._landing_bytes()))
+
+    def _landing_bytes(self) -> int:
+        share = min(int(self._capacity_bytes * LANDING_SHARE), LANDING_MAX_BYTES)
+        return min(max(share, LANDING_FILES * self._largest_bytes), self._capacity_bytes // 2)
+
+    def set_capacity(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._apply(self.engine.resize(capacity_bytes, self._landing_bytes()))
+        self._content.set_capacity(capacity_bytes)
+
+    def set_policy(self, name: str) -> None:
+        self._apply(self.engine.change_policy(mountable_policies()[name]()))
+
+    def evict(self, keys: Iterable[ContentKey]) -> int:
+        """Drop records on the user's word, from landing too; returns how many there were."""
+        going = [key for key in keys if self._content.member(key) is not None]
+        self.engine.evict(_engine_key(key) for key in going)
+        self._content.apply(going, ())
+        return len(going)
+
+    def score(self, key: ContentKey) -> float:
+        return self.engine.score(_engine_key(key))
+
+    def _apply(self, *changes: Changes) -> None:
+        """Do what the engine decided, in one transaction; the last word on a key counts."""
+        fate: dict[Key, str | None] = {}
+        for change in changes:
+            fate.update(dict.fromkeys(change.drop))
+            fate.update(change.keep)
+        if not fate:
+            return
+        drop = [_content_key(key) for key, section in fate.items() if section is None]
+        keep = [
+            Keep(_content_key(key), section, self.engine.score(key))
+            for key, section in fate.items()
+            if section is not None
+        ]
+        missing = self._content.apply(drop, keep)
+        for key in missing:
+            self.engine.forget(_engine_key(key))
+        self._counters.add("evicted", len(drop))
+        self._counters.add("admitted", len(keep) - len(missing))
+        self._counters.add("landing_lost", len(missing))
+
+
+def _engine_key(key: ContentKey) -> Key:
+    return key if key.block else key.inode
+
+
+def _content_key(key: Key) -> ContentKey:
+    if isinstance(key, tuple):
+        return ContentKey(*key)
+    assert isinstance(key, int)
+    return ContentKey(key)
+
+
+def _unpacked(state: bytes | None) -> dict[str, Any]:
+    if state is None:
+        return {}
+    try:
+        unpacked: dict[str, Any] = msgpack.unpackb(state, use_list=False, strict_map_key=False)
+    except ValueError:
+        log.warning("the order of the cached files could not be read: starting a new one")
+        return {}
+    return unpacked

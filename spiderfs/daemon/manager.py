@@ -1,0 +1,221 @@
+"""The manager: the one process in which decisions are made.
+
+It folds the workers' events through the keeper, measures the source where the capacity is a share of it, answers for
+the control files, records traces, and keeps the store in order. It may die at any time: reads go on without it, events
+wait in the pipe, and the next manager learns everything from the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import struct
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from spiderfs.catalogue import Catalogue
+from spiderfs.config import Options
+from spiderfs.core.patterns import Pattern
+from spiderfs.daemon.access_log import AccessLog
+from spiderfs.daemon.context import MANAGER_ROW, MountContext, publish_options, published_options
+from spiderfs.daemon.control_channel import answer_questions
+from spiderfs.daemon.control_table import ControlTable
+from spiderfs.daemon.event_pipe import EventWriter, read_events
+from spiderfs.daemon.keeper import Keeper
+from spiderfs.daemon.survey import Survey
+from spiderfs.daemon.warmer import Warmer
+from spiderfs.errors import SpiderfsError, Stale
+from spiderfs.fetcher import Fetcher, Interlock
+from spiderfs.lister import Lister
+from spiderfs.sources.faults import FAULTS
+from spiderfs.store.environment import exit_if_corrupt
+
+log = logging.getLogger(__name__)
+
+# Between two looks at the event pipe; the events of that time share one transaction.
+FOLD_PAUSE_S = 0.005
+LOG_INTERVAL_S = 0.25
+SAVE_INTERVAL_S = 30.0
+HOUSEKEEPING_INTERVAL_S = 5.0
+
+_SOURCE_BYTES = struct.Struct("<Q")
+_STATE_FACT, _SOURCE_BYTES_FACT = "policy state", "source bytes"
+
+
+async def manage(context: MountContext) -> None:
+    """Run until SIGTERM, then write down what the next mount should know."""
+    async with trio.open_nursery() as nursery:
+        manager = Manager(context)
+        await manager.run(nursery)
+        nursery.cancel_scope.cancel()
+    manager.close()
+
+
+class Manager:
+    def __init__(self, context: MountContext) -> None:
+        directories = context.directories
+        self.context = context
+        self.options = published_options(directories, context.options)
+        self.counters = context.row(MANAGER_ROW)
+        self.content, self.records = context.open_content(), context.open_records()
+        self.catalogue = Catalogue(self.records)
+        self.client = context.client(self.counters)
+        lister = Lister(self.catalogue, self.client)
+        interlock = Interlock(directories.fetch_lock)
+        fetcher = Fetcher(context.source, self.client, self.content, interlock, self.counters)
+        self._events = EventWriter(context.event_writer, self.counters)
+        self.warmer = Warmer(
+            self.catalogue,
+            lister,
+            fetcher,
+            self.content,
+            self.counters,
+            self.options.sample_max_bytes,
+            self._events.note,
+        )
+        self.keeper = Keeper(self.content, self.options.policy, self.options.large_share, self.counters)
+        known = self.catalogue.fact(_SOURCE_BYTES_FACT)
+        self.survey = Survey(lister, _SOURCE_BYTES.unpack(known)[0] if known else 0)
+        self.access_log = AccessLog(directories.run, self.options.access_log, self.options.trace, self._path_of)
+        self._disk_warned = False
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        self.keeper.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
+        nursery.start_soon(self.client.watch)
+        nursery.start_soon(answer_questions, self.context.control_listener, ControlTable(self, nursery), nursery)
+        nursery.start_soon(self._fold_events)
+        nursery.start_soon(self._write_log)
+        nursery.start_soon(self._keep_house)
+        nursery.start_soon(self._save_now_and_then)
+        nursery.start_soon(self.warmer.run)
+        if self.options.capacity.unit == "percent":
+            nursery.start_soon(self.survey.run, self._measured)
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            async for _ in signals:
+                break
+
+    def close(self) -> None:
+        self._events.flush()
+        while len(events := read_events(self.context.event_reader)):
+            self._fold(events)
+        self._save()
+        self.access_log.close()
+        self.content.close()
+        self.records.close()
+
+    # -- events
+
+    async def _fold_events(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self.context.event_reader)
+            self._fold(read_events(self.context.event_reader))
+            await trio.sleep(FOLD_PAUSE_S)
+
+    def _fold(self, events: npt.NDArray[np.void]) -> None:
+        try:
+            with exit_if_corrupt():
+                self.keeper.fold(events)
+        except SpiderfsError as exc:
+            # What was fetched stays in landing until it is pushed out; nobody waits for it to be kept.
+            log.warning("%s", exc)
+        self.access_log.note(events)
+
+    def _path_of(self, inode: int) -> bytes:
+        try:
+            return self.catalogue.node(inode).path
+        except Stale:
+            return b"?"
+
+    async def _write_log(self) -> None:
+        while True:
+            self._events.flush()
+            self.access_log.write()
+            await trio.sleep(LOG_INTERVAL_S)
+
+    # -- upkeep
+
+    async def _keep_house(self) -> None:
+        while True:
+            with exit_if_corrupt():
+                self.content.clear_dead_readers()
+                self.records.clear_dead_readers()
+            try:
+                self.records.reserve()
+                self._disk_warned = False
+            except OSError as exc:
+                if not self._disk_warned:
+                    log.warning("the cache's disk is full (%s): new names may soon not be found", exc.strerror)
+                self._disk_warned = True
+            await trio.sleep(HOUSEKEEPING_INTERVAL_S)
+
+    async def _save_now_and_then(self) -> None:
+        while True:
+            await trio.sleep(SAVE_INTERVAL_S)
+            try:
+                with exit_if_corrupt():
+                    self._save()
+                    self.access_log.flush()
+                    self.keeper.reconcile()
+            except SpiderfsError as exc:
+                log.warning("%s", exc)
+
+    def _save(self) -> None:
+        self.catalogue.record_fact(_STATE_FACT, self.keeper.saved_state())
+
+    # -- the capacity and other things that can be changed
+
+    def _budget_bytes(self) -> int:
+        return self.options.capacity.budget_bytes(self.survey.source_bytes)
+
+    def _measured(self) -> None:
+        with exit_if_corrupt():
+            self.keeper.set_capacity(self._budget_bytes())
+            if self.survey.done:
+                self.catalogue.record_fact(_SOURCE_BYTES_FACT, _SOURCE_BYTES.pack(self.survey.source_bytes))
+
+    def evict(self, patterns: Sequence[Pattern]) -> None:
+        """Drop what the patterns mean from the cache."""
+        with exit_if_corrupt():
+            self.keeper.evict(self.warmer.evict(patterns))
+
+    def change(self, options: Options, nursery: trio.Nursery) -> None:
+        """Take over options of which some live ones are different; the workers follow within a moment."""
+        before, self.options = self.options, options
+        if options.capacity != before.capacity:
+            if options.capacity.unit == "percent" and not self.survey.done:
+                nursery.start_soon(self.survey.run, self._measured)
+            self.keeper.set_capacity(self._budget_bytes())
+        if options.policy != before.policy:
+            self.keeper.set_policy(options.policy)
+        faults = options.source_faults()
+        for name in FAULTS:
+            if faults[name] != before.source_faults()[name]:
+                self.context.source.faults.set(name, faults[name])
+        publish_options(self.context.directories, options)
+
+    # -- what control files show
+
+    def uptime_s(self) -> float:
+        return time.time() - self.context.mounted_at_s
+
+    def gauges(self) -> dict[str, float]:
+        """The metrics of `metrics.GAUGES`, computed now."""
+        usage = self.content.usage()
+        totals = self.context.counters.totals()
+        opens = totals["opens"]
+        return {
+            "capacity_bytes": usage.capacity_bytes,
+            "used_bytes": usage.used_bytes,
+            "entries": usage.landing_entries + usage.kept_entries,
+            "disk_bytes": self.content.file_bytes(),
+            "known_files": self.catalogue.known_files(),
+            "hit_ratio": totals["opens_hit"] / opens if opens else 0.0,
+            "origin_bytes_per_open": totals["origin_bytes"] / opens if opens else 0.0,
+            "source_reachable": float(self.client.reachable),
+            "workers": self.options.workers,
+            "uptime_seconds": self.uptime_s(),
+        }

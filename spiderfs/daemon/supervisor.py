@@ -1,0 +1,318 @@
+"""The supervisor: mounts, forks workers and a manager, and starts again what dies. It does nothing else.
+
+It holds the FUSE descriptor and never answers a request, so it has no reason to die itself; if it is killed, the kernel
+kills its children (PR_SET_PDEATHSIG), the last descriptor is closed, readers get ENOTCONN and the next mount cleans up.
+
+What it does when a child ends:
+    worker, exit 0              the file system was unmounted: stop everything
+    any, EXIT_STORE_CORRUPT     wipe the store, start all children again
+    worker, anything else       start another one, and have the kernel hand out its requests again
+    manager, anything else      start another one; reads go on meanwhile
+A crash may be a symptom of a damaged store (SIGBUS): then the store is walked first. Children that keep dying end the
+mount, with an error to readers, rather than making them wait for ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import NoReturn
+
+import trio
+
+from spiderfs import mountpoint
+from spiderfs.config import Options
+from spiderfs.daemon.background import detach, notify_systemd, start_logging
+from spiderfs.daemon.context import (
+    SUPERVISOR_ROW,
+    Directories,
+    MountContext,
+    bind_to_source,
+    create_context,
+    publish_options,
+)
+from spiderfs.daemon.manager import manage
+from spiderfs.daemon.worker import work
+from spiderfs.errors import ConfigError, MountError, SpiderfsError, StoreCorrupt
+from spiderfs.fuse import session
+from spiderfs.fuse.operations import Operations
+from spiderfs.store import environment
+
+log = logging.getLogger(__name__)
+
+# After an unmount: how long open handles go on being served, and how long the manager may take to save.
+DRAIN_S = 5.0
+SAVE_S = 10.0
+# Children that die more often than this are not worth starting again.
+DEATHS, DEATHS_WITHIN_S = 20, 60.0
+# A manager that dies at once must not keep the processor busy; workers are waited for by readers.
+MANAGER_PAUSE_S = 0.5
+# Deaths by these may come from a page of the store that is not there.
+_CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
+_PR_SET_PDEATHSIG = 1
+_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_MANAGER = -1  # where a worker has its index
+
+
+def run(options: Options, foreground: bool) -> int:
+    """Mount and serve; returns the exit status when the mount is there (background) or has ended (foreground).
+
+    Raises ConfigError, MountError and other UsageErrors with one line that says what to do.
+    """
+    if foreground:
+        _serve(options, foreground, lambda failure: None)
+        return 0
+    report = detach()
+    if report is None:
+        return 0
+    status = 1
+    try:
+        _serve(options, foreground, report)
+        status = 0
+    except SpiderfsError as exc:
+        report(str(exc))
+    except BaseException as exc:
+        log.exception("the mount failed")
+        report(f"unexpected {type(exc).__name__}: {' '.join(str(exc).split())}")
+    finally:
+        logging.shutdown()
+        os._exit(status)
+
+
+def _serve(options: Options, foreground: bool, report: Callable[[str], None]) -> None:
+    try:
+        options.cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(options.cache_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise ConfigError(
+            f"the cache directory {options.cache_dir} cannot be used ({exc.strerror}): choose another one with -o cache_dir=DIR"
+        ) from exc
+    try:
+        # Children inherit it, so the next mount waits for the last of them.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        raise MountError(
+            f"the cache directory {options.cache_dir} is in use by another mount: unmount it, or choose another one with -o cache_dir=DIR"
+        ) from exc
+    start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
+    directories = Directories(options.cache_dir)
+    bind_to_source(directories, options.source)
+    if mountpoint.clean_stale(options.mountpoint):
+        log.warning("took away what a crash had left mounted at %s", options.mountpoint)
+    context = create_context(options)
+    rebuilt = environment.claim(directories.store)
+    if rebuilt:
+        log.warning("the cache starts empty: %s", rebuilt)
+        context.row(SUPERVISOR_ROW).add("store_rebuilds")
+    publish_options(directories, options)
+    # Blocked from here on, so that none is lost between two waits; children unblock them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    operations = Operations()
+    descriptor = session.mount(operations, options.mountpoint, _mount_options(options))
+    Supervisor(context, operations, descriptor).run(report)
+
+
+def _mount_options(options: Options) -> set[str]:
+    # A comma would end the option; libfuse unescapes the backslash.
+    name = os.fspath(options.source).replace("\\", "\\\\").replace(",", "\\,")
+    chosen = {f"fsname={name}", "subtype=spiderfs"}
+    if options.allow_other:
+        # With other users the kernel checks permissions; without, everybody who gets here is the daemon's own user, and
+        # leaving it to the daemon makes every attempt to write answer EROFS.
+        chosen |= {"allow_other", "default_permissions"}
+    return chosen
+
+
+class Supervisor:
+    def __init__(self, context: MountContext, operations: Operations, descriptor: int) -> None:
+        self._context = context
+        self._operations = operations
+        self._descriptor = descriptor
+        self._counters = context.row(SUPERVISOR_ROW)
+        self._children: dict[int, int] = {}  # pid -> worker index, or _MANAGER
+        self._deaths: deque[float] = deque(maxlen=DEATHS)
+        self._manager_due: float | None = None
+
+    def run(self, report: Callable[[str], None]) -> None:
+        """Serve until unmounted or told to stop; children and mount are gone when this returns."""
+        try:
+            self._start_all()
+            report("")
+            notify_systemd("READY=1")
+            self._watch()
+        finally:
+            notify_systemd("STOPPING=1")
+            self._stop()
+
+    def _start_all(self) -> None:
+        self._start(_MANAGER)
+        for index in range(self._context.options.workers):
+            self._start(index)
+
+    # -- children
+
+    def _start(self, index: int) -> None:
+        supervisor = os.getpid()
+        pid = os.fork()
+        if pid:
+            self._children[pid] = index
+            return
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:
+            os._exit(1)
+        if index == _MANAGER:
+            _live(partial(manage, self._context))
+        _live(partial(work, self._context, self._operations, self._descriptor, index))
+
+    def _reap(self) -> list[tuple[int, int]]:
+        """(index, exit status as of os.waitstatus_to_exitcode) of every child that has ended."""
+        ended = []
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            index = self._children.pop(pid, None)
+            if index is not None:
+                ended.append((index, os.waitstatus_to_exitcode(status)))
+        return ended
+
+    def _watch(self) -> None:
+        while True:
+            received = signal.sigtimedwait(_SIGNALS, 0.25 if self._manager_due else 5.0)
+            if received and received.si_signo in (signal.SIGTERM, signal.SIGINT):
+                log.info("told to stop by signal %d", received.si_signo)
+                return
+            ended = self._reap()
+            if any(index != _MANAGER and status == 0 for index, status in ended):
+                log.info("unmounted")
+                return
+            for index, status in ended:
+                self._deaths.append(time.monotonic())
+                who = "the manager" if index == _MANAGER else f"worker {index}"
+                log.warning("%s ended (%s)", who, f"signal {-status}" if status < 0 else f"exit {status}")
+            if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WITHIN_S:
+                raise MountError(f"{DEATHS} processes died within a minute: giving up, the log says why")
+            if any(self._store_is_damaged(status) for _, status in ended):
+                self._rebuild()
+            else:
+                self._replace(index for index, _ in ended)
+            if self._manager_due is not None and time.monotonic() >= self._manager_due:
+                self._manager_due = None
+                self._start(_MANAGER)
+
+    def _replace(self, ended: Iterable[int]) -> None:
+        workers = 0
+        for index in ended:
+            if index == _MANAGER:
+                self._counters.add("manager_restarts")
+                self._manager_due = time.monotonic() + MANAGER_PAUSE_S
+            else:
+                workers += 1
+                self._counters.add("worker_restarts")
+                self._start(index)
+        if workers:
+            self._resend()
+
+    def _resend(self) -> None:
+        self._counters.add("resends")
+        if not session.resend(self._descriptor):
+            # The dead worker's readers would wait for ever; an error is better.
+            raise MountError("this kernel cannot hand requests out again (Linux 6.9 can): the mount ends")
+
+    def _store_is_damaged(self, status: int) -> bool:
+        if status == environment.EXIT_STORE_CORRUPT:
+            return True
+        if -status not in _CRASHES:
+            return False
+        store = self._context.directories
+        return not all(environment.is_sound(path) for path in (store.content, store.names) if path.exists())
+
+    def _rebuild(self) -> None:
+        """Start over with an empty store; requests in flight are answered by the new workers."""
+        log.warning("the cache is damaged and is built anew")
+        self._end_children(signal.SIGKILL, 0)
+        environment.wipe(self._context.directories.store)
+        self._counters.add("store_rebuilds")
+        self._manager_due = None
+        self._start_all()
+        self._resend()
+
+    # -- the end
+
+    def _stop(self) -> None:
+        self._unmount()
+        workers = [pid for pid, index in self._children.items() if index != _MANAGER]
+        self._await(workers, DRAIN_S)
+        self._end_children(signal.SIGKILL, 0, workers)
+        self._end_children(signal.SIGTERM, SAVE_S)
+        try:
+            environment.release(self._context.directories.store)
+        except OSError as exc:
+            log.warning("the cache could not be written to disk (%s): it is built anew after a power loss", exc)
+        self._context.source.close()
+
+    def _unmount(self) -> None:
+        path = self._context.options.mountpoint
+        if mountpoint.mounted_at(path) is None:
+            return
+        try:
+            mountpoint.unmount(path)
+        except MountError:
+            log.warning("%s is in use: detached, it goes when the last file is closed", path)
+            try:
+                mountpoint.unmount(path, lazy=True)
+            except MountError as exc:
+                log.warning("%s", exc)
+
+    def _end_children(self, number: int, patience_s: float, pids: list[int] | None = None) -> None:
+        """Send a signal to these children, or all; kill those that are still there after `patience_s`."""
+        going = [pid for pid in (self._children if pids is None else pids) if pid in self._children]
+        for pid in going:
+            os.kill(pid, number)
+        if number != signal.SIGKILL:
+            self._await(going, patience_s)
+            self._end_children(signal.SIGKILL, 0, going)
+            return
+        while any(pid in self._children for pid in going):
+            pid, _ = os.waitpid(-1, 0)
+            self._children.pop(pid, None)
+
+    def _await(self, pids: list[int], patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
+        while any(pid in self._children for pid in pids) and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.005)
+
+
+def _live(main: Callable[[], Awaitable[None]]) -> NoReturn:
+    """The whole life of a child; ends without unwinding, for a thread that hangs in the source cannot be joined."""
+    status = 1
+    try:
+        # Of the terminal's Ctrl-C the supervisor alone makes something.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        trio.run(main)
+        status = 0
+    except BaseException as exc:
+        status = 1
+        if _is_corrupt(exc):
+            log.error("%s", exc)
+            status = environment.EXIT_STORE_CORRUPT
+        else:
+            log.exception("the process ends")
+    finally:
+        logging.shutdown()
+        os._exit(status)
+
+
+def _is_corrupt(exc: BaseException) -> bool:
+    if isinstance(exc, BaseExceptionGroup):
+        return any(_is_corrupt(inner) for inner in exc.exceptions)
+    return isinstance(exc, StoreCorrupt)

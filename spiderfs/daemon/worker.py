@@ -1,0 +1,89 @@
+"""A worker: one process that answers the kernel. It holds nothing that another one could not rebuild."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import trio
+
+from spiderfs.catalogue import ROOT_INODE, Catalogue
+from spiderfs.control import Control
+from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext, published_options, settings_of
+from spiderfs.daemon.control_channel import ControlClient
+from spiderfs.daemon.event_pipe import EventWriter
+from spiderfs.errors import Stale
+from spiderfs.fetcher import Fetcher, Interlock
+from spiderfs.filesystem import Filesystem
+from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.session import serve
+from spiderfs.lister import Lister
+from spiderfs.read_ahead import ReadAhead
+
+log = logging.getLogger(__name__)
+
+# How long the manager may hear of an access after it happened. A flush is a write of 40 bytes per access.
+FLUSH_INTERVAL_S = 0.02
+OPTIONS_INTERVAL_S = 0.25
+
+
+async def work(context: MountContext, operations: Operations, descriptor: int, index: int) -> None:
+    """Answer requests until the file system is unmounted."""
+    counters = context.row(FIRST_WORKER_ROW + index)
+    directories = context.directories
+    content, records = context.open_content(), context.open_records()
+    client = context.client(counters)
+    interlock = Interlock(directories.fetch_lock)
+    events = EventWriter(context.event_writer, counters)
+    catalogue = Catalogue(records)
+    fetcher = Fetcher(context.source, client, content, interlock, counters)
+    async with trio.open_nursery() as nursery:
+        filesystem = Filesystem(
+            catalogue=catalogue,
+            content=content,
+            client=client,
+            lister=Lister(catalogue, client),
+            fetcher=fetcher,
+            read_ahead=ReadAhead(nursery, fetcher, counters, context.options.read_ahead),
+            control=Control(ControlClient(directories.control_socket), directories.run, os.getuid()),
+            events=events,
+            counters=counters,
+            settings=settings_of(published_options(directories, context.options)),
+        )
+        await _know_root(catalogue, context)
+        operations.serve(filesystem, counters)
+        nursery.start_soon(client.watch)
+        nursery.start_soon(_flush, events)
+        nursery.start_soon(_follow_options, filesystem, context)
+        queue_lock = directories.queue_lock if context.options.workers > 1 else None
+        await serve(descriptor, operations, queue_lock, counters, content.end_read)
+        nursery.cancel_scope.cancel()
+    events.flush()
+    content.close()
+    records.close()
+
+
+async def _know_root(catalogue: Catalogue, context: MountContext) -> None:
+    try:
+        catalogue.node(ROOT_INODE)
+    except Stale:
+        found = await trio.to_thread.run_sync(context.source.stat, b"")
+        await trio.to_thread.run_sync(catalogue.record_root, found)
+
+
+async def _flush(events: EventWriter) -> None:
+    while True:
+        await trio.sleep(FLUSH_INTERVAL_S)
+        events.flush()
+
+
+async def _follow_options(filesystem: Filesystem, context: MountContext) -> None:
+    """Take over options that the manager has changed."""
+    path = context.directories.options
+    seen_ns = path.stat().st_mtime_ns
+    while True:
+        await trio.sleep(OPTIONS_INTERVAL_S)
+        changed_ns = path.stat().st_mtime_ns
+        if changed_ns != seen_ns:
+            seen_ns = changed_ns
+            filesystem.settings = settings_of(published_options(context.directories, context.options))

@@ -1,0 +1,179 @@
+"""Making bytes local: one fetch per file or block, however many readers and processes ask for it.
+
+Within a process identical fetches share one flight (`SourceClient.shared`). Between processes a byte-range lock on one
+file per mount, at an offset drawn from the key, lets one of them fetch while the others wait and then find the record
+in the store; the kernel frees the lock of a process that dies. A fetch is one hop into a thread: read the source, then
+put the bytes into landing.
+
+What was fetched also stays in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
+where the store had no room for them or has already let them go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from spiderfs.catalogue import Node
+from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+from spiderfs.metrics import Counters
+from spiderfs.sources.client import SourceClient
+from spiderfs.sources.source import Source, Version
+from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
+
+log = logging.getLogger(__name__)
+
+# Large enough for the read-ahead of two sequential readers at the default of 8 blocks.
+TRANSIT_BYTES = 32 << 20
+# After the disk was found full, fetches pass by the store for this long before one of them tries again.
+FULL_PAUSE_S = 10.0
+# How soon a process looks again whether another one has finished a fetch that both need.
+_POLL_FIRST_S, _POLL_LAST_S = 0.0005, 0.01
+_LOCK_OFFSETS = (1 << 62) - 1
+
+
+class Interlock:
+    """A lock per key between the processes of a mount."""
+
+    def __init__(self, path: Path) -> None:
+        # Kept open for good: closing any descriptor of the file would free all locks of this process (fcntl(2)).
+        self._file = open(path, "ab")  # noqa: SIM115
+
+    @contextlib.asynccontextmanager
+    async def hold(self, key: ContentKey) -> AsyncIterator[bool]:
+        """Hold the key's lock; yields whether another process held it first."""
+        offset = (key.inode + key.block * 1_000_003) & _LOCK_OFFSETS
+        waited, pause_s = False, _POLL_FIRST_S
+        while True:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+                break
+            except OSError as exc:
+                if exc.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+            waited = True
+            await trio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _POLL_LAST_S)
+        try:
+            yield waited
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Transit:
+    """The most recently fetched payloads, bounded in bytes."""
+
+    def __init__(self, limit_bytes: int = TRANSIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._payloads: OrderedDict[ContentKey, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: ContentKey) -> bytes | None:
+        return self._payloads.get(key)
+
+    def put(self, key: ContentKey, payload: bytes) -> None:
+        self._bytes += len(payload) - len(self._payloads.pop(key, b""))
+        self._payloads[key] = payload
+        while self._bytes > self._limit_bytes and len(self._payloads) > 1:
+            _, oldest = self._payloads.popitem(last=False)
+            self._bytes -= len(oldest)
+
+
+class Fetcher:
+    def __init__(
+        self, source: Source, client: SourceClient, content: Content, interlock: Interlock, counters: Counters
+    ) -> None:
+        self._source = source
+        self._client = client
+        self._content = content
+        self._interlock = interlock
+        self._counters = counters
+        self._transit = Transit()
+        self._full_until = 0.0
+
+    def local(self, key: ContentKey) -> memoryview | None:
+        """The payload if it is here, valid until the caller awaits; None means: fetch it. Raises StoreCorrupt."""
+        try:
+            payload = self._content.read(key)
+            if payload is None and self._content.has(key):
+                self._counters.add("checksum_failures")
+        except StoreCorrupt:
+            raise
+        except StoreError as exc:
+            self._failed(exc)
+            payload = None
+        if payload is None:
+            payload = self._transit.get(key)
+        return None if payload is None else memoryview(payload)
+
+    def stored(self, key: ContentKey) -> bool:
+        """Whether the store has the record. Raises StoreCorrupt."""
+        try:
+            return self._content.has(key)
+        except StoreCorrupt:
+            raise
+        except StoreError as exc:
+            self._failed(exc)
+            return False
+
+    async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, bool]:
+        """Bring a whole file (block 0) or one block from the source; also says whether the store took it.
+
+        Raises SourceError and StoreCorrupt.
+        """
+        key = ContentKey(node.inode, block)
+        offset = (block - 1) * BLOCK_BYTES if block else 0
+        length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
+        return await self._client.shared(key, partial(self._fetch_once, key, node.path, offset, length, node.version))
+
+    async def _fetch_once(
+        self, key: ContentKey, path: bytes, offset: int, length: int, version: Version
+    ) -> tuple[bytes, bool]:
+        async with self._interlock.hold(key) as waited:
+            if waited:
+                found = self.local(key)
+                if found is not None:
+                    return bytes(found), True
+            payload, landed = await self._client.call(self._read_and_land, key, path, offset, length, version)
+        self._counters.add("origin_reads")
+        self._counters.add("origin_bytes", len(payload))
+        self._transit.put(key, payload)
+        if isinstance(landed, StoreCorrupt):
+            raise landed
+        if isinstance(landed, StoreError):
+            self._failed(landed)
+            return payload, False
+        return payload, landed
+
+    def _read_and_land(
+        self, key: ContentKey, path: bytes, offset: int, length: int, version: Version
+    ) -> tuple[bytes, bool | StoreError]:
+        """In a thread. The store's failure is an answer, not an exception: it must not repeat the read."""
+        payload = self._source.read(path, offset, length, version)
+        if time.monotonic() < self._full_until:
+            return payload, False
+        try:
+            return payload, self._content.land(key, payload)
+        except StoreError as exc:
+            return payload, exc
+
+    def _failed(self, exc: StoreError) -> None:
+        self._counters.add("store_failures")
+        if isinstance(exc, StoreFull):
+            if not self._full_until:
+                log.warning("%s: files are read from the source until there is room again", exc)
+            self._full_until = time.monotonic() + FULL_PAUSE_S
+        else:
+            log.warning("%s: reading from the source instead", exc)

@@ -1,0 +1,450 @@
+"""The file system, without FUSE: names become inodes, inodes become bytes.
+
+The way of a read: `lookup` answers from the catalogue or asks the source; `open` makes a small file local; `read`
+slices it out of the store. A file larger than `sample_max_bytes` is read in 1 MiB blocks with read-ahead instead. A
+file handle is the inode itself, so any worker can answer any request. Nothing here waits for the manager, except for
+control files.
+
+A failing cache is never the reader's error: the bytes then come from the source. Only the source's own "does not exist"
+makes a name vanish; while the source is unreachable, names are answered from what is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import stat
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import trio
+
+from spiderfs.catalogue import ROOT_INODE, Catalogue, Dentry, Node, join
+from spiderfs.control import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
+from spiderfs.core.events import FETCHED, HIT, REFUSED
+from spiderfs.errors import (
+    AccessDenied,
+    InvalidArgument,
+    IsADirectory,
+    NoAttribute,
+    NotADirectory,
+    ReadOnly,
+    SourceChanged,
+    SourceNotADirectory,
+    SourceNotFound,
+    SourceUnavailable,
+    Stale,
+    StoreError,
+)
+from spiderfs.fetcher import Fetcher
+from spiderfs.lister import Lister
+from spiderfs.metrics import Counters
+from spiderfs.read_ahead import ReadAhead
+from spiderfs.sources.client import SourceClient
+from spiderfs.sources.source import SourceStat
+from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey
+
+log = logging.getLogger(__name__)
+
+# The kernel keeps what it was told for at most this long; `ttl=inf` is a year.
+FOREVER_S = 365 * 86400.0
+# While the source is unreachable, the kernel asks again after this long.
+STALE_TTL_S = 1.0
+XATTR_PREFIX = "user.spiderfs."
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
+
+
+class Caller(NamedTuple):
+    """Who sent a request; `pid` is a thread id."""
+
+    uid: int
+    gid: int
+    pid: int
+
+
+class Attributes(NamedTuple):
+    inode: int
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    timeout_s: float
+
+
+class Entry(NamedTuple):
+    """A name's answer; inode 0 says that the name does not exist, to be believed for `timeout_s`."""
+
+    attributes: Attributes
+    timeout_s: float
+
+
+class Opened(NamedTuple):
+    handle: int
+    direct_io: bool
+
+
+class Ownership(NamedTuple):
+    """What the mount shows instead of the source's owner and permissions; None leaves them as they are."""
+
+    uid: int | None = None
+    gid: int | None = None
+    file_mode: int | None = None
+    dir_mode: int | None = None
+
+
+class Settings(NamedTuple):
+    """The options that requests depend on; replaced as a whole when one is changed while mounted."""
+
+    ttl_s: float = 3600.0
+    negative_ttl_s: float = 2.0
+    dir_ttl_s: float = 1.0
+    sample_max_bytes: int = 8 << 20
+    ownership: Ownership = Ownership()
+
+
+class EventSink(Protocol):
+    def note(self, inode: int, size: int, where: int, pid: int, block: int = 0) -> None: ...
+
+
+class Filesystem:
+    def __init__(
+        self,
+        *,
+        catalogue: Catalogue,
+        content: Content,
+        client: SourceClient,
+        lister: Lister,
+        fetcher: Fetcher,
+        read_ahead: ReadAhead,
+        control: Control,
+        events: EventSink,
+        counters: Counters,
+        settings: Settings,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._catalogue = catalogue
+        self._content = content
+        self._client = client
+        self._lister = lister
+        self._fetcher = fetcher
+        self._read_ahead = read_ahead
+        self._control = control
+        self._events = events
+        self._counters = counters
+        self._now = wall_clock
+        self._mounted_at_ns = int(wall_clock() * 1e9)
+        self.settings = settings
+
+    # -- names
+
+    async def lookup(self, parent: int, name: bytes, caller: Caller) -> Entry:
+        self._counters.add("lookups")
+        if parent == CONTROL_INODE or (parent == ROOT_INODE and name == CONTROL_DIRECTORY):
+            return Entry(self._control_attributes(self._control.lookup(name)), 0.0)
+        known = self._catalogue.find(parent, name)
+        if known is not None:
+            left_s = self._left_s(known)
+            if left_s > 0:
+                return self._entry(known, left_s)
+            if not self._client.reachable:
+                return self._stale_entry(known)
+        self._counters.add("lookups_source")
+        try:
+            found = await self._client.shared((parent, name), lambda: self._look_up_at_source(parent, name))
+        except SourceUnavailable:
+            if known is None:
+                raise
+            return self._stale_entry(known)
+        if found is None:
+            return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), self.settings.negative_ttl_s)
+        return self._entry(found, self._left_s(found))
+
+    async def _look_up_at_source(self, parent: int, name: bytes) -> Dentry | None:
+        directory = self._catalogue.node(parent)
+        path = join(directory.path, name)
+        now = self._now()
+        try:
+            found = await self._client.stat(path)
+        except (SourceNotFound, SourceNotADirectory):
+            await trio.to_thread.run_sync(self._catalogue.record_gone, parent, name)
+            return None
+        return await trio.to_thread.run_sync(self._catalogue.record, parent, name, found, now)
+
+    def _left_s(self, dentry: Dentry) -> float:
+        """For how much longer a dentry may be believed, in seconds."""
+        return dentry.checked_at + self.settings.ttl_s - self._now()
+
+    def _entry(self, dentry: Dentry, left_s: float) -> Entry:
+        timeout_s = min(max(left_s, 0.0), FOREVER_S)
+        if stat.S_ISDIR(dentry.stat.mode):
+            # A directory's attributes change with its content, and its inode stays.
+            return Entry(self._attributes(dentry.inode, dentry.stat, self.settings.dir_ttl_s), timeout_s)
+        return Entry(self._attributes(dentry.inode, dentry.stat, FOREVER_S), timeout_s)
+
+    def _stale_entry(self, dentry: Dentry) -> Entry:
+        self._counters.add("lookups_stale")
+        return self._entry(dentry, STALE_TTL_S)
+
+    def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
+        own = self.settings.ownership
+        mode = found.mode
+        replaced = own.dir_mode if stat.S_ISDIR(mode) else own.file_mode if stat.S_ISREG(mode) else None
+        if replaced is not None:
+            mode = stat.S_IFMT(mode) | replaced
+        uid = found.uid if own.uid is None else own.uid
+        gid = found.gid if own.gid is None else own.gid
+        return Attributes(inode, mode, uid, gid, found.size, found.mtime_ns, timeout_s)
+
+    def _control_attributes(self, found: ControlAttributes) -> Attributes:
+        own = self.settings.ownership
+        uid = os.getuid() if own.uid is None else own.uid
+        gid = os.getgid() if own.gid is None else own.gid
+        return Attributes(found.inode, found.mode, uid, gid, found.size, self._mounted_at_ns, 0.0)
+
+    async def getattr(self, inode: int) -> Attributes:
+        if self._control.owns(inode):
+            return self._control_attributes(self._control.getattr(inode))
+        node = self._catalogue.node(inode)
+        if node.is_directory:
+            node = await self._lister.refresh(node)
+            return self._attributes(inode, node.stat, self.settings.dir_ttl_s)
+        return self._attributes(inode, node.stat, FOREVER_S)
+
+    async def readlink(self, inode: int) -> bytes:
+        node = self._catalogue.node(inode)
+        if not stat.S_ISLNK(node.stat.mode):
+            raise InvalidArgument("not a symbolic link")
+        try:
+            return await self._client.shared(("link", inode), lambda: self._client.readlink(node.path))
+        except (SourceNotFound, SourceChanged) as exc:
+            raise await self._stale(node) from exc
+
+    # -- directories
+
+    async def opendir(self, inode: int) -> int:
+        """Make sure that the listing is complete and fresh; the handle is the inode."""
+        if inode == CONTROL_INODE:
+            return inode
+        node = self._catalogue.node(inode)
+        if not node.is_directory:
+            raise NotADirectory(os.fsdecode(node.path))
+        await self._lister.complete(node, self.settings.dir_ttl_s)
+        return inode
+
+    async def readdir(self, inode: int, after: int, limit: int) -> list[tuple[bytes, Entry, int]]:
+        """Up to `limit` entries behind position `after`: name, entry, position."""
+        if inode == CONTROL_INODE:
+            return [
+                (name, Entry(self._control_attributes(attributes), 0.0), position)
+                for name, attributes, position in self._control.readdir()
+                if position > after
+            ]
+        return [
+            (dentry.name, self._entry(dentry, self._left_s(dentry)), dentry.position)
+            for dentry in self._catalogue.entries(inode, after, limit)
+        ]
+
+    # -- contents
+
+    async def open(self, inode: int, flags: int, caller: Caller) -> Opened:
+        if self._control.owns(inode):
+            return Opened(await self._control.open(inode, flags, caller.uid), direct_io=True)
+        if flags & _WRITING:
+            raise ReadOnly("spiderfs is read-only")
+        node = self._catalogue.node(inode)
+        if not node.is_regular:
+            raise IsADirectory(os.fsdecode(node.path))
+        if node.stat.size <= self.settings.sample_max_bytes:
+            await self._make_local(node, caller)
+        else:
+            # Only READ knows which blocks are wanted; the open itself waits for nothing.
+            self._counters.add("opens")
+            self._counters.add("opens_hit")
+        return Opened(inode, direct_io=False)
+
+    async def _make_local(self, node: Node, caller: Caller) -> None:
+        started = time.perf_counter()
+        where = HIT
+        if node.stat.size and not self._fetcher.stored(ContentKey(node.inode)):
+            try:
+                _, landed = await self._fetcher.fetch(node)
+            except (SourceNotFound, SourceChanged) as exc:
+                raise await self._stale(node) from exc
+            where = FETCHED if landed else REFUSED
+        took_s = time.perf_counter() - started
+        self._counters.add("opens")
+        if where == HIT:
+            self._counters.add("opens_hit")
+            self._counters.observe("open_hit_seconds", took_s)
+        else:
+            self._counters.add("stall_microseconds", int(took_s * 1e6))
+            self._counters.observe("open_miss_seconds", took_s)
+            if where == REFUSED:
+                self._counters.add("opens_uncached")
+        self._events.note(node.inode, node.stat.size, where, caller.pid)
+
+    async def read(self, handle: int, offset: int, size: int) -> memoryview | bytes:
+        """Up to `size` bytes, short only at the end of the file; a view is valid until the next request."""
+        if is_control_handle(handle):
+            return self._control.read(handle, offset, size)
+        self._counters.add("reads")
+        payload = self._fetcher.local(ContentKey(handle))
+        if payload is None:
+            node = self._catalogue.node(handle)
+            if node.stat.size > self.settings.sample_max_bytes:
+                return await self._read_blocks(node, offset, size)
+            payload = await self._fetch_again(node)
+        piece = payload[offset : offset + size]
+        self._counters.add("read_bytes", len(piece))
+        return piece
+
+    async def _fetch_again(self, node: Node) -> memoryview:
+        """The bytes left the store after the open; bring them once more."""
+        started = time.perf_counter()
+        try:
+            payload, _ = await self._fetcher.fetch(node)
+        except (SourceNotFound, SourceChanged) as exc:
+            raise await self._stale(node) from exc
+        self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
+        return memoryview(payload)
+
+    async def _read_blocks(self, node: Node, offset: int, size: int) -> memoryview | bytes:
+        end = min(offset + size, node.stat.size)
+        if offset >= end:
+            return b""
+        pieces = []
+        for block in range(offset // BLOCK_BYTES + 1, (end - 1) // BLOCK_BYTES + 2):
+            payload = await self._block(node, block)
+            first = (block - 1) * BLOCK_BYTES
+            piece = payload[max(offset - first, 0) : end - first]
+            # The next block may have to be awaited, and a view does not outlive that.
+            pieces.append(piece if first + BLOCK_BYTES >= end else bytes(piece))
+        self._counters.add("read_bytes", end - offset)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _block(self, node: Node, block: int) -> memoryview:
+        self._counters.add("block_reads")
+        for further in self._read_ahead.wanted(node, block):
+            self._read_ahead.start(node, further)
+        payload = self._fetcher.local(ContentKey(node.inode, block))
+        where = HIT
+        if payload is None:
+            started = time.perf_counter()
+            try:
+                fetched, landed = await self._fetcher.fetch(node, block)
+            except (SourceNotFound, SourceChanged) as exc:
+                raise await self._stale(node) from exc
+            self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
+            payload, where = memoryview(fetched), FETCHED if landed else REFUSED
+        else:
+            self._counters.add("block_hits")
+        self._events.note(node.inode, len(payload), where, 0, block)
+        return payload
+
+    async def _stale(self, node: Node) -> Stale:
+        """The error for a version that the source no longer has; the name is looked up anew from now on."""
+        self._counters.add("stale_handles")
+        parent, name = self._catalogue.parent_of(node.path)
+        try:
+            await trio.to_thread.run_sync(self._catalogue.expire, parent, name)
+        except StoreError as exc:
+            log.warning("%s: an old name may be shown until it expires", exc)
+        return Stale(f"{os.fsdecode(node.path)} has changed at the source")
+
+    async def release(self, handle: int) -> None:
+        if is_control_handle(handle):
+            await self._control.release(handle)
+
+    async def write(self, handle: int, data: bytes) -> int:
+        if not is_control_handle(handle):
+            raise ReadOnly("spiderfs is read-only")
+        return await self._control.write(handle, data)
+
+    async def truncate(self, inode: int) -> Attributes:
+        """What the shell does before it writes; only control files may be written."""
+        if not self._control.owns(inode):
+            raise ReadOnly("spiderfs is read-only")
+        return self._control_attributes(self._control.getattr(inode))
+
+    # -- attributes beside
+
+    async def access(self, inode: int, mask: int, caller: Caller) -> None:
+        """Raises ReadOnly or AccessDenied where `mask` (R_OK, W_OK, X_OK) is not granted; access(2)."""
+        attributes = await self.getattr(inode)
+        if mask & os.W_OK and not self._control.owns(inode):
+            raise ReadOnly("spiderfs is read-only")
+        if caller.uid == 0:
+            allowed = os.R_OK | os.W_OK
+            if attributes.mode & 0o111 or stat.S_ISDIR(attributes.mode):
+                allowed |= os.X_OK
+        elif caller.uid == attributes.uid:
+            allowed = attributes.mode >> 6 & 7
+        else:
+            # Supplementary groups are the kernel's to judge: with allow_other it checks permissions itself.
+            allowed = (
+                (attributes.mode >> 3 | attributes.mode) & 7 if caller.gid == attributes.gid else attributes.mode & 7
+            )
+        if mask & ~allowed & 7:
+            raise AccessDenied(f"mode {attributes.mode & 0o777:o} does not allow this")
+
+    async def statfs(self) -> os.statvfs_result:
+        return await self._client.shared("statfs", self._client.statvfs)
+
+    async def listxattr(self, inode: int) -> list[str]:
+        if self._control.owns(inode):
+            return []
+        node = self._catalogue.node(inode)
+        own = [XATTR_PREFIX + name for name in _OWN_XATTRS] if node.is_regular else []
+        return own + [name for name in await self._client.listxattr(node.path) if name.startswith("user.")]
+
+    async def getxattr(self, inode: int, name: str) -> bytes:
+        if name.startswith("user.") and not self._control.owns(inode):
+            node = self._catalogue.node(inode)
+            if name.startswith(XATTR_PREFIX) and node.is_regular:
+                render = _OWN_XATTRS.get(name[len(XATTR_PREFIX) :])
+                if render is not None:
+                    return render(self, node).encode()
+            else:
+                value = await self._client.getxattr(node.path, name)
+                if value is not None:
+                    return value
+        raise NoAttribute(name)
+
+    def _cached_blocks(self, node: Node) -> tuple[int, int]:
+        """How many of the file's records are in the store, and how many it has."""
+        if node.stat.size <= self.settings.sample_max_bytes:
+            return int(node.stat.size == 0 or self._fetcher.stored(ContentKey(node.inode))), 1
+        blocks = math.ceil(node.stat.size / BLOCK_BYTES)
+        return sum(self._fetcher.stored(ContentKey(node.inode, block)) for block in range(1, blocks + 1)), blocks
+
+    def _xattr_state(self, node: Node) -> str:
+        cached, blocks = self._cached_blocks(node)
+        if cached == blocks:
+            return "cached"
+        return f"partial {cached}/{blocks}" if cached else "uncached"
+
+    def _xattr_section(self, node: Node) -> str:
+        member = self._content.member(ContentKey(node.inode))
+        return member.section if member else "none"
+
+    def _xattr_score(self, node: Node) -> str:
+        member = self._content.member(ContentKey(node.inode))
+        return f"{member.score:g}" if member and member.section != LANDING else "none"
+
+    def _xattr_inode(self, node: Node) -> str:
+        return str(node.inode)
+
+    def _xattr_version(self, node: Node) -> str:
+        return f"{node.stat.size} {node.stat.mtime_ns}"
+
+
+_OWN_XATTRS: dict[str, Callable[[Filesystem, Node], str]] = {
+    "state": Filesystem._xattr_state,
+    "section": Filesystem._xattr_section,
+    "score": Filesystem._xattr_score,
+    "inode": Filesystem._xattr_inode,
+    "version": Filesystem._xattr_version,
+}

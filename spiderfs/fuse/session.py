@@ -1,0 +1,223 @@
+"""Several processes on one FUSE descriptor, without any of them ever freezing. Owns every trick played on pyfuse3.
+
+The supervisor mounts and answers the kernel's INIT, then forks; each worker runs pyfuse3's own session loop on the
+inherited descriptor (forking before INIT is answered gives EIO). A request that a worker took and did not answer is
+handed out again after FUSE_NOTIFY_RESEND (Linux >= 6.9), so a worker may be killed at any time.
+
+The freeze: pyfuse3 waits in epoll until the descriptor is readable and then calls read(2), holding the interpreter's
+lock. When another worker has taken the request meanwhile, or its caller was killed, that read blocks, and with it the
+whole worker. Three things prevent it:
+
+1. Between "readable" and the end of read(2) a worker holds a file lock that excludes the other workers, and looks again
+   whether there is still a request. The lock is released as the first act of the handler, and in any case before the
+   worker waits again. The kernel frees the lock of a worker that dies.
+2. The descriptor is non-blocking, so what slips through (a caller that dies between the look and the read) ends in
+   EAGAIN instead of a wait.
+3. pyfuse3 takes EAGAIN for a fatal error; the session loop is wrapped to go on. The wrapped loop loses its receive
+   buffer then (1 MiB of address space, never touched): rare enough to bear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import select
+import struct
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyfuse3
+import trio
+
+from spiderfs.errors import MountError
+from spiderfs.metrics import Counters
+
+log = logging.getLogger(__name__)
+
+# struct fuse_out_header with unique 0: a notification; code 7 is FUSE_NOTIFY_RESEND (linux/fuse.h).
+_RESEND = struct.pack("<IiQ", 16, 7, 0)
+# Requests that a worker answers at the same time. Each idle task holds a receive buffer, of which only touched pages
+# cost memory; readers that wait for a hanging source must not use up the tasks that serve cached files.
+MAX_TASKS = 1000
+# pyfuse3 ends tasks beyond this many that wait for requests, and starts new ones under load.
+IDLE_TASKS = 16
+# How long to stay off the lock when another worker has it: it is held for the time of one read(2), about 20 us.
+_LOCK_PAUSE_S = 0.0002
+
+
+def mount(operations: pyfuse3.Operations, mountpoint: Path, options: set[str]) -> int:
+    """Mount, answer INIT, and return the FUSE descriptor; raises MountError."""
+    before = _fuse_descriptors()
+    try:
+        with _stderr_captured() as complaint:
+            pyfuse3.init(operations, os.fspath(mountpoint), options)
+    except RuntimeError as exc:
+        reason = " ".join(complaint()) or str(exc)
+        raise MountError(f"cannot mount on {mountpoint}: {reason}") from exc
+    (descriptor,) = _fuse_descriptors() - before
+    trio.run(_answer_init, operations)
+    os.set_blocking(descriptor, False)
+    return descriptor
+
+
+async def _answer_init(operations: pyfuse3.Operations) -> None:
+    answered = trio.Event()
+    operations.init = answered.set
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pyfuse3.main)
+        await answered.wait()
+        nursery.cancel_scope.cancel()
+
+
+def resend(descriptor: int) -> bool:
+    """Ask the kernel to hand out again what was not answered; False where it cannot (Linux < 6.9)."""
+    try:
+        os.write(descriptor, _RESEND)
+    except OSError as exc:
+        if exc.errno == errno.EINVAL:
+            return False
+        raise
+    return True
+
+
+async def serve(
+    descriptor: int,
+    operations: pyfuse3.Operations,
+    lock_path: Path | None,
+    counters: Counters,
+    idle: Callable[[], None],
+) -> None:
+    """Answer requests until the file system is unmounted.
+
+    `lock_path` names the file that the workers of one mount lock between them; None where there is only one. `idle` is
+    called before every wait for requests.
+    """
+    guard = _Guard(descriptor, lock_path, counters, idle)
+    if lock_path is not None:
+        _release_first(operations, guard)
+    # pyfuse3 looks these names up in its module at every use; pyfuse3.asyncio replaces the same one.
+    module: Any = pyfuse3
+    module.trio = _TrioWithGuard(guard)
+    module._session_loop = _going_on(module._session_loop, counters)
+    await pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
+
+
+class _Guard:
+    def __init__(self, descriptor: int, lock_path: Path | None, counters: Counters, idle: Callable[[], None]) -> None:
+        self._descriptor = descriptor
+        self._counters = counters
+        self._idle = idle
+        self._lock = None if lock_path is None else os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._held = False
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # type: ignore[arg-type]
+
+    async def wait_readable(self, descriptor: int) -> None:
+        """Return when a request waits and, with several workers, only this one may take it."""
+        self.release()
+        self._idle()
+        if self._lock is None:
+            await trio.lowlevel.wait_readable(descriptor)
+            return
+        while True:
+            await trio.lowlevel.wait_readable(descriptor)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._counters.add("queue_races")
+                await trio.sleep(_LOCK_PAUSE_S)
+                continue
+            self._held = True
+            # No await from here to the read: POLLERR (unmounted) counts as readable too.
+            if self._poll.poll(0):
+                return
+            self._counters.add("queue_races")
+            self.release()
+
+
+class _TrioWithGuard(types.ModuleType):
+    """trio, but for the one call by which pyfuse3 waits for requests."""
+
+    def __init__(self, guard: _Guard) -> None:
+        super().__init__("trio")
+        self.lowlevel = types.SimpleNamespace(
+            wait_readable=guard.wait_readable,
+            current_task=trio.lowlevel.current_task,
+            current_trio_token=trio.lowlevel.current_trio_token,
+            notify_closing=trio.lowlevel.notify_closing,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(trio, name)
+
+
+def _going_on(loop: Callable[..., Any], counters: Counters) -> Callable[..., Any]:
+    async def session_loop(*args: Any) -> None:
+        while True:
+            try:
+                await loop(*args)
+            except OSError as exc:
+                if exc.errno != errno.EAGAIN:
+                    raise
+                counters.add("queue_races")
+            else:
+                return
+
+    return session_loop
+
+
+# Every handler that pyfuse3 may call for a request that was read from the descriptor.
+_HANDLERS = tuple(
+    name for name, value in vars(pyfuse3.Operations).items() if callable(value) and not name.startswith("_")
+)
+
+
+def _release_first(operations: pyfuse3.Operations, guard: _Guard) -> None:
+    def releasing(handler: Callable[..., Any]) -> Callable[..., Any]:
+        def handle(*args: Any) -> Any:
+            guard.release()
+            return handler(*args)
+
+        return handle
+
+    for name in _HANDLERS:
+        if name not in ("init", "stacktrace"):
+            setattr(operations, name, releasing(getattr(operations, name)))
+
+
+def _fuse_descriptors() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
+                found.add(int(name))
+    return found
+
+
+@contextlib.contextmanager
+def _stderr_captured() -> Iterator[Callable[[], list[str]]]:
+    """libfuse and fusermount3 say why they failed on stderr alone; collect the lines for our own message."""
+    saved = os.dup(2)
+    captured = os.memfd_create("stderr")
+    os.dup2(captured, 2)
+
+    def lines() -> list[str]:
+        text = os.pread(captured, 65536, 0).decode(errors="replace")
+        return [line.strip() for line in text.splitlines() if line.strip()]
+
+    try:
+        yield lines
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        # `captured` stays readable for the caller's message; it goes with the process.

@@ -214,7 +214,7 @@ def case_table(case: Case) -> Table:
         table.add_row(
             peer,
             f"{statistics.median(rates):,.0f}",
-            f"{min(rates) / 1000:.1f}k-{max(rates) / 1000:.1f}k",
+            f"{min(rates) / 1000:.3g}k-{max(rates) / 1000:.3g}k",
             f"{case.median(peer, 'p50_us'):,.0f}",
             f"{case.median(peer, 'p99_us'):,.0f}",
             f"{case.median(peer, 'daemon_cpu_s_per_1000'):.3f}",
@@ -340,13 +340,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def terminated(_signal: int, _frame: object) -> None:
-    # As Ctrl-C does: unwinds through every context, so that everything is unmounted.
+    # Unwinds through every context, so that everything is unmounted.
     raise KeyboardInterrupt
 
 
 def main() -> int:
     arguments = parse_arguments()
-    signal.signal(signal.SIGTERM, terminated)
+    # SIGINT too: a shell that starts this in the background has it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, terminated)
     console = Console()
     try:
         if {"bindfs", "rclone"} & set(missing(arguments.peers)):

@@ -317,13 +317,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def terminated(_signal: int, _frame: object) -> None:
-    # As Ctrl-C does: unwinds through every context, so that nothing is left behind.
+    # Unwinds through every context, so that nothing is left behind.
     raise KeyboardInterrupt
 
 
 def main() -> int:
     arguments = parse_arguments()
-    signal.signal(signal.SIGTERM, terminated)
+    # SIGINT too: a shell that starts this in the background has it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, terminated)
     scratch = Path(tempfile.mkdtemp(prefix="spiderfs-demo."))
     try:
         demo(arguments, scratch)

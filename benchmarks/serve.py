@@ -204,7 +204,7 @@ def judge(case: Case) -> Iterator[Verdict]:
 
 def case_table(case: Case) -> Table:
     title = f"{case.file_set}, {case.readers} reader{'s' * (case.readers > 1)}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False)
     table.add_column("", no_wrap=True)
     for heading in ("files/s", "spread", "p50 us", "p99 us", "daemon", "client", "MiB"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -225,7 +225,9 @@ def case_table(case: Case) -> Table:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    table = Table(title="spiderfs against the others", title_justify="left", box=box.SIMPLE)
+    table = Table(
+        title="spiderfs against the others", title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False
+    )
     for heading in ("files", "readers", "times as fast as", "ratio", "target", ""):
         table.add_column(heading, justify="left" if heading in ("files", "times as fast as", "") else "right")
     for verdict in verdicts:

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
-from image_training import BATCH, SEED, Epoch, ImageFolder, train
+from image_training import BATCH, SEED, Epoch, ImageFolder, end_loader_workers, train
 from PIL import Image
 from rich import box
 from rich.console import Console
@@ -175,6 +175,7 @@ def mounted(source: Path, scratch: Path, line: Line, capacity_bytes: int) -> Ite
         command("mount", source, mountpoint, "-o", ",".join(f"{name}={value}" for name, value in options.items()))
         yield mountpoint
     finally:
+        end_loader_workers()  # else the mount is busy
         if is_mounted(mountpoint):
             command("umount", mountpoint)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 LOADER_WORKERS = 2
+WORKER_PATIENCE_S = 5.0  # a worker in the middle of a read that hangs cannot end before that does
 BATCH = 32
 PIXELS = 32  # what the network sees, square
 SEED = 7
@@ -94,3 +96,10 @@ def accuracy(model: nn.Module, samples: ImageFolder) -> float:
 def leave_signals_to_the_parent(_worker: int) -> None:
     # Ctrl-C reaches every process of the terminal; the parent unwinds and ends its workers, without their tracebacks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_loader_workers() -> None:
+    """After an interrupt: its traceback keeps the loader alive, and so its workers, who would go on reading."""
+    for process in multiprocessing.active_children():
+        process.terminate()
+        process.join(WORKER_PATIENCE_S)

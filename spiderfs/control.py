@@ -4,8 +4,8 @@ What they say and do is the manager's affair (`daemon/control_table.py`); a work
 What an open answered is kept as a snapshot file until the handle is released, so that one reader sees one state and any
 worker can serve any part of it. `log` alone is live: its handle reads the manager's log file.
 
-A handle says everything: the top bit marks a control file, the next one that it was opened to be written, then comes its
-index in FILES, then 48 random bits that name the snapshot.
+A handle says everything: the top bit marks a control file, the next one that it was opened to be written, then
+comes its index in FILES, then 48 random bits that name the snapshot.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import trio
 
@@ -25,6 +25,15 @@ class Lister:
         self._catalogue = catalogue
         self._client = client
         self._now = wall_clock
+
+    async def root(self) -> Node:
+        """The root of the source, which is recorded when it is met first."""
+        try:
+            return self._catalogue.node(ROOT_INODE)
+        except Stale:
+            found = await self._client.stat(b"")
+            await trio.to_thread.run_sync(self._catalogue.record_root, found)
+            return self._catalogue.node(ROOT_INODE)
 
     async def refresh(self, node: Node) -> Node:
         """The directory with its present attributes; with those that are known while the source cannot be asked.
@@ -71,12 +80,12 @@ class Lister:
         names = await self._client.scan(node.path)
         await trio.to_thread.run_sync(self._catalogue.record_listing, node.inode, names, found.mtime_ns, now)
 
-    async def walk(self, wanted: Callable[[bytes], bool], ttl_s: float) -> AsyncIterator[list[Node]]:
+    async def walk(self, wanted: Callable[[bytes], bool], ttl_s: float) -> AsyncGenerator[list[Node], None]:
         """All regular files, some at a time, of every directory whose path is `wanted`.
 
         A directory that vanishes or cannot be read meanwhile is passed over by raising nothing: its files are left out.
         """
-        waiting = [self._catalogue.node(ROOT_INODE)]
+        waiting = [await self.root()]
         while waiting:
             directory = waiting.pop()
             if not wanted(directory.path):

@@ -14,7 +14,7 @@ from spiderfs.errors import MountError
 
 _SYSLOG = Path("/dev/log")
 _LOG_MAX_BYTES = 10 << 20
-_READY = b"ready"
+_READY = "ready"
 
 
 def detach() -> Callable[[str], None] | None:
@@ -26,11 +26,11 @@ def detach() -> Callable[[str], None] | None:
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
+        # A line, not the end of the file: the daemon's children hold the pipe as well.
         with open(reader, "rb") as answer:
-            text = answer.read()
-        if text == _READY:
+            reason = answer.readline().decode(errors="replace").rstrip("\n")
+        if reason == _READY:
             return None
-        reason = text.decode(errors="replace")
         raise MountError(reason or "the daemon ended before it was ready: its log says why")
     os.close(reader)
     os.setsid()
@@ -40,7 +40,7 @@ def detach() -> Callable[[str], None] | None:
         os.dup2(null, standard)
 
     def report(failure: str) -> None:
-        os.write(writer, failure.encode(errors="replace") or _READY)
+        os.write(writer, f"{failure or _READY}\n".encode(errors="replace"))
         os.close(writer)
 
     return report

@@ -7,6 +7,7 @@ manager's death loses nothing that still fits into the pipe.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -33,10 +34,8 @@ def open_pipe() -> tuple[int, int]:
     """Read end and write end, both non-blocking."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     # An ordinary user who has used up his share of pipe memory keeps the 64 KiB that every pipe has.
-    try:
+    with contextlib.suppress(PermissionError):
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    except PermissionError:
-        pass
     return reader, writer
 
 

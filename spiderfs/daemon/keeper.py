@@ -73,7 +73,7 @@ class Keeper:
 
     def fold(self, events: npt.NDArray[np.void]) -> None:
         """Let the engine see accesses (an array of ACCESS), and the store what it decided."""
-        changes = []
+        changes: list[Changes] = []
         for _, inode, size, block, _, where, _ in events.tolist():
             if size == 0:
                 continue

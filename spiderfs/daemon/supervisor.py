@@ -58,6 +58,7 @@ MANAGER_PAUSE_S = 0.5
 _CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+CHOOSE_ANOTHER = "choose another one with -o cache_dir=DIR"
 _MANAGER = -1  # where a worker has its index
 
 
@@ -92,14 +93,14 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
         lock = os.open(options.cache_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
         raise ConfigError(
-            f"the cache directory {options.cache_dir} cannot be used ({exc.strerror}): choose another one with -o cache_dir=DIR"
+            f"the cache directory {options.cache_dir} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}"
         ) from exc
     try:
         # Children inherit it, so the next mount waits for the last of them.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         raise MountError(
-            f"the cache directory {options.cache_dir} is in use by another mount: unmount it, or choose another one with -o cache_dir=DIR"
+            f"the cache directory {options.cache_dir} is in use by another mount: unmount it, or {CHOOSE_ANOTHER}"
         ) from exc
     start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
     directories = Directories(options.cache_dir)

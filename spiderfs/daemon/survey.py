@@ -1,4 +1,4 @@
-"""Measuring the source: a walk that also fills the catalogue, so that the first epoch's look-ups find what they need."""
+"""Measuring the source: a walk that also fills the catalogue, so that the first epoch's look-ups find it filled."""
 
 from __future__ import annotations
 

@@ -7,12 +7,11 @@ import os
 
 import trio
 
-from spiderfs.catalogue import ROOT_INODE, Catalogue
+from spiderfs.catalogue import Catalogue
 from spiderfs.control import Control
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext, published_options, settings_of
 from spiderfs.daemon.control_channel import ControlClient
 from spiderfs.daemon.event_pipe import EventWriter
-from spiderfs.errors import Stale
 from spiderfs.fetcher import Fetcher, Interlock
 from spiderfs.filesystem import Filesystem
 from spiderfs.fuse.operations import Operations
@@ -36,13 +35,14 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
     interlock = Interlock(directories.fetch_lock)
     events = EventWriter(context.event_writer, counters)
     catalogue = Catalogue(records)
+    lister = Lister(catalogue, client)
     fetcher = Fetcher(context.source, client, content, interlock, counters)
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(
             catalogue=catalogue,
             content=content,
             client=client,
-            lister=Lister(catalogue, client),
+            lister=lister,
             fetcher=fetcher,
             read_ahead=ReadAhead(nursery, fetcher, counters, context.options.read_ahead),
             control=Control(ControlClient(directories.control_socket), directories.run, os.getuid()),
@@ -50,7 +50,7 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
             counters=counters,
             settings=settings_of(published_options(directories, context.options)),
         )
-        await _know_root(catalogue, context)
+        await lister.root()
         operations.serve(filesystem, counters)
         nursery.start_soon(client.watch)
         nursery.start_soon(_flush, events)
@@ -61,14 +61,6 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
     events.flush()
     content.close()
     records.close()
-
-
-async def _know_root(catalogue: Catalogue, context: MountContext) -> None:
-    try:
-        catalogue.node(ROOT_INODE)
-    except Stale:
-        found = await trio.to_thread.run_sync(context.source.stat, b"")
-        await trio.to_thread.run_sync(catalogue.record_root, found)
 
 
 async def _flush(events: EventWriter) -> None:

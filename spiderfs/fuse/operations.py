@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 import pyfuse3
@@ -61,7 +61,8 @@ class Operations(pyfuse3.Operations):
         except Exception as exc:
             raise self._fuse_error(exc) from exc
 
-    async def read(self, fh: int, off: int, size: int) -> memoryview | bytes:
+    # Any buffer will do for pyfuse3, whatever its stub says.
+    async def read(self, fh: int, off: int, size: int) -> memoryview | bytes:  # type: ignore[override]
         try:
             return await self._fs.read(fh, off, size)
         except Exception as exc:
@@ -74,7 +75,7 @@ class Operations(pyfuse3.Operations):
         # Once and for all: the kernel does not ask again after ENOSYS, which saves a round trip at every close.
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
-    async def forget(self, inode_list: list[tuple[int, int]]) -> None:
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         # Nothing is remembered per inode that could be forgotten.
         return
 

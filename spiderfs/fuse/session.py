@@ -67,7 +67,7 @@ def mount(operations: pyfuse3.Operations, mountpoint: Path, options: set[str]) -
 
 async def _answer_init(operations: pyfuse3.Operations) -> None:
     answered = trio.Event()
-    operations.init = answered.set
+    setattr(operations, "init", answered.set)  # noqa: B010
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pyfuse3.main)
         await answered.wait()

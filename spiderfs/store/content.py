@@ -65,11 +65,12 @@ class LmdbContent:
     def read(self, key: ContentKey) -> memoryview | bytes | None:
         packed = _KEY.pack(*key)
         try:
-            value: memoryview | None = self._transaction().get(packed)
+            found = self._transaction().get(packed)
         except lmdb.Error as exc:
             raise translate(exc) from exc
-        if value is None:
+        if found is None:
             return None
+        value = memoryview(found)
         payload = value[_HEADER.size :]
         if packed not in self._verified:
             if len(value) < _HEADER.size or _HEADER.unpack_from(value) != (
@@ -153,7 +154,7 @@ class LmdbContent:
         while usage[1] and usage[0] + usage[2] > room:
             with txn.cursor(self._queue) as cursor:
                 cursor.first()
-                packed = cursor.value()
+                packed = bytes(cursor.value())
             self._remove(txn, usage, packed)
 
     def _remove(self, txn: lmdb.Transaction, usage: list[int], packed: bytes) -> None:

@@ -1,10 +1,11 @@
 """What the rest of spiderfs needs of its store: verified content, membership, and small ordered records.
 
 Content is keyed by (inode, block): block 0 is the whole of a small file, block n >= 1 the n-th MiB of a large one, so a
-file that another limit makes large or small never finds the wrong kind of record. A record enters through the **landing** section, a first-in-first-out queue that lives inside the byte budget:
-any worker may `land` at any time, and makes room by dropping what landed first. The manager alone moves records out of
-landing into the sections of the engine, and drops them. `used <= capacity` therefore holds after every call, whichever
-process made it and whether or not the manager is alive.
+file that another limit makes large or small never finds the wrong kind of record. A record enters through the
+**landing** section, a first-in-first-out queue that lives inside the byte budget: any worker may `land` at any time,
+and makes room by dropping what landed first. The manager alone moves records out of landing into the sections of the
+engine, and drops them. `used <= capacity` therefore holds after every call, whichever process made it and whether or
+not the manager is alive.
 
 Reading is allowed on one thread per process (the event loop's); a view returned by `read` is valid until `end_read`,
 which the event loop calls before it sleeps, so that no read transaction outlives a request. Writing calls may block on

@@ -282,7 +282,7 @@ def demo(arguments: argparse.Namespace, scratch: Path) -> None:
 
 
 def print_next_steps(data: Path | None) -> None:
-    example = data if data is not None else ROOT / "docs"
+    example = data if data is not None else ROOT / "spiderfs"
     spiderfs = os.path.relpath(SPIDERFS) if SPIDERFS.is_relative_to(Path.cwd()) else str(SPIDERFS)
     console.print("[bold]Try next[/bold], with a folder of your own in place of the first one:", highlight=False)
     for step in (

@@ -42,6 +42,7 @@ SPIDERFS = Path(sys.executable).parent / "spiderfs"
 MADE_PIXELS = 96  # scikit-learn's digits have 8 x 8; drawn larger they make files of a real image's kind, about 4 kB
 CACHED_SHARE = 0.20
 HELD_OUT_EVERY = 5
+COMMAND_PATIENCE_S = 60.0  # mounting and unmounting take about a second
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 console = Console()
@@ -156,9 +157,9 @@ def mount_counts(mountpoint: Path) -> Counts:
 
 
 def command(*words: str | Path) -> None:
-    """Show a spiderfs command as one would type it, and run it; raises CalledProcessError if it fails."""
+    """Show a spiderfs command as one would type it, and run it; raises SubprocessError if it fails or hangs."""
     console.print("[bold]$ spiderfs", shlex.join(map(str, words)), soft_wrap=True, highlight=False)
-    subprocess.run([SPIDERFS, *words], check=True)
+    subprocess.run([SPIDERFS, *words], check=True, timeout=COMMAND_PATIENCE_S)
 
 
 @contextmanager
@@ -333,7 +334,7 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("\ninterrupted; everything is unmounted and deleted")
         return 130
-    except subprocess.CalledProcessError as error:
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         print(f"demo: {shlex.join(map(str, error.cmd))} failed", file=sys.stderr)
         return 1
     finally:

@@ -1,12 +1,12 @@
-"""Several processes on one FUSE descriptor, without any of them ever freezing. Owns every trick played on pyfuse3.
+"""Several processes on one FUSE descriptor, none of which ever freezes. Owns every trick played on pyfuse3.
 
 The supervisor mounts and answers the kernel's INIT, then forks; each worker runs pyfuse3's own session loop on the
 inherited descriptor (forking before INIT is answered gives EIO). A request that a worker took and did not answer is
 handed out again after FUSE_NOTIFY_RESEND (Linux >= 6.9), so a worker may be killed at any time.
 
-The freeze: pyfuse3 waits in epoll until the descriptor is readable and then calls read(2), holding the interpreter's
-lock. When another worker has taken the request meanwhile, or its caller was killed, that read blocks, and with it the
-whole worker. Three things prevent it:
+The freeze: pyfuse3 waits until the descriptor is readable and then calls read(2), holding the interpreter's lock. When
+another worker has taken the request meanwhile, or its caller was killed, that read blocks, and with it the whole
+worker. Three things prevent it:
 
 1. Between "readable" and the end of read(2) a worker holds a file lock that excludes the other workers, and looks again
    whether there is still a request. The lock is released as the first act of the handler, and in any case before the
@@ -15,6 +15,11 @@ whole worker. Three things prevent it:
    EAGAIN instead of a wait.
 3. pyfuse3 takes EAGAIN for a fatal error; the session loop is wrapped to go on. The wrapped loop loses its receive
    buffer then (1 MiB of address space, never touched): rare enough to bear.
+
+The cost of waiting: pyfuse3's own wait takes two passes of trio's loop and four epoll calls per request, half the time
+of a cached open. Ours looks with one poll(2) first, and a task whose handler did not have to wait for anything takes
+the next request without going through trio at all. One idle task at most, the sentinel, waits in epoll; the others are
+parked. A handler that does suspend wakes one of them first, so that somebody is always there to take requests.
 """
 
 from __future__ import annotations
@@ -27,9 +32,9 @@ import os
 import select
 import struct
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyfuse3
 import trio
@@ -38,14 +43,15 @@ from spiderfs.errors import MountError
 from spiderfs.metrics import Counters
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # struct fuse_out_header with unique 0: a notification; code 7 is FUSE_NOTIFY_RESEND (linux/fuse.h).
 _RESEND = struct.pack("<IiQ", 16, 7, 0)
-# Requests that a worker answers at the same time. Each idle task holds a receive buffer, of which only touched pages
-# cost memory; readers that wait for a hanging source must not use up the tasks that serve cached files.
-MAX_TASKS = 1000
-# pyfuse3 ends tasks beyond this many that wait for requests, and starts new ones under load.
-IDLE_TASKS = 16
+# Requests that a worker answers at the same time; the others wait in the kernel. Readers that wait for a hanging source
+# hold one each and must not use up those that serve cached files. A task that never ran costs 5 kB.
+MAX_TASKS = 512
+# Requests in a row that are answered without a pass of trio's loop, which is where fetches get on.
+BURST = 16
 # How long to stay off the lock when another worker has it: it is held for the time of one read(2), about 20 us.
 _LOCK_PAUSE_S = 0.0002
 
@@ -97,17 +103,19 @@ async def serve(
     `lock_path` names the file that the workers of one mount lock between them; None where there is only one. `idle` is
     called before every wait for requests.
     """
-    guard = _Guard(descriptor, lock_path, counters, idle)
-    if lock_path is not None:
-        _release_first(operations, guard)
-    # pyfuse3 looks these names up in its module at every use; pyfuse3.asyncio replaces the same one.
+    reception = _Reception(descriptor, lock_path, counters, idle)
+    _announce(operations, reception)
+    # pyfuse3 looks these names up in its module at every use; pyfuse3.asyncio replaces trio there in the same way.
+    # Its own count of waiting tasks then stays 0, so it starts a task per request until there are max_tasks.
     module: Any = pyfuse3
-    module.trio = _TrioWithGuard(guard)
-    module._session_loop = _going_on(module._session_loop, counters)
-    await pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
+    module._wait_fuse_readable = reception.wait
+    module._session_loop = _going_on(module._session_loop, reception, counters)
+    await pyfuse3.main(min_tasks=MAX_TASKS, max_tasks=MAX_TASKS)
 
 
-class _Guard:
+class _Reception:
+    """Where the tasks of a worker wait for requests."""
+
     def __init__(self, descriptor: int, lock_path: Path | None, counters: Counters, idle: Callable[[], None]) -> None:
         self._descriptor = descriptor
         self._counters = counters
@@ -116,52 +124,63 @@ class _Guard:
         self._held = False
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
+        self._parked = trio.lowlevel.ParkingLot()
+        self._sentinel = False
+        self._burst = 0
+
+    async def wait(self) -> bool:
+        """Return when a request waits that only the caller may take, or when there will be no more."""
+        self.release()
+        self._idle()
+        if self._burst < BURST and self._take():
+            self._burst += 1
+            return True
+        while True:
+            self._burst = 0
+            if self._sentinel:
+                await self._parked.park()
+            else:
+                self._sentinel = True
+                try:
+                    await trio.lowlevel.wait_readable(self._descriptor)
+                finally:
+                    self._sentinel = False
+            if self._take():
+                return True
+            if self._lock is not None and not self._sentinel:
+                await trio.sleep(_LOCK_PAUSE_S)
+
+    def _take(self) -> bool:
+        """Whether there is a request; with several workers, the lock is then held. POLLERR (unmounted) is one too."""
+        if self._lock is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._counters.add("queue_races")
+                return False
+            self._held = True
+        # No await from here to the read.
+        if self._poll.poll(0):
+            return True
+        self.release()
+        return False
 
     def release(self) -> None:
         if self._held:
             self._held = False
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # type: ignore[arg-type]
 
-    async def wait_readable(self, descriptor: int) -> None:
-        """Return when a request waits and, with several workers, only this one may take it."""
-        self.release()
-        self._idle()
-        if self._lock is None:
-            await trio.lowlevel.wait_readable(descriptor)
-            return
-        while True:
-            await trio.lowlevel.wait_readable(descriptor)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._counters.add("queue_races")
-                await trio.sleep(_LOCK_PAUSE_S)
-                continue
-            self._held = True
-            # No await from here to the read: POLLERR (unmounted) counts as readable too.
-            if self._poll.poll(0):
-                return
-            self._counters.add("queue_races")
-            self.release()
+    def suspended(self) -> None:
+        """A handler has to wait: let another task take its place."""
+        if not self._sentinel:
+            self._parked.unpark(count=1)
+
+    def ended(self) -> None:
+        """The file system was unmounted: every task is to find that out."""
+        self._parked.unpark_all()
 
 
-class _TrioWithGuard(types.ModuleType):
-    """trio, but for the one call by which pyfuse3 waits for requests."""
-
-    def __init__(self, guard: _Guard) -> None:
-        super().__init__("trio")
-        self.lowlevel = types.SimpleNamespace(
-            wait_readable=guard.wait_readable,
-            current_task=trio.lowlevel.current_task,
-            current_trio_token=trio.lowlevel.current_trio_token,
-            notify_closing=trio.lowlevel.notify_closing,
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(trio, name)
-
-
-def _going_on(loop: Callable[..., Any], counters: Counters) -> Callable[..., Any]:
+def _going_on(loop: Callable[..., Any], reception: _Reception, counters: Counters) -> Callable[..., Any]:
     async def session_loop(*args: Any) -> None:
         while True:
             try:
@@ -171,6 +190,7 @@ def _going_on(loop: Callable[..., Any], counters: Counters) -> Callable[..., Any
                     raise
                 counters.add("queue_races")
             else:
+                reception.ended()
                 return
 
     return session_loop
@@ -182,17 +202,37 @@ _HANDLERS = tuple(
 )
 
 
-def _release_first(operations: pyfuse3.Operations, guard: _Guard) -> None:
-    def releasing(handler: Callable[..., Any]) -> Callable[..., Any]:
+def _announce(operations: pyfuse3.Operations, reception: _Reception) -> None:
+    """Let the reception know when a request has been taken, and when its handler has to wait."""
+
+    def announcing(handler: Callable[..., Any]) -> Callable[..., Any]:
         def handle(*args: Any) -> Any:
-            guard.release()
-            return handler(*args)
+            reception.release()
+            return _eagerly(handler(*args), reception.suspended)
 
         return handle
 
     for name in _HANDLERS:
         if name not in ("init", "stacktrace"):
-            setattr(operations, name, releasing(getattr(operations, name)))
+            setattr(operations, name, announcing(getattr(operations, name)))
+
+
+@types.coroutine
+def _eagerly(handler: Coroutine[Any, Any, T], suspended: Callable[[], None]) -> Generator[Any, Any, T]:
+    """Await a handler; if that takes longer than one step, call `suspended` before the first wait."""
+    try:
+        trap = handler.send(None)
+        suspended()
+        while True:
+            try:
+                sent = yield trap
+            except BaseException as exc:
+                trap = handler.throw(exc)
+            else:
+                trap = handler.send(sent)
+    except StopIteration as done:
+        value: T = done.value
+        return value
 
 
 def _fuse_descriptors() -> set[int]:

@@ -14,6 +14,8 @@
     ├── StoreError (EIO)               never a reader's error: reads fall back to the source
     │   ├── StoreFull (ENOSPC)         the disk, or LMDB's map, is full
     │   └── StoreCorrupt (EIO)         the store must be rebuilt
+    ├── HookError (EIO)                what a trainer asked for or sent cannot be used; never a reader's error
+    │   └── ProtocolError (EPROTO)     a message of the hook protocol is malformed
     └── FileSystemError (EIO)          what the virtual file system itself answers
         ├── NotFound (ENOENT)
         ├── NotADirectory (ENOTDIR)
@@ -91,6 +93,21 @@ class StoreFull(StoreError):
 
 class StoreCorrupt(StoreError):
     errno = errno.EIO
+
+
+class HookError(SpiderfsError):
+    errno = errno.EIO
+
+
+class ProtocolError(HookError):
+    """`code` is for programs; after a `fatal` one nothing more can be understood of the same stream."""
+
+    errno = errno.EPROTO
+
+    def __init__(self, text: str, code: str = "malformed", *, fatal: bool = False) -> None:
+        super().__init__(text)
+        self.code = code
+        self.fatal = fatal
 
 
 class FileSystemError(SpiderfsError):

@@ -1,0 +1,106 @@
+"""A training process as the daemon knows it: who it is, the sample lists it declared, and what could not be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from spiderfs.errors import ProtocolError
+from spiderfs.protocol import Hello, Samples
+
+
+class SamplePaths(Sequence[bytes]):
+    """Relative paths in one piece of memory; b"" stands for one that cannot be a path below the mount.
+
+    A million `bytes` objects cost 33 bytes each beside their text, this costs 8.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._ends = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == 0)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        end = int(self._ends[index])
+        begin = self._text.rfind(b"\0", 0, end) + 1
+        return self._text[begin:end]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._text.split(b"\0")[:-1])
+
+
+@dataclass(frozen=True, eq=False)
+class SampleList:
+    """A whole declared list: sample i has path `paths[i]` and label `labels[i]` (-1: none)."""
+
+    name: str
+    split: str
+    paths: SamplePaths
+    labels: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+@dataclass(eq=False)
+class Trainer:
+    """`pid` and `uid` come from the kernel (SO_PEERCRED); a pid of 0 is one of a foreign pid namespace."""
+
+    pid: int
+    uid: int
+    hello: Hello
+    lists: dict[str, SampleList] = field(default_factory=dict)
+    batches: int = 0
+    batches_dropped: int = 0
+    malformed: int = 0
+
+    @property
+    def rank(self) -> int:
+        return self.hello.rank
+
+
+class ListAssembly:
+    """Puts the chunks of a list together; `rejected` counts paths that cannot lie below the mount."""
+
+    def __init__(self, first: Samples) -> None:
+        self._head = first
+        self._texts: list[bytes] = []
+        self._labels: list[npt.NDArray[np.int32]] = []
+        self._samples = 0
+        self.rejected = 0
+
+    def add(self, chunk: Samples) -> SampleList | None:
+        """The list, when this chunk was its last; raises ProtocolError for a chunk that does not follow the last."""
+        head = self._head
+        if (chunk.split, chunk.total, chunk.first) != (head.split, head.total, self._samples):
+            raise ProtocolError(f"list {chunk.list!r}: a chunk from {chunk.first} where {self._samples} was due")
+        paths = chunk.split_paths()
+        good = [path if is_below_mount(path) else b"" for path in paths]
+        self.rejected += sum(not path for path in good)
+        self._texts.append(b"".join(path + b"\0" for path in good))
+        self._labels.append(chunk.labels)
+        self._samples += len(paths)
+        if self._samples < head.total:
+            return None
+        return SampleList(head.list, head.split, SamplePaths(b"".join(self._texts)), np.concatenate(self._labels))
+
+
+def is_below_mount(path: bytes) -> bool:
+    """Whether a relative path names something below the directory it is relative to, in the one normal form.
+
+    The control directory is no part of the samples.
+    """
+    names = path.split(b"/")
+    return names[0] != b".spiderfs" and not any(name in (b"", b".", b"..") for name in names)

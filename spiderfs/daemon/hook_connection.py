@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")
 _RECEIVE_BYTES = 1 << 18
+_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Goodbye)
 
 
 class HookSink(Protocol):
@@ -183,10 +184,8 @@ class Connection:
             message = await self._next()
             if message is None:
                 return
-            try:
-                self._check(trainer, message)
-            except ProtocolError as exc:
-                await self._refuse(exc)
+            if not isinstance(message, _SAID_BY_TRAINERS):
+                await self._refuse(ProtocolError(f"{message.TYPE} is not for a trainer to say now", "order"))
                 continue
             if isinstance(message, Batch):
                 try:
@@ -198,15 +197,6 @@ class Connection:
                 await queue.send(message)
             if isinstance(message, Goodbye):
                 return
-
-    def _check(self, trainer: Trainer, message: Message) -> None:
-        """What can be said without the list, which may still be on its way through the queue."""
-        if not isinstance(message, Samples | Batch | EpochEnd | Plan | ScoresRequest | CachedRequest | Goodbye):
-            raise ProtocolError(f"{message.TYPE} is not for a trainer to say now", "order")
-        if isinstance(message, Samples):
-            names = {*trainer.lists, *self._assemblies, message.list}
-            if len(names) > self._limits.lists:
-                raise ProtocolError(f"more than {self._limits.lists} lists", "too-many")
 
     # -- feeding
 
@@ -256,6 +246,8 @@ class Connection:
                 await self.answer(Ok(Goodbye.TYPE))
 
     async def _declare(self, trainer: Trainer, chunk: Samples) -> None:
+        if len({*trainer.lists, *self._assemblies, chunk.list}) > self._limits.lists:
+            raise ProtocolError(f"more than {self._limits.lists} lists", "too-many")
         if chunk.first == 0:
             self._assemblies[chunk.list] = ListAssembly(chunk)
         assembly = self._assemblies.get(chunk.list)

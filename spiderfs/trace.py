@@ -1,8 +1,9 @@
 """Recorded accesses on disk: what `-o trace=FILE` writes and `spiderfs simulate` reads.
 
 A trace is a header of 16 bytes (magic, version, bytes per record) and records of 32 bytes, little-endian. Each record
-names its kind, so that later kinds can stand beside the accesses; readers skip the kinds they do not know. A last
-record cut short by a crash is ignored by the reader and overwritten by a writer that goes on with the file.
+names its kind, so that later kinds can stand beside the accesses; readers skip the kinds they do not know. Beside what
+was read stands what the scorer found, so that a replay decides by the same scores, hubs and ratio. A last record cut
+short by a crash is ignored by the reader and overwritten by a writer that goes on with the file.
 
 People may bring their own as text: one `key size` per line, the key any word, the size in bytes; `#` starts a comment.
 """
@@ -18,8 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key
-from spiderfs.core.replay import Accesses
+from spiderfs.core.replay import Accesses, Epoch, Hint, Ratio, Scored
 from spiderfs.errors import SpiderfsError, UsageError
 
 MAGIC = b"SPIDERTR"
@@ -33,7 +35,7 @@ RECORD = np.dtype(
         ("block", "<u4"),
         ("kind", "u1"),
         ("served", "u1"),
-        ("spare", "<u2"),
+        ("dataset", "<u2"),
     ]
 )
 RECORD_FIELDS = struct.Struct("<dQQIBBH")
@@ -47,6 +49,23 @@ class Kind(IntEnum):
     """A sample (a small file) was opened."""
     BLOCK = 1
     """A block of a large file was read."""
+    REDIRECT = 2
+    """A sample was asked for and a stand-in given; `key` and `size` are those of the sample."""
+    STAND_IN = 3
+    """What was given, of the REDIRECT before it."""
+    SCORE = 4
+    """A sample has a new score: a float64 in the eight bytes of `size`."""
+    HUB = 5
+    """A sample was found to be a hub; its list are the NEIGHBOURs that follow, `size` of them, nearest first."""
+    NEIGHBOUR = 6
+    """One neighbour of the HUB before it, with its distance in `size`, as a score."""
+    RATIO = 7
+    """The share of the importance section was set: in `size`, as a score."""
+    EPOCH = 8
+    """A trainer began an epoch."""
+
+
+ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
 
 
 class TraceWriter:
@@ -73,12 +92,42 @@ class TraceWriter:
             raise UsageError(f"cannot record a trace to {self._path}: {exc.strerror}") from exc
 
     def append(
-        self, time_s: float, key: int, size: int, kind: Kind = Kind.OPEN, block: int = 0, served: bool = False
+        self,
+        time_s: float,
+        key: int,
+        size: int,
+        kind: Kind = Kind.OPEN,
+        block: int = 0,
+        served: bool = False,
+        dataset: int = 0,
     ) -> None:
-        """Record one access; `served` means without waiting for the source, times count from any fixed moment."""
-        self._buffer += RECORD_FIELDS.pack(time_s, key, size, block, kind, served, 0)
+        """Record one access; `served` means without waiting for the source, times count from any fixed moment.
+
+        `dataset` is the number of the list that the reader declared, and 0 if it may not be given a stand-in.
+        """
+        self._buffer += RECORD_FIELDS.pack(time_s, key, size, block, kind, served, dataset)
         if len(self._buffer) >= BUFFERED_RECORDS * RECORD.itemsize:
             self.flush()
+
+    def redirect(self, time_s: float, wanted: int, size: int, given: int, given_size: int, dataset: int) -> None:
+        """Record one access to a sample for which another was given."""
+        self.append(time_s, wanted, size, Kind.REDIRECT, served=True, dataset=dataset)
+        self.append(time_s, given, given_size, Kind.STAND_IN, served=True, dataset=dataset)
+
+    def score(self, time_s: float, key: int, score: float) -> None:
+        self.append(time_s, key, _bits(score), Kind.SCORE)
+
+    def hub(self, time_s: float, hub: Hub, dataset: int) -> None:
+        """Record a hub as it was found; its keys are inodes."""
+        self.append(time_s, _inode(hub.key), len(hub.neighbours), Kind.HUB, dataset=dataset)
+        for neighbour, distance in zip(hub.neighbours, hub.distances, strict=True):
+            self.append(time_s, _inode(neighbour), _bits(distance), Kind.NEIGHBOUR, dataset=dataset)
+
+    def ratio(self, time_s: float, ratio: float) -> None:
+        self.append(time_s, 0, _bits(ratio), Kind.RATIO)
+
+    def epoch(self, time_s: float, dataset: int) -> None:
+        self.append(time_s, 0, 0, Kind.EPOCH, dataset=dataset)
 
     def flush(self) -> None:
         try:
@@ -125,10 +174,47 @@ class Trace:
         keys: list[Key] = accesses["key"].tolist()
         for index in np.flatnonzero(accesses["kind"] == Kind.BLOCK).tolist():
             keys[index] = (keys[index], int(accesses["block"][index]))
-        return Accesses.of(keys, accesses["size"].tolist())
+        datasets = [str(number) if number else "" for number in accesses["dataset"].tolist()]
+        return Accesses.of(keys, accesses["size"].tolist(), datasets)
+
+    def hints(self) -> list[tuple[int, Hint]]:
+        """What the scorer found, each with the number of the access before which it was found."""
+        kinds = self.records["kind"]
+        hinting = np.flatnonzero(np.isin(kinds, (Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH)))
+        accesses_before = np.cumsum(np.isin(kinds, ACCESSES))
+        numbers = self.records["size"].copy().view("<f8")
+        hints: list[tuple[int, Hint]] = []
+        for index in hinting.tolist():
+            key, kind = int(self.records["key"][index]), int(kinds[index])
+            if kind == Kind.HUB:
+                following = slice(index + 1, index + 1 + self._neighbours_after(index))
+                neighbours, distances = self.records["key"][following].tolist(), numbers[following].tolist()
+                hint: Hint = Hub(key, str(self.records["dataset"][index]), neighbours, distances)
+            elif kind == Kind.SCORE:
+                hint = Scored(key, float(numbers[index]))
+            else:
+                hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else Epoch()
+            hints.append((int(accesses_before[index]), hint))
+        return hints
+
+    def _neighbours_after(self, hub: int) -> int:
+        """How many neighbours of a hub follow it: a crash may have cut its list short."""
+        promised = int(self.records["size"][hub])
+        others = np.flatnonzero(self.records["kind"][hub + 1 : hub + 1 + promised] != Kind.NEIGHBOUR)
+        return int(others[0]) if len(others) else promised
 
     def _accesses(self) -> NDArray[np.void]:
-        return self.records[np.isin(self.records["kind"], (Kind.OPEN, Kind.BLOCK))]
+        return self.records[np.isin(self.records["kind"], ACCESSES)]
+
+
+def _bits(number: float) -> int:
+    """A float64 as the integer of the same eight bytes."""
+    return int.from_bytes(struct.pack("<d", number), "little")
+
+
+def _inode(key: Key) -> int:
+    assert isinstance(key, int)
+    return key
 
 
 def read_trace(path: str | Path) -> Trace:

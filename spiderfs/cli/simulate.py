@@ -32,6 +32,11 @@ BOUND = "belady"
     help="Capacities, separated by commas: bytes, sizes (5GiB), or percent of the bytes of all distinct samples.",
 )
 @click.option(
+    "--ratio",
+    type=click.FloatRange(0, 1),
+    help="Share of the importance section, for spider [default: as it was when the trace was recorded]",
+)
+@click.option(
     "--epoch", "epoch_length", type=click.IntRange(min=1), help="Accesses per epoch [default: one per sample]"
 )
 @click.option(
@@ -42,6 +47,7 @@ def simulate(
     trace: Path | None,
     policies: str,
     capacities: str,
+    ratio: float | None,
     epoch_length: int | None,
     json_path: Path | None,
     check: bool,
@@ -64,7 +70,7 @@ def simulate(
 
     try:
         report = compare(
-            read_trace(trace), trace.name, chosen_policies(policies), chosen_capacities(capacities), epoch_length
+            read_trace(trace), trace.name, chosen_policies(policies), chosen_capacities(capacities), epoch_length, ratio
         )
         show(report, console)
         if json_path is not None:
@@ -93,14 +99,22 @@ def chosen_capacities(text: str) -> list[Capacity]:
 
 
 def compare(
-    trace: Trace, name: str, policies: list[str], capacities: list[Capacity], epoch_length: int | None
+    trace: Trace,
+    name: str,
+    policies: list[str],
+    capacities: list[Capacity],
+    epoch_length: int | None,
+    ratio: float | None = None,
 ) -> dict[str, Any]:
     """Every policy at every capacity over one trace, as plain data ready for JSON."""
     from spiderfs.core.engine import Engine
-    from spiderfs.core.replay import policy_for, replay
+    from spiderfs.core.guided import Guided
+    from spiderfs.core.replay import Ratio, policy_for, replay
     from spiderfs.policies import POLICIES
 
-    accesses = trace.accesses()
+    accesses, hints = trace.accesses(), trace.hints()
+    if ratio is not None:
+        hints = [(number, hint) for number, hint in hints if not isinstance(hint, Ratio)]
     if not len(accesses):
         raise UsageError(f"the trace {name} holds no accesses")
     epoch_length = epoch_length or accesses.distinct
@@ -109,8 +123,10 @@ def compare(
         capacity_bytes = capacity.budget_bytes(accesses.distinct_bytes)
         for policy in policies:
             engine = Engine(policy_for(POLICIES[policy], accesses), capacity_bytes)
+            if ratio is not None and isinstance(engine.policy, Guided):
+                engine.policy.set_ratio(ratio)
             began = perf_counter()
-            result = replay(engine, accesses, epoch_length)
+            result = replay(engine, accesses, epoch_length, hints)
             results.append(
                 {
                     "policy": policy,
@@ -118,14 +134,22 @@ def compare(
                     "capacity_bytes": capacity_bytes,
                     "hit_ratio": result.hit_ratio,
                     "warm_hit_ratio": result.warm_hit_ratio,
+                    "redirects": int(result.redirects.sum()),
                     "origin_bytes": int(result.origin_bytes.sum()),
                     "origin_bytes_per_sample": result.origin_bytes_per_sample,
                     "seconds": perf_counter() - began,
                     "epochs": [
-                        {"opens": opens, "hits": hits, "origin_bytes": origin_bytes, "coverage": coverage}
-                        for opens, hits, origin_bytes, coverage in zip(
+                        {
+                            "opens": opens,
+                            "hits": hits,
+                            "redirects": redirects,
+                            "origin_bytes": origin_bytes,
+                            "coverage": coverage,
+                        }
+                        for opens, hits, redirects, origin_bytes, coverage in zip(
                             result.opens.tolist(),
                             result.hits.tolist(),
+                            result.redirects.tolist(),
                             result.origin_bytes.tolist(),
                             result.coverage.tolist(),
                             strict=True,
@@ -160,7 +184,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     table = Table(title=f"Policies on {report['trace']}", caption=caption, caption_justify="left")
     table.add_column("capacity")
     table.add_column("policy")
-    for column in ("hits", "hits after epoch 1", "origin bytes per sample", "origin bytes"):
+    for column in ("hits", "hits after epoch 1", "redirects", "origin bytes per sample", "origin bytes"):
         table.add_column(column, justify="right")
     for index, row in enumerate(report["results"]):
         is_bound = row["policy"] == BOUND
@@ -170,6 +194,7 @@ def show(report: dict[str, Any], console: Console) -> None:
             f"{row['policy']} (bound)" if is_bound else row["policy"],
             f"{row['hit_ratio']:.1%}",
             f"{row['warm_hit_ratio']:.1%}",
+            f"{row['redirects']:,}",
             f"{row['origin_bytes_per_sample']:,.0f}",
             f"{row['origin_bytes']:,}",
             end_section=is_bound,

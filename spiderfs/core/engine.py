@@ -18,7 +18,7 @@ A size is what the store charges for the record; it never changes while the key 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -82,25 +82,26 @@ class Engine:
             self._policy.hit(key, size)
             return NOTHING
         self._policy.missed(key, size)
+        return self._offer(key, size)
+
+    def place(self, key: Key, size: int) -> Changes:
+        """Put a sample into the section that the policy wants it in now, without anybody having opened it.
+
+        A member moves there if it is in another one; any other is a candidate that lies in landing.
+        """
+        member = self._members.get(key)
+        if member is None:
+            return self._offer(key, size)
         section = self._policy.section_for(key)
-        share = self._policy_share()
-        limit = self._policy.limit(section, share)
-        if size > min(share, limit):
+        if section == member.section:
             return NOTHING
-        over_share = self._policy_bytes() + size - share
-        over_limit = self._section_bytes[section] + size - limit
-        victims: list[Key] = []
-        if over_share > 0 or over_limit > 0:
-            victims = self._enough(self._policy.victims_for(key, size), over_share, section, over_limit)
-            if not victims:
-                return NOTHING
-            self._leave(victims)
-        # What the blocks hold beyond their own share was the policy's to take back.
-        borrowed = self._oldest_blocks(self._used_bytes + size - self._budget_bytes)
-        self._leave(borrowed)
-        self._enter(key, size, section)
-        self._policy.inserted(key, size)
-        return Changes(((key, section),), (*victims, *borrowed))
+        victims = self._victims(key, 0, member.size, section)
+        if victims is None:
+            return NOTHING
+        self._leave([*victims, key])
+        self._enter(key, member.size, section)
+        self._policy.inserted(key, member.size)
+        return Changes(((key, section),), tuple(victims))
 
     def block_read(self, key: Key, size: int) -> Changes:
         """A block of a large file was read: a member is a hit, any other a candidate that lies in landing."""
@@ -197,15 +198,51 @@ class Engine:
 
     # -- choosing victims ------------------------------------------------------------------------------------------
 
-    def _enough(self, order: Iterator[Key], over_share: int, section: str, over_limit: int) -> list[Key]:
-        """The first of `order` that together free both amounts; none if all of them do not."""
+    def _offer(self, key: Key, size: int) -> Changes:
+        section = self._policy.section_for(key)
+        victims = self._victims(key, size, size, section)
+        if victims is None:
+            return NOTHING
+        self._leave(victims)
+        # What the blocks hold beyond their own share was the policy's to take back.
+        borrowed = self._oldest_blocks(self._used_bytes + size - self._budget_bytes)
+        self._leave(borrowed)
+        self._enter(key, size, section)
+        self._policy.inserted(key, size)
+        return Changes(((key, section),), (*victims, *borrowed))
+
+    def _victims(self, key: Key, more: int, size: int, section: str) -> list[Key] | None:
+        """What has to leave for a candidate that adds `more` bytes to the policy and `size` to a section.
+
+        None if it cannot get all of that.
+        """
+        share = self._policy_share()
+        limit = self._policy.limit(section, share, self.section_bytes)
+        if size > min(share, limit):
+            return None
+        over_share = self._policy_bytes() + more - share
+        over_limit = self._section_bytes[section] + size - limit
+        victims: list[Key] = []
+        if over_limit > 0:
+            victims = self._enough(self._policy.victims_for(key, size, section), over_limit)
+            if not victims:
+                return None
+            over_share -= sum(self._members[victim].size for victim in victims)
+        if over_share > 0:
+            others = (other for other in self._policy.victims_for(key, size, None) if other not in victims)
+            rest = self._enough(others, over_share)
+            if not rest:
+                return None
+            victims += rest
+        return victims
+
+    def _enough(self, order: Iterable[Key], over: int) -> list[Key]:
+        """The first of `order` that together free `over` bytes; none if all of them do not."""
         chosen: list[Key] = []
         for key in order:
-            member = self._members[key]
             chosen.append(key)
-            over_share -= member.size
-            over_limit -= member.size if member.section == section else 0
-            if over_share <= 0 and over_limit <= 0:
+            over -= self._members[key].size
+            if over <= 0:
                 return chosen
         return []
 
@@ -224,14 +261,13 @@ class Engine:
         chosen: dict[Key, None] = {}
         over_share = self._policy_bytes() - share
         for section in self._policy.sections:
-            over_limit = self._section_bytes[section] - self._policy.limit(section, share)
+            over_limit = self._section_bytes[section] - self._policy.limit(section, share, self.section_bytes)
             if over_limit > 0:
-                order = self._policy.eviction_order(section)
-                chosen.update(dict.fromkeys(self._enough(order, 0, section, over_limit)))
+                chosen.update(dict.fromkeys(self._enough(self._policy.eviction_order(section), over_limit)))
         over_share -= sum(self._members[key].size for key in chosen)
         if over_share > 0:
             rest = (key for key in self._policy.eviction_order() if key not in chosen)
-            chosen.update(dict.fromkeys(self._enough(rest, over_share, "", 0)))
+            chosen.update(dict.fromkeys(self._enough(rest, over_share)))
         return list(chosen)
 
     # -- books -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ every change of membership (`inserted`, `removed`), and answers in which order m
 
 Both are read to the point where enough is found and only then followed by `removed`, so they must not change the
 policy. A policy may split its share into several sections with their own limits and their own victims. Scores may
-change while their samples are cached: the next order that is asked for must follow the new ones.
+change while their samples are cached: the next order that is asked for must follow the new ones. A member may belong
+into another section than before (`section_for`): `Engine.place` then moves it, as one `removed` and one `inserted`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ class Policy(ABC):
         """A new policy for a run whose opens will be exactly `future`; most have no use for it."""
         return cls()
 
-    def limit(self, section: str, share_bytes: int) -> int:
-        """Bytes that one section may hold while the policy as a whole may hold `share_bytes`."""
+    def limit(self, section: str, share_bytes: int, held_bytes: Mapping[str, int]) -> int:
+        """Bytes that one section may hold while the policy as a whole may hold `share_bytes`.
+
+        `held_bytes` is what each section holds now: one may use what another leaves free.
+        """
         return share_bytes
 
     def section_for(self, key: Key) -> str:
@@ -64,8 +68,12 @@ class Policy(ABC):
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
         """All members, or all of one section, the least valuable first."""
 
-    def victims_for(self, key: Key, size: int) -> Iterator[Key]:
-        """Members worth less than this candidate, the least valuable first."""
+    def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:
+        """Members worth less than this candidate, the least valuable first.
+
+        `full` is the section that has reached its limit, of which alone members are of use, or None where no section
+        has but the policy's whole share is used up.
+        """
         return self.eviction_order(self.section_for(key))
 
     @abstractmethod

@@ -3,36 +3,46 @@
 The law that every result can be held against: a cache that fetches only on demand serves, in an epoch that reads each
 sample exactly once, nothing but what it held when the epoch began; so no policy, however much it foresees, serves
 more than the cached fraction. More takes repetition, prefetching or substitution.
+
+What a scorer found while a trace was recorded is replayed as hints, between the accesses where it was found; policies
+that are not guided go without. A hub was read with the batch that made it one, so its bytes are taken to lie in landing
+still, and entering the cache costs no second read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.core.engine import Engine
+from spiderfs.core.guided import Guided
+from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key, Policy
 
 Counts = NDArray[np.int64]
 
+NEVER = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
-    """What was read, in order; the three run in parallel."""
+    """What was asked for, in order; the four run in parallel."""
 
     keys: Sequence[Key]
     sizes: Sequence[int]
     ids: Counts
     """The keys numbered from 0 in the order of their first access."""
+    datasets: Sequence[str]
+    """Of the reader, where it may be given a stand-in; "" where it may not."""
 
     @classmethod
-    def of(cls, keys: Sequence[Key], sizes: Sequence[int]) -> Accesses:
+    def of(cls, keys: Sequence[Key], sizes: Sequence[int], datasets: Sequence[str] | None = None) -> Accesses:
         numbers: dict[Key, int] = {}
         ids = (numbers.setdefault(key, len(numbers)) for key in keys)
-        return cls(keys, sizes, np.fromiter(ids, np.int64, len(keys)))
+        return cls(keys, sizes, np.fromiter(ids, np.int64, len(keys)), datasets or [""] * len(keys))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -50,11 +60,34 @@ class Accesses:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    key: Key
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Of the sections, as it was set."""
+
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A trainer began one."""
+
+
+Hint = Scored | Hub | Ratio | Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """Counts per epoch; the last epoch may be a part of one."""
 
     opens: Counts
     hits: Counts
+    """Opens that did not wait for the source, those that were redirected among them."""
+    redirects: Counts
     served_bytes: Counts
     origin_bytes: Counts
     distinct: Counts
@@ -87,14 +120,26 @@ def policy_for(policy: type[Policy], accesses: Accesses) -> Policy:
     return policy.foreseeing([key for key in accesses.keys if not isinstance(key, tuple)])
 
 
-def replay(engine: Engine, accesses: Accesses, epoch_length: int) -> Replay:
-    """Feed all accesses (at least one) to an engine and count by epochs of `epoch_length` accesses."""
+def replay(engine: Engine, accesses: Accesses, epoch_length: int, hints: Sequence[tuple[int, Hint]] = ()) -> Replay:
+    """Feed all accesses (at least one) to an engine and count by epochs of `epoch_length` accesses.
+
+    Each hint comes with the number of the access before which it is given; they are in that order.
+    """
     members = engine.members
+    guide = _Guide(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints)
     hit_list: list[bool] = []
-    for key, size in zip(accesses.keys, accesses.sizes, strict=True):
-        hit_list.append(key in members)
+    redirect_list: list[bool] = []
+    for number, (key, size, dataset) in enumerate(zip(accesses.keys, accesses.sizes, accesses.datasets, strict=True)):
+        if number == guide.due:
+            guide.give(number)
+        hit = key in members
+        hub = guide.stand_in(dataset, key) if dataset and not hit else None
+        hit_list.append(hit or hub is not None)
+        redirect_list.append(hub is not None)
         if isinstance(key, tuple):
             engine.block_read(key, size)
+        elif hub is not None:
+            engine.opened(hub, members[hub].size)
         else:
             engine.opened(key, size)
     hits = np.array(hit_list)
@@ -103,8 +148,52 @@ def replay(engine: Engine, accesses: Accesses, epoch_length: int) -> Replay:
     return Replay(
         opens=np.diff(starts, append=len(accesses)),
         hits=np.add.reduceat(hits.astype(np.int64), starts),
+        redirects=np.add.reduceat(np.array(redirect_list).astype(np.int64), starts),
         served_bytes=np.add.reduceat(sizes, starts),
         origin_bytes=np.add.reduceat(np.where(hits, 0, sizes), starts),
         distinct=np.array([np.unique(accesses.ids[start : start + epoch_length]).size for start in starts]),
         distinct_in_all=accesses.distinct,
     )
+
+
+class _Guide:
+    """Gives the hints to a policy that takes them, each at its time."""
+
+    def __init__(self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, Hint]]) -> None:
+        self._engine = engine
+        self._policy = engine.policy if isinstance(engine.policy, Guided) else None
+        self._sizes = sizes
+        self._hints = hints if self._policy else ()
+        self._next = 0
+        self.due = self._hints[0][0] if self._hints else NEVER
+
+    def give(self, number: int) -> None:
+        """Give all that are due before access `number`."""
+        while self.due == number:
+            self._give(self._hints[self._next][1])
+            self._next += 1
+            self.due = self._hints[self._next][0] if self._next < len(self._hints) else NEVER
+
+    def stand_in(self, dataset: str, key: Key) -> Key | None:
+        if self._policy is None:
+            return None
+        hub = self._policy.stand_in(dataset, key)
+        if hub is not None:
+            self._policy.stood_in(hub)
+        return hub
+
+    def _give(self, hint: Hint) -> None:
+        assert self._policy is not None
+        match hint:
+            case Scored(key, score):
+                self._policy.scored(key, score)
+            case Hub():
+                self._policy.hub_found(hint)
+                # One that was never read during the trace is no member, and cannot become one.
+                if hint.key in self._sizes:
+                    self._engine.place(hint.key, self._sizes[hint.key])
+            case Ratio(ratio):
+                self._policy.set_ratio(ratio)
+                self._engine.settle()
+            case Epoch():
+                self._policy.new_epoch()

@@ -7,11 +7,13 @@ from spiderfs.policies.belady import Belady
 from spiderfs.policies.lfu import LFU
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO
+from spiderfs.policies.spider import Spider
 
 POLICIES: dict[str, type[Policy]] = {
     "minio": MinIO,
     "lru": LRU,
     "lfu": LFU,
+    "spider": Spider,
     "belady": Belady,
 }
 

@@ -49,7 +49,7 @@ class Belady(Policy):
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
         return self._order.ascending()
 
-    def victims_for(self, key: Key, size: int) -> Iterator[Key]:
+    def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:
         next_use = self._next_use[key]
         for victim in self._order.ascending():
             if -self._order.priority(victim) <= next_use:

@@ -35,7 +35,7 @@ class MinIO(Policy):
         """The newest first, when the budget shrinks: all are worth the same."""
         return reversed(self._members)
 
-    def victims_for(self, key: Key, size: int) -> Iterator[Key]:
+    def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:
         return iter(())
 
     def score(self, key: Key) -> float:

@@ -26,14 +26,15 @@ class HalfAndHalf(Policy):
 
     def __init__(self) -> None:
         self.odd_share = 0.5
+        self.also_odd: set[Key] = set()
         self._members: set[Any] = set()
 
-    def limit(self, section: str, share_bytes: int) -> int:
+    def limit(self, section: str, share_bytes: int, held_bytes: Mapping[str, int]) -> int:
         odd = int(share_bytes * self.odd_share)
         return odd if section == "odd" else share_bytes - odd
 
     def section_for(self, key: Key) -> str:
-        return "odd" if isinstance(key, int) and key % 2 else "even"
+        return "odd" if key in self.also_odd or (isinstance(key, int) and key % 2) else "even"
 
     def hit(self, key: Key, size: int) -> None: ...
 
@@ -48,7 +49,7 @@ class HalfAndHalf(Policy):
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
         return iter(sorted(key for key in self._members if section in (None, self.section_for(key))))
 
-    def victims_for(self, key: Any, size: int) -> Iterator[Key]:
+    def victims_for(self, key: Any, size: int, full: str | None) -> Iterator[Key]:
         return (victim for victim in self.eviction_order(self.section_for(key)) if victim < key)
 
     def score(self, key: Key) -> float:
@@ -102,6 +103,28 @@ def test_sections_have_their_own_limits_and_victims() -> None:
     assert engine.opened(5, 10) == Changes(((5, "odd"),), (1,))
     assert engine.opened(6, 10) == Changes(((6, "even"),), (2,))
     assert engine.section_bytes == {"odd": 20, "even": 20, BLOCKS: 0}
+
+
+def test_place_moves_a_member_into_the_section_it_now_belongs_to() -> None:
+    policy = HalfAndHalf()
+    engine = Engine(policy, 40)
+    for key in (2, 4, 1, 3):
+        engine.opened(key, 10)
+    assert engine.place(2, 10) == NOTHING
+    # From now on 4 is odd, and so is 2, which no odd one is worth less than.
+    policy.also_odd |= {2, 4}
+    assert engine.place(4, 10) == Changes(((4, "odd"),), (1,))
+    assert engine.section_bytes == {"odd": 20, "even": 10, BLOCKS: 0}
+    assert engine.place(2, 10) == NOTHING
+    assert engine.members[2].section == "even"
+
+
+def test_place_offers_what_is_no_member_as_if_it_had_been_opened() -> None:
+    engine = Engine(LRU(), 20)
+    assert engine.place(1, 10) == Changes(((1, SAMPLES),))
+    assert engine.place(1, 10) == NOTHING
+    engine.place(2, 10)
+    assert engine.place(3, 10) == Changes(((3, SAMPLES),), (1,))
 
 
 def test_a_moved_border_evicts_at_once() -> None:
@@ -261,6 +284,10 @@ class EngineAgainstModel(RuleBasedStateMachine):
     @rule(key=SAMPLE_KEYS)
     def opened(self, key: int) -> None:
         self.follow(self.engine.opened(key, size_of(key)), key)
+
+    @rule(key=SAMPLE_KEYS)
+    def place(self, key: int) -> None:
+        self.follow(self.engine.place(key, size_of(key)), key)
 
     @rule(key=BLOCK_KEYS)
     def block_read(self, key: tuple[int, int]) -> None:

@@ -50,13 +50,13 @@ class TestContract:
         before = list(engine.policy.eviction_order())
         next(engine.policy.eviction_order())
         outsider = next(key for key in range(60) if key not in engine.members)
-        next(engine.policy.victims_for(outsider, 1), None)
+        next(engine.policy.victims_for(outsider, 1, None), None)
         assert list(engine.policy.eviction_order()) == before
 
     def test_victims_are_members_in_order_of_value(self, engine: Engine) -> None:
         order = list(engine.policy.eviction_order())
         outsider = next(key for key in range(60) if key not in engine.members)
-        victims = list(engine.policy.victims_for(outsider, 1))
+        victims = list(engine.policy.victims_for(outsider, 1, None))
         assert victims == order[: len(victims)]
 
     def test_shrinking_keeps_the_most_valuable(self, engine: Engine) -> None:

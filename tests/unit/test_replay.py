@@ -12,12 +12,15 @@ from click.testing import CliRunner
 from spiderfs.cli.self_test import Check, Relation, lru_on_permutations, self_test
 from spiderfs.cli.simulate import simulate
 from spiderfs.core.engine import Engine
+from spiderfs.core.homophily import Hub
+from spiderfs.core.policy import Key
 from spiderfs.core.replay import Accesses, policy_for, replay
 from spiderfs.policies import POLICIES
 from spiderfs.policies.belady import Belady
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO
-from spiderfs.trace import Kind, TraceWriter
+from spiderfs.policies.spider import Spider
+from spiderfs.trace import Kind, TraceWriter, read_trace
 
 
 def test_counts_per_epoch() -> None:
@@ -87,6 +90,73 @@ def trace(tmp_path: Path) -> Path:
     writer.append(0, 99, 100, Kind.BLOCK, block=0)
     writer.close()
     return path
+
+
+def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
+    """Record what a mount would of a training of three epochs; whether each open hit, and what stood in for it."""
+    rng = np.random.default_rng(5)
+    policy = Spider(ratio=0.6, max_stand_ins=3)
+    engine = Engine(policy, 2000)
+    writer = TraceWriter(path)
+    weights, label = np.ones(100), rng.integers(0, 4, 100)
+    outcomes: list[tuple[bool, Key | None]] = []
+    for epoch in range(3):
+        policy.new_epoch()
+        policy.set_ratio(ratio := (0.6, 0.55, 0.5)[epoch])
+        engine.settle()
+        writer.epoch(0, 1)
+        writer.ratio(0, ratio)
+        for batch in rng.choice(100, (10, 10), p=weights / weights.sum()).tolist():
+            for key in batch:
+                hit, hub = key in engine.members, policy.stand_in("1", key)
+                outcomes.append((hit, hub))
+                if hub is None:
+                    engine.opened(key, 100)
+                    writer.append(0, key, 100, served=hit, dataset=1)
+                else:
+                    policy.stood_in(hub)
+                    engine.opened(hub, 100)
+                    writer.redirect(0, key, 100, int(str(hub)), 100, dataset=1)
+            for key in batch:
+                weights[key] = rng.uniform(0.05, 1.5)
+                policy.scored(key, weights[key])
+                writer.score(0, key, weights[key])
+            alike = np.flatnonzero(label == label[batch[0]]).tolist()[:12]
+            hub_found = Hub(batch[0], "1", alike, [0.01 * key for key in alike])
+            policy.hub_found(hub_found)
+            engine.place(batch[0], 100)
+            writer.hub(0, hub_found, 1)
+    writer.close()
+    return outcomes
+
+
+def test_spider_is_replayed_exactly(tmp_path: Path) -> None:
+    outcomes = spider_run(tmp_path / "trace")
+    trace = read_trace(tmp_path / "trace")
+    engine = Engine(Spider(max_stand_ins=3), 2000)
+    result = replay(engine, trace.accesses(), 1, trace.hints())
+    assert result.hits.tolist() == [int(hit or hub is not None) for hit, hub in outcomes]
+    assert result.redirects.tolist() == [int(hub is not None) for _, hub in outcomes]
+    assert 20 < result.redirects.sum() < result.hits.sum() < 290
+    assert result.hit_ratio == pytest.approx(trace.served_ratio())
+    # The same hints mean nothing to others, and less to one with less room.
+    assert replay(Engine(LRU(), 2000), trace.accesses(), 300, trace.hints()).redirects.tolist() == [0]
+    assert replay(Engine(Spider(), 500), trace.accesses(), 300, trace.hints()).hit_ratio < result.hit_ratio
+
+
+def test_command_varies_the_ratio(tmp_path: Path) -> None:
+    spider_run(tmp_path / "trace")
+    redirects = []
+    for options in ([], ["--ratio", 1], ["--ratio", 0.95]):
+        report_path = tmp_path / "report.json"
+        code, output = run(
+            tmp_path / "trace", "--policy", "spider", "--capacity", 2000, "--json", report_path, *options
+        )
+        assert code == 0, output
+        row = json.loads(report_path.read_text())["results"][0]
+        assert sum(epoch["redirects"] for epoch in row["epochs"]) == row["redirects"]
+        redirects.append(row["redirects"])
+    assert redirects[1] == 0 < redirects[2] < redirects[0]
 
 
 def run(*arguments: object) -> tuple[int, str]:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from spiderfs.core.homophily import Hub
+from spiderfs.core.replay import Epoch, Ratio, Scored
 from spiderfs.errors import SpiderfsError, UsageError
 from spiderfs.trace import BUFFERED_RECORDS, HEADER, MAGIC, RECORD, RECORD_FIELDS, Kind, TraceWriter, read_trace
 
@@ -64,6 +66,34 @@ def test_a_record_cut_short_is_ignored_and_overwritten(path: Path, cut: int) -> 
     assert read_trace(path).accesses().keys == [1]
     write(path, 3)
     assert read_trace(path).accesses().keys == [1, 3]
+
+
+def test_what_a_scorer_found_stands_between_the_accesses(path: Path) -> None:
+    hub = Hub(INODE, "3", [5, 6, 7], [0.1, 0.25, 1 / 3])
+    writer = TraceWriter(path)
+    writer.ratio(0, 0.9)
+    writer.append(1, 5, 50, dataset=3)
+    writer.score(2, 5, 1 / 3)
+    writer.hub(2, hub, 3)
+    writer.redirect(3, 6, 60, INODE, 70, dataset=3)
+    writer.epoch(4, 3)
+    writer.append(5, 7, 70)
+    writer.close()
+    trace = read_trace(path)
+    accesses = trace.accesses()
+    assert (accesses.keys, accesses.sizes, accesses.datasets) == ([5, 6, 7], [50, 60, 70], ["3", "3", ""])
+    assert trace.hints() == [(0, Ratio(0.9)), (1, Scored(5, 1 / 3)), (1, hub), (2, Epoch())]
+    assert trace.served_ratio() == pytest.approx(1 / 3)
+
+
+def test_a_list_cut_short_ends_where_it_was_cut(path: Path) -> None:
+    writer = TraceWriter(path)
+    writer.hub(2, Hub(1, "3", [5, 6, 7], [0.1, 0.2, 0.3]), 3)
+    writer.close()
+    path.write_bytes(path.read_bytes()[:-40])
+    assert read_trace(path).hints() == [(0, Hub(1, "3", [5], [0.1]))]
+    write(path, 9, 9)
+    assert read_trace(path).hints() == [(0, Hub(1, "3", [5], [0.1]))]
 
 
 def test_unknown_kinds_are_skipped(path: Path) -> None:

@@ -1,0 +1,56 @@
+"""The section of the most important samples: a min-heap that follows scores which change while samples are cached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from spiderfs.core.heap import Heap
+from spiderfs.core.policy import Key
+
+# A sample that was never scored: worth less than any that was, so nothing scored is evicted for it.
+UNKNOWN = 0.0
+
+
+class Importance:
+    def __init__(self) -> None:
+        self._scores: dict[Key, float] = {}
+        self._order: Heap[Key] = Heap()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._order
+
+    def score(self, key: Key) -> float:
+        """The score of any sample, cached or not; 0 is unknown."""
+        return self._scores.get(key, UNKNOWN)
+
+    def set_score(self, key: Key, score: float) -> None:
+        """Change the score of any sample; scores are positive."""
+        self._scores[key] = score
+        if key in self._order:
+            self._order.set(key, score)
+
+    def add(self, key: Key) -> None:
+        self._order.set(key, self.score(key))
+
+    def discard(self, key: Key) -> None:
+        self._order.discard(key)
+
+    def ascending(self) -> Iterator[Key]:
+        """All members, the least important first."""
+        return self._order.ascending()
+
+    def below(self, score: float) -> Iterator[Key]:
+        """Members of a lower score, the least important first."""
+        for key in self._order.ascending():
+            if self._order.priority(key) >= score:
+                return
+            yield key
+
+    def refill(self, scored: Iterable[tuple[Key, float]]) -> None:
+        """Replace all members; of equal scores the first given here is the first to go."""
+        members = list(scored)
+        self._scores.update((key, score) for key, score in members if score != UNKNOWN)
+        self._order.refill(members)

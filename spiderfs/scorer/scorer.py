@@ -1,0 +1,275 @@
+"""One global importance score per sample, from where its embedding lies among all others (SpiderCache, section 4.1).
+
+The embeddings of each batch update an index of the whole set. Within the radius, x_same neighbours have a sample's own
+label and x_other another one; equation 4 makes the score of them. The paper looks at 500 neighbours and divides x_other
+by 500; here both are counted among the k nearest and x_other is divided by k. The radius is a quantile over the same k,
+so the shape of the scores does not depend on k, only their grain does.
+
+A scorer belongs to one list of samples of one trainer, and to one thread. It knows samples by their place in that
+list.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from spiderfs.scorer.exact import ExactIndex
+from spiderfs.scorer.graph import GraphIndex
+from spiderfs.scorer.index import Ids, Index, Neighbours, Vectors, blocks_of, exact_nearest, normalised, saved_arrays
+from spiderfs.scorer.radius import Radius
+
+VERSION = 1
+STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
+
+# Below this many samples comparing with all of them is cheaper than updating a graph: benchmarks/scorer.py.
+EXACT_MAX_SAMPLES = 100_000
+# Samples of each batch whose k nearest are looked at however far they are: the radius must be able to grow.
+CALIBRATING_SAMPLES = 16
+# A sample with no neighbour of its label is rarer than one with a single one.
+INVERSE_OF_NONE = 2.0
+# What a sample is worth before any has been scored.
+FIRST_PRIOR = 1.0
+
+
+def importance(same: ArrayLike, other: ArrayLike, neighbour_max: int) -> NDArray[np.float32]:
+    """ln(1/x_same + x_other/neighbour_max + 1), with 1/x_same := 2 where x_same is 0 (SpiderCache eq. 4)."""
+    same, other = np.asarray(same), np.asarray(other)
+    rarity = np.where(same > 0, 1 / np.maximum(same, 1), INVERSE_OF_NONE)
+    scores: NDArray[np.float32] = np.log(rarity + other / neighbour_max + 1).astype(np.float32)
+    return scores
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerOptions:
+    neighbours: int = 100
+    """k: the nearest samples among which neighbours are counted."""
+    radius: float | None = None
+    """A fixed radius; None calibrates it."""
+    radius_quantile: float = 0.5
+    index: Literal["auto", "exact", "graph"] = "auto"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.neighbours < 1 or self.threads < 1:
+            raise ValueError("a scorer needs at least one neighbour and one thread")
+
+
+class Hub(NamedTuple):
+    """A sample and those that it can stand in for: of its label, within the radius, nearest first."""
+
+    id: int
+    neighbours: Ids
+    distances: Vectors
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScores:
+    """The different samples of one batch; all arrays run in parallel."""
+
+    ids: Ids
+    scores: NDArray[np.float32]
+    same: Ids
+    other: Ids
+    alike: Neighbours
+    """The neighbours that count as x_same."""
+
+    def hub(self, skip: Callable[[int], bool] = lambda sample: False) -> Hub | None:
+        """The sample of highest x_same that is not to be skipped; None if none has a neighbour of its label."""
+        for row in np.argsort(-self.same, kind="stable").tolist():
+            count = int(self.same[row])
+            if count and not skip(int(self.ids[row])):
+                return Hub(int(self.ids[row]), self.alike.ids[row, :count], self.alike.distances[row, :count])
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    radius: float
+    median_same: float
+    """Median x_same of the samples scored so far."""
+    isolated_share: float
+    """Share of them with x_same = 0."""
+    full_share: float
+    """Share of them all of whose k nearest lie within the radius: their counts say no more."""
+    scored_share: float
+    """Share of all samples that have been scored."""
+    sigma: float
+    """Standard deviation of their scores."""
+    bytes_per_sample: float
+    failures: int
+    """Queries that the graph could not answer at first."""
+
+
+class Scorer:
+    def __init__(self, labels: ArrayLike, dimension: int, options: ScorerOptions | None = None) -> None:
+        """`labels` has one integer per sample, in the order of the list; `dimension` is that of the embeddings."""
+        self.options = options or ScorerOptions()
+        self.labels = np.asarray(labels, np.int64)
+        count = len(self.labels)
+        if self.labels.shape != (count,) or count == 0 or dimension < 1:
+            raise ValueError("a scorer needs one label per sample, and embeddings of at least one number")
+        self.dimension = dimension
+        exact = self.options.index == "exact" or (self.options.index == "auto" and count <= EXACT_MAX_SAMPLES)
+        self.index: Index = (
+            ExactIndex(count, dimension) if exact else GraphIndex(count, dimension, self.options.threads)
+        )
+        self.scores = np.full(count, FIRST_PRIOR, np.float32)
+        """The score of every sample; one never scored has the mean of the others at the start of the epoch."""
+        self._radius = Radius(self.options.radius, self.options.radius_quantile)
+        self._scored = np.zeros(count, bool)
+        self._same = np.zeros(count, np.int32)
+        self._other = np.zeros(count, np.int32)
+
+    @property
+    def radius(self) -> float:
+        return self._radius.value
+
+    def batch(self, indices: ArrayLike, embeddings: NDArray[np.floating]) -> BatchScores:
+        """Score the samples of a batch by their new embeddings, one row for each index; a repeated index counts once.
+
+        The indices are those of the bytes that were really served. Raises ValueError for what cannot be a batch.
+        """
+        given = np.asarray(indices, np.int64)
+        if embeddings.shape != (*given.shape, self.dimension) or given.ndim != 1:
+            raise ValueError(
+                f"{given.shape} indices with embeddings {embeddings.shape}, not {self.dimension} numbers each"
+            )
+        if len(given) == 0 or given.min() < 0 or given.max() >= len(self.labels):
+            raise ValueError(f"a batch needs indices from 0 to {len(self.labels) - 1}")
+        ids, first = np.unique(given, return_index=True)
+        if not np.isfinite(embeddings).all():
+            raise ValueError("an embedding has numbers that are not finite")
+        vectors = normalised(embeddings[first])
+        self.index.update(ids, vectors)
+        self._calibrate(ids, vectors)
+        return self._score(ids, vectors)
+
+    def new_epoch(self) -> None:
+        """Fix the radius for the epoch that begins, and give what was never scored the mean of the others."""
+        self._radius.new_epoch()
+        if self._scored.any():
+            self.scores[~self._scored] = self.scores[self._scored].mean()
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the scores given so far: what SpiderCache eq. 5 watches."""
+        return float(self.scores[self._scored].std()) if self._scored.any() else 0.0
+
+    def statistics(self) -> Statistics:
+        scored = self._scored
+        count = max(1, int(scored.sum()))
+        same, other = self._same[scored], self._other[scored]
+        return Statistics(
+            radius=self.radius,
+            median_same=float(np.median(same)) if len(same) else 0.0,
+            isolated_share=int((same == 0).sum()) / count,
+            full_share=int((same + other >= self.options.neighbours).sum()) / count,
+            scored_share=int(scored.sum()) / len(scored),
+            sigma=self.sigma,
+            bytes_per_sample=self.index.bytes_per_sample,
+            failures=self.index.failures,
+        )
+
+    def recall(self, sample: int, rng: np.random.Generator) -> float:
+        """Share of the neighbours that count as x_same which the index finds, over some samples.
+
+        Compares them with the whole set: for a large one this takes some tenths of a second.
+        """
+        present = self.index.present()
+        if not len(present):
+            return 1.0
+        ids = rng.choice(present, min(sample, len(present)), replace=False)
+        vectors = self.index.vectors(ids)
+        k = self.options.neighbours
+        answers = (
+            self.index.nearest(ids, vectors, k, self.radius),
+            exact_nearest(blocks_of(self.index), ids, vectors, k, self.radius),
+        )
+        # One number for each pair of a row and its neighbour.
+        found, true = (
+            (answer.ids + np.arange(len(ids))[:, None] * len(self.labels))[self._alike(ids, answer)]
+            for answer in answers
+        )
+        return float(np.isin(true, found).mean()) if len(true) else 1.0
+
+    # -- over a remount
+
+    def save(self, directory: Path) -> None:
+        """Write everything to an existing directory, each file whole or not at all; blocks on the disk.
+
+        The two files may be of different moments after a crash between them; that costs nothing but freshness.
+        """
+        _replace(directory / INDEX_FILE, self.index.save)
+        _replace(directory / STATE_FILE, self._save_scores)
+
+    def restore(self, directory: Path) -> bool:
+        """Take over what `save` wrote for these labels, this dimension and kind of index; whether there was such."""
+        try:
+            state = saved_arrays(directory / STATE_FILE)
+            if state["identity"].tolist() != self._identity():
+                return False
+            self.index.restore(directory / INDEX_FILE)
+        except (OSError, ValueError, KeyError):
+            return False
+        self.scores, self._scored = state["scores"], state["scored"]
+        self._same, self._other = state["same"], state["other"]
+        self._radius.restore(state)
+        return True
+
+    def _save_scores(self, path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez(
+                file,
+                identity=self._identity(),
+                scores=self.scores,
+                scored=self._scored,
+                same=self._same,
+                other=self._other,
+                **self._radius.state(),
+            )
+
+    def _identity(self) -> list[int]:
+        """What has to be the same for a saved state to be of use."""
+        kind = int(isinstance(self.index, ExactIndex))
+        return [VERSION, kind, self.options.neighbours, self.dimension, crc32(self.labels.tobytes())]
+
+    # -- scoring
+
+    def _calibrate(self, ids: Ids, vectors: Vectors) -> None:
+        if self._radius.fixed is None:
+            few = np.linspace(0, len(ids) - 1, min(len(ids), CALIBRATING_SAMPLES)).astype(np.int64)
+            answer = self.index.nearest(ids[few], vectors[few], self.options.neighbours)
+            self._radius.observe(answer.distances[self._alike(ids[few], answer)])
+
+    def _score(self, ids: Ids, vectors: Vectors) -> BatchScores:
+        k = self.options.neighbours
+        answer = self.index.nearest(ids, vectors, k, self.radius)
+        alike = self._alike(ids, answer)
+        same = alike.sum(axis=1)
+        other = (answer.ids >= 0).sum(axis=1) - same
+        scores = importance(same, other, k)
+        self.scores[ids], self._same[ids], self._other[ids] = scores, same, other
+        self._scored[ids] = True
+        # Those of the same label moved to the front of each row, nearest first as before.
+        order = np.argsort(~alike, axis=1, kind="stable")
+        ranked = Neighbours(np.take_along_axis(answer.ids, order, 1), np.take_along_axis(answer.distances, order, 1))
+        return BatchScores(ids, scores, same, other, ranked)
+
+    def _alike(self, ids: Ids, answer: Neighbours) -> NDArray[np.bool_]:
+        """Which neighbours have the label of the sample that they are neighbours of."""
+        labels: NDArray[np.bool_] = self.labels[answer.ids] == self.labels[ids][:, None]
+        return labels & (answer.ids >= 0)
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    unfinished = path.with_name(f".{path.name}")
+    write(unfinished)
+    os.replace(unfinished, path)

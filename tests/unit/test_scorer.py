@@ -1,0 +1,345 @@
+"""Scores by hand, both indexes against each other, and what a scorer keeps over a remount."""
+
+from __future__ import annotations
+
+from math import log
+from pathlib import Path
+from typing import Any, Literal
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from numpy.typing import NDArray
+
+from spiderfs.scorer.exact import ExactIndex
+from spiderfs.scorer.graph import GraphIndex
+from spiderfs.scorer.index import NOBODY, Index, Vectors, normalised
+from spiderfs.scorer.radius import Radius
+from spiderfs.scorer.scorer import FIRST_PRIOR, Scorer, ScorerOptions, importance
+
+INDEXES: dict[str, type[ExactIndex] | type[GraphIndex]] = {"exact": ExactIndex, "graph": GraphIndex}
+KINDS: tuple[Literal["exact", "graph"], ...] = ("exact", "graph")
+
+
+def clusters(count: int, dimension: int = 16, classes: int = 5, seed: int = 0) -> tuple[NDArray[np.int64], Vectors]:
+    """Labels and embeddings that lie around the centre of their class, some nearer to another one."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, dimension))
+    labels = rng.integers(0, classes, count)
+    lies_with = np.where(rng.random(count) < 0.1, rng.integers(0, classes, count), labels)
+    return labels, (centres[lies_with] + 0.4 * rng.normal(size=(count, dimension))).astype(np.float32)
+
+
+@pytest.fixture(params=INDEXES)
+def empty_index(request: pytest.FixtureRequest) -> Index:
+    return INDEXES[request.param](500, 16)
+
+
+class TestIndexes:
+    def test_an_empty_one_knows_nobody(self, empty_index: Index) -> None:
+        answer = empty_index.nearest(np.array([3]), np.ones((1, 16), np.float32), 4)
+        assert answer.ids.tolist() == [[NOBODY] * 4]
+        assert np.isinf(answer.distances).all()
+        assert (len(empty_index), len(empty_index.present())) == (0, 0)
+
+    def test_nearest_first_and_never_itself(self, empty_index: Index) -> None:
+        vectors = normalised(clusters(300)[1])
+        ids = np.arange(100, 400)
+        empty_index.update(ids, vectors)
+        answer = empty_index.nearest(ids, vectors, 20)
+        assert (np.diff(answer.distances, axis=1) >= 0).all()
+        assert not (answer.ids == ids[:, None]).any()
+        # Distances, not their squares.
+        true = np.linalg.norm(vectors[answer.ids - 100] - vectors[:, None], axis=2)
+        assert answer.distances == pytest.approx(true, abs=1e-3)
+        assert sorted(empty_index.present()) == ids.tolist()
+        assert empty_index.vectors(np.array([150, 399])) == pytest.approx(vectors[[50, 299]])
+
+    def test_within_and_fewer_than_wanted(self, empty_index: Index) -> None:
+        vectors = normalised(np.eye(16, dtype=np.float32)[:3] + np.float32(0.01))
+        empty_index.update(np.arange(3), vectors)
+        everybody = empty_index.nearest(np.arange(3), vectors, 10)
+        assert (everybody.ids[:, 2:] == NOBODY).all()
+        assert (everybody.ids[:, :2] != NOBODY).all()
+        assert (empty_index.nearest(np.arange(3), vectors, 10, within=0.5).ids == NOBODY).all()
+
+    def test_an_update_moves_a_sample(self, empty_index: Index) -> None:
+        vectors = normalised(clusters(200)[1])
+        empty_index.update(np.arange(200), vectors)
+        for _ in range(3):
+            empty_index.update(np.array([7]), -vectors[[7]])
+            empty_index.update(np.array([7, 8]), vectors[[9, 8]])
+        assert len(empty_index) == 200
+        answer = empty_index.nearest(np.array([9]), vectors[[9]], 5)
+        assert answer.ids[0, 0] == 7
+        assert answer.distances[0, 0] == pytest.approx(0, abs=1e-3)
+
+    def test_survives_saving(self, empty_index: Index, tmp_path: Path) -> None:
+        vectors = normalised(clusters(200)[1])
+        empty_index.update(np.arange(200), vectors)
+        before = empty_index.nearest(np.arange(50), vectors[:50], 10)
+        empty_index.save(tmp_path / "index")
+        empty_index.update(np.array([499]), vectors[[0]])
+        empty_index.restore(tmp_path / "index")
+        after = empty_index.nearest(np.arange(50), vectors[:50], 10)
+        assert len(empty_index) == 200
+        # Half precision on disk may swap two that are equally near.
+        assert (before.ids == after.ids).mean() > 0.9
+        empty_index.update(np.array([499]), vectors[[0]])
+        assert len(empty_index) == 201
+
+    @pytest.mark.parametrize("content", [b"", b"no index at all"])
+    def test_refuses_another_file(self, empty_index: Index, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "index").write_bytes(content)
+        with pytest.raises((ValueError, OSError)):
+            empty_index.restore(tmp_path / "index")
+
+    def test_costs_some_bytes(self, empty_index: Index) -> None:
+        empty_index.update(np.arange(100), normalised(clusters(100)[1]))
+        assert 16 * 4 < empty_index.bytes_per_sample < 400
+
+
+def test_a_graph_that_cannot_answer_is_asked_for_fewer() -> None:
+    class Failing:
+        def __init__(self, real: Any, largest: int) -> None:
+            self.real, self.largest = real, largest
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+        def knn_query(self, vectors: Vectors, k: int, num_threads: int) -> Any:
+            if k > self.largest:
+                raise RuntimeError("Cannot return the results in a contiguous 2D array. Probably ef or M is too small")
+            return self.real.knn_query(vectors, k=k, num_threads=num_threads)
+
+    graph = GraphIndex(100, 16)
+    vectors = normalised(clusters(100)[1])
+    graph.update(np.arange(100), vectors)
+    for largest, failures, neighbours in ((10, 3, 7), (0, 10, 0)):
+        graph._graph = Failing(graph._graph, largest)
+        answer = graph.nearest(np.arange(4), vectors[:4], 70)
+        assert graph.failures == failures
+        assert ((answer.ids >= 0).sum(axis=1) == neighbours).all()
+        assert answer.ids.shape == (4, 70)
+
+
+@given(
+    count=st.integers(1, 300),
+    k=st.integers(1, 40),
+    within=st.sampled_from([0.2, 0.7, 1.5, np.inf]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+def test_exact_neighbours_against_sorting_all_distances(count: int, k: int, within: float, seed: int) -> None:
+    vectors = normalised(clusters(count, seed=seed)[1])
+    ids = np.random.default_rng(seed).permutation(count)
+    index = ExactIndex(count, 16)
+    index.update(ids, vectors[ids])
+    query = ids[: min(20, count)]
+    answer = index.nearest(query, vectors[query], k, within)
+    for row, sample in enumerate(query.tolist()):
+        distances = np.linalg.norm(vectors.astype(np.float64) - vectors[sample], axis=1)
+        distances[sample] = np.inf
+        true = np.sort(distances[distances < within])[:k]
+        assert answer.distances[row, : len(true)] == pytest.approx(true, abs=1e-3)
+        assert (answer.ids[row, len(true) :] == NOBODY).all()
+
+
+@given(st.lists(st.floats(-6e4, 6e4, width=16), min_size=4, max_size=4))
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+def test_normalised_vectors_have_length_one_or_are_nothing(numbers: list[float]) -> None:
+    vectors = normalised(np.array([numbers], np.float16))
+    length = 1 if np.float16(numbers).any() else 0
+    assert np.linalg.norm(vectors) == pytest.approx(length, abs=1e-5)
+
+
+def test_equation_4_by_hand() -> None:
+    scores = importance([0, 1, 4, 0, 500], [0, 0, 250, 500, 0], 500)
+    assert scores == pytest.approx([log(3), log(2), log(1.75), log(4), log(1.002)], rel=1e-6)
+
+
+def angle(degrees: float) -> list[float]:
+    return [np.cos(np.radians(degrees)), np.sin(np.radians(degrees))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestScorer:
+    def test_counts_by_hand(self, kind: Literal["exact", "graph"]) -> None:
+        # On a circle, chords of up to 20 degrees count: 2 sin(10°) = 0.347.
+        embeddings = np.array([angle(0), angle(10), angle(25), angle(12), angle(180)])
+        scorer = Scorer([0, 0, 0, 1, 1], 2, ScorerOptions(neighbours=4, radius=0.3473, index=kind))
+        scores = scorer.batch([0, 1, 2, 3, 4], embeddings.astype(np.float16))
+        assert scores.ids.tolist() == [0, 1, 2, 3, 4]
+        assert scores.same.tolist() == [1, 2, 1, 0, 0]
+        assert scores.other.tolist() == [1, 1, 1, 3, 0]
+        expected = [log(1 + 1 / 4 + 1), log(1 / 2 + 1 / 4 + 1), log(1 + 1 / 4 + 1), log(2 + 3 / 4 + 1), log(3)]
+        assert scores.scores == pytest.approx(expected, rel=1e-6)
+        assert scorer.scores == pytest.approx(expected, rel=1e-6)
+        hub = scores.hub()
+        assert hub is not None
+        assert (hub.id, hub.neighbours.tolist()) == (1, [0, 2])
+        assert hub.distances == pytest.approx([2 * np.sin(np.radians(5)), 2 * np.sin(np.radians(7.5))], abs=1e-3)
+        following = scores.hub(skip=lambda sample: sample == 1)
+        assert following is not None
+        assert following.id == 0
+        assert scores.hub(skip=lambda sample: sample < 3) is None
+
+    def test_a_sample_twice_in_a_batch_counts_once(self, kind: Literal["exact", "graph"]) -> None:
+        labels, embeddings = clusters(60)
+        once = Scorer(labels, 16, ScorerOptions(radius=1.0, index=kind))
+        twice = Scorer(labels, 16, ScorerOptions(radius=1.0, index=kind))
+        first = once.batch(np.arange(60), embeddings)
+        repeated = np.r_[np.arange(60), 5, 5, 17]
+        second = twice.batch(repeated, np.r_[embeddings, np.zeros((3, 16), np.float32)])
+        assert second.ids.tolist() == first.ids.tolist()
+        assert second.same.tolist() == first.same.tolist()
+
+    def test_every_stand_in_has_the_label_of_its_hub(self, kind: Literal["exact", "graph"]) -> None:
+        labels, embeddings = clusters(400)
+        scorer = Scorer(labels, 16, ScorerOptions(neighbours=30, index=kind))
+        rng = np.random.default_rng(1)
+        for _ in range(20):
+            ids = rng.choice(400, 40)
+            hub = scorer.batch(ids, embeddings[ids]).hub()
+            if hub is not None:
+                assert (labels[hub.neighbours] == labels[hub.id]).all()
+                assert hub.id not in hub.neighbours
+                assert (hub.distances < scorer.radius).all()
+                assert len(set(hub.neighbours.tolist())) == len(hub.neighbours)
+
+    def test_calibration_keeps_scores_apart(self, kind: Literal["exact", "graph"]) -> None:
+        labels, embeddings = clusters(400)
+        scorer = Scorer(labels, 16, ScorerOptions(neighbours=30, index=kind))
+        for start in range(0, 400, 40):
+            scorer.batch(np.arange(start, start + 40), embeddings[start : start + 40])
+        scorer.new_epoch()
+        frozen = scorer.radius
+        for start in range(0, 400, 40):
+            scorer.batch(np.arange(start, start + 40), embeddings[start : start + 40])
+            assert scorer.radius == frozen
+        statistics = scorer.statistics()
+        assert 5 < statistics.median_same < 29
+        assert statistics.isolated_share < 0.2
+        assert statistics.scored_share == 1
+        assert statistics.sigma == pytest.approx(scorer.scores.std(), rel=1e-4)
+        # What lies in another class is what is worth most.
+        assert scorer.recall(100, np.random.default_rng(0)) > 0.9
+
+    def test_survives_a_remount(self, kind: Literal["exact", "graph"], tmp_path: Path) -> None:
+        labels, embeddings = clusters(200)
+        options = ScorerOptions(neighbours=20, index=kind)
+        scorer = Scorer(labels, 16, options)
+        scorer.batch(np.arange(150), embeddings[:150])
+        scorer.new_epoch()
+        scorer.save(tmp_path)
+        again = Scorer(labels, 16, options)
+        assert again.restore(tmp_path)
+        assert again.radius == scorer.radius
+        assert again.scores.tolist() == scorer.scores.tolist()
+        assert again.statistics().median_same == scorer.statistics().median_same
+        one, other = (each.batch(np.arange(100, 200), embeddings[100:]) for each in (scorer, again))
+        assert np.abs(one.same - other.same).mean() < 0.5
+        for labels_now, dimension_now, options_now in (
+            (labels[::-1], 16, options),
+            (labels, 8, options),
+            (labels, 16, ScorerOptions(neighbours=21, index=kind)),
+        ):
+            assert not Scorer(labels_now, dimension_now, options_now).restore(tmp_path)
+        assert not Scorer(labels, 16, options).restore(tmp_path / "nowhere")
+        (tmp_path / "index.bin").write_bytes(b"torn")
+        assert not Scorer(labels, 16, options).restore(tmp_path)
+
+    def test_an_unseen_sample_has_the_mean_of_the_others(self, kind: Literal["exact", "graph"]) -> None:
+        labels, embeddings = clusters(50)
+        scorer = Scorer(labels, 16, ScorerOptions(index=kind))
+        scorer.new_epoch()
+        assert (scorer.scores == FIRST_PRIOR).all()
+        scorer.batch(np.arange(40), embeddings[:40])
+        assert (scorer.scores[40:] == FIRST_PRIOR).all()
+        scorer.new_epoch()
+        assert scorer.scores[40:] == pytest.approx(scorer.scores[:40].mean())
+
+
+def test_graph_and_exact_agree_on_x_same() -> None:
+    labels, embeddings = clusters(2000)
+    rng = np.random.default_rng(2)
+    exact, graph = (Scorer(labels, 16, ScorerOptions(neighbours=50, radius=0.5, index=kind)) for kind in KINDS)
+    for _ in range(2):
+        for ids in np.split(rng.permutation(2000), 20):
+            moved = embeddings[ids] + 0.02 * rng.normal(size=(100, 16)).astype(np.float32)
+            true, near = exact.batch(ids, moved), graph.batch(ids, moved)
+    recall = graph.recall(200, np.random.default_rng(0))
+    assert recall > 0.9
+    assert near.same.sum() == pytest.approx(true.same.sum(), rel=2 * (1 - recall) + 0.01)
+    assert exact.recall(200, np.random.default_rng(0)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("indices", "embeddings", "complaint"),
+    [
+        ([0, 1], np.zeros((1, 4)), "indices with embeddings"),
+        ([0], np.zeros((1, 5)), "4 numbers each"),
+        ([[0]], np.zeros((1, 1, 4)), "indices with"),
+        ([], np.zeros((0, 4)), "from 0 to 9"),
+        ([10], np.zeros((1, 4)), "from 0 to 9"),
+        ([-1], np.zeros((1, 4)), "from 0 to 9"),
+        ([3], np.full((1, 4), np.nan), "not finite"),
+        ([3], np.full((1, 4), np.inf), "not finite"),
+    ],
+)
+def test_what_is_no_batch_changes_nothing(indices: Any, embeddings: Any, complaint: str) -> None:
+    scorer = Scorer(np.zeros(10), 4)
+    with pytest.raises(ValueError, match=complaint):
+        scorer.batch(indices, embeddings)
+    assert len(scorer.index) == 0
+
+
+def test_impossible_settings_are_refused() -> None:
+    for wrong in (
+        lambda: Scorer([], 4),
+        lambda: Scorer([1], 0),
+        lambda: ScorerOptions(neighbours=0),
+        lambda: Radius(fixed=0.0),
+        lambda: Radius(quantile=1.0),
+    ):
+        with pytest.raises(ValueError, match=r"scorer|radius"):
+            wrong()
+
+
+class TestRadius:
+    def test_follows_the_first_epoch_and_then_only_epochs(self) -> None:
+        radius = Radius(remembered=4)
+        assert radius.value == 0
+        radius.new_epoch()
+        radius.observe(np.array([1, 2, 3], np.float32))
+        assert radius.value == 2
+        radius.new_epoch()
+        radius.observe(np.array([9, 9, 9], np.float32))
+        assert radius.value == 2
+        radius.new_epoch()
+        # The oldest were forgotten: 9, 9, 3, 9.
+        assert radius.value == 9
+
+    def test_a_batch_larger_than_the_memory(self) -> None:
+        radius = Radius(remembered=4)
+        radius.observe(np.arange(10, dtype=np.float32))
+        assert radius.value == 7.5
+
+    def test_a_fixed_one_stays(self) -> None:
+        radius = Radius(fixed=0.7)
+        radius.observe(np.array([1, 2, 3], np.float32))
+        radius.new_epoch()
+        assert radius.value == 0.7
+
+    def test_survives_a_remount(self) -> None:
+        radius = Radius(remembered=4)
+        radius.observe(np.array([1, 2, 3], np.float32))
+        radius.new_epoch()
+        radius.observe(np.array([5, 5], np.float32))
+        again = Radius(remembered=4)
+        again.restore(radius.state())
+        assert again.value == radius.value
+        for each in (radius, again):
+            each.new_epoch()
+        assert again.value == radius.value

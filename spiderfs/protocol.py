@@ -47,6 +47,7 @@ from spiderfs.hook_messages import (
 )
 
 __all__ = [
+    "DEFAULT_LIMITS",
     "MESSAGES",
     "PREFIX_BYTES",
     "VERSION",

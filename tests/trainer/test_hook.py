@@ -1,0 +1,373 @@
+"""The hook in real trainings: whatever the loop does, an embedding is filed under the sample it is of."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hook_daemon import HookDaemon, until
+from tiny_training import CLASSES, SIZE, WIDTH, Network, Numbered, features, loader, recorded, train
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+
+from trainer_hook import attach
+
+BATCHES = 7  # of 50 samples in eights
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path) as daemon:
+        yield daemon
+
+
+def run(daemon: HookDaemon, batches: DataLoader[Any], model: nn.Module | None = None, epochs: int = 1) -> None:
+    model = model or Network()
+    hook = attach(daemon.mount, model, batches)
+    for _ in range(epochs):
+        for _ in train(model, batches):
+            pass
+        hook.epoch_end(0.5)
+    hook.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2, "multiprocessing_context": "fork"},
+        {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": 3},
+        {"batch_size": None},
+        {"batch_size": SIZE},
+    ],
+)
+def test_every_sample_is_recorded_as_itself(daemon: HookDaemon, options: dict[str, Any]) -> None:
+    model: nn.Module = Network()
+    if options.get("batch_size", 8) is None:
+        model = nn.Sequential(nn.Unflatten(0, (1, WIDTH)), model)
+        dataset = Numbered()
+        dataset.__class__ = type(
+            "Single", (Numbered,), {"__getitem__": lambda self, i: (features(i), torch.tensor([i % 3]))}
+        )
+        options = options | {"dataset": dataset}
+    batches = loader(**options)
+    count = {8: BATCHES, SIZE: 1}.get(options.get("batch_size", 8), SIZE)
+    run(daemon, batches, model, epochs=2)
+    assert sorted(recorded(daemon, 2 * count)) == sorted([*range(SIZE)] * 2)
+    assert [(end.epoch, end.accuracy) for _, end in daemon.sink.ends] == [(0, 0.5), (1, 0.5)]
+    steps = [(batch.epoch, batch.step) for _, batch in daemon.sink.batches]
+    assert steps == [(epoch, step) for epoch in (0, 1) for step in range(count)]
+    del batches
+    gc.collect()
+
+
+def test_drop_last_leaves_the_last_out(daemon: HookDaemon) -> None:
+    run(daemon, loader(drop_last=True))
+    assert len(recorded(daemon, BATCHES - 1)) == 48
+
+
+def test_declares_the_list_in_the_order_of_indices(daemon: HookDaemon) -> None:
+    subset = Subset(ConcatDataset([Numbered(10), Numbered(5)]), [12, 0, 3])
+    run(daemon, loader(subset, batch_size=3))
+    ((trainer, declared),) = daemon.sink.lists
+    assert list(declared.paths) == [b"class2/2.png", b"class0/0.png", b"class0/3.png"]
+    assert (declared.labels.tolist(), declared.split, trainer.pid) == ([2, 0, 0], "train", os.getpid())
+
+
+def test_losses_are_the_cross_entropy_against_the_declared_labels(daemon: HookDaemon) -> None:
+    model, batches = Network(), loader(shuffle=False)
+    hook = attach(daemon.mount, model, batches)
+    inputs, labels = next(iter(batches))
+    expected = nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+    hook.close()
+    recorded(daemon, 1)
+    np.testing.assert_allclose(daemon.sink.batches[0][1].losses, expected.detach().numpy(), rtol=1e-2)
+
+
+def test_losses_of_ones_own(daemon: HookDaemon) -> None:
+    model, batches = Network(), loader()
+    hook = attach(daemon.mount, model, batches)
+    for inputs, _ in batches:
+        rows = len(model(inputs))
+        hook.losses(torch.arange(rows) * 1e6)
+        with pytest.raises(ValueError, match="losses of shape"):
+            hook.losses(torch.ones(rows + 1))
+    hook.close()
+    recorded(daemon, BATCHES)
+    assert daemon.sink.batches[0][1].losses.tolist()[:2] == [0, 65504]
+
+
+def test_gradient_accumulation_and_evaluation_in_between(daemon: HookDaemon) -> None:
+    model, batches, held_out = Network(), loader(num_workers=1, multiprocessing_context="fork"), loader(shuffle=False)
+    hook = attach(daemon.mount, model, batches)
+    for _ in train(model, batches):
+        model.eval()
+        with torch.no_grad():
+            for inputs, _ in held_out:
+                model(inputs)
+        model(inputs)  # gradients on, but not in training
+        model.train()
+        with torch.no_grad():
+            model(inputs)
+    hook.close()
+    assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
+
+
+def test_an_epoch_left_early_does_not_shift_the_next(daemon: HookDaemon) -> None:
+    model, batches = Network(), loader(num_workers=2, multiprocessing_context="fork", persistent_workers=True)
+    hook = attach(daemon.mount, model, batches)
+    for step in train(model, batches):
+        if step == 2:
+            break
+    next(iter(batches))  # taken, and never trained on
+    for _ in train(model, batches):
+        pass
+    hook.close()
+    assert len(recorded(daemon, 3 + BATCHES)) == 24 + SIZE
+    del batches
+    gc.collect()
+
+
+def test_skipped_batches_do_not_shift_the_others(daemon: HookDaemon) -> None:
+    model, batches = Network(), loader()
+    hook = attach(daemon.mount, model, batches)
+    for _ in train(model, (batch for step, batch in enumerate(batches) if step not in (0, 1, 4))):
+        pass
+    hook.close()
+    recorded(daemon, BATCHES - 3)
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_loop_that_takes_batches_ahead_says_so(daemon: HookDaemon, ahead: int) -> None:
+    def prefetched(batches: DataLoader[Any]) -> Iterator[Any]:
+        waiting: list[Any] = []
+        for batch in batches:
+            waiting.append(batch)
+            if len(waiting) > ahead:
+                yield waiting.pop(0)
+        yield from waiting
+
+    model, batches = Network(), loader(num_workers=1, multiprocessing_context="fork")
+    hook = attach(daemon.mount, model, batches, lookahead=ahead)
+    for _ in train(model, prefetched(batches)):
+        pass
+    hook.close()
+    assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
+
+
+def test_a_loop_that_takes_batches_ahead_unsaid_is_noticed(
+    daemon: HookDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, batches = Network(), loader()
+    hook = attach(daemon.mount, model, batches)
+    taken = list(batches)
+    for _ in train(model, taken):
+        pass
+    hook.epoch_end()
+    hook.close()
+    assert "does the loop take batches ahead?" in caplog.text
+
+
+def test_forwards_of_parts_are_put_together_and_others_left_out(daemon: HookDaemon) -> None:
+    model, batches = Network().train(), loader(batch_size=10)
+    hook = attach(daemon.mount, model, batches)
+    for step, (inputs, _) in enumerate(batches):
+        if step == 0:
+            for chunk in inputs.split(4):
+                model(chunk)
+        elif step == 1:
+            model(inputs[:7])  # as a collate function that leaves samples out
+        elif step == 2:
+            model(torch.cat([inputs, inputs]))
+        else:
+            model(inputs)
+    hook.close()
+    assert len(recorded(daemon, 3)) == 30
+    assert hook.counts["unmatched"] == 1
+
+
+def test_autocast(daemon: HookDaemon) -> None:
+    model, batches = Network(), loader()
+    hook = attach(daemon.mount, model, batches)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in train(model, batches):
+            pass
+    hook.close()
+    assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("attach_first", [False, True])
+def test_torch_compile(daemon: HookDaemon, attach_first: bool, fullgraph: bool) -> None:
+    torch.compiler.reset()
+    model, batches = Network(), loader()
+    compiled: Any = model
+    if not attach_first:
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=fullgraph)
+    hook = attach(daemon.mount, compiled, batches)
+    if attach_first:
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=fullgraph)
+    for _ in train(compiled, batches):
+        compiled.eval()
+        with torch.no_grad():
+            compiled(torch.ones(8, WIDTH))
+        compiled.train()
+    hook.close()
+    assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
+
+
+def test_checkpointing_computes_again_but_is_recorded_once(daemon: HookDaemon) -> None:
+    class Checkpointed(Network):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return checkpoint(super().forward, inputs, use_reentrant=False)  # type: ignore[no-any-return]
+
+    run(daemon, loader(), Checkpointed())
+    assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
+
+
+def test_wide_embeddings_are_projected_alike_everywhere(daemon: HookDaemon) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, 200), nn.ReLU(), nn.Linear(200, CLASSES))
+    batches = loader(shuffle=False, batch_size=SIZE)
+    for _ in range(2):
+        hook = attach(daemon.mount, model, batches, embed_dim=16)
+        inputs, _ = next(iter(batches))
+        model(inputs)
+        hook.close()
+    until(lambda: len(daemon.sink.batches) == 2)
+    one, two = (batch.embeddings for _, batch in daemon.sink.batches)
+    np.testing.assert_array_equal(one, two)
+    # Johnson-Lindenstrauss: unit vectors stay near unit length.
+    assert one.shape == (SIZE, 16)
+    assert abs(np.linalg.norm(one.astype(np.float32), axis=1).mean() - 1) < 0.3
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 2, 2)])
+def test_classifiers_over_positions_are_averaged(daemon: HookDaemon, shape: tuple[int, ...]) -> None:
+    layer: nn.Module = nn.Linear(5, CLASSES) if len(shape) == 2 else nn.Conv2d(4, CLASSES, 1)
+    model = nn.Sequential(layer)
+    hook = attach(daemon.mount, model, None, samples=[("a", 0), ("b", 1)], classifier="0")
+    hook.batch([1, 0])
+    model(torch.ones(2, *shape))
+    hook.close()
+    until(lambda: len(daemon.sink.batches) == 1)
+    ((_, batch),) = daemon.sink.batches
+    assert (batch.indices.tolist(), batch.embeddings.shape, batch.losses) == (
+        [1, 0],
+        (2, 5 if len(shape) == 2 else 4),
+        None,
+    )
+
+
+def test_numbers_that_are_not_finite_are_kept_back(daemon: HookDaemon) -> None:
+    model, batches = Network(), loader(batch_size=SIZE)
+    with torch.no_grad():
+        model.classifier.weight.fill_(float("nan"))
+    run(daemon, batches, model)
+    assert not daemon.sink.batches
+    assert not daemon.counted["hook_malformed"]
+
+
+def test_leaves_model_and_loader_as_they_were(daemon: HookDaemon) -> None:
+    model, batches = Network(), loader()
+    sampler = batches.batch_sampler
+    hook = attach(daemon.mount, model, batches)
+    assert isinstance(batches, DataLoader)
+    assert batches.batch_sampler.batch_size == 8  # type: ignore[union-attr]
+    assert len(batches) == len(iter(batches)) == BATCHES
+    with pytest.raises(ValueError, match="a hook already"):
+        attach(daemon.mount, model, batches)
+    hook.close()
+    assert type(batches) is DataLoader
+    assert batches.batch_sampler is sampler
+    assert not model.classifier._forward_hooks
+    attach(daemon.mount, model, batches).close()
+
+
+def test_what_can_never_work_is_said_at_once(tmp_path: Path) -> None:
+    class Stream(IterableDataset[int]):
+        samples = (("a", 0),)
+
+        def __iter__(self) -> Iterator[int]:
+            return iter((0,))
+
+    class Nameless(Numbered):
+        def __init__(self) -> None:
+            self.data = [0, 1]
+
+        def __len__(self) -> int:
+            return 2
+
+    model = Network()
+    for words, arguments, options in [
+        ("no .samples or .imgs", (model, loader(Nameless())), {}),
+        ("iterable data set", (model, DataLoader(Stream())), {}),
+        ("in order", (model, loader(in_order=False, num_workers=1, multiprocessing_context="fork")), {}),
+        ("no Linear", (nn.Conv2d(1, 1, 1), loader()), {}),
+        ("no layer 'head'", (model, loader()), {"classifier": "head"}),
+        ("embed_dim=65", (model, loader()), {"embed_dim": 65}),
+        ("lookahead=-1", (model, loader()), {"lookahead": -1}),
+        ("no samples", (model, None), {"samples": []}),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            attach(tmp_path, *arguments, **options)  # type: ignore[arg-type]
+
+
+def test_says_when_it_sees_nothing(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    hook = attach(daemon.mount, Network(), loader(batch_size=1))
+    for _ in train(Network(), iter(loader(batch_size=1))):
+        pass
+    hook.close()
+    assert "not seen" not in caplog.text
+    batches = loader(batch_size=1)
+    hook = attach(daemon.mount, Network(), batches)
+    for _ in train(Network(), batches):
+        pass
+    hook.close()
+    assert "the classifier was not seen" in caplog.text
+
+
+# -- distributed
+
+
+def _rank(rank: int, mount: str) -> None:
+    warnings.simplefilter("ignore")
+    logging.disable()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{mount}/ranks", rank=rank, world_size=2)
+    dataset = Numbered()
+    sampler: Any = torch.utils.data.DistributedSampler(dataset, 2, rank)
+    batches: DataLoader[Any] = DataLoader(dataset, batch_size=8, sampler=sampler)
+    model = DistributedDataParallel(Network())
+    hook = attach(mount, model, batches)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for _ in train(model, batches):
+            pass
+        hook.epoch_end()
+    hook.close(10)
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks(daemon: HookDaemon) -> None:
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_rank, args=(rank, str(daemon.mount))) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    indices = recorded(daemon, 2 * 2 * 4)
+    assert sorted(indices) == sorted([*range(SIZE)] * 2)
+    trainers = {trainer for trainer, _ in daemon.sink.batches}
+    assert {(trainer.rank, trainer.hello.world_size) for trainer in trainers} == {(0, 2), (1, 2)}
+    assert {trainer.pid for trainer in trainers} == {process.pid for process in ranks}

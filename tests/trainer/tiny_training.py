@@ -1,0 +1,75 @@
+"""A data set whose samples say who they are, and a training on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from hook_daemon import HookDaemon, until
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+SIZE = 50
+CLASSES = 3
+WIDTH = 8
+
+
+class Numbered(Dataset[tuple[Tensor, int]]):
+    """Sample i is a one-hot-like row from which i can be read off its embedding."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.samples = [(f"class{i % CLASSES}/{i}.png", i % CLASSES) for i in range(size)]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return features(index), index % CLASSES
+
+
+def features(index: int) -> Tensor:
+    generator = torch.Generator().manual_seed(index)
+    return nn.functional.normalize(torch.randn(WIDTH, generator=generator), dim=0)
+
+
+class Network(nn.Module):
+    """Its classifier sees the features themselves, so that an embedding says which sample it is of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Identity()
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.classifier(self.body(inputs))  # type: ignore[no-any-return]
+
+
+def loader(dataset: Dataset[Any] | None = None, **options: Any) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(3)
+    settings: dict[str, Any] = {"batch_size": 8, "shuffle": True, "generator": generator} | options
+    return DataLoader(dataset or Numbered(), **settings)
+
+
+def train(model: nn.Module, batches: Any) -> Iterator[int]:
+    """One epoch, step by step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model.train()
+    for step, (inputs, labels) in enumerate(batches):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        yield step
+
+
+def recorded(daemon: HookDaemon, batches: int, tolerance: float = 2e-3) -> list[int]:
+    """The indices that arrived, when `batches` have; every embedding must be that of the sample it is filed under."""
+    until(lambda: len(daemon.sink.batches) >= batches)
+    indices: list[int] = []
+    for _, batch in daemon.sink.batches:
+        expected = np.stack([features(int(index)).numpy() for index in batch.indices])
+        np.testing.assert_allclose(batch.embeddings.astype(np.float32), expected, atol=tolerance)
+        indices += batch.indices.tolist()
+    assert len(daemon.sink.batches) == batches
+    return indices

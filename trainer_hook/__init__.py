@@ -1,0 +1,12 @@
+"""The trainer's side of spiderfs: two lines in a training script.
+
+hook = trainer_hook.attach("/mnt/data", model, loader)
+hook.epoch_end(accuracy)  # after each epoch
+"""
+
+from trainer_hook.callbacks import hugging_face_callback, lightning_callback
+from trainer_hook.client import Client, Declaration
+from trainer_hook.hook import Hook, attach
+from trainer_hook.sampler import SpiderSampler
+
+__all__ = ["Client", "Declaration", "Hook", "SpiderSampler", "attach", "hugging_face_callback", "lightning_callback"]

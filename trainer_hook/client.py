@@ -1,0 +1,296 @@
+"""The connection to the daemon: one thread that sends what the training leaves for it, and never keeps it waiting.
+
+The training's threads put things into a bounded queue and go on; when it is full, batches are dropped and counted. The
+thread alone owns the socket. When the daemon goes, that is said once; the thread tries again with growing pauses, and
+when the daemon is back it declares the sample lists and the latest plans anew before anything else. Locks are held for
+a few instructions only, never while waiting, so a fork by a data loader finds them free or soon so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spiderfs.protocol import (
+    Batch,
+    Cached,
+    CachedRequest,
+    Decoder,
+    EpochEnd,
+    Error,
+    Goodbye,
+    Hello,
+    Message,
+    Ok,
+    Plan,
+    ProtocolError,
+    Samples,
+    Scores,
+    ScoresRequest,
+    Warn,
+    encode,
+)
+from trainer_hook.mounts import connect
+
+log = logging.getLogger("trainer_hook")
+
+# Batches that wait for the daemon: a few seconds of training, some megabytes.
+QUEUE_BATCHES = 64
+# Samples declared in one message: some 4 MB of paths.
+_CHUNK = 65_536
+_RECEIVE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the sending thread waits for what, in seconds."""
+
+    connect_s: float = 5.0
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 30.0
+
+
+DEFAULT_PATIENCE = Patience()
+
+
+@dataclass(frozen=True, eq=False)
+class Declaration:
+    """A sample list: relative paths as bytes, and one label each."""
+
+    name: str
+    split: str
+    paths: list[bytes]
+    labels: npt.NDArray[np.int32]
+
+    def chunks(self) -> Iterator[Samples]:
+        for first in range(0, len(self.paths), _CHUNK):
+            paths = b"".join(path + b"\0" for path in self.paths[first : first + _CHUNK])
+            labels = self.labels[first : first + _CHUNK]
+            yield Samples(self.name, self.split, len(self.paths), first, labels, np.frombuffer(paths, np.uint8))
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.there = threading.Event()
+        self.message: Message | None = None
+
+
+class Client:
+    """`find_socket` is asked at every attempt to connect; `counts` says what became of the batches."""
+
+    def __init__(
+        self,
+        find_socket: Callable[[], Path],
+        hello: Hello,
+        *,
+        queue_batches: int = QUEUE_BATCHES,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> None:
+        self._find_socket = find_socket
+        self._hello = hello
+        self._queue_batches = queue_batches
+        self._patience = patience
+        self._declarations: dict[str, Declaration] = {}
+        self._plans: dict[str, Plan] = {}
+        # Names of what the daemon does not know yet, or no longer.
+        self._undeclared: deque[str] = deque()
+        self._unplanned: deque[str] = deque()
+        self._chunks: Iterator[Samples] = iter(())
+        self._queue: deque[Callable[[], Message | None]] = deque()
+        self._answers: dict[int, _Answer] = {}
+        self._requests = 0
+        self._guard = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = threading.Event()
+        self._gone_said = False
+        self._said: set[str] = set()
+        self.connected = threading.Event()
+        self.counts: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._run, name="spiderfs hook", daemon=True)
+        self._thread.start()
+
+    # -- what the training calls
+
+    def declare(self, declaration: Declaration) -> None:
+        """Tell the daemon of a list, now and whenever it comes back."""
+        self._declarations[declaration.name] = declaration
+        self._undeclared.append(declaration.name)
+        os.eventfd_write(self._wake, 1)
+
+    def plan(self, plan: Plan) -> None:
+        """Tell the daemon what will be read, now and whenever it comes back."""
+        self._plans[plan.list] = plan
+        self._unplanned.append(plan.list)
+        os.eventfd_write(self._wake, 1)
+
+    def batch(self, build: Callable[[], Batch | None]) -> None:
+        """Send what `build` gives; it runs in the sending thread, and None means nothing to send."""
+        if len(self._queue) >= self._queue_batches:
+            self.counts["dropped"] += 1
+        else:
+            self._put(build)
+
+    def epoch_end(self, end: EpochEnd) -> None:
+        self._put(lambda: end)
+
+    def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32] | None:
+        """The daemon's scores of a list; None if it has none, or does not answer in time."""
+        message = self._ask(lambda number: ScoresRequest(name, number), timeout_s)
+        return message.scores if isinstance(message, Scores) and len(message.scores) else None
+
+    def cached(self, name: str, timeout_s: float) -> npt.NDArray[np.bool_] | None:
+        """Which samples of a list are in the cache; None if the daemon does not answer in time."""
+        message = self._ask(lambda number: CachedRequest(name, number), timeout_s)
+        return message.flags() if isinstance(message, Cached) else None
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what waits, say goodbye, and end the thread; give up after `timeout_s`."""
+        if not self._closing.is_set():
+            self._closing.set()
+            os.eventfd_write(self._wake, 1)
+            self._thread.join(timeout_s)
+
+    # -- the queue
+
+    def _put(self, build: Callable[[], Message | None]) -> None:
+        self._queue.append(build)
+        os.eventfd_write(self._wake, 1)
+
+    def _ask(self, request: Callable[[int], Message], timeout_s: float) -> Message | None:
+        answer = _Answer()
+        if self._gone_said:
+            return None
+        with self._guard:
+            self._requests += 1
+            number = self._requests
+        self._answers[number] = answer
+        message = request(number)
+        self._put(lambda: message)
+        answer.there.wait(timeout_s)
+        self._answers.pop(number, None)
+        return answer.message
+
+    # -- the sending thread
+
+    def _run(self) -> None:
+        pause_s = self._patience.first_pause_s
+        while not self._closing.is_set():
+            try:
+                with connect(self._find_socket(), self._patience.connect_s) as stream:
+                    self._talk(stream)
+                return
+            except OSError as exc:
+                if self.connected.is_set():
+                    pause_s = self._patience.first_pause_s
+                self._note_gone(exc)
+            except Exception:
+                # Never the training's trouble; a message that cannot be built is not tried again.
+                log.exception("the hook had to connect again")
+                self.connected.clear()
+            self._closing.wait(pause_s)
+            pause_s = min(2 * pause_s, self._patience.longest_pause_s)
+
+    def _note_gone(self, exc: OSError) -> None:
+        self.connected.clear()
+        if not self._gone_said:
+            log.warning("the spiderfs daemon cannot be reached (%s): training goes on without it", exc)
+        self._gone_said = True
+
+    def _next_setting(self) -> Message | None:
+        """The next piece of a list, or else plan, that the daemon does not know; None if there is none."""
+        chunk = next(self._chunks, None)
+        if chunk is None and self._undeclared:
+            self._chunks = self._declarations[self._undeclared.popleft()].chunks()
+            chunk = next(self._chunks, None)
+        if chunk is None and self._unplanned:
+            return self._plans[self._unplanned.popleft()]
+        return chunk
+
+    def _talk(self, stream: socket.socket) -> None:
+        """Send and receive until the work is done; raises OSError when the daemon goes."""
+        stream.setblocking(False)
+        # `declare` and `plan` write their table first: a name may come twice here, but never be missing.
+        self._undeclared = deque(self._declarations)
+        self._unplanned = deque(self._plans)
+        self._chunks = iter(())
+        decoder = Decoder()
+        unsent = memoryview(encode(self._hello))
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        done = False
+        while True:
+            if not unsent:
+                frame = self._next_frame()
+                if not frame and self._closing.is_set() and not done:
+                    frame, done = encode(Goodbye()), True
+                unsent = memoryview(frame)
+            poll.register(stream, select.POLLIN | (select.POLLOUT if unsent else 0))
+            for fd, event in poll.poll():
+                if fd == self._wake:
+                    os.eventfd_read(self._wake)
+                elif event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                    data = stream.recv(_RECEIVE_BYTES)
+                    if not data:
+                        raise ConnectionResetError("it closed the connection")
+                    if self._hear(decoder.feed(data)):
+                        return
+                elif event & select.POLLOUT:
+                    unsent = unsent[stream.send(unsent) :]
+
+    def _next_frame(self) -> bytes:
+        setting = self._next_setting()
+        if setting is not None:
+            return encode(setting)
+        while self._queue:
+            try:
+                message = self._queue.popleft()()
+                if message is not None:
+                    frame = encode(message)
+                    self.counts["sent"] += isinstance(message, Batch)
+                    return frame
+                self.counts["not finite"] += 1
+            except (ProtocolError, ValueError, RuntimeError) as exc:
+                self.counts["unusable"] += 1
+                self._say_once("unusable", f"a message could not be sent: {exc}")
+        return b""
+
+    def _hear(self, received: list[Any]) -> bool:
+        """Act on answers; whether the daemon has said goodbye."""
+        for message in received:
+            match message:
+                case Ok(answers=Hello.TYPE):
+                    self.connected.set()
+                    if self._gone_said:
+                        log.info("the spiderfs daemon is back")
+                    self._gone_said = False
+                case Ok(answers=Goodbye.TYPE):
+                    return True
+                case Error():
+                    self.counts["errors"] += 1
+                    self._say_once(message.code, f"the spiderfs daemon refused a message: {message.text}")
+                case Warn():
+                    self._say_once(message.text, message.text)
+                case Scores() | Cached():
+                    answer = self._answers.get(message.request)
+                    if answer is not None:
+                        answer.message = message
+                        answer.there.set()
+                case ProtocolError():
+                    raise ConnectionAbortedError(f"it answered in another language: {message}")
+        return False
+
+    def _say_once(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            log.warning("%s", text)

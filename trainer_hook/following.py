@@ -1,0 +1,128 @@
+"""Following a data loader: which indices are in the batch that the loop has just taken.
+
+The loader's batch sampler is replaced by one that notes what it draws, and the loader's class by one whose iterator
+says when the loop takes a batch. Both stay what they are to everybody who looks (attributes, isinstance, length).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import DataLoader, IterableDataset
+
+# On the class of a followed loader: the class it had.
+_MARK = "_followed_by_spiderfs"
+
+Taken = Callable[[object, npt.NDArray[np.uint32]], None]
+
+
+class _Iteration:
+    """One pass over the loader: what was drawn for it and not taken yet."""
+
+    def __init__(self) -> None:
+        self.drawn: deque[npt.NDArray[np.uint32]] = deque()
+
+
+class Follower:
+    """Calls `taken(iteration, indices)` when the loop takes a batch; raises ValueError for a loader without indices."""
+
+    def __init__(self, loader: DataLoader[Any], taken: Taken) -> None:
+        if hasattr(loader, _MARK):
+            raise ValueError("this loader has a hook already: close that first")
+        if isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                "an iterable data set has no indices: attach with loader=None and call hook.batch(indices)"
+            )
+        if not getattr(loader, "in_order", True):
+            raise ValueError("the loader must hand out batches in order (in_order=True)")
+        self.taken = taken
+        self.now: _Iteration | None = None
+        self._loader = loader
+        self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._original = loader.__dict__[self._name]
+        self._set_sampler(_FollowedSampler(self._original, self))
+        loader.__class__ = _followed_class(type(loader), self)
+
+    def undo(self) -> None:
+        """Leave the loader as it was; an iteration that goes on is no longer followed."""
+        self._set_sampler(self._original)
+        self._loader.__class__ = getattr(type(self._loader), _MARK)
+        self.taken = lambda iteration, indices: None
+
+    def _set_sampler(self, sampler: Any) -> None:
+        # A DataLoader forbids to set it; one with persistent workers keeps a reference in its iterator.
+        self._loader.__dict__[self._name] = sampler
+        iterator = getattr(self._loader, "_iterator", None)
+        if iterator is not None:
+            iterator._index_sampler = sampler
+
+
+def _followed_class(kind: type[DataLoader[Any]], follower: Follower) -> type[DataLoader[Any]]:
+    """The loader's own class, but for what iterating over it gives."""
+
+    def follow(self: DataLoader[Any]) -> _FollowedIterator:
+        iteration = _Iteration()
+        # The loader asks its batch sampler for an iterator now, or, if it is a generator, at its first batch.
+        follower.now = iteration
+        try:
+            iterator = kind.__iter__(self)
+        finally:
+            follower.now = None
+        return _FollowedIterator(iterator, follower, iteration)
+
+    # No second base: it would change the layout, and the class of an object could not be set.
+    return type(kind.__name__, (kind,), {"__iter__": follow, _MARK: kind})
+
+
+class _FollowedIterator:
+    def __init__(self, iterator: Iterator[Any], follower: Follower, iteration: _Iteration) -> None:
+        self._iterator = iterator
+        self._follower = follower
+        self._iteration = iteration
+
+    def __iter__(self) -> _FollowedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        self._follower.now = self._iteration
+        try:
+            batch = next(self._iterator)
+        finally:
+            self._follower.now = None
+        if self._iteration.drawn:
+            self._follower.taken(self._iteration, self._iteration.drawn.popleft())
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._iterator)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_iterator"], name)
+
+
+class _FollowedSampler:
+    """A batch sampler (or a sampler, of a loader that does not batch) that notes what it draws."""
+
+    def __init__(self, sampler: Any, follower: Follower) -> None:
+        self._sampler = sampler
+        self._follower = follower
+
+    def __iter__(self) -> Iterator[Any]:
+        # A plain function: the iteration is the one that asks, though the drawing begins later.
+        return self._draw(self._follower.now)
+
+    def _draw(self, iteration: _Iteration | None) -> Iterator[Any]:
+        for drawn in self._sampler:
+            if iteration is not None:
+                iteration.drawn.append(np.atleast_1d(np.asarray(drawn, dtype=np.uint32)))
+            yield drawn
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_sampler"], name)

@@ -1,0 +1,158 @@
+"""A sampler that draws samples by the daemon's scores, so that important ones come more often."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from spiderfs.protocol import Plan
+from trainer_hook.client import Client
+from trainer_hook.ranks import from_first_rank, rank_and_world
+
+log = logging.getLogger("trainer_hook")
+
+
+class SpiderSampler(Sampler[int]):
+    """Draws with replacement in proportion to the scores; `attach` connects it to the daemon.
+
+    While there are no scores an epoch is a permutation: uniform, and every sample is seen. `coverage` is the share of
+    draws that are uniform however the scores are. All ranks draw the same list, with the scores that rank 0 was given,
+    and each takes every world_size-th of it. What is drawn is published, so that the daemon knows what will be read.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        draws: int | None = None,
+        seed: int = 0,
+        coverage: float = 0.0,
+        scores_timeout_s: float = 5.0,
+    ) -> None:
+        """`samples` is the length of the data set, `draws` that of an epoch over all ranks (default: the same)."""
+        if samples < 1 or (draws is not None and draws < 1):
+            raise ValueError(f"{draws} draws of {samples} samples: at least one of each")
+        if not 0 <= coverage <= 1:
+            raise ValueError(f"coverage={coverage}: a share between 0 and 1")
+        self._samples = samples
+        self._draws = samples if draws is None else draws
+        self._seed = seed
+        self._coverage = coverage
+        self._scores_timeout_s = scores_timeout_s
+        self._client: Client | None = None
+        self._list = ""
+        self.epoch = 0
+        self._scores: npt.NDArray[np.float32] | None = None
+        # The current epoch's draws for all ranks, and how many of this rank's the training has taken.
+        self._order: npt.NDArray[np.uint32] | None = None
+        self._position = 0
+        self._resuming = False
+
+    def bind(self, client: Client, name: str) -> None:
+        """Ask `client` for the scores of list `name` from the next epoch on, and publish what is drawn."""
+        self._client, self._list = client, name
+
+    def unbind(self) -> None:
+        self._client = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw this epoch next; without a call epochs follow each other."""
+        if epoch != self.epoch:
+            self.epoch, self._order, self._resuming = epoch, None, False
+
+    def __len__(self) -> int:
+        return -(-self._draws // rank_and_world()[1])
+
+    def __iter__(self) -> Iterator[int]:
+        # The body begins with the first draw: a data loader makes iterators that it never uses.
+        if self._resuming:
+            self._resuming = False
+        else:
+            self._begin()
+        assert self._order is not None
+        rank, world_size = rank_and_world()
+        mine = self._order[rank::world_size]
+        begun = self._position
+        if self._client is not None:
+            self._client.plan(Plan(self._list, self.epoch, begun, mine))
+        for number, index in enumerate(mine[begun:].tolist(), begun + 1):
+            if self._client is None:
+                self._position = number
+            yield index
+
+    def took(self, samples: int) -> None:
+        """The training has taken so many of what was drawn; loader workers are ahead of that."""
+        self._position += samples
+
+    def weights(self, indices: npt.ArrayLike, clip: float | None = None) -> Tensor:
+        """1/(N q) of these samples: a loss multiplied by it is in expectation that of uniform sampling."""
+        probabilities = self.probabilities()[np.asarray(indices, dtype=np.int64)]
+        weights = torch.from_numpy((1 / (self._samples * probabilities)).astype(np.float32))
+        return weights if clip is None else weights.clamp(max=clip)
+
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """The chance q of each sample at each draw of the current epoch."""
+        if self._scores is None:
+            return np.full(self._samples, 1 / self._samples)
+        scores = self._scores.astype(np.float64)
+        chances: npt.NDArray[np.float64] = (1 - self._coverage) * scores / scores.sum() + self._coverage / self._samples
+        return chances
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the current epoch has come to; the same for all ranks as they are at the same position."""
+        order, scores = self._order, self._scores
+        return {
+            "epoch": self.epoch,
+            "position": self._position,
+            "order": None if order is None else torch.from_numpy(order.astype(np.int64)),
+            "scores": None if scores is None else torch.from_numpy(scores.copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken; raises ValueError for that of another data set."""
+        order, scores = state["order"], state["scores"]
+        if (scores is not None and len(scores) != self._samples) or (
+            order is not None and len(order) and int(order.max()) >= self._samples
+        ):
+            raise ValueError(f"the state is not of a data set of {self._samples} samples")
+        self.epoch, self._position = state["epoch"], state["position"]
+        self._order = None if order is None else order.numpy().astype(np.uint32)
+        self._scores = None if scores is None else scores.numpy().copy()
+        self._resuming = self._order is not None and self._position < len(self._order[:: rank_and_world()[1]])
+
+    # -- drawing
+
+    def _begin(self) -> None:
+        if self._order is not None:
+            self.epoch += 1
+        self._scores = self._ask()
+        world_size = rank_and_world()[1]
+        self._order = self._drawn(-(-self._draws // world_size) * world_size)
+        self._position = 0
+
+    def _ask(self) -> npt.NDArray[np.float32] | None:
+        scores = None
+        if self._client is not None and rank_and_world()[0] == 0:
+            scores = self._client.scores(self._list, self._scores_timeout_s)
+            if scores is not None and (len(scores) != self._samples or not scores.sum() > 0):
+                log.warning("%d scores for %d samples: drawing without them", len(scores), self._samples)
+                scores = None
+        shared: npt.NDArray[np.float32] | None = from_first_rank(scores)
+        return shared
+
+    def _drawn(self, draws: int) -> npt.NDArray[np.uint32]:
+        rng = np.random.default_rng([self._seed, self.epoch])
+        if self._scores is None:
+            rounds = -(-draws // self._samples)
+            return np.concatenate([rng.permutation(self._samples) for _ in range(rounds)])[:draws].astype(np.uint32)
+        edges = np.cumsum(self.probabilities())
+        drawn = np.searchsorted(edges, rng.random(draws) * edges[-1], side="right")
+        indices: npt.NDArray[np.uint32] = np.minimum(drawn, self._samples - 1).astype(np.uint32)
+        return indices

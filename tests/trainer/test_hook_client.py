@@ -1,0 +1,160 @@
+"""The hook's connection: a daemon that is slow, goes, comes back, or was never there costs the training nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hook_daemon import HookDaemon, until
+
+from spiderfs.daemon.hook_connection import ServerLimits
+from spiderfs.daemon.recording_sink import RecordingSink
+from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
+from trainer_hook import Client, Declaration
+from trainer_hook.client import Patience
+from trainer_hook.mounts import find_mount, socket_finder
+
+QUICK = Patience(first_pause_s=0.01, longest_pause_s=0.05)
+
+
+def client(directory: Path, queue_batches: int = 64) -> Client:
+    return Client(socket_finder(directory, None), Hello("test"), queue_batches=queue_batches, patience=QUICK)
+
+
+def declaration(size: int = 2, name: str = "train") -> Declaration:
+    return Declaration(name, name, [b"%d" % number for number in range(size)], np.zeros(size, np.int32))
+
+
+def batch(step: int = 0) -> Batch:
+    return Batch("train", 0, step, np.array([1], np.uint32), np.ones((1, 4), np.float16))
+
+
+def test_finds_the_mount_above_a_directory(tmp_path: Path) -> None:
+    mount, inside = tmp_path / "mount", tmp_path / "mount" / "train" / "deep"
+    inside.mkdir(parents=True)
+    assert find_mount(inside) is None
+    with pytest.raises(FileNotFoundError, match="lies in no spiderfs mount"):
+        socket_finder(inside, None)()
+    HookDaemon(mount)
+    assert find_mount(inside) == mount
+    assert socket_finder(inside, None)() == mount / "hook.sock"
+    assert socket_finder(inside, "/run/other.sock")() == Path("/run/other.sock")
+
+
+def test_a_long_list_comes_in_chunks(tmp_path: Path) -> None:
+    with HookDaemon(tmp_path) as daemon:
+        talking = client(tmp_path)
+        talking.declare(declaration(150_000))
+        until(lambda: len(daemon.sink.lists) == 1)
+        talking.close()
+    ((_, declared),) = daemon.sink.lists
+    assert (len(declared), declared.paths[149_999]) == (150_000, b"149999")
+
+
+def test_questions(tmp_path: Path) -> None:
+    with HookDaemon(tmp_path, RecordingSink(scores_given=np.array([1, 2], np.float32))) as daemon:
+        talking = client(tmp_path)
+        talking.declare(declaration())
+        scores, cached = talking.scores("train", 10), talking.cached("train", 10)
+        assert scores is not None
+        assert cached is not None
+        assert (scores.tolist(), cached.tolist()) == ([1, 2], [True, False])
+        daemon.sink.scores_given = None
+        assert talking.scores("train", 10) is None
+        talking.close()
+
+
+def test_a_daemon_that_was_never_there_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    talking = client(tmp_path, queue_batches=3)
+    talking.declare(declaration())
+    until(lambda: "cannot be reached" in caplog.text)
+    for step in range(10):
+        talking.batch(lambda step=step: batch(step))  # type: ignore[misc]
+    begin = time.monotonic()
+    assert talking.scores("train", 60) is None
+    assert time.monotonic() - begin < 1
+    assert talking.counts["dropped"] == 7
+    talking.close()
+    assert len(caplog.records) == 1
+
+
+def test_connects_again_and_says_everything_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    daemon = HookDaemon(tmp_path)
+    talking = client(tmp_path)
+    with daemon:
+        talking.declare(declaration())
+        talking.plan(Plan("train", 4, 0, np.array([1, 0], np.uint32)))
+        talking.batch(lambda: batch(0))
+        until(lambda: len(daemon.sink.batches) == 1)
+    until(lambda: "cannot be reached" in caplog.text)
+    talking.batch(lambda: batch(1))
+    with daemon:
+        until(lambda: len(daemon.sink.batches) == 2)
+        assert [len(daemon.sink.lists), len(daemon.sink.plans)] == [2, 2]
+        talking.epoch_end(EpochEnd(0, 0.5))
+        until(lambda: len(daemon.sink.ends) == 1)
+        talking.close()
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
+        "the spiderfs daemon cannot be reached"
+    ]
+    assert not daemon.counted["hook_malformed"]
+
+
+def test_a_daemon_that_does_not_read_makes_batches_drop_and_nobody_wait(tmp_path: Path) -> None:
+    control = tmp_path / ".spiderfs"
+    control.mkdir()
+    (control / "hook").write_bytes(bytes(tmp_path / "deaf.sock"))
+    with socket.socket(socket.AF_UNIX) as deaf:
+        directory = os.open(tmp_path, os.O_RDONLY)
+        deaf.bind(f"/proc/self/fd/{directory}/deaf.sock")
+        os.close(directory)
+        deaf.listen()
+        talking = client(tmp_path, queue_batches=8)
+        large = Batch("train", 0, 0, np.zeros(8192, np.uint32), np.zeros((8192, 64), np.float16))
+        begin = time.monotonic()
+        for _ in range(100):
+            talking.batch(lambda: large)
+        assert time.monotonic() - begin < 0.5
+        assert talking.counts["dropped"] >= 80
+        talking.close(0.1)
+        deaf.accept()[0].close()
+        talking._thread.join(20)
+
+
+def test_what_the_daemon_refuses_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with HookDaemon(tmp_path, RecordingSink(known=frozenset([b"0"])), ServerLimits(lists=1)) as daemon:
+        talking = client(tmp_path)
+        talking.declare(declaration())
+        for name in ("a", "b"):
+            talking.declare(declaration(name=name))
+        until(lambda: talking.counts["errors"] == 2)
+        talking.batch(lambda: batch())
+        talking.batch(lambda: None)
+        talking.batch(lambda: Batch("train", 0, 0, np.array([1], np.uint32), np.ones((1, 65), np.float16)))
+        until(lambda: talking.counts["unusable"] == 1)
+        until(lambda: len(daemon.sink.batches) == 1)
+        talking.close()
+    texts = [record.getMessage() for record in caplog.records]
+    assert sum("more than 1 lists" in text for text in texts) == 1
+    assert sum("1 of 2 paths are ignored: no such file" in text for text in texts) == 1
+    assert sum("dimension 65" in text for text in texts) == 1
+    assert talking.counts == {"errors": 2, "sent": 1, "not finite": 1, "unusable": 1}
+
+
+def test_the_trainer_needs_nothing_of_the_daemon() -> None:
+    daemon_side = "{'trio', 'lmdb', 'pyfuse3', 'pydantic', 'prometheus_client', 'xxhash', 'click'}"
+    program = (
+        "import sys, trainer_hook\n"
+        "spider = {name for name in sys.modules if name.startswith('spiderfs')}\n"
+        "assert spider == {'spiderfs', 'spiderfs.errors', 'spiderfs.protocol', 'spiderfs.hook_messages'}, spider\n"
+        f"assert not {daemon_side} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,75 @@
+"""docs/HOOK_PROTOCOL.md: its byte examples are what the code says, and its tables name what there is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hook_daemon import HookDaemon
+
+from spiderfs.protocol import MESSAGES, Batch, Decoder, Hello, Message, Ok, Samples, encode
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "HOOK_PROTOCOL.md").read_text()
+
+EXAMPLES: tuple[Message, ...] = (
+    Hello("numpy", 0, 1),
+    Ok("hello"),
+    Samples("train", "train", 2, 0, np.array([0, 1]), np.frombuffer(b"cat/1.png\0dog/1.png\0", np.uint8)),
+    Batch("train", 0, 7, np.array([1, 0]), np.array([[1, 0], [0.6, -0.8]]), np.array([0.25, 2])),
+)
+
+
+def hexdump(data: bytes) -> str:
+    """As `hexdump -C` shows it."""
+    lines = []
+    for at in range(0, len(data), 16):
+        row = data[at : at + 16]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{at:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  |{text}|")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: message.TYPE)
+def test_the_bytes_of_an_example(message: Message) -> None:
+    assert f"`{message.TYPE}`:\n\n```\n{hexdump(encode(message))}\n```\n" in DOCUMENT
+
+
+def test_the_dumps_can_be_decoded() -> None:
+    dumps = re.findall(r"```\n(00000000 .*?)```", DOCUMENT, re.DOTALL)
+    frames = [bytes.fromhex("".join(line[10:58] for line in dump.splitlines())) for dump in dumps]
+    received = Decoder().feed(b"".join(frames))
+    assert [type(message) for message in received] == [type(message) for message in EXAMPLES]
+
+
+def test_the_tables_name_every_message_and_field() -> None:
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \|(.*)$", DOCUMENT, re.MULTILINE))
+    for name, kind in MESSAGES.items():
+        for field in (*kind.SCALARS, *kind.ARRAYS):
+            assert f"`{field}`" in rows[name], (name, field)
+        for array in kind.ARRAYS.values():
+            assert array.dtype.replace("|", r"\|") in rows[name], name
+
+
+def test_the_example_without_torch(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for kind in range(2):
+        for number in range(20):
+            file = tmp_path / "mount" / f"class{kind}" / f"{number}.npy"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(file, rng.normal(2 * kind, 1, size=(10, 10)))
+    (tmp_path / "torch.py").write_text("raise ImportError('there is no torch here')\n")
+    example = ROOT / "docs" / "examples" / "hook_numpy.py"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    with HookDaemon(tmp_path / "mount") as daemon:
+        command = [sys.executable, str(example), str(tmp_path / "mount")]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "epoch 3: accuracy" in result.stdout
+    assert len(daemon.sink.batches) == 3 * 3
+    assert [end.epoch for _, end in daemon.sink.ends] == [0, 1, 2]
+    assert not daemon.counted["hook_malformed"]

@@ -1,0 +1,184 @@
+"""What the sampler draws: in proportion to the scores, the same for a seed, the same on all ranks, resumable."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hook_daemon import HookDaemon, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_training import SIZE, Network, Numbered, loader, recorded, train
+from torch.utils.data import DataLoader
+
+from spiderfs.daemon.recording_sink import RecordingSink
+from trainer_hook import SpiderSampler, attach
+
+SCORES = np.linspace(0.1, 2, SIZE).astype(np.float32)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path, RecordingSink(scores_given=SCORES)) as daemon:
+        yield daemon
+
+
+def with_scores(sampler: SpiderSampler, scores: Any) -> SpiderSampler:
+    """Without a daemon: as if it had answered this at each epoch's begin."""
+    sampler._ask = lambda: np.asarray(scores, np.float32)  # type: ignore[method-assign]
+    return sampler
+
+
+def test_without_scores_an_epoch_sees_every_sample() -> None:
+    sampler = SpiderSampler(SIZE, seed=1)
+    first, second = list(sampler), list(sampler)
+    assert sorted(first) == sorted(second) == [*range(SIZE)]
+    assert first != second
+    assert list(SpiderSampler(SIZE, seed=1)) == first
+    assert list(SpiderSampler(SIZE, seed=2)) != first
+    assert sampler.weights([0, 1]).tolist() == [1, 1]
+
+
+def test_draws_in_proportion_to_the_scores() -> None:
+    scores = [0, 1, 3]
+    sampler = with_scores(SpiderSampler(3, draws=40_000), scores)
+    counts = np.bincount(list(sampler), minlength=3)
+    # Five standard deviations of a binomial count.
+    np.testing.assert_allclose(counts, [0, 10_000, 30_000], atol=5 * 87)
+
+
+def test_the_coverage_floor() -> None:
+    sampler = with_scores(SpiderSampler(4, draws=40_000, coverage=0.4), [0, 0, 0, 1])
+    counts = np.bincount(list(sampler), minlength=4)
+    np.testing.assert_allclose(counts, [4_000, 4_000, 4_000, 28_000], atol=5 * 92)
+
+
+@given(st.lists(st.floats(0.125, 10, width=32), min_size=2, max_size=30), st.floats(0, 1))
+def test_weights_make_the_expectation_uniform(scores: list[float], coverage: float) -> None:
+    sampler = with_scores(SpiderSampler(len(scores), coverage=coverage), scores)
+    next(iter(sampler))
+    chances = sampler.probabilities()
+    assert np.isclose(chances.sum(), 1)
+    values = np.arange(len(scores))
+    weighted = (chances * sampler.weights(values).numpy() * values).sum()
+    assert np.isclose(weighted, values.mean(), rtol=1e-4)
+    assert float(sampler.weights(values, clip=0.5).max()) <= 0.5
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 40), st.integers(0, 39), st.booleans())
+def test_resumes_where_it_was(draws: int, taken: int, scored: bool) -> None:
+    def make() -> SpiderSampler:
+        sampler = SpiderSampler(10, draws=draws, seed=3)
+        return with_scores(sampler, range(1, 11)) if scored else sampler
+
+    whole, stopped, resumed = make(), make(), make()
+    expected = [*whole, *whole]
+    draws_of = iter(stopped)
+    begun = [next(draws_of) for _ in range(min(taken, draws))]
+    resumed.load_state_dict(stopped.state_dict())
+    rest = [*resumed]
+    if len(begun) in (0, draws):
+        # Nothing was drawn yet, or an epoch was complete: the next one is whole.
+        assert begun + rest == expected[: len(begun) + draws]
+    else:
+        assert begun + rest == expected[:draws]
+        assert [*resumed] == expected[draws:]
+
+
+def test_epochs_may_be_named_or_left_early() -> None:
+    sampler = SpiderSampler(SIZE)
+    epochs = [list(sampler) for _ in range(3)]
+    other = SpiderSampler(SIZE)
+    next(iter(other))
+    assert list(other) == epochs[1]
+    other.set_epoch(0)
+    assert list(other) == epochs[0]
+    other.set_epoch(2)
+    assert list(other) == epochs[2]
+
+
+def test_a_state_of_another_data_set_is_refused() -> None:
+    sampler = SpiderSampler(10)
+    next(iter(sampler))
+    with pytest.raises(ValueError, match="not of a data set of 5"):
+        SpiderSampler(5).load_state_dict(sampler.state_dict())
+
+
+@pytest.mark.parametrize(("samples", "options"), [(0, {}), (1, {"draws": 0}), (1, {"coverage": 1.5})])
+def test_options_that_make_no_sense(samples: int, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"at least one|between 0 and 1"):
+        SpiderSampler(samples, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_asks_the_daemon_and_publishes_what_it_draws(daemon: HookDaemon, workers: int, tmp_path: Path) -> None:
+    sampler = SpiderSampler(SIZE)
+    options: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
+    model, batches = Network(), loader(shuffle=False, sampler=sampler, num_workers=workers, **options)
+    hook = attach(daemon.mount, model, batches)
+    state: dict[str, Any] = {}
+    for step in train(model, batches):
+        weights = hook.weights()
+        np.testing.assert_allclose(weights.numpy(), SCORES.mean() / SCORES[hook.indices], rtol=1e-5)
+        if step == 2:
+            state = sampler.state_dict()
+    hook.close()
+    drawn = recorded(daemon, 7)
+    (plan,) = [plan for _, plan in daemon.sink.plans]
+    assert (plan.order.tolist(), plan.position, plan.epoch) == (drawn, 0, 0)
+
+    torch.save(state, tmp_path / "state")
+    again = SpiderSampler(SIZE)
+    again.load_state_dict(torch.load(tmp_path / "state"))
+    batches = loader(shuffle=False, sampler=again)
+    hook = attach(daemon.mount, model, batches)
+    for _ in train(model, batches):
+        pass
+    hook.close()
+    assert recorded(daemon, 7 + 4)[SIZE:] == drawn[24:]
+    assert daemon.sink.plans[-1][1].position == 24
+
+
+def test_scores_that_do_not_fit_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with HookDaemon(tmp_path, RecordingSink(scores_given=np.ones(3, np.float32))) as daemon:
+        batches = loader(shuffle=False, sampler=SpiderSampler(SIZE))
+        hook = attach(daemon.mount, Network(), batches)
+        assert sorted(index for inputs, _ in batches for index in range(len(inputs)))
+        hook.close()
+    assert "3 scores for 50 samples" in caplog.text
+
+
+def _rank(rank: int, mount: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{mount}/ranks", rank=rank, world_size=2)
+    sampler = SpiderSampler(SIZE, draws=SIZE - 1)
+    batches: DataLoader[Any] = DataLoader(Numbered(), batch_size=8, sampler=sampler)
+    model = Network()
+    hook = attach(mount, model, batches)
+    assert len(batches) == 4
+    for _ in train(model, batches):
+        pass
+    hook.close(10)
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_share_one_list(daemon: HookDaemon) -> None:
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_rank, args=(rank, str(daemon.mount))) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    until(lambda: len(daemon.sink.plans) == 2)
+    plans = {trainer.rank: plan.order.tolist() for trainer, plan in daemon.sink.plans}
+    expected = list(with_scores(SpiderSampler(SIZE), SCORES))
+    assert [plans[0], plans[1]] == [expected[::2], expected[1::2]]
+    assert [name for name, _ in daemon.sink.calls].count("scores") == 1

@@ -31,8 +31,8 @@ class ExactIndex:
         self._count += len(new)
         self._vectors[self._row_of[ids]] = vectors
 
-    def nearest(self, ids: Ids, vectors: Vectors, k: int, within: float = np.inf) -> Neighbours:
-        return exact_nearest(self._blocks(), ids, vectors, k, within)
+    def nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
+        return exact_nearest(self._blocks(), ids, vectors, k)
 
     def present(self) -> Ids:
         return self._ids[: self._count]

@@ -41,8 +41,8 @@ class Index(Protocol):
     def update(self, ids: Ids, vectors: Vectors) -> None:
         """Give these samples (each named once) their vectors, or new ones."""
 
-    def nearest(self, ids: Ids, vectors: Vectors, k: int, within: float = np.inf) -> Neighbours:
-        """The k nearest at most that lie closer than `within`; a sample is never its own neighbour."""
+    def nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
+        """The k nearest, or as many as there are; a sample is never its own neighbour."""
 
     def present(self) -> Ids:
         """The samples that have a vector."""
@@ -89,50 +89,67 @@ def blocks_of(index: Index) -> Iterator[tuple[Ids, Vectors]]:
         yield ids, index.vectors(ids)
 
 
-def exact_nearest(
-    blocks: Iterable[tuple[Ids, Vectors]], ids: Ids, vectors: Vectors, k: int, within: float
-) -> Neighbours:
+def exact_nearest(blocks: Iterable[tuple[Ids, Vectors]], ids: Ids, vectors: Vectors, k: int) -> Neighbours:
     """Neighbours by one matrix product per block of candidates (numbers and vectors)."""
-    found: list[tuple[Ids, Ids, Vectors]] = []
     lengths = np.einsum("ij,ij->i", vectors, vectors)[:, None]
+    best = _Best(len(ids), k)
     for block_ids, block in blocks:
         squared = vectors @ block.T
         squared *= -2
         squared += lengths
         squared += np.einsum("ij,ij->i", block, block)
         squared[ids[:, None] == block_ids] = np.inf
-        rows, columns = _candidates(squared, k, within)
-        found.append((rows, block_ids[columns], squared[rows, columns]))
-    return _gathered(found, len(ids), k)
+        best.consider(block_ids, squared)
+    return best.neighbours()
 
 
-def _candidates(squared: Vectors, k: int, within: float) -> tuple[Ids, Ids]:
-    """Rows and columns of all that may be among the k nearest of their row."""
-    count, width = squared.shape
-    if np.isfinite(within):
-        rows, columns = np.nonzero(squared < within * within)
-        # Sorting so many would cost more than partitioning the block.
-        if len(rows) <= count * k:
-            return rows, columns
-    if width <= k:
-        rows, columns = np.divmod(np.arange(count * width), width)
-    else:
-        columns = np.argpartition(squared, k - 1, axis=1)[:, :k].ravel()
-        rows = np.repeat(np.arange(count), k)
-    near = squared[rows, columns] < within * within
-    return rows[near], columns[near]
+class _Best:
+    """The k nearest of each row so far; the farther of them bound what of the next block is looked at."""
 
+    def __init__(self, rows: int, k: int) -> None:
+        self._k = k
+        self._rows = np.zeros(0, np.int64)
+        self._ids = np.zeros(0, np.int64)
+        self._squared = np.zeros(0, np.float32)
+        self._bounds = np.full((rows, 1), np.inf, np.float32)
+        self._unsorted = 0
 
-def _gathered(found: list[tuple[Ids, Ids, Vectors]], count: int, k: int) -> Neighbours:
-    ids = np.full((count, k), NOBODY, np.int64)
-    distances = np.full((count, k), np.inf, np.float32)
-    if found:
-        rows, candidates, squared = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        order = np.lexsort((squared, rows))
-        rows, candidates, squared = rows[order], candidates[order], squared[order]
-        ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)
-        kept = ranks < k
-        ids[rows[kept], ranks[kept]] = candidates[kept]
+    def consider(self, ids: Ids, squared: Vectors) -> None:
+        """Take in a block of samples with the squares of their distances to each row."""
+        count, width = squared.shape
+        chosen = np.flatnonzero(squared < self._bounds)
+        # Partitioning costs as much as sorting so many.
+        if len(chosen) > 2 * count * self._k:
+            nearest = np.argpartition(squared, self._k - 1, axis=1)[:, : self._k]
+            chosen = (nearest + width * np.arange(count)[:, None]).ravel()
+        rows, columns = np.divmod(chosen, width)
+        self._rows = np.concatenate([self._rows, rows])
+        self._ids = np.concatenate([self._ids, ids[columns]])
+        self._squared = np.concatenate([self._squared, squared.ravel()[chosen]])
+        self._unsorted += len(chosen)
+        # With each of them the bounds fall, and fewer are chosen of the next blocks: all in all some log(n) times.
+        if self._unsorted > count * self._k // 2:
+            self._shorten()
+
+    def neighbours(self) -> Neighbours:
+        ranks = self._shorten()
+        ids = np.full((len(self._bounds), self._k), NOBODY, np.int64)
+        distances = np.full(ids.shape, np.inf, np.float32)
+        ids[self._rows, ranks] = self._ids
         # Rounding can bring the square of a very small distance below zero.
-        distances[rows[kept], ranks[kept]] = np.sqrt(np.maximum(squared[kept], 0))
-    return Neighbours(ids, distances)
+        distances[self._rows, ranks] = np.sqrt(np.maximum(self._squared, 0))
+        ids[np.isinf(distances)] = NOBODY
+        return Neighbours(ids, distances)
+
+    def _shorten(self) -> Ids:
+        """Sort, forget all but the k nearest of each row, and return their ranks."""
+        order = np.lexsort((self._squared, self._rows))
+        rows = self._rows[order]
+        ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)
+        kept = ranks < self._k
+        self._rows, ranks = rows[kept], ranks[kept]
+        self._ids, self._squared = self._ids[order][kept], self._squared[order][kept]
+        full = ranks == self._k - 1
+        self._bounds[self._rows[full], 0] = self._squared[full]
+        self._unsorted = 0
+        return ranks

@@ -30,8 +30,8 @@ from spiderfs.scorer.radius import Radius
 VERSION = 1
 STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
 
-# Up to about this many samples comparing with all of them is as cheap as updating a graph: 75 and 64 ms for a batch of
-# 128 among 100,000 of 64 dimensions, 17 and 20 ms among 10,000 (one core; benchmarks/scorer.py).
+# Up to about this many samples comparing with all of them is as cheap as updating a graph: 75 and 77 ms for a batch of
+# 128 among 100,000 of 64 dimensions, 17 and 24 ms among 10,000 (one core; benchmarks/scorer.py).
 EXACT_MAX_SAMPLES = 100_000
 # Distances of each batch that the radius is calibrated by; a batch of 128 has some 10,000.
 CALIBRATING_DISTANCES = 2048

@@ -74,6 +74,10 @@ class Capture:
             model.register_forward_hook(self._returned),
         ]
 
+    def __reduce__(self) -> tuple[type[Capture], tuple[()]]:
+        # A copy of the model (an average of its weights, a checkpoint) takes its hooks along: they do nothing there.
+        return _Inert, ()
+
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -132,6 +136,14 @@ class Capture:
             matrix = torch.randn(width, self._dimension, generator=generator) / self._dimension**0.5
             self._projections[key] = matrix.to(device)
         return self._projections[key]
+
+
+class _Inert(Capture):
+    def __init__(self) -> None:
+        self._latest = None
+
+    def _hand_on(self) -> None:
+        self._latest = None
 
 
 def _cross_entropy(output: Tensor, labels: npt.NDArray[np.int32]) -> Tensor | None:

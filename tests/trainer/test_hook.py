@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import multiprocessing
@@ -78,7 +79,7 @@ def test_drop_last_leaves_the_last_out(daemon: HookDaemon) -> None:
 
 
 def test_declares_the_list_in_the_order_of_indices(daemon: HookDaemon) -> None:
-    subset = Subset(ConcatDataset([Numbered(10), Numbered(5)]), [12, 0, 3])
+    subset: Any = Subset(ConcatDataset([Numbered(10), Numbered(5)]), [12, 0, 3])
     run(daemon, loader(subset, batch_size=3))
     ((trainer, declared),) = daemon.sink.lists
     assert list(declared.paths) == [b"class2/2.png", b"class0/0.png", b"class0/3.png"]
@@ -92,7 +93,8 @@ def test_losses_are_the_cross_entropy_against_the_declared_labels(daemon: HookDa
     expected = nn.functional.cross_entropy(model(inputs), labels, reduction="none")
     hook.close()
     recorded(daemon, 1)
-    np.testing.assert_allclose(daemon.sink.batches[0][1].losses, expected.detach().numpy(), rtol=1e-2)
+    losses: Any = daemon.sink.batches[0][1].losses
+    np.testing.assert_allclose(losses, expected.detach().numpy(), rtol=1e-2)
 
 
 def test_losses_of_ones_own(daemon: HookDaemon) -> None:
@@ -105,7 +107,8 @@ def test_losses_of_ones_own(daemon: HookDaemon) -> None:
             hook.losses(torch.ones(rows + 1))
     hook.close()
     recorded(daemon, BATCHES)
-    assert daemon.sink.batches[0][1].losses.tolist()[:2] == [0, 65504]
+    losses: Any = daemon.sink.batches[0][1].losses
+    assert losses.tolist()[:2] == [0, 65504]
 
 
 def test_gradient_accumulation_and_evaluation_in_between(daemon: HookDaemon) -> None:
@@ -292,6 +295,19 @@ def test_leaves_model_and_loader_as_they_were(daemon: HookDaemon) -> None:
     assert batches.batch_sampler is sampler
     assert not model.classifier._forward_hooks
     attach(daemon.mount, model, batches).close()
+
+
+def test_copies_of_the_model_are_not_recorded(daemon: HookDaemon, tmp_path: Path) -> None:
+    model, batches = Network(), loader()
+    hook = attach(daemon.mount, model, batches)
+    average = copy.deepcopy(model)
+    torch.save(model, tmp_path / "model")
+    loaded = torch.load(tmp_path / "model", weights_only=False)
+    for _ in train(model, batches):
+        average(torch.ones(8, WIDTH))
+        loaded(torch.ones(8, WIDTH))
+    hook.close()
+    assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
 
 
 def test_what_can_never_work_is_said_at_once(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def test_a_daemon_that_was_never_there_costs_one_warning(tmp_path: Path, caplog:
 def test_connects_again_and_says_everything_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     daemon = HookDaemon(tmp_path)
-    talking = client(tmp_path)
     with daemon:
+        talking = client(tmp_path)
         talking.declare(declaration())
         talking.plan(Plan("train", 4, 0, np.array([1, 0], np.uint32)))
         talking.batch(lambda: batch(0))

@@ -103,7 +103,7 @@ def refused(data: bytes, limits: Limits = Limits()) -> ProtocolError:  # noqa: B
 
 
 def frame(header: object, body: bytes = b"") -> bytes:
-    packed = msgpack.packb(header)
+    packed: bytes = msgpack.packb(header)
     return struct.pack("<2sBBII", b"sf", VERSION, 0, len(packed), len(body)) + packed + body
 
 

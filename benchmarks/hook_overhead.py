@@ -1,7 +1,7 @@
 """What the hook costs a training step: the same training with and without it, step by step in turns.
 
-    .venv/bin/python benchmarks/hook_overhead.py             about five minutes
-    .venv/bin/python benchmarks/hook_overhead.py --quick     half a minute, for a look
+    .venv/bin/python benchmarks/hook_overhead.py             about two minutes
+    .venv/bin/python benchmarks/hook_overhead.py --quick     some ten seconds, for a look
 
 Two copies of one residual network train on the same images; after each step of the one comes the step of the other, in
 changing order, so that what else goes on on the machine falls on both alike. A step is taking the batch, forward,
@@ -220,7 +220,7 @@ def main() -> int:
     if arguments.json:
         machine = {"cores": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
         arguments.json.write_text(json.dumps(asdict(result) | {"machine": machine}, indent=2) + "\n")
-    reached = result.hook_percent < TARGET_PERCENT
+    reached = max(result.overhead_percent, result.hook_percent) < TARGET_PERCENT
     print(f"target, under {TARGET_PERCENT:.0f} %: {'reached' if reached else 'missed'}")
     return 0 if reached else 1
 

@@ -175,7 +175,8 @@ class Filesystem:
 
     def _left_s(self, dentry: Dentry) -> float:
         """For how much longer a dentry may be believed, in seconds."""
-        return dentry.checked_at + self.settings.ttl_s - self._now()
+        # Not inf: a dentry that `expire` has set to the beginning of time must be expired for every TTL.
+        return dentry.checked_at + min(self.settings.ttl_s, FOREVER_S) - self._now()
 
     def _entry(self, dentry: Dentry, left_s: float) -> Entry:
         timeout_s = min(max(left_s, 0.0), FOREVER_S)
@@ -261,9 +262,21 @@ class Filesystem:
             await self._make_local(node, caller)
         else:
             # Only READ knows which blocks are wanted; the open itself waits for nothing.
+            self._check_still_named(node)
             self._counters.add("opens")
             self._counters.add("opens_hit")
         return Opened(inode, direct_io=False)
+
+    def _check_still_named(self, node: Node) -> None:
+        """Raises Stale for a version whose name is known to mean another one by now.
+
+        The kernel believes a name for its whole TTL. Told by an open that it is stale, it looks the name up anew and
+        opens again; an ESTALE from READ, where the change of a large file is found, goes to the reader and leaves the
+        name believed.
+        """
+        known = self._catalogue.find(*self._catalogue.parent_of(node.path))
+        if known is None or known.inode != node.inode or known.checked_at == 0:
+            raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
 
     async def _make_local(self, node: Node, caller: Caller) -> None:
         started = time.perf_counter()

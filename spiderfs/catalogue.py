@@ -40,6 +40,9 @@ _DENTRY = struct.Struct("<Qd")  # inode, time of the last check in seconds since
 _LISTING = struct.Struct("<dq")
 # A batch of rows is one transaction, and other writers wait for it: 2,000 names take about 10 ms.
 _BATCH_NAMES = 2000
+# How far behind the place of its hash a name may lie. Two names of one directory with the same 63 bits are never seen
+# in practice; this many are not even thinkable.
+_PROBES = 64
 
 
 class Node(NamedTuple):
@@ -97,17 +100,21 @@ class Catalogue:
     def find(self, parent: int, name: bytes) -> Dentry | None:
         hashed = _name_hash(name)
         row = self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))
-        if row is None:
-            return None
-        dentry = _dentry(hashed, row)
-        if dentry.name == name:
-            return dentry
-        # Another name has this hash: probe onwards, as `_place` did.
-        for key, value in self._records.scan("dentry", _DENTRY_KEY.pack(parent, hashed), 16):
-            directory, position = _DENTRY_KEY.unpack(key)
-            dentry = _dentry(position, value)
-            if directory == parent and dentry.name == name:
+        if row is not None:
+            dentry = _dentry(hashed, row)
+            if dentry.name == name:
                 return dentry
+        # Another name may have this hash, or may have had it before it vanished: look onwards, as `_place` did.
+        start = hashed
+        while rows := self._records.scan("dentry", _DENTRY_KEY.pack(parent, start), 1):
+            (key, value), *_ = rows
+            directory, position = _DENTRY_KEY.unpack(key)
+            if directory != parent or position > hashed + _PROBES:
+                break
+            dentry = _dentry(position, value)
+            if dentry.name == name:
+                return dentry
+            start = position + 1
         return None
 
     def entries(self, parent: int, after: int, limit: int) -> list[Dentry]:
@@ -213,9 +220,14 @@ class Catalogue:
 
     def _free_position(self, taken: dict[tuple[int, int], bytes], parent: int, name: bytes) -> int:
         position = _name_hash(name)
-        while (parent, position) in taken or self._records.get("dentry", _DENTRY_KEY.pack(parent, position)):
+        while True:
+            other = taken.get((parent, position))
+            # The name itself: readdir(3) may give one twice while the directory changes.
+            if other == name or (
+                other is None and self._records.get("dentry", _DENTRY_KEY.pack(parent, position)) is None
+            ):
+                return position
             position += 1
-        return position
 
     def _free_inode(self, taken: dict[tuple[int, int], bytes], path: bytes, version: Version | None) -> int:
         """The inode of this version of this path: its hash, or the next place that no other version has taken."""
@@ -228,7 +240,8 @@ class Catalogue:
                     return inode
                 known = SourceStat(*_STAT.unpack_from(row))
                 other = row[_STAT.size :]
-                if other == path and (version is None or known.version == version):
+                same = stat.S_ISDIR(known.mode) if version is None else _file_version(known) == version
+                if other == path and same:
                     return inode
             elif other == path:
                 return inode
@@ -241,6 +254,10 @@ class Catalogue:
 
     def record_fact(self, name: str, value: bytes) -> None:
         self._records.put([("facts", name.encode(), value)])
+
+
+def _file_version(known: SourceStat) -> Version | None:
+    return None if stat.S_ISDIR(known.mode) else known.version
 
 
 def _version_hash(path: bytes, version: Version | None) -> int:

@@ -21,8 +21,8 @@ from spiderfs.errors import AccessDenied, NotFound, ReadOnly
 CONTROL_DIRECTORY = b".spiderfs"
 CONTROL_INODE = 2
 LOG_FILE = "access.log"
-# A write of at most this many bytes without a line's end is a whole command (echo -n); a longer one is a piece of a
-# list that goes on in the next write.
+# A write of fewer bytes without a line's end is a whole command (echo -n); a longer one is a piece of a list that goes
+# on in the next write. Programs that write through stdio(3) do so in pieces of exactly this size.
 _COMMAND_BYTES = 4096
 
 
@@ -139,7 +139,7 @@ class Control:
         carried = self._snapshot(handle)
         text = carried.read_bytes() + data
         complete, newline, rest = text.rpartition(b"\n")
-        if len(data) <= _COMMAND_BYTES:
+        if len(data) < _COMMAND_BYTES:
             complete, rest = text, b""
         carried.write_bytes(rest)
         if complete or newline:
@@ -150,11 +150,10 @@ class Control:
         if _index(handle) == _LOG:
             return
         path = self._snapshot(handle)
-        if handle & _WRITING and path.exists():
-            rest = path.read_bytes()
-            if rest:
-                await self._channel.apply(os.fsdecode(FILES[_index(handle)].name), rest)
+        rest = path.read_bytes() if handle & _WRITING and path.exists() else b""
         path.unlink(missing_ok=True)
+        if rest:
+            await self._channel.apply(os.fsdecode(FILES[_index(handle)].name), rest)
 
     def _snapshot(self, handle: int) -> Path:
         return self._directory / f"{handle:x}"

@@ -152,8 +152,10 @@ def _unpacked(state: bytes | None) -> dict[str, Any]:
     if state is None:
         return {}
     try:
-        unpacked: dict[str, Any] = msgpack.unpackb(state, use_list=False, strict_map_key=False)
+        unpacked = msgpack.unpackb(state, use_list=False, strict_map_key=False)
     except ValueError:
+        unpacked = None
+    if not isinstance(unpacked, dict):
         log.warning("the order of the cached files could not be read: starting a new one")
         return {}
     return unpacked

@@ -134,6 +134,9 @@ class Fetcher:
         Raises SourceError and StoreCorrupt.
         """
         key = ContentKey(node.inode, block)
+        # A look at the store sees it as of its first read. Ended before the wait, it shows afterwards what others have
+        # landed meanwhile, and pins no old pages, in processes too that have no loop of requests to end it.
+        self._content.end_read()
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
         return await self._client.shared(key, partial(self._fetch_once, key, node.path, offset, length, node.version))
@@ -143,6 +146,7 @@ class Fetcher:
     ) -> tuple[bytes, bool]:
         async with self._interlock.hold(key) as waited:
             if waited:
+                self._content.end_read()
                 found = self.local(key)
                 if found is not None:
                     return bytes(found), True

@@ -13,7 +13,7 @@ import trio
 from spiderfs.catalogue import Catalogue, Node
 from spiderfs.core.events import WARMED
 from spiderfs.core.patterns import Pattern
-from spiderfs.errors import ConfigError, SpiderfsError, Stale
+from spiderfs.errors import ConfigError, SpiderfsError, Stale, StoreCorrupt
 from spiderfs.fetcher import Fetcher
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
@@ -95,6 +95,8 @@ class Warmer:
                 self._bytes += len(payload)
                 if landed:
                     self._note(node.inode, len(payload), WARMED, 0, block)
+        except StoreCorrupt:
+            raise
         except SpiderfsError as exc:
             self._failed += 1
             log.warning("warming %s: %s", os.fsdecode(node.path), exc)
@@ -103,6 +105,7 @@ class Warmer:
             self._present += not fetched
             self._counters.add("warmed", int(fetched))
         finally:
+            self._content.end_read()
             slots.release_on_behalf_of(node)
 
     def evict(self, patterns: Sequence[Pattern]) -> list[ContentKey]:

@@ -236,7 +236,9 @@ def mounted(
     """
     place.mkdir(parents=True, exist_ok=True)
     point, cache, log = point or place / "mnt", cache or place / "cache", place / "daemon.log"
-    point.mkdir(exist_ok=True)
+    # Not mkdir(exist_ok=True), which would ask what a crash has left mounted there.
+    if point.name not in os.listdir(point.parent):
+        point.mkdir()
     chosen = options_text({"cache_dir": cache, "log_file": log, "workers": workers, **options})
     with ending(place, point, cache):
         done = run_spiderfs("mount", source, point, "-o", chosen)

@@ -63,7 +63,8 @@ class Lister:
                 return
             fresh = await self.refresh(node)
             unchanged = fresh.stat.mtime_ns == listing.mtime_ns
-            if unchanged and listing.scanned_at - listing.mtime_ns / 1e9 > RACY_S:
+            # Who has just waited in vain for the attributes is not made to wait for a scan as well.
+            if not self._client.reachable or (unchanged and listing.scanned_at - listing.mtime_ns / 1e9 > RACY_S):
                 return
         try:
             await self._client.shared(("scan", node.inode), lambda: self._scan(node))

@@ -39,9 +39,14 @@ def detach() -> Callable[[str], None] | None:
     for standard in (0, 1, 2):
         os.dup2(null, standard)
 
+    unreported = [writer]
+
     def report(failure: str) -> None:
-        os.write(writer, f"{failure or _READY}\n".encode(errors="replace"))
-        os.close(writer)
+        # Only once: afterwards the number may be that of another file.
+        while unreported:
+            answer = unreported.pop()
+            os.write(answer, f"{failure or _READY}\n".encode(errors="replace"))
+            os.close(answer)
 
     return report
 

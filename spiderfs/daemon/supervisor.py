@@ -78,6 +78,8 @@ def run(options: Options, foreground: bool) -> int:
         _serve(options, foreground, report)
         status = 0
     except SpiderfsError as exc:
+        # Nobody waits for the report of a mount that ends after it was ready.
+        log.error("%s", exc)
         report(str(exc))
     except BaseException as exc:
         log.exception("the mount failed")

@@ -74,6 +74,12 @@ _DAMAGE = (
     lmdb.VersionMismatchError,
     lmdb.PanicError,
     lmdb.BadTxnError,
+    # The map has one fixed size, far beyond any disk: only a damaged page can claim that there is more than fits.
+    lmdb.MapResizedError,
+    lmdb.PageFullError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.BadDbiError,
 )
 
 

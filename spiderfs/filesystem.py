@@ -302,7 +302,7 @@ class Filesystem:
     async def read(self, handle: int, offset: int, size: int) -> memoryview | bytes:
         """Up to `size` bytes, short only at the end of the file; a view is valid until the next request."""
         if is_control_handle(handle):
-            return self._control.read(handle, offset, size)
+            return await self._control.read(handle, offset, size)
         self._counters.add("reads")
         payload = self._fetcher.local(ContentKey(handle))
         if payload is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -78,15 +79,20 @@ class AccessLog:
             self._unwritten.extend(self._recent)
             self._recent.clear()
             if not self._unwritten:
-                self._file.touch()
+                with contextlib.suppress(OSError):
+                    self._file.touch()
         self._following = following
         if not self._unwritten:
             return
         lines = [self._line(access) for access in self._unwritten]
         self._unwritten.clear()
         mode = "ab" if self._file.exists() and self._file.stat().st_size < MAX_BYTES else "wb"
-        with open(self._file, mode) as file:
-            file.writelines(lines)
+        try:
+            with open(self._file, mode) as file:
+                file.writelines(lines)
+        except OSError as exc:
+            # On a full disk these accesses are not shown; nothing else depends on them.
+            log.debug("the access log could not be written: %s", exc)
 
     def _is_wanted(self) -> bool:
         try:
@@ -95,7 +101,8 @@ class AccessLog:
             return False
 
     def want(self) -> None:
-        self._wanted.touch()
+        with contextlib.suppress(OSError):
+            self._wanted.touch()
 
     def _line(self, access: Access) -> bytes:
         when = datetime.fromtimestamp(access.time_s).isoformat(sep=" ", timespec="milliseconds")

@@ -102,7 +102,11 @@ class Manager:
         self._events.flush()
         while len(events := read_events(self.context.event_reader)):
             self._fold(events)
-        self._save()
+        try:
+            with exit_if_corrupt():
+                self._save()
+        except SpiderfsError as exc:
+            log.warning("the order of the cached files could not be saved: %s", exc)
         self.access_log.close()
         self.content.close()
         self.records.close()

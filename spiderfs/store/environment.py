@@ -45,7 +45,9 @@ SOUNDNESS_TIMEOUT_S = 60.0
 # is verified when it is used, and a crash has the whole of it walked.
 CLAIM_WALK_S = 2.0
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# What the disk says when nothing more can be written; py-lmdb keeps the text alone. LMDB makes EIO of a write that was
+# cut short, as the last one before the disk is full is (mdb_page_flush: "TODO: Use which error code?").
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 _MARKER = "in-use"
 
 
@@ -87,7 +89,7 @@ def translate(exc: lmdb.Error) -> StoreError:
     """The project's error for one of lmdb's."""
     if isinstance(exc, _DAMAGE):
         return StoreCorrupt(f"the cache is damaged ({exc})")
-    if isinstance(exc, (lmdb.MapFullError, lmdb.DiskError)) or getattr(exc, "code", 0) in _FULL:
+    if isinstance(exc, (lmdb.MapFullError, lmdb.DiskError)) or any(words in str(exc) for words in _FULL):
         return StoreFull(f"no space left for the cache ({exc})")
     return StoreError(f"the cache cannot be used ({exc})")
 

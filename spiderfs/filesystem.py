@@ -163,15 +163,19 @@ class Filesystem:
         return self._entry(found, self._left_s(found))
 
     async def _look_up_at_source(self, parent: int, name: bytes) -> Dentry | None:
-        directory = self._catalogue.node(parent)
-        path = join(directory.path, name)
+        path = join(self._catalogue.node(parent).path, name)
         now = self._now()
-        try:
-            found = await self._client.stat(path)
-        except (SourceNotFound, SourceNotADirectory):
-            await trio.to_thread.run_sync(self._catalogue.record_gone, parent, name)
-            return None
-        return await trio.to_thread.run_sync(self._catalogue.record, parent, name, found, now)
+
+        def stat_and_record() -> Dentry | None:
+            # Both in one thread: a hop into one costs 0.15 ms, as much as the rest of a look-up.
+            try:
+                found = self._client.source.stat(path)
+            except (SourceNotFound, SourceNotADirectory):
+                self._catalogue.record_gone(parent, name)
+                return None
+            return self._catalogue.record(parent, name, found, now)
+
+        return await self._client.call(stat_and_record)
 
     def _left_s(self, dentry: Dentry) -> float:
         """For how much longer a dentry may be believed, in seconds."""

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 FOLD_PAUSE_S = 0.005
 LOG_INTERVAL_S = 0.25
 SAVE_INTERVAL_S = 30.0
+# Saving the order of millions of records takes seconds; at most this share of the manager's time goes into it.
+SAVE_SHARE = 0.02
 HOUSEKEEPING_INTERVAL_S = 5.0
 
 _SOURCE_BYTES = struct.Struct("<Q")
@@ -108,8 +110,7 @@ class Manager:
         except SpiderfsError as exc:
             log.warning("the order of the cached files could not be saved: %s", exc)
         self.access_log.close()
-        self.content.close()
-        self.records.close()
+        # The store is not closed: a thread that was given up on may still come back from the source and write to it.
 
     # -- events
 
@@ -157,8 +158,10 @@ class Manager:
             await trio.sleep(HOUSEKEEPING_INTERVAL_S)
 
     async def _save_now_and_then(self) -> None:
+        took_s = 0.0
         while True:
-            await trio.sleep(SAVE_INTERVAL_S)
+            await trio.sleep(max(SAVE_INTERVAL_S, took_s / SAVE_SHARE))
+            started = time.monotonic()
             try:
                 with exit_if_corrupt():
                     self._save()
@@ -166,6 +169,7 @@ class Manager:
                     self.keeper.reconcile()
             except SpiderfsError as exc:
                 log.warning("%s", exc)
+            took_s = time.monotonic() - started
 
     def _save(self) -> None:
         self.catalogue.record_fact(_STATE_FACT, self.keeper.saved_state())

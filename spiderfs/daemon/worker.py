@@ -57,10 +57,9 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
         nursery.start_soon(_follow_options, filesystem, context)
         queue_lock = directories.queue_lock if context.options.workers > 1 else None
         await serve(descriptor, operations, queue_lock, counters, content.end_read)
+        events.flush()
         nursery.cancel_scope.cancel()
-    events.flush()
-    content.close()
-    records.close()
+    # The store is not closed: a thread that was given up on may still come back from the source and write to it.
 
 
 async def _flush(events: EventWriter) -> None:

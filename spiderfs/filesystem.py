@@ -135,6 +135,7 @@ class Filesystem:
         self._events = events
         self._counters = counters
         self._now = wall_clock
+        self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(wall_clock() * 1e9)
         self.settings = settings
 
@@ -408,7 +409,13 @@ class Filesystem:
             raise AccessDenied(f"mode {attributes.mode & 0o777:o} does not allow this")
 
     async def statfs(self) -> os.statvfs_result:
-        return await self._client.shared("statfs", self._client.statvfs)
+        try:
+            self._statvfs = await self._client.shared("statfs", self._client.statvfs)
+        except SourceUnavailable:
+            # Sizes as they were once known are of more use to df(1) than an error.
+            if self._statvfs is None:
+                raise
+        return self._statvfs
 
     async def listxattr(self, inode: int) -> list[str]:
         if self._control.owns(inode):

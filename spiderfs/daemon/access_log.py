@@ -45,11 +45,19 @@ class AccessLog:
         self._file = directory / LOG_FILE
         self._wanted = directory / f"{LOG_FILE}.wanted"
         self._enabled = enabled
-        self._trace = TraceWriter(trace) if trace else None
+        self._trace = self._begun(trace) if trace else None
         self._path_of = path_of
         self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
         self._following = False
+
+    def _begun(self, trace: Path) -> TraceWriter | None:
+        try:
+            return TraceWriter(trace)
+        except SpiderfsError as exc:
+            # The mount found it usable; what has come in between must not keep a new manager from its work.
+            log.warning("%s: no more accesses are recorded", exc)
+            return None
 
     def note(self, events: npt.NDArray[np.void]) -> None:
         """Remember accesses (an array of ACCESS)."""

@@ -97,6 +97,7 @@ class Manager:
         if self.options.capacity.unit == "percent":
             nursery.start_soon(self.survey.run, self._measured)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            self.counters.add("process_starts")
             async for _ in signals:
                 break
 
@@ -139,6 +140,7 @@ class Manager:
         while True:
             self._events.flush()
             self.access_log.write()
+            self.counters.set_source_reachable(self.client.reachable)
             await trio.sleep(LOG_INTERVAL_S)
 
     # -- upkeep
@@ -223,7 +225,7 @@ class Manager:
             "known_files": self.catalogue.known_files(),
             "hit_ratio": totals["opens_hit"] / opens if opens else 0.0,
             "origin_bytes_per_open": totals["origin_bytes"] / opens if opens else 0.0,
-            "source_reachable": float(self.client.reachable),
+            "source_reachable": float(self.context.counters.source_reachable()),
             "workers": self.options.workers,
             "uptime_seconds": self.uptime_s(),
         }

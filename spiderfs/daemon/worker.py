@@ -17,7 +17,9 @@ from spiderfs.filesystem import Filesystem
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.session import serve
 from spiderfs.lister import Lister
+from spiderfs.metrics import Counters
 from spiderfs.read_ahead import ReadAhead
+from spiderfs.sources.client import SourceClient
 
 log = logging.getLogger(__name__)
 
@@ -53,19 +55,21 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
         await lister.root()
         operations.serve(filesystem, counters)
         nursery.start_soon(client.watch)
-        nursery.start_soon(_flush, events)
+        nursery.start_soon(_report, events, client, counters)
         nursery.start_soon(_follow_options, filesystem, context)
         queue_lock = directories.queue_lock if context.options.workers > 1 else None
+        counters.add("process_starts")
         await serve(descriptor, operations, queue_lock, counters, content.end_read)
         events.flush()
         nursery.cancel_scope.cancel()
     # The store is not closed: a thread that was given up on may still come back from the source and write to it.
 
 
-async def _flush(events: EventWriter) -> None:
+async def _report(events: EventWriter, client: SourceClient, counters: Counters) -> None:
     while True:
-        await trio.sleep(FLUSH_INTERVAL_S)
         events.flush()
+        counters.set_source_reachable(client.reachable)
+        await trio.sleep(FLUSH_INTERVAL_S)
 
 
 async def _follow_options(filesystem: Filesystem, context: MountContext) -> None:

@@ -88,6 +88,14 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and waits to be reaped by init is not."""
+    try:
+        return not _status(pid)["State"].startswith("Z")
+    except OSError:
+        return False
+
+
 def _status(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from mounting import PATIENCE_S, Mounted, eventually, mounted, mounts_at, run_spiderfs
+from mounting import PATIENCE_S, Mounted, eventually, is_running, mounted, mounts_at, run_spiderfs
 from reading import readers, together, write_files
 
 FILES = 60
@@ -96,7 +96,7 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
         assert {kind for _, kind, _ in seen.errors} <= {"ENOTCONN", "ECONNABORTED", "EIO"}
         assert len(seen.errors) >= 4
         assert max(seconds for _, _, seconds in seen.errors) < LONGEST_READ_S
-        assert not any(_alive(pid) for pid in pids)
+        assert not any(is_running(pid) for pid in pids)
         assert mount.supervisor.ended(PATIENCE_S)
         with pytest.raises(OSError) as caught:  # noqa: PT011
             os.stat(mount.point)
@@ -107,13 +107,6 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
             with readers(2, again.point, wanted, rounds=1) as all_readers:
                 seen = together(all_readers)
             assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(SIZES))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 _VICTIM = """

@@ -49,4 +49,4 @@ def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(tmp_path: Path) -> 
             if deaths < 20:
                 eventually(lambda worker=worker: mount.workers() != [worker], what="another worker")
         eventually(lambda: mounts_at(mount.point) == 0, what="the mount to be gone")
-        assert mount.logged("giving up")
+        eventually(lambda: mount.logged("giving up"), what="the reason in the log")

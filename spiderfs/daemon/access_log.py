@@ -77,8 +77,13 @@ class AccessLog:
                     served = access.where == HIT
                     trace.append(access.time_s, access.inode, access.size, kind, access.block, served)
         except SpiderfsError as exc:
-            log.warning("%s: the trace ends here", exc)
-            self._trace = None
+            self._end(trace, exc)
+
+    def _end(self, trace: TraceWriter, reason: SpiderfsError) -> None:
+        log.warning("%s: the trace ends here", reason)
+        self._trace = None
+        with contextlib.suppress(SpiderfsError):
+            trace.close()
 
     def write(self) -> None:
         """Bring the file up to date if anybody reads it; what was remembered comes first."""
@@ -121,8 +126,12 @@ class AccessLog:
     def flush(self) -> None:
         """Put the trace on disk as far as it goes."""
         if self._trace:
-            self._trace.flush()
+            try:
+                self._trace.flush()
+            except SpiderfsError as exc:
+                self._end(self._trace, exc)
 
     def close(self) -> None:
+        self.flush()
         if self._trace:
             self._trace.close()

@@ -7,6 +7,9 @@ control files.
 
 A failing cache is never the reader's error: the bytes then come from the source. Only the source's own "does not exist"
 makes a name vanish; while the source is unreachable, names are answered from what is known.
+
+The module is long because each request of the kernel has its one place here, and what they share (how fresh a name is,
+what counts as a hit, when a handle is stale) is only seen to agree side by side.
 """
 
 from __future__ import annotations

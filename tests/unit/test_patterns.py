@@ -32,6 +32,8 @@ MOUNT = b"/mnt/data"
         (b"x/**/a.png", b"x/a.png", True),
         (b"x/**/a.png", b"y/a.png", False),
         (b"**", b"anything/at/all", True),
+        (b"x/**/**", b"x", True),
+        (b"**/x", b"y", False),
         (b"", b"anything", True),
         (b"/", b"anything", True),
         (b"/mnt/data", b"anything", True),

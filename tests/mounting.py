@@ -208,7 +208,21 @@ def detach(point: Path) -> None:
     for _ in range(8):
         if not mounts_at(point):
             return
-        as_root("umount", "-l", point)
+        unmount(point, "-l")
+
+
+def unmount(point: Path, *flags: str) -> None:
+    """Unmount from outside, as mount(8)'s umount or, for an ordinary user, fusermount3 does; `-l` is lazily."""
+    if os.geteuid() == 0 or not _is_fuse(point):
+        as_root("umount", *flags, point)
+    else:
+        lazily = ["-z"] if "-l" in flags else []
+        subprocess.run(["fusermount3", "-u", *lazily, point], capture_output=True, check=True, timeout=60)
+
+
+def _is_fuse(point: Path) -> bool:
+    lines = Path("/proc/self/mounts").read_bytes().splitlines()
+    return any(line.split(b" ")[1:3] == [os.fsencode(point), b"fuse.spiderfs"] for line in lines)
 
 
 def lock_holder(cache: Path) -> int:
@@ -281,6 +295,6 @@ def ending(place: Path, point: Path, cache: Path) -> Iterator[None]:
     finally:
         if mounts_at(point):
             detach(point)
-        if (cache / "lock").exists():
-            with contextlib.suppress(AssertionError):
-                os.kill(lock_holder(cache), signal.SIGKILL)
+        # Nobody holds it any more, or it belongs to root, whose mount ends with its namespace.
+        with contextlib.suppress(AssertionError, OSError):
+            os.kill(lock_holder(cache), signal.SIGKILL)

@@ -45,7 +45,6 @@ from spiderfs.fuse import session
 from spiderfs.fuse.operations import Operations
 from spiderfs.store import environment
 from spiderfs.trace import TraceWriter
-from spiderfs.trace import TraceWriter
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +109,6 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
     directories = Directories(options.cache_dir)
     bind_to_source(directories, options.source)
-    if options.trace is not None:
-        # Found out here, a trace that cannot be written is one line for the user; the manager goes on without it.
-        TraceWriter(options.trace).close()
     if options.trace is not None:
         # Found out here, a trace that cannot be written is one line for the user; the manager goes on without it.
         TraceWriter(options.trace).close()

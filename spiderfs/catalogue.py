@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import xxhash
@@ -126,6 +126,12 @@ class Catalogue:
             if directory == parent
         ]
 
+    def _all_entries(self, parent: int) -> Iterator[Dentry]:
+        after = 0
+        while entries := self.entries(parent, after, _BATCH_NAMES):
+            yield from entries
+            after = entries[-1].position
+
     def listing(self, inode: int) -> Listing | None:
         """When the directory was last scanned as a whole, if it ever was."""
         row = self._records.get("listing", _INODE_KEY.pack(inode))
@@ -142,7 +148,7 @@ class Catalogue:
     def record(self, parent: int, name: bytes, found: SourceStat, now: float) -> Dentry:
         """Note that `name` was just seen with these attributes."""
         rows: list[tuple[str, bytes, bytes | None]] = []
-        dentry = self._place(rows, {}, self.node(parent), name, found, now)
+        dentry = self._place(rows, {}, self.node(parent), self.find(parent, name), name, found, now)
         self._records.put(rows)
         return dentry
 
@@ -160,25 +166,22 @@ class Catalogue:
         `now` is the time at which the scan began, so a name that another look-up found meanwhile is kept.
         """
         node = self.node(parent)
-        seen: set[int] = set()
+        # All at once rather than a look-up per name, which would take as long as the writing.
+        known = {dentry.name: dentry for dentry in self._all_entries(parent)}
         batch: list[tuple[str, bytes, bytes | None]] = []
         taken: dict[tuple[int, int], bytes] = {}
         for name, found in names:
-            seen.add(self._place(batch, taken, node, name, found, now).position)
+            self._place(batch, taken, node, known.pop(name, None), name, found, now)
             if len(taken) >= _BATCH_NAMES:
                 self._records.put(batch)
                 batch, taken = [], {}
-        after = 0
-        while True:
-            known = self.entries(parent, after, _BATCH_NAMES)
-            if not known:
-                break
-            after = known[-1].position
-            batch += [
-                ("dentry", _DENTRY_KEY.pack(parent, dentry.position), None)
-                for dentry in known
-                if dentry.position not in seen and dentry.checked_at <= now
-            ]
+        # What was looked up since the scan began is newer than it.
+        gone = [dentry for dentry in known.values() if dentry.checked_at <= now]
+        for dentry in gone:
+            batch.append(("dentry", _DENTRY_KEY.pack(parent, dentry.position), None))
+            if len(batch) >= _BATCH_NAMES:
+                self._records.put(batch)
+                batch = []
         batch.append(("listing", _INODE_KEY.pack(parent), _LISTING.pack(now, directory_mtime_ns)))
         self._records.put(batch)
 
@@ -202,6 +205,7 @@ class Catalogue:
         rows: list[tuple[str, bytes, bytes | None]],
         taken: dict[tuple[int, int], bytes],
         parent: Node,
+        known: Dentry | None,
         name: bytes,
         found: SourceStat,
         now: float,
@@ -210,7 +214,6 @@ class Catalogue:
         path = join(parent.path, name)
         version = None if stat.S_ISDIR(found.mode) else found.version
         inode = self._free_inode(taken, path, version)
-        known = self.find(parent.inode, name)
         position = known.position if known else self._free_position(taken, parent.inode, name)
         taken[parent.inode, position] = name
         taken[0, inode] = path

@@ -16,6 +16,7 @@
     │   └── StoreCorrupt (EIO)         the store must be rebuilt
     └── FileSystemError (EIO)          what the virtual file system itself answers
         ├── NotFound (ENOENT)
+        ├── NameTooLong (ENAMETOOLONG)
         ├── NotADirectory (ENOTDIR)
         ├── IsADirectory (EISDIR)
         ├── InvalidArgument (EINVAL)
@@ -99,6 +100,10 @@ class FileSystemError(SpiderfsError):
 
 class NotFound(FileSystemError):
     errno = errno.ENOENT
+
+
+class NameTooLong(FileSystemError):
+    errno = errno.ENAMETOOLONG
 
 
 class NotADirectory(FileSystemError):

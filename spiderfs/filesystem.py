@@ -26,11 +26,12 @@ import trio
 
 from spiderfs.catalogue import ROOT_INODE, Catalogue, Dentry, Node, join
 from spiderfs.control import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
-from spiderfs.core.events import FETCHED, HIT, REFUSED
+from spiderfs.core.events import FETCHED, HIT
 from spiderfs.errors import (
     AccessDenied,
     InvalidArgument,
     IsADirectory,
+    NameTooLong,
     NoAttribute,
     NotADirectory,
     ReadOnly,
@@ -55,6 +56,8 @@ log = logging.getLogger(__name__)
 FOREVER_S = 365 * 86400.0
 # While the source is unreachable, the kernel asks again after this long.
 STALE_TTL_S = 1.0
+# NAME_MAX of limits.h; FUSE alone would let names of up to 1,024 bytes through.
+NAME_MAX = 255
 XATTR_PREFIX = "user.spiderfs."
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 
@@ -148,6 +151,8 @@ class Filesystem:
         self._counters.add("lookups")
         if parent == CONTROL_INODE or (parent == ROOT_INODE and name == CONTROL_DIRECTORY):
             return Entry(self._control_attributes(self._control.lookup(name)), 0.0)
+        if len(name) > NAME_MAX:
+            raise NameTooLong(f"{len(name)} bytes")
         known = self._catalogue.find(parent, name)
         if known is not None:
             left_s = self._left_s(known)
@@ -182,9 +187,10 @@ class Filesystem:
         return await self._client.call(stat_and_record)
 
     def _left_s(self, dentry: Dentry) -> float:
-        """For how much longer a dentry may be believed, in seconds."""
+        """For how much longer a dentry may be believed, in seconds; not at all if the clock was set back since."""
+        age_s = self._now() - dentry.checked_at
         # Not inf: a dentry that `expire` has set to the beginning of time must be expired for every TTL.
-        return dentry.checked_at + min(self.settings.ttl_s, FOREVER_S) - self._now()
+        return min(self.settings.ttl_s, FOREVER_S) - age_s if age_s >= 0 else 0.0
 
     def _entry(self, dentry: Dentry, left_s: float) -> Entry:
         timeout_s = min(max(left_s, 0.0), FOREVER_S)
@@ -291,10 +297,9 @@ class Filesystem:
         where = HIT
         if node.stat.size and not self._fetcher.stored(ContentKey(node.inode)):
             try:
-                _, landed = await self._fetcher.fetch(node)
+                _, where = await self._fetcher.fetch(node)
             except (SourceNotFound, SourceChanged) as exc:
                 raise await self._stale(node) from exc
-            where = FETCHED if landed else REFUSED
         took_s = time.perf_counter() - started
         self._counters.add("opens")
         if where == HIT:
@@ -303,7 +308,7 @@ class Filesystem:
         else:
             self._counters.add("stall_microseconds", int(took_s * 1e6))
             self._counters.observe("open_miss_seconds", took_s)
-            if where == REFUSED:
+            if where != FETCHED:
                 self._counters.add("opens_uncached")
         self._events.note(node.inode, node.stat.size, where, caller.pid)
 
@@ -355,11 +360,11 @@ class Filesystem:
         if payload is None:
             started = time.perf_counter()
             try:
-                fetched, landed = await self._fetcher.fetch(node, block)
+                fetched, where = await self._fetcher.fetch(node, block)
             except (SourceNotFound, SourceChanged) as exc:
                 raise await self._stale(node) from exc
             self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
-            payload, where = memoryview(fetched), FETCHED if landed else REFUSED
+            payload = memoryview(fetched)
         else:
             self._counters.add("block_hits")
         self._events.note(node.inode, len(payload), where, 0, block)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.control import LOG_FILE
-from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED
+from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED, WARMED
 from spiderfs.errors import SpiderfsError
 from spiderfs.trace import Kind, TraceWriter
 
@@ -28,7 +28,7 @@ REMEMBERED_ACCESSES = 1000
 WANTED_S = 60.0
 MAX_BYTES = 8 << 20
 
-WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", WARMED: "warmed"}
+WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", UNSTORED: "uncached", WARMED: "warmed"}
 
 
 class Access(NamedTuple):

@@ -41,6 +41,7 @@ class Directories:
         self.run = cache_dir / "run"
         self.queue_lock = self.run / "queue.lock"
         self.fetch_lock = self.run / "fetch.lock"
+        self.full_disk = self.run / "full-disk"
         self.faults = self.run / "faults"
         self.options = self.run / "options.json"
         self.control_socket = self.run / "control.sock"

@@ -17,7 +17,8 @@ import msgpack
 import trio
 
 from spiderfs.daemon.context import socket_address
-from spiderfs.errors import ConfigError, SpiderfsError, TryAgain
+from spiderfs.errors import ConfigError, SpiderfsError, StoreCorrupt, TryAgain
+from spiderfs.store.environment import end_as_corrupt
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,8 @@ async def _answer(table: Answering, question: dict[str, Any]) -> dict[str, Any]:
         if "render" in question:
             return {"text": await table.render(question["render"])}
         await table.apply(question["apply"], question["text"])
+    except StoreCorrupt as exc:
+        end_as_corrupt(exc)
     except ConfigError as exc:
         return {"refused": str(exc)}
     except SpiderfsError as exc:

@@ -29,7 +29,7 @@ from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.survey import Survey
 from spiderfs.daemon.warmer import Warmer
 from spiderfs.errors import SpiderfsError, Stale
-from spiderfs.fetcher import Fetcher, Interlock
+from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.lister import Lister
 from spiderfs.sources.faults import FAULTS
 from spiderfs.store.environment import exit_if_corrupt
@@ -68,7 +68,8 @@ class Manager:
         self.client = context.client(self.counters)
         lister = Lister(self.catalogue, self.client)
         interlock = Interlock(directories.fetch_lock)
-        fetcher = Fetcher(context.source, self.client, self.content, interlock, self.counters)
+        self._full_disk = Episode(directories.full_disk)
+        fetcher = Fetcher(context.source, self.client, self.content, interlock, self._full_disk, self.counters)
         self._events = EventWriter(context.event_writer, self.counters)
         self.warmer = Warmer(
             self.catalogue,
@@ -83,7 +84,7 @@ class Manager:
         known = self.catalogue.fact(_SOURCE_BYTES_FACT)
         self.survey = Survey(lister, _SOURCE_BYTES.unpack(known)[0] if known else 0)
         self.access_log = AccessLog(directories.run, self.options.access_log, self.options.trace, self._path_of)
-        self._disk_warned = False
+        self._reserve_failed = False
 
     async def run(self, nursery: trio.Nursery) -> None:
         self.keeper.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
@@ -152,11 +153,14 @@ class Manager:
                 self.records.clear_dead_readers()
             try:
                 self.records.reserve()
-                self._disk_warned = False
             except OSError as exc:
-                if not self._disk_warned:
-                    log.warning("the cache's disk is full (%s): new names may soon not be found", exc.strerror)
-                self._disk_warned = True
+                if not self._reserve_failed and self._full_disk.begin():
+                    log.warning("no room to keep for names (%s): new ones may soon not be found", exc.strerror)
+                self._reserve_failed = True
+            else:
+                if self._reserve_failed:
+                    self._full_disk.end()
+                self._reserve_failed = False
             await trio.sleep(HOUSEKEEPING_INTERVAL_S)
 
     async def _save_now_and_then(self) -> None:

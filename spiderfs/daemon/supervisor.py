@@ -54,6 +54,8 @@ SAVE_S = 10.0
 # Children that die more often than this are not worth starting again.
 DEATHS, DEATHS_WITHIN_S = 20, 60.0
 READY_POLL_S = 0.002
+# This many by a signal of _CRASHES are taken for damage to the store even if a walk finds none.
+CRASHES = 4
 # A manager that dies at once must not keep the processor busy; workers are waited for by readers.
 MANAGER_PAUSE_S = 0.5
 # Deaths by these may come from a page of the store that is not there.
@@ -147,6 +149,7 @@ class Supervisor:
         self._counters = context.row(SUPERVISOR_ROW)
         self._children: dict[int, int] = {}  # pid -> worker index, or _MANAGER
         self._deaths: deque[float] = deque(maxlen=DEATHS)
+        self._crashes: deque[float] = deque(maxlen=CRASHES)
         self._manager_due: float | None = None
 
     def run(self, report: Callable[[str], None]) -> None:
@@ -211,11 +214,12 @@ class Supervisor:
                 self._deaths.append(time.monotonic())
                 who = "the manager" if index == _MANAGER else f"worker {index}"
                 log.warning("%s ended (%s)", who, f"signal {-status}" if status < 0 else f"exit {status}")
-            if ended and not ready and not any(self._store_is_damaged(status) for _, status in ended):
+            damaged = any(self._store_is_damaged(status) for _, status in ended)
+            if ended and not ready and not damaged:
                 raise MountError(f"a process of the mount ended before it could begin: {self._log_place} says why")
             if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WITHIN_S:
                 raise MountError(f"{DEATHS} processes died within a minute: giving up, {self._log_place} says why")
-            if any(self._store_is_damaged(status) for _, status in ended):
+            if damaged:
                 self._rebuild()
             else:
                 self._replace(index for index, _ in ended)
@@ -247,6 +251,11 @@ class Supervisor:
             return True
         if -status not in _CRASHES:
             return False
+        self._crashes.append(time.monotonic())
+        if len(self._crashes) == CRASHES and self._crashes[-1] - self._crashes[0] < DEATHS_WITHIN_S:
+            # The walk does not see LMDB's list of free pages, which crashes those who write.
+            self._crashes.clear()
+            return True
         store = self._context.directories
         return not all(environment.is_sound(path) for path in (store.content, store.names) if path.exists())
 

@@ -11,7 +11,7 @@ from contextlib import aclosing
 import trio
 
 from spiderfs.catalogue import Catalogue, Node
-from spiderfs.core.events import WARMED
+from spiderfs.core.events import FETCHED, WARMED
 from spiderfs.core.patterns import Pattern
 from spiderfs.errors import ConfigError, SpiderfsError, Stale, StoreCorrupt
 from spiderfs.fetcher import Fetcher
@@ -90,10 +90,10 @@ class Warmer:
                 key = ContentKey(node.inode, block)
                 if node.stat.size == 0 or self._fetcher.stored(key):
                     continue
-                payload, landed = await self._fetcher.fetch(node, block)
+                payload, where = await self._fetcher.fetch(node, block)
                 fetched = True
                 self._bytes += len(payload)
-                if landed:
+                if where == FETCHED:
                     self._note(node.inode, len(payload), WARMED, 0, block)
         except StoreCorrupt:
             raise

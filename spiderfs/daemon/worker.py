@@ -12,7 +12,7 @@ from spiderfs.control import Control
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext, published_options, settings_of
 from spiderfs.daemon.control_channel import ControlClient
 from spiderfs.daemon.event_pipe import EventWriter
-from spiderfs.fetcher import Fetcher, Interlock
+from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.filesystem import Filesystem
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.session import serve
@@ -38,7 +38,7 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
     events = EventWriter(context.event_writer, counters)
     catalogue = Catalogue(records)
     lister = Lister(catalogue, client)
-    fetcher = Fetcher(context.source, client, content, interlock, counters)
+    fetcher = Fetcher(context.source, client, content, interlock, Episode(directories.full_disk), counters)
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(
             catalogue=catalogue,

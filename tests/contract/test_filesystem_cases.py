@@ -22,7 +22,7 @@ from mounting import Mounted, eventually, mounted
 from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.control import Control
 from spiderfs.errors import NotFound, SpiderfsError
-from spiderfs.fetcher import Fetcher, Interlock
+from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.filesystem import Caller, Filesystem, Ownership, Settings
 from spiderfs.fuse.operations import Operations
 from spiderfs.lister import Lister
@@ -108,7 +108,7 @@ class Plain:
         catalogue = Catalogue(records)
         lister = Lister(catalogue, client)
         interlock = Interlock(self._place / "fetch.lock")
-        fetcher = Fetcher(source, client, content, interlock, counters)
+        fetcher = Fetcher(source, client, content, interlock, Episode(self._place / "full-disk"), counters)
         async with trio.open_nursery() as nursery:
             self._content = content
             self._fs = Filesystem(

@@ -113,7 +113,7 @@ def small_disk(place: Path, size: str) -> Iterator[Path]:
         detach(place)
 
 
-FULL = (r"no space left for the cache .*", r"the cache's disk is full", "could not be written to disk")
+FULL = (r"no space left for the cache .*", "no room to keep for names", "could not be written to disk")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -127,8 +127,8 @@ def test_a_full_disk_costs_the_cache_and_no_read(source: Path, tmp_path: Path, w
                 seen = together(some)
             assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
             assert mount.metric("store_failures") > 0
-            # One warning a process, however many files do not fit.
-            assert 1 <= len(mount.logged("no space left for the cache")) <= workers
+            # One warning, however many files do not fit and processes notice.
+            assert len(mount.logged("no space left for the cache|no room to keep for names")) == 1
             _everything_else_works(mount, wanted)
             # New names are found too, and the capacity can be lowered to what there is.
             (source / "new").write_bytes(b"new")

@@ -15,8 +15,9 @@ import trio.testing
 
 from spiderfs import fetcher as module
 from spiderfs.catalogue import Node
+from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import SourceChanged, SourceUnavailable, StoreCorrupt, StoreError, StoreFull
-from spiderfs.fetcher import Fetcher, Interlock, Transit
+from spiderfs.fetcher import Episode, Fetcher, Interlock, Transit
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.memory import MemorySource
@@ -62,7 +63,7 @@ class Harness:
         row = self.counters.row(0)
         client = SourceClient(self.source, LIMITS, rng=random.Random(1), on_event=row.add)
         self.interlock = Interlock(directory / "fetch.lock")
-        self.fetcher = Fetcher(self.source, client, self.content, self.interlock, row)
+        self.fetcher = Fetcher(self.source, client, self.content, self.interlock, Episode(directory / "full-disk"), row)
 
     def add(self, content: bytes, inode: int = 100_000, path: bytes = b"file") -> Node:
         return Node(inode, path, self.source.add(path, content))
@@ -98,7 +99,7 @@ def test_a_whole_file_is_fetched_and_lands(harness: Harness) -> None:
         key = ContentKey(node.inode)
         assert harness.fetcher.local(key) is None
         assert not harness.fetcher.stored(key)
-        assert await harness.fetcher.fetch(node) == (b"content", True)
+        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
         assert harness.fetcher.stored(key)
         assert local(harness.fetcher, key) == b"content"
         assert harness.counted("origin_reads", "origin_bytes") == [1, 7]
@@ -171,7 +172,7 @@ def test_what_the_store_has_no_room_for_is_in_transit(harness: Harness) -> None:
     async def test() -> None:
         harness.memory.set_capacity(3)
         node = harness.add(b"content")
-        assert await harness.fetcher.fetch(node) == (b"content", False)
+        assert await harness.fetcher.fetch(node) == (b"content", REFUSED)
         assert not harness.fetcher.stored(ContentKey(node.inode))
         assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
 
@@ -209,16 +210,16 @@ def test_a_full_disk_is_passed_by_with_one_warning(
         harness.memory.landing_fails = StoreFull("no space left for the cache")
         for inode in range(100_000, 100_020):
             node = harness.add(b"%d" % inode, inode)
-            assert await harness.fetcher.fetch(node) == (b"%d" % inode, False)
+            assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
         assert harness.counted("store_failures") == [1], "while it is known to be full, nobody tries"
         monkeypatch.setattr(module, "FULL_PAUSE_S", 0.0)
         harness.fetcher._full_until = time.monotonic()
         for inode in range(100_020, 100_023):
             node = harness.add(b"%d" % inode, inode)
-            assert await harness.fetcher.fetch(node) == (b"%d" % inode, False)
+            assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
         assert harness.counted("store_failures") == [4]
         harness.memory.landing_fails = None
-        assert await harness.fetcher.fetch(harness.add(b"room", 300_000)) == (b"room", True)
+        assert await harness.fetcher.fetch(harness.add(b"room", 300_000)) == (b"room", FETCHED)
 
     with caplog.at_level(logging.WARNING):
         run(test)
@@ -233,7 +234,7 @@ def test_a_store_that_cannot_be_read_is_passed_by(harness: Harness, caplog: pyte
         harness.memory.reading_fails = StoreError("too many readers")
         assert harness.fetcher.local(ContentKey(node.inode)) is None
         assert not harness.fetcher.stored(ContentKey(node.inode))
-        assert await harness.fetcher.fetch(node) == (b"content", True)
+        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
         assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
         assert harness.counted("store_failures") == [3]
 
@@ -275,7 +276,7 @@ def test_a_record_whose_bytes_are_damaged_is_fetched_anew(tmp_path: Path) -> Non
         assert harness.fetcher.local(key) is None
         assert harness.counted("checksum_failures") == [1]
         content.apply((), [Keep(key, "samples")])
-        assert await harness.fetcher.fetch(node) == (payload, True)
+        assert await harness.fetcher.fetch(node) == (payload, FETCHED)
         content.end_read()
         assert local(harness.fetcher, key) == payload
         member = content.member(key)
@@ -349,7 +350,7 @@ def check_waiting(directory: Path, key: ContentKey, other: Other, lands: bool) -
 
     async def test() -> None:
         node = harness.add(b"content")
-        found: list[tuple[bytes, bool]] = []
+        found: list[tuple[bytes, int]] = []
 
         async def want() -> None:
             # As an open does it: look first, then fetch.
@@ -362,7 +363,7 @@ def check_waiting(directory: Path, key: ContentKey, other: Other, lands: bool) -
             await trio.testing.wait_all_tasks_blocked()
             assert not found
             other.go_on()
-        assert found == [(b"content", True)] * 3
+        assert found == [(b"content", FETCHED)] * 3
         # Where the other one died without a word, its lock was free and the source was asked.
         assert harness.counted("origin_reads") == [0 if lands else 1]
 
@@ -377,7 +378,7 @@ def test_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
     async def test() -> None:
         # Its blocks are other records than the whole file.
         for node, block in ((harness.add(b"x", 200_000, b"one"), 0), (harness.add(b"x", 100_000, b"two"), 1)):
-            assert await harness.fetcher.fetch(node, block) == (b"x", True)
+            assert await harness.fetcher.fetch(node, block) == (b"x", FETCHED)
 
     with Other(tmp_path, ContentKey(100_000), None):
         run(test)

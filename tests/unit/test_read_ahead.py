@@ -16,7 +16,7 @@ from hypothesis import given
 from spiderfs import read_ahead as module
 from spiderfs.catalogue import Node
 from spiderfs.errors import SourceUnavailable
-from spiderfs.fetcher import Fetcher, Interlock
+from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.metrics import SharedCounters
 from spiderfs.read_ahead import ReadAhead
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -42,7 +42,7 @@ class Harness:
         limits = SourceLimits(attempts=1)
         client = SourceClient(self.source, limits, rng=random.Random(1), on_event=lambda event: None)
         self.interlock = Interlock(directory / "fetch.lock")
-        fetcher = Fetcher(self.source, client, self.content, self.interlock, row)
+        fetcher = Fetcher(self.source, client, self.content, self.interlock, Episode(directory / "full-disk"), row)
         self.ahead = ReadAhead(nursery, fetcher, row, DEPTH)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import xxhash
@@ -40,6 +40,9 @@ _DENTRY = struct.Struct("<Qd")  # inode, time of the last check in seconds since
 _LISTING = struct.Struct("<dq")
 # A batch of rows is one transaction, and other writers wait for it: 2,000 names take about 10 ms.
 _BATCH_NAMES = 2000
+# How far behind the place of its hash a name may lie. Two names of one directory with the same 63 bits are never seen
+# in practice; this many are not even thinkable.
+_PROBES = 64
 
 
 class Node(NamedTuple):
@@ -97,17 +100,21 @@ class Catalogue:
     def find(self, parent: int, name: bytes) -> Dentry | None:
         hashed = _name_hash(name)
         row = self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))
-        if row is None:
-            return None
-        dentry = _dentry(hashed, row)
-        if dentry.name == name:
-            return dentry
-        # Another name has this hash: probe onwards, as `_place` did.
-        for key, value in self._records.scan("dentry", _DENTRY_KEY.pack(parent, hashed), 16):
-            directory, position = _DENTRY_KEY.unpack(key)
-            dentry = _dentry(position, value)
-            if directory == parent and dentry.name == name:
+        if row is not None:
+            dentry = _dentry(hashed, row)
+            if dentry.name == name:
                 return dentry
+        # Another name may have this hash, or may have had it before it vanished: look onwards, as `_place` did.
+        start = hashed
+        while rows := self._records.scan("dentry", _DENTRY_KEY.pack(parent, start), 1):
+            (key, value), *_ = rows
+            directory, position = _DENTRY_KEY.unpack(key)
+            if directory != parent or position > hashed + _PROBES:
+                break
+            dentry = _dentry(position, value)
+            if dentry.name == name:
+                return dentry
+            start = position + 1
         return None
 
     def entries(self, parent: int, after: int, limit: int) -> list[Dentry]:
@@ -118,6 +125,12 @@ class Catalogue:
             for (directory, position), value in ((_DENTRY_KEY.unpack(key), value) for key, value in rows)
             if directory == parent
         ]
+
+    def _all_entries(self, parent: int) -> Iterator[Dentry]:
+        after = 0
+        while entries := self.entries(parent, after, _BATCH_NAMES):
+            yield from entries
+            after = entries[-1].position
 
     def listing(self, inode: int) -> Listing | None:
         """When the directory was last scanned as a whole, if it ever was."""
@@ -135,7 +148,7 @@ class Catalogue:
     def record(self, parent: int, name: bytes, found: SourceStat, now: float) -> Dentry:
         """Note that `name` was just seen with these attributes."""
         rows: list[tuple[str, bytes, bytes | None]] = []
-        dentry = self._place(rows, {}, self.node(parent), name, found, now)
+        dentry = self._place(rows, {}, self.node(parent), self.find(parent, name), name, found, now)
         self._records.put(rows)
         return dentry
 
@@ -153,25 +166,22 @@ class Catalogue:
         `now` is the time at which the scan began, so a name that another look-up found meanwhile is kept.
         """
         node = self.node(parent)
-        seen: set[int] = set()
+        # All at once rather than a look-up per name, which would take as long as the writing.
+        known = {dentry.name: dentry for dentry in self._all_entries(parent)}
         batch: list[tuple[str, bytes, bytes | None]] = []
         taken: dict[tuple[int, int], bytes] = {}
         for name, found in names:
-            seen.add(self._place(batch, taken, node, name, found, now).position)
+            self._place(batch, taken, node, known.pop(name, None), name, found, now)
             if len(taken) >= _BATCH_NAMES:
                 self._records.put(batch)
                 batch, taken = [], {}
-        after = 0
-        while True:
-            known = self.entries(parent, after, _BATCH_NAMES)
-            if not known:
-                break
-            after = known[-1].position
-            batch += [
-                ("dentry", _DENTRY_KEY.pack(parent, dentry.position), None)
-                for dentry in known
-                if dentry.position not in seen and dentry.checked_at <= now
-            ]
+        # What was looked up since the scan began is newer than it.
+        gone = [dentry for dentry in known.values() if dentry.checked_at <= now]
+        for dentry in gone:
+            batch.append(("dentry", _DENTRY_KEY.pack(parent, dentry.position), None))
+            if len(batch) >= _BATCH_NAMES:
+                self._records.put(batch)
+                batch = []
         batch.append(("listing", _INODE_KEY.pack(parent), _LISTING.pack(now, directory_mtime_ns)))
         self._records.put(batch)
 
@@ -195,6 +205,7 @@ class Catalogue:
         rows: list[tuple[str, bytes, bytes | None]],
         taken: dict[tuple[int, int], bytes],
         parent: Node,
+        known: Dentry | None,
         name: bytes,
         found: SourceStat,
         now: float,
@@ -203,7 +214,6 @@ class Catalogue:
         path = join(parent.path, name)
         version = None if stat.S_ISDIR(found.mode) else found.version
         inode = self._free_inode(taken, path, version)
-        known = self.find(parent.inode, name)
         position = known.position if known else self._free_position(taken, parent.inode, name)
         taken[parent.inode, position] = name
         taken[0, inode] = path
@@ -213,9 +223,14 @@ class Catalogue:
 
     def _free_position(self, taken: dict[tuple[int, int], bytes], parent: int, name: bytes) -> int:
         position = _name_hash(name)
-        while (parent, position) in taken or self._records.get("dentry", _DENTRY_KEY.pack(parent, position)):
+        while True:
+            other = taken.get((parent, position))
+            # The name itself: readdir(3) may give one twice while the directory changes.
+            if other == name or (
+                other is None and self._records.get("dentry", _DENTRY_KEY.pack(parent, position)) is None
+            ):
+                return position
             position += 1
-        return position
 
     def _free_inode(self, taken: dict[tuple[int, int], bytes], path: bytes, version: Version | None) -> int:
         """The inode of this version of this path: its hash, or the next place that no other version has taken."""
@@ -228,7 +243,8 @@ class Catalogue:
                     return inode
                 known = SourceStat(*_STAT.unpack_from(row))
                 other = row[_STAT.size :]
-                if other == path and (version is None or known.version == version):
+                same = stat.S_ISDIR(known.mode) if version is None else _file_version(known) == version
+                if other == path and same:
                     return inode
             elif other == path:
                 return inode
@@ -241,6 +257,10 @@ class Catalogue:
 
     def record_fact(self, name: str, value: bytes) -> None:
         self._records.put([("facts", name.encode(), value)])
+
+
+def _file_version(known: SourceStat) -> Version | None:
+    return None if stat.S_ISDIR(known.mode) else known.version
 
 
 def _version_hash(path: bytes, version: Version | None) -> int:

@@ -10,6 +10,7 @@ comes its index in FILES, then 48 random bits that name the snapshot.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -21,8 +22,8 @@ from spiderfs.errors import AccessDenied, NotFound, ReadOnly
 CONTROL_DIRECTORY = b".spiderfs"
 CONTROL_INODE = 2
 LOG_FILE = "access.log"
-# A write of at most this many bytes without a line's end is a whole command (echo -n); a longer one is a piece of a
-# list that goes on in the next write.
+# A write of fewer bytes without a line's end is a whole command (echo -n); a longer one is a piece of a list that goes
+# on in the next write. Programs that write through stdio(3) do so in pieces of exactly this size.
 _COMMAND_BYTES = 4096
 
 
@@ -119,10 +120,10 @@ class Control:
         if index == _LOG:
             self._want_log()
         else:
-            self._snapshot(handle).write_bytes(text)
+            self._keep(handle, text)
         return handle
 
-    def read(self, handle: int, offset: int, size: int) -> bytes:
+    async def read(self, handle: int, offset: int, size: int) -> bytes:
         path = self._snapshot(handle)
         if _index(handle) == _LOG:
             self._want_log()
@@ -132,16 +133,20 @@ class Control:
                 file.seek(offset)
                 return file.read(size)
         except FileNotFoundError:
-            return b""
+            if _index(handle) == _LOG or handle & _WRITING:
+                return b""
+        # There was no room for a snapshot: what the manager says now must do.
+        text = await self._channel.render(os.fsdecode(FILES[_index(handle)].name))
+        return text[offset : offset + size]
 
     async def write(self, handle: int, data: bytes) -> int:
         """Act on the complete lines so far; the piece of a line at the end waits for the next write."""
         carried = self._snapshot(handle)
-        text = carried.read_bytes() + data
+        text = (carried.read_bytes() if carried.exists() else b"") + data
         complete, newline, rest = text.rpartition(b"\n")
-        if len(data) <= _COMMAND_BYTES:
+        if len(data) < _COMMAND_BYTES:
             complete, rest = text, b""
-        carried.write_bytes(rest)
+        self._keep(handle, rest)
         if complete or newline:
             await self._channel.apply(os.fsdecode(FILES[_index(handle)].name), complete)
         return len(data)
@@ -150,17 +155,24 @@ class Control:
         if _index(handle) == _LOG:
             return
         path = self._snapshot(handle)
-        if handle & _WRITING and path.exists():
-            rest = path.read_bytes()
-            if rest:
-                await self._channel.apply(os.fsdecode(FILES[_index(handle)].name), rest)
+        rest = path.read_bytes() if handle & _WRITING and path.exists() else b""
         path.unlink(missing_ok=True)
+        if rest:
+            await self._channel.apply(os.fsdecode(FILES[_index(handle)].name), rest)
+
+    def _keep(self, handle: int, text: bytes) -> None:
+        """Write the snapshot, or none at all: control files must work on a full disk more than ever."""
+        try:
+            self._snapshot(handle).write_bytes(text)
+        except OSError:
+            self._snapshot(handle).unlink(missing_ok=True)
 
     def _snapshot(self, handle: int) -> Path:
         return self._directory / f"{handle:x}"
 
     def _want_log(self) -> None:
-        (self._directory / f"{LOG_FILE}.wanted").touch()
+        with contextlib.suppress(OSError):
+            (self._directory / f"{LOG_FILE}.wanted").touch()
 
     def _log_bytes(self) -> int:
         try:

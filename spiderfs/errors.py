@@ -18,6 +18,7 @@
     │   └── ProtocolError (EPROTO)     a message of the hook protocol is malformed
     └── FileSystemError (EIO)          what the virtual file system itself answers
         ├── NotFound (ENOENT)
+        ├── NameTooLong (ENAMETOOLONG)
         ├── NotADirectory (ENOTDIR)
         ├── IsADirectory (EISDIR)
         ├── InvalidArgument (EINVAL)
@@ -116,6 +117,10 @@ class FileSystemError(SpiderfsError):
 
 class NotFound(FileSystemError):
     errno = errno.ENOENT
+
+
+class NameTooLong(FileSystemError):
+    errno = errno.ENAMETOOLONG
 
 
 class NotADirectory(FileSystemError):

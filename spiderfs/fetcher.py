@@ -24,6 +24,7 @@ from pathlib import Path
 import trio
 
 from spiderfs.catalogue import Node
+from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceClient
@@ -72,6 +73,26 @@ class Interlock:
         self._file.close()
 
 
+class Episode:
+    """A state that the processes of a mount share and warn of once: it lasts while the file exists."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def begin(self) -> bool:
+        """Whether the caller is the first to notice."""
+        try:
+            self._path.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError as exc:
+            log.debug("%s: warning without it", exc)
+        return True
+
+    def end(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
 class Transit:
     """The most recently fetched payloads, bounded in bytes."""
 
@@ -93,12 +114,19 @@ class Transit:
 
 class Fetcher:
     def __init__(
-        self, source: Source, client: SourceClient, content: Content, interlock: Interlock, counters: Counters
+        self,
+        source: Source,
+        client: SourceClient,
+        content: Content,
+        interlock: Interlock,
+        full_disk: Episode,
+        counters: Counters,
     ) -> None:
         self._source = source
         self._client = client
         self._content = content
         self._interlock = interlock
+        self._full_disk = full_disk
         self._counters = counters
         self._transit = Transit()
         self._full_until = 0.0
@@ -128,51 +156,59 @@ class Fetcher:
             self._failed(exc)
             return False
 
-    async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, bool]:
-        """Bring a whole file (block 0) or one block from the source; also says whether the store took it.
+    async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, int]:
+        """Bring a whole file (block 0) or one block from the source.
 
+        Also says where it lies now, as `core.events` has it: FETCHED (in landing), REFUSED or UNSTORED.
         Raises SourceError and StoreCorrupt.
         """
         key = ContentKey(node.inode, block)
+        # A look at the store sees it as of its first read. Ended before the wait, it shows afterwards what others have
+        # landed meanwhile, and pins no old pages, in processes too that have no loop of requests to end it.
+        self._content.end_read()
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
         return await self._client.shared(key, partial(self._fetch_once, key, node.path, offset, length, node.version))
 
     async def _fetch_once(
         self, key: ContentKey, path: bytes, offset: int, length: int, version: Version
-    ) -> tuple[bytes, bool]:
+    ) -> tuple[bytes, int]:
         async with self._interlock.hold(key) as waited:
             if waited:
+                self._content.end_read()
                 found = self.local(key)
                 if found is not None:
-                    return bytes(found), True
-            payload, landed = await self._client.call(self._read_and_land, key, path, offset, length, version)
+                    return bytes(found), FETCHED
+            payload, where = await self._client.call(self._read_and_land, key, path, offset, length, version)
         self._counters.add("origin_reads")
         self._counters.add("origin_bytes", len(payload))
         self._transit.put(key, payload)
-        if isinstance(landed, StoreCorrupt):
-            raise landed
-        if isinstance(landed, StoreError):
-            self._failed(landed)
-            return payload, False
-        return payload, landed
+        if isinstance(where, StoreCorrupt):
+            raise where
+        if isinstance(where, StoreError):
+            self._failed(where)
+            return payload, UNSTORED
+        if where == FETCHED and self._full_until:
+            self._full_until = 0.0
+            self._full_disk.end()
+        return payload, where
 
     def _read_and_land(
         self, key: ContentKey, path: bytes, offset: int, length: int, version: Version
-    ) -> tuple[bytes, bool | StoreError]:
+    ) -> tuple[bytes, int | StoreError]:
         """In a thread. The store's failure is an answer, not an exception: it must not repeat the read."""
         payload = self._source.read(path, offset, length, version)
         if time.monotonic() < self._full_until:
-            return payload, False
+            return payload, UNSTORED
         try:
-            return payload, self._content.land(key, payload)
+            return payload, FETCHED if self._content.land(key, payload) else REFUSED
         except StoreError as exc:
             return payload, exc
 
     def _failed(self, exc: StoreError) -> None:
         self._counters.add("store_failures")
         if isinstance(exc, StoreFull):
-            if not self._full_until:
+            if not self._full_until and self._full_disk.begin():
                 log.warning("%s: files are read from the source until there is room again", exc)
             self._full_until = time.monotonic() + FULL_PAUSE_S
         else:

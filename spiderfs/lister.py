@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 import trio
 
 from spiderfs.catalogue import ROOT_INODE, Catalogue, Node, join
-from spiderfs.errors import SourceError, SourceNotFound, SourceUnavailable, Stale
+from spiderfs.errors import SourceError, SourceNotADirectory, SourceNotFound, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceClient
 
 # A directory whose mtime is this close to the time of its scan may have changed again within the same clock tick
@@ -38,7 +38,7 @@ class Lister:
     async def refresh(self, node: Node) -> Node:
         """The directory with its present attributes; with those that are known while the source cannot be asked.
 
-        Raises Stale if it is a directory no more.
+        Raises Stale if it is a directory no more, SourceDenied where the source refuses to say.
         """
         if not self._client.reachable:
             return node
@@ -46,7 +46,7 @@ class Lister:
             found = await self._client.shared(("stat", node.inode), lambda: self._client.stat(node.path))
         except SourceUnavailable:
             return node
-        except SourceError as exc:
+        except (SourceNotFound, SourceNotADirectory) as exc:
             raise Stale(f"{os.fsdecode(node.path)} is no longer a directory") from exc
         if not stat.S_ISDIR(found.mode):
             raise Stale(f"{os.fsdecode(node.path)} is no longer a directory")
@@ -63,14 +63,15 @@ class Lister:
                 return
             fresh = await self.refresh(node)
             unchanged = fresh.stat.mtime_ns == listing.mtime_ns
-            if unchanged and listing.scanned_at - listing.mtime_ns / 1e9 > RACY_S:
+            # Who has just waited in vain for the attributes is not made to wait for a scan as well.
+            if not self._client.reachable or (unchanged and listing.scanned_at - listing.mtime_ns / 1e9 > RACY_S):
                 return
         try:
             await self._client.shared(("scan", node.inode), lambda: self._scan(node))
         except SourceUnavailable:
             if listing is None:
                 raise
-        except SourceNotFound as exc:
+        except (SourceNotFound, SourceNotADirectory) as exc:
             raise Stale(f"{os.fsdecode(node.path)} is gone") from exc
 
     async def _scan(self, node: Node) -> None:

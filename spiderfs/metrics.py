@@ -57,6 +57,7 @@ COUNTERS = (
     Definition("hook_throttled", "Messages of trainers that had to wait because they came too fast"),
     Definition("internal_errors", "Unexpected exceptions in request handlers; each is logged"),
     Definition("queue_races", "Wake-ups for a request that another worker had taken"),
+    Definition("process_starts", "Workers and managers that were ready to work"),
     Definition("worker_restarts", "Workers started again after an unexpected end"),
     Definition("manager_restarts", "Managers started again after an unexpected end"),
     Definition("resends", "Times the kernel was asked to hand out unanswered requests again"),
@@ -91,7 +92,9 @@ _HISTOGRAM_CELLS = len(BUCKETS_US) + 2
 _HISTOGRAM_AT = {
     definition.name: len(COUNTERS) + index * _HISTOGRAM_CELLS for index, definition in enumerate(HISTOGRAMS)
 }
-_ROW_CELLS = len(COUNTERS) + len(HISTOGRAMS) * _HISTOGRAM_CELLS
+# The last cell is not counted up but set: 1 while the process finds the source unreachable.
+_UNREACHABLE_CELL = len(COUNTERS) + len(HISTOGRAMS) * _HISTOGRAM_CELLS
+_ROW_CELLS = _UNREACHABLE_CELL + 1
 _CELL_BYTES = 8
 
 
@@ -107,6 +110,9 @@ class Counters:
 
     def add(self, name: str, amount: int = 1) -> None:
         self._row[_CELL[name]] += amount
+
+    def set_source_reachable(self, reachable: bool) -> None:
+        self._row[_UNREACHABLE_CELL] = not reachable
 
     def observe(self, name: str, seconds: float) -> None:
         microseconds = int(seconds * 1e6)
@@ -137,6 +143,10 @@ class SharedCounters:
     def totals(self) -> dict[str, int]:
         """Sum of every counter over all processes."""
         return {name: self.total(cell) for name, cell in _CELL.items()}
+
+    def source_reachable(self) -> bool:
+        """Whether no process finds the source unreachable."""
+        return self.total(_UNREACHABLE_CELL) == 0
 
     def histogram(self, name: str) -> tuple[list[int], float]:
         """Count per bucket (one more than BUCKETS_US) and the sum in seconds."""

@@ -55,6 +55,7 @@ class Engine:
         self._members: dict[Key, Member] = {}
         self._blocks: OrderedDict[Key, None] = OrderedDict()
         self._section_bytes = _empty_sections(policy)
+        self._section_entries = _empty_sections(policy)
         self._used_bytes = 0
         self._set_budget(capacity_bytes, landing_bytes)
         self.members: Mapping[Key, Member] = MappingProxyType(self._members)
@@ -75,6 +76,10 @@ class Engine:
     @property
     def section_bytes(self) -> Mapping[str, int]:
         return MappingProxyType(self._section_bytes)
+
+    @property
+    def section_entries(self) -> Mapping[str, int]:
+        return MappingProxyType(self._section_entries)
 
     def opened(self, key: Key, size: int) -> Changes:
         """A sample was opened: a member is a hit, any other a candidate that lies in landing."""
@@ -275,12 +280,14 @@ class Engine:
     def _enter(self, key: Key, size: int, section: str) -> None:
         self._members[key] = Member(size, section)
         self._section_bytes[section] += size
+        self._section_entries[section] += 1
         self._used_bytes += size
 
     def _leave(self, keys: Iterable[Key]) -> None:
         for key in keys:
             size, section = self._members.pop(key)
             self._section_bytes[section] -= size
+            self._section_entries[section] -= 1
             self._used_bytes -= size
             if section == BLOCKS:
                 del self._blocks[key]
@@ -290,12 +297,14 @@ class Engine:
     def _adopt(self) -> Changes:
         """Put every member into the section that the policy wants it in, then evict what does not fit."""
         self._section_bytes = _empty_sections(self._policy)
+        self._section_entries = _empty_sections(self._policy)
         moved: list[tuple[Key, str]] = []
         for key, member in self._members.items():
             section = BLOCKS if member.section == BLOCKS else self._policy.section_for(key)
             if section != member.section:
                 moved.append((key, section))
             self._section_bytes[section] += member.size
+            self._section_entries[section] += 1
         self._members.update((key, Member(self._members[key].size, section)) for key, section in moved)
         self._used_bytes = sum(self._section_bytes.values())
         drop = self.settle().drop

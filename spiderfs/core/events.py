@@ -8,7 +8,8 @@ import numpy as np
 HIT = 0  # it was in the store
 FETCHED = 1  # it was fetched from the source and put into landing
 REFUSED = 2  # it was fetched, and landing had no room for it
-WARMED = 3  # it was fetched because the user asked for it, and nobody has opened it
+UNSTORED = 3  # it was fetched, and the store could not take anything (the disk is full)
+WARMED = 4  # it was fetched because the user asked for it, and nobody has opened it
 
 # One access. `block` is 0 for a small file, n >= 1 for the n-th block of a large one; `pid` is the thread that asked,
 # 0 where nobody did.

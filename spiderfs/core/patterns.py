@@ -39,7 +39,7 @@ def _leads_to(pattern: Sequence[str], path: Sequence[str]) -> bool:
     if pattern[0] == "**":
         if len(pattern) == 1:
             return True
-        return any(_leads_to(pattern[1:], path[start:]) for start in range(len(path)))
+        return any(_leads_to(pattern[1:], path[start:]) for start in range(len(path) + 1))
     return bool(path) and fnmatchcase(path[0], pattern[0]) and _leads_to(pattern[1:], path[1:])
 
 

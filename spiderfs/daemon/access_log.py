@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.control import LOG_FILE
-from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED
+from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED, WARMED
 from spiderfs.errors import SpiderfsError
 from spiderfs.trace import Kind, TraceWriter
 
@@ -27,7 +28,7 @@ REMEMBERED_ACCESSES = 1000
 WANTED_S = 60.0
 MAX_BYTES = 8 << 20
 
-WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", WARMED: "warmed"}
+WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", UNSTORED: "uncached", WARMED: "warmed"}
 
 
 class Access(NamedTuple):
@@ -44,11 +45,19 @@ class AccessLog:
         self._file = directory / LOG_FILE
         self._wanted = directory / f"{LOG_FILE}.wanted"
         self._enabled = enabled
-        self._trace = TraceWriter(trace) if trace else None
+        self._trace = self._begun(trace) if trace else None
         self._path_of = path_of
         self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
         self._following = False
+
+    def _begun(self, trace: Path) -> TraceWriter | None:
+        try:
+            return TraceWriter(trace)
+        except SpiderfsError as exc:
+            # The mount found it usable; what has come in between must not keep a new manager from its work.
+            log.warning("%s: no more accesses are recorded", exc)
+            return None
 
     def note(self, events: npt.NDArray[np.void]) -> None:
         """Remember accesses (an array of ACCESS)."""
@@ -68,8 +77,13 @@ class AccessLog:
                     served = access.where == HIT
                     trace.append(access.time_s, access.inode, access.size, kind, access.block, served)
         except SpiderfsError as exc:
-            log.warning("%s: the trace ends here", exc)
-            self._trace = None
+            self._end(trace, exc)
+
+    def _end(self, trace: TraceWriter, reason: SpiderfsError) -> None:
+        log.warning("%s: the trace ends here", reason)
+        self._trace = None
+        with contextlib.suppress(SpiderfsError):
+            trace.close()
 
     def write(self) -> None:
         """Bring the file up to date if anybody reads it; what was remembered comes first."""
@@ -78,15 +92,20 @@ class AccessLog:
             self._unwritten.extend(self._recent)
             self._recent.clear()
             if not self._unwritten:
-                self._file.touch()
+                with contextlib.suppress(OSError):
+                    self._file.touch()
         self._following = following
         if not self._unwritten:
             return
         lines = [self._line(access) for access in self._unwritten]
         self._unwritten.clear()
         mode = "ab" if self._file.exists() and self._file.stat().st_size < MAX_BYTES else "wb"
-        with open(self._file, mode) as file:
-            file.writelines(lines)
+        try:
+            with open(self._file, mode) as file:
+                file.writelines(lines)
+        except OSError as exc:
+            # On a full disk these accesses are not shown; nothing else depends on them.
+            log.debug("the access log could not be written: %s", exc)
 
     def _is_wanted(self) -> bool:
         try:
@@ -95,7 +114,8 @@ class AccessLog:
             return False
 
     def want(self) -> None:
-        self._wanted.touch()
+        with contextlib.suppress(OSError):
+            self._wanted.touch()
 
     def _line(self, access: Access) -> bytes:
         when = datetime.fromtimestamp(access.time_s).isoformat(sep=" ", timespec="milliseconds")
@@ -106,8 +126,12 @@ class AccessLog:
     def flush(self) -> None:
         """Put the trace on disk as far as it goes."""
         if self._trace:
-            self._trace.flush()
+            try:
+                self._trace.flush()
+            except SpiderfsError as exc:
+                self._end(self._trace, exc)
 
     def close(self) -> None:
+        self.flush()
         if self._trace:
             self._trace.close()

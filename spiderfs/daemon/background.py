@@ -39,9 +39,14 @@ def detach() -> Callable[[str], None] | None:
     for standard in (0, 1, 2):
         os.dup2(null, standard)
 
+    unreported = [writer]
+
     def report(failure: str) -> None:
-        os.write(writer, f"{failure or _READY}\n".encode(errors="replace"))
-        os.close(writer)
+        # Only once: afterwards the number may be that of another file.
+        while unreported:
+            answer = unreported.pop()
+            os.write(answer, f"{failure or _READY}\n".encode(errors="replace"))
+            os.close(answer)
 
     return report
 
@@ -57,22 +62,27 @@ def notify_systemd(state: str) -> None:
         notify.sendall(state.encode())
 
 
-def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bool) -> None:
-    """Log to `file`; else to the terminal in the foreground, and to syslog, or a file in the cache, behind it."""
+def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bool) -> str:
+    """Log to `file`; else to the terminal in the foreground, and to syslog, or a file in the cache, behind it.
+
+    Returns where that is, in words.
+    """
     handler: logging.Handler
     form = "%(asctime)s %(levelname)s %(processName)s[%(process)d] %(name)s: %(message)s"
     if file is None and foreground:
-        handler = logging.StreamHandler(sys.stderr)
+        handler, place = logging.StreamHandler(sys.stderr), "the log above"
     elif file is None and _SYSLOG.exists():
         handler = logging.handlers.SysLogHandler(str(_SYSLOG), facility=logging.handlers.SysLogHandler.LOG_DAEMON)
+        place = "the system's log"
         form = "spiderfs[%(process)d]: %(levelname)s %(name)s: %(message)s"
     else:
         file = file or cache_dir / "spiderfs.log"
         # Several processes append to it, so it can only be turned over while there is one.
         if file.exists() and file.stat().st_size > _LOG_MAX_BYTES:
             file.replace(file.with_name(file.name + ".1"))
-        handler = logging.FileHandler(file)
+        handler, place = logging.FileHandler(file), f"the log {file}"
     handler.setFormatter(logging.Formatter(form))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Replies to requests whose caller was killed, or that were handed out twice, are no news.
     logging.getLogger("pyfuse3").addFilter(lambda record: "fuse_reply" not in record.getMessage())
+    return place

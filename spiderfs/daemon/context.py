@@ -13,7 +13,7 @@ from pathlib import Path
 from spiderfs.catalogue import TABLES
 from spiderfs.config import Options
 from spiderfs.daemon.event_pipe import open_pipe
-from spiderfs.errors import MountError
+from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.filesystem import Ownership, Settings
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -41,6 +41,7 @@ class Directories:
         self.run = cache_dir / "run"
         self.queue_lock = self.run / "queue.lock"
         self.fetch_lock = self.run / "fetch.lock"
+        self.full_disk = self.run / "full-disk"
         self.faults = self.run / "faults"
         self.options = self.run / "options.json"
         self.control_socket = self.run / "control.sock"
@@ -134,11 +135,20 @@ def settings_of(options: Options) -> Settings:
 
 
 def publish_options(directories: Directories, options: Options) -> None:
-    """Let every process know options that were changed live."""
+    """Let every process know options that were changed live; raises SpiderfsError where that is not possible."""
     text = json.dumps({row.name: row.value for row in options.as_table()})
     temporary = directories.options.with_suffix(".new")
-    temporary.write_text(text)
-    temporary.rename(directories.options)
+    try:
+        try:
+            temporary.write_text(text)
+            temporary.rename(directories.options)
+        except OSError:
+            # The disk is full, and a smaller capacity may be what is told: the old file's block is there to be used.
+            temporary.unlink(missing_ok=True)
+            with open(directories.options, "r+b", buffering=0) as file:
+                file.write(text.encode().ljust(directories.options.stat().st_size))
+    except OSError as exc:
+        raise SpiderfsError(f"the options cannot be written to {directories.run} ({exc.strerror})") from exc
 
 
 def published_options(directories: Directories, options: Options) -> Options:

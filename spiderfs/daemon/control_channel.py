@@ -17,7 +17,8 @@ import msgpack
 import trio
 
 from spiderfs.daemon.context import socket_address
-from spiderfs.errors import ConfigError, SpiderfsError, TryAgain
+from spiderfs.errors import ConfigError, SpiderfsError, StoreCorrupt, TryAgain
+from spiderfs.store.environment import end_as_corrupt
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +52,9 @@ class ControlClient:
         try:
             with trio.fail_after(ANSWER_TIMEOUT_S), socket_address(self._path) as address:
                 async with await trio.open_unix_socket(address) as stream:
-                    await stream.send_all(msgpack.packb(question))
+                    await stream.send_all(_packed(question))
                     await stream.send_eof()
-                    answer = msgpack.unpackb(await _receive_all(stream))
+                    answer = _unpacked(await _receive_all(stream))
         except (trio.TooSlowError, trio.BrokenResourceError, OSError, ValueError) as exc:
             raise TryAgain("the manager does not answer: it may be starting again") from exc
         if "refused" in answer:
@@ -74,12 +75,12 @@ def _answering(table: Answering) -> Callable[[trio.SocketStream], Awaitable[None
     async def answer(stream: trio.SocketStream) -> None:
         try:
             with trio.move_on_after(QUESTION_TIMEOUT_S):
-                question = msgpack.unpackb(await _receive_all(stream))
-                await stream.send_all(msgpack.packb(await _answer(table, question)))
+                question = _unpacked(await _receive_all(stream))
+                await stream.send_all(_packed(await _answer(table, question)))
                 await stream.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             log.debug("a control question was given up by its asker")
-        except (ValueError, TypeError) as exc:
+        except (ValueError, TypeError, KeyError) as exc:
             log.warning("a control question made no sense: %s", exc)
         finally:
             await trio.aclose_forcefully(stream)
@@ -92,11 +93,23 @@ async def _answer(table: Answering, question: dict[str, Any]) -> dict[str, Any]:
         if "render" in question:
             return {"text": await table.render(question["render"])}
         await table.apply(question["apply"], question["text"])
+    except StoreCorrupt as exc:
+        end_as_corrupt(exc)
     except ConfigError as exc:
         return {"refused": str(exc)}
     except SpiderfsError as exc:
         return {"failed": str(exc)}
     return {"text": b""}
+
+
+# A refusal quotes what the user wrote, and that need not be UTF-8.
+def _packed(message: dict[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(message, unicode_errors="surrogateescape")
+    return packed
+
+
+def _unpacked(received: bytes) -> Any:
+    return msgpack.unpackb(received, unicode_errors="surrogateescape")
 
 
 async def _receive_all(stream: trio.SocketStream) -> bytes:

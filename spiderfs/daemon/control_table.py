@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import trio
 
 from spiderfs import __version__
 from spiderfs.core.patterns import Pattern
 from spiderfs.errors import ConfigError, NotFound, Stale
 from spiderfs.metrics import prometheus_text
 from spiderfs.quantities import round_size
-from spiderfs.store.store import Member
+from spiderfs.store.store import LANDING, Member
 
 if TYPE_CHECKING:
-    import trio
-
     from spiderfs.daemon.manager import Manager
+
+
+# Records listed between two chances for events to be folded: 5 ms.
+_AT_A_TIME = 1000
 
 
 class ControlTable:
@@ -32,7 +36,6 @@ class ControlTable:
             "stats.json": lambda: json.dumps(self._figures(), indent=2).encode() + b"\n",
             "metrics": self._metrics,
             "config": self._config,
-            "cache": lambda: b"".join(self._cache_lines()),
             "warm": lambda: self._manager.warmer.warm_progress().encode(),
             "evict": lambda: self._manager.warmer.evict_result().encode(),
             "log": self._log,
@@ -47,6 +50,8 @@ class ControlTable:
 
     async def render(self, name: str) -> bytes:
         """The text of a control file; raises NotFound."""
+        if name == "cache":
+            return await self._cache()
         if name not in self._renders:
             raise NotFound(f"no control file {name}")
         return self._renders[name]()
@@ -64,12 +69,15 @@ class ControlTable:
     # -- figures
 
     def _sections(self) -> dict[str, dict[str, int]]:
-        sections: dict[str, dict[str, int]] = {}
-        for member in self._manager.content.members():
-            section = sections.setdefault(member.section, {"bytes": 0, "entries": 0})
-            section["bytes"] += member.size
-            section["entries"] += 1
-        return dict(sorted(sections.items()))
+        usage = self._manager.content.usage()
+        engine = self._manager.keeper.engine
+        return {
+            LANDING: {"bytes": usage.landing_bytes, "entries": usage.landing_entries},
+            **{
+                name: {"bytes": size, "entries": engine.section_entries[name]}
+                for name, size in engine.section_bytes.items()
+            },
+        }
 
     def _figures(self) -> dict[str, Any]:
         manager = self._manager
@@ -146,16 +154,15 @@ class ControlTable:
         ]
         return "".join(lines).encode(errors="surrogateescape")
 
-    def _cache_lines(self) -> Iterator[bytes]:
-        for member in self._manager.content.members():
-            yield (
-                f"{member.section:12} {member.size:>12} {self._score(member):>10} ".encode()
-                + self._path(member)
-                + b"\n"
-            )
-
-    def _score(self, member: Member) -> str:
-        return f"{self._manager.keeper.score(member.key):.6g}"
+    async def _cache(self) -> bytes:
+        lines = []
+        for count, member in enumerate(self._manager.content.members()):
+            score = f"{self._manager.keeper.score(member.key):.6g}"
+            line = f"{member.section:12} {member.size:>12} {score:>10} ".encode() + self._path(member) + b"\n"
+            lines.append(line)
+            if count % _AT_A_TIME == 0:
+                await trio.lowlevel.checkpoint()
+        return b"".join(lines)
 
     def _path(self, member: Member) -> bytes:
         try:

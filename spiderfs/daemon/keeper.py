@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.core.engine import Changes, Engine
-from spiderfs.core.events import REFUSED
+from spiderfs.core.events import REFUSED, UNSTORED
 from spiderfs.core.policy import Key
 from spiderfs.metrics import Counters
 from spiderfs.policies import mountable_policies
@@ -74,8 +74,11 @@ class Keeper:
     def fold(self, events: npt.NDArray[np.void]) -> None:
         """Let the engine see accesses (an array of ACCESS), and the store what it decided."""
         changes: list[Changes] = []
-        for _, inode, size, block, _, where, _ in events.tolist():
+        # Workers send batches; in the order of time, the policy sees recency as it was.
+        for _, inode, size, block, _, where, _ in np.sort(events, order="time_s", kind="stable").tolist():
             if size == 0:
+                continue
+            if where == UNSTORED:
                 continue
             if where == REFUSED:
                 self._make_room_for(size, changes)
@@ -152,8 +155,10 @@ def _unpacked(state: bytes | None) -> dict[str, Any]:
     if state is None:
         return {}
     try:
-        unpacked: dict[str, Any] = msgpack.unpackb(state, use_list=False, strict_map_key=False)
+        unpacked = msgpack.unpackb(state, use_list=False, strict_map_key=False)
     except ValueError:
+        unpacked = None
+    if not isinstance(unpacked, dict):
         log.warning("the order of the cached files could not be read: starting a new one")
         return {}
     return unpacked

@@ -29,7 +29,7 @@ from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.survey import Survey
 from spiderfs.daemon.warmer import Warmer
 from spiderfs.errors import SpiderfsError, Stale
-from spiderfs.fetcher import Fetcher, Interlock
+from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.lister import Lister
 from spiderfs.sources.faults import FAULTS
 from spiderfs.store.environment import exit_if_corrupt
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 FOLD_PAUSE_S = 0.005
 LOG_INTERVAL_S = 0.25
 SAVE_INTERVAL_S = 30.0
+# Saving the order of millions of records takes seconds; at most this share of the manager's time goes into it.
+SAVE_SHARE = 0.02
 HOUSEKEEPING_INTERVAL_S = 5.0
 
 _SOURCE_BYTES = struct.Struct("<Q")
@@ -66,7 +68,8 @@ class Manager:
         self.client = context.client(self.counters)
         lister = Lister(self.catalogue, self.client)
         interlock = Interlock(directories.fetch_lock)
-        fetcher = Fetcher(context.source, self.client, self.content, interlock, self.counters)
+        self._full_disk = Episode(directories.full_disk)
+        fetcher = Fetcher(context.source, self.client, self.content, interlock, self._full_disk, self.counters)
         self._events = EventWriter(context.event_writer, self.counters)
         self.warmer = Warmer(
             self.catalogue,
@@ -81,7 +84,7 @@ class Manager:
         known = self.catalogue.fact(_SOURCE_BYTES_FACT)
         self.survey = Survey(lister, _SOURCE_BYTES.unpack(known)[0] if known else 0)
         self.access_log = AccessLog(directories.run, self.options.access_log, self.options.trace, self._path_of)
-        self._disk_warned = False
+        self._reserve_failed = False
 
     async def run(self, nursery: trio.Nursery) -> None:
         self.keeper.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
@@ -95,6 +98,7 @@ class Manager:
         if self.options.capacity.unit == "percent":
             nursery.start_soon(self.survey.run, self._measured)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            self.counters.add("process_starts")
             async for _ in signals:
                 break
 
@@ -102,10 +106,13 @@ class Manager:
         self._events.flush()
         while len(events := read_events(self.context.event_reader)):
             self._fold(events)
-        self._save()
+        try:
+            with exit_if_corrupt():
+                self._save()
+        except SpiderfsError as exc:
+            log.warning("the order of the cached files could not be saved: %s", exc)
         self.access_log.close()
-        self.content.close()
-        self.records.close()
+        # The store is not closed: a thread that was given up on may still come back from the source and write to it.
 
     # -- events
 
@@ -134,6 +141,7 @@ class Manager:
         while True:
             self._events.flush()
             self.access_log.write()
+            self.counters.set_source_reachable(self.client.reachable)
             await trio.sleep(LOG_INTERVAL_S)
 
     # -- upkeep
@@ -145,16 +153,21 @@ class Manager:
                 self.records.clear_dead_readers()
             try:
                 self.records.reserve()
-                self._disk_warned = False
             except OSError as exc:
-                if not self._disk_warned:
-                    log.warning("the cache's disk is full (%s): new names may soon not be found", exc.strerror)
-                self._disk_warned = True
+                if not self._reserve_failed and self._full_disk.begin():
+                    log.warning("no room to keep for names (%s): new ones may soon not be found", exc.strerror)
+                self._reserve_failed = True
+            else:
+                if self._reserve_failed:
+                    self._full_disk.end()
+                self._reserve_failed = False
             await trio.sleep(HOUSEKEEPING_INTERVAL_S)
 
     async def _save_now_and_then(self) -> None:
+        took_s = 0.0
         while True:
-            await trio.sleep(SAVE_INTERVAL_S)
+            await trio.sleep(max(SAVE_INTERVAL_S, took_s / SAVE_SHARE))
+            started = time.monotonic()
             try:
                 with exit_if_corrupt():
                     self._save()
@@ -162,6 +175,7 @@ class Manager:
                     self.keeper.reconcile()
             except SpiderfsError as exc:
                 log.warning("%s", exc)
+            took_s = time.monotonic() - started
 
     def _save(self) -> None:
         self.catalogue.record_fact(_STATE_FACT, self.keeper.saved_state())
@@ -215,7 +229,7 @@ class Manager:
             "known_files": self.catalogue.known_files(),
             "hit_ratio": totals["opens_hit"] / opens if opens else 0.0,
             "origin_bytes_per_open": totals["origin_bytes"] / opens if opens else 0.0,
-            "source_reachable": float(self.client.reachable),
+            "source_reachable": float(self.context.counters.source_reachable()),
             "workers": self.options.workers,
             "uptime_seconds": self.uptime_s(),
         }

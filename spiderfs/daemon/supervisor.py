@@ -44,6 +44,7 @@ from spiderfs.errors import ConfigError, MountError, SpiderfsError, StoreCorrupt
 from spiderfs.fuse import session
 from spiderfs.fuse.operations import Operations
 from spiderfs.store import environment
+from spiderfs.trace import TraceWriter
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,9 @@ DRAIN_S = 5.0
 SAVE_S = 10.0
 # Children that die more often than this are not worth starting again.
 DEATHS, DEATHS_WITHIN_S = 20, 60.0
+READY_POLL_S = 0.002
+# This many by a signal of _CRASHES are taken for damage to the store even if a walk finds none.
+CRASHES = 4
 # A manager that dies at once must not keep the processor busy; workers are waited for by readers.
 MANAGER_PAUSE_S = 0.5
 # Deaths by these may come from a page of the store that is not there.
@@ -78,6 +82,8 @@ def run(options: Options, foreground: bool) -> int:
         _serve(options, foreground, report)
         status = 0
     except SpiderfsError as exc:
+        # Nobody waits for the report of a mount that ends after it was ready.
+        log.error("%s", exc)
         report(str(exc))
     except BaseException as exc:
         log.exception("the mount failed")
@@ -102,9 +108,12 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
         raise MountError(
             f"the cache directory {options.cache_dir} is in use by another mount: unmount it, or {CHOOSE_ANOTHER}"
         ) from exc
-    start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
+    log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
     directories = Directories(options.cache_dir)
     bind_to_source(directories, options.source)
+    if options.trace is not None:
+        # Found out here, a trace that cannot be written is one line for the user; the manager goes on without it.
+        TraceWriter(options.trace).close()
     if mountpoint.clean_stale(options.mountpoint):
         log.warning("took away what a crash had left mounted at %s", options.mountpoint)
     context = create_context(options)
@@ -117,7 +126,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     operations = Operations()
     descriptor = session.mount(operations, options.mountpoint, _mount_options(options))
-    Supervisor(context, operations, descriptor).run(report)
+    Supervisor(context, operations, descriptor, log_place).run(report)
 
 
 def _mount_options(options: Options) -> set[str]:
@@ -132,22 +141,22 @@ def _mount_options(options: Options) -> set[str]:
 
 
 class Supervisor:
-    def __init__(self, context: MountContext, operations: Operations, descriptor: int) -> None:
+    def __init__(self, context: MountContext, operations: Operations, descriptor: int, log_place: str) -> None:
+        self._log_place = log_place
         self._context = context
         self._operations = operations
         self._descriptor = descriptor
         self._counters = context.row(SUPERVISOR_ROW)
         self._children: dict[int, int] = {}  # pid -> worker index, or _MANAGER
         self._deaths: deque[float] = deque(maxlen=DEATHS)
+        self._crashes: deque[float] = deque(maxlen=CRASHES)
         self._manager_due: float | None = None
 
     def run(self, report: Callable[[str], None]) -> None:
         """Serve until unmounted or told to stop; children and mount are gone when this returns."""
         try:
             self._start_all()
-            report("")
-            notify_systemd("READY=1")
-            self._watch()
+            self._watch(report)
         finally:
             notify_systemd("STOPPING=1")
             self._stop()
@@ -184,9 +193,16 @@ class Supervisor:
                 ended.append((index, os.waitstatus_to_exitcode(status)))
         return ended
 
-    def _watch(self) -> None:
+    def _watch(self, report: Callable[[str], None]) -> None:
+        """`report` is called when all children are at work; one that cannot begin ends the mount."""
+        ready = False
         while True:
-            received = signal.sigtimedwait(_SIGNALS, 0.25 if self._manager_due else 5.0)
+            if not ready and self._context.counters.totals()["process_starts"] >= len(self._children):
+                ready = True
+                report("")
+                notify_systemd("READY=1")
+            pause_s = READY_POLL_S if not ready else 0.25 if self._manager_due else 5.0
+            received = signal.sigtimedwait(_SIGNALS, pause_s)
             if received and received.si_signo in (signal.SIGTERM, signal.SIGINT):
                 log.info("told to stop by signal %d", received.si_signo)
                 return
@@ -198,9 +214,12 @@ class Supervisor:
                 self._deaths.append(time.monotonic())
                 who = "the manager" if index == _MANAGER else f"worker {index}"
                 log.warning("%s ended (%s)", who, f"signal {-status}" if status < 0 else f"exit {status}")
+            damaged = any(self._store_is_damaged(status) for _, status in ended)
+            if ended and not ready and not damaged:
+                raise MountError(f"a process of the mount ended before it could begin: {self._log_place} says why")
             if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WITHIN_S:
-                raise MountError(f"{DEATHS} processes died within a minute: giving up, the log says why")
-            if any(self._store_is_damaged(status) for _, status in ended):
+                raise MountError(f"{DEATHS} processes died within a minute: giving up, {self._log_place} says why")
+            if damaged:
                 self._rebuild()
             else:
                 self._replace(index for index, _ in ended)
@@ -232,6 +251,11 @@ class Supervisor:
             return True
         if -status not in _CRASHES:
             return False
+        self._crashes.append(time.monotonic())
+        if len(self._crashes) == CRASHES and self._crashes[-1] - self._crashes[0] < DEATHS_WITHIN_S:
+            # The walk does not see LMDB's list of free pages, which crashes those who write.
+            self._crashes.clear()
+            return True
         store = self._context.directories
         return not all(environment.is_sound(path) for path in (store.content, store.names) if path.exists())
 

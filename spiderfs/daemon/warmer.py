@@ -11,9 +11,9 @@ from contextlib import aclosing
 import trio
 
 from spiderfs.catalogue import Catalogue, Node
-from spiderfs.core.events import WARMED
+from spiderfs.core.events import FETCHED, WARMED
 from spiderfs.core.patterns import Pattern
-from spiderfs.errors import ConfigError, SpiderfsError, Stale
+from spiderfs.errors import ConfigError, SpiderfsError, Stale, StoreCorrupt
 from spiderfs.fetcher import Fetcher
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
@@ -90,11 +90,13 @@ class Warmer:
                 key = ContentKey(node.inode, block)
                 if node.stat.size == 0 or self._fetcher.stored(key):
                     continue
-                payload, landed = await self._fetcher.fetch(node, block)
+                payload, where = await self._fetcher.fetch(node, block)
                 fetched = True
                 self._bytes += len(payload)
-                if landed:
+                if where == FETCHED:
                     self._note(node.inode, len(payload), WARMED, 0, block)
+        except StoreCorrupt:
+            raise
         except SpiderfsError as exc:
             self._failed += 1
             log.warning("warming %s: %s", os.fsdecode(node.path), exc)
@@ -103,6 +105,7 @@ class Warmer:
             self._present += not fetched
             self._counters.add("warmed", int(fetched))
         finally:
+            self._content.end_read()
             slots.release_on_behalf_of(node)
 
     def evict(self, patterns: Sequence[Pattern]) -> list[ContentKey]:

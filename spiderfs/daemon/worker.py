@@ -12,12 +12,14 @@ from spiderfs.control import Control
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext, published_options, settings_of
 from spiderfs.daemon.control_channel import ControlClient
 from spiderfs.daemon.event_pipe import EventWriter
-from spiderfs.fetcher import Fetcher, Interlock
+from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.filesystem import Filesystem
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.session import serve
 from spiderfs.lister import Lister
+from spiderfs.metrics import Counters
 from spiderfs.read_ahead import ReadAhead
+from spiderfs.sources.client import SourceClient
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
     events = EventWriter(context.event_writer, counters)
     catalogue = Catalogue(records)
     lister = Lister(catalogue, client)
-    fetcher = Fetcher(context.source, client, content, interlock, counters)
+    fetcher = Fetcher(context.source, client, content, interlock, Episode(directories.full_disk), counters)
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(
             catalogue=catalogue,
@@ -53,20 +55,21 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
         await lister.root()
         operations.serve(filesystem, counters)
         nursery.start_soon(client.watch)
-        nursery.start_soon(_flush, events)
+        nursery.start_soon(_report, events, client, counters)
         nursery.start_soon(_follow_options, filesystem, context)
         queue_lock = directories.queue_lock if context.options.workers > 1 else None
+        counters.add("process_starts")
         await serve(descriptor, operations, queue_lock, counters, content.end_read)
-        nursery.cancel_scope.cancel()
-    events.flush()
-    content.close()
-    records.close()
-
-
-async def _flush(events: EventWriter) -> None:
-    while True:
-        await trio.sleep(FLUSH_INTERVAL_S)
         events.flush()
+        nursery.cancel_scope.cancel()
+    # The store is not closed: a thread that was given up on may still come back from the source and write to it.
+
+
+async def _report(events: EventWriter, client: SourceClient, counters: Counters) -> None:
+    while True:
+        events.flush()
+        counters.set_source_reachable(client.reachable)
+        await trio.sleep(FLUSH_INTERVAL_S)
 
 
 async def _follow_options(filesystem: Filesystem, context: MountContext) -> None:

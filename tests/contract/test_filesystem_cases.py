@@ -1,0 +1,834 @@
+"""What the file system must do: one suite against `Filesystem` alone, over both stores, and against real mounts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import math
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, Protocol
+
+import pyfuse3
+import pytest
+import trio
+from mounting import Mounted, eventually, mounted
+
+from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
+from spiderfs.control import Control
+from spiderfs.errors import NotFound, SpiderfsError
+from spiderfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.filesystem import Caller, Filesystem, Ownership, Settings
+from spiderfs.fuse.operations import Operations
+from spiderfs.lister import Lister
+from spiderfs.metrics import SharedCounters
+from spiderfs.read_ahead import ReadAhead
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.local import LocalSource
+from spiderfs.store.content import LmdbContent
+from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.records import LmdbRecords
+from spiderfs.store.store import Content, Records
+
+NOT_UTF8 = b"caf\xe9-\xff.bin"
+LONGEST_NAME = b"n" * 255
+# Short, so that a change shows soon; not 0, so that what is remembered is remembered.
+TTL_S = 0.3
+CAPACITY_BYTES = 64 << 20
+
+# -- subjects
+
+
+class Shown(NamedTuple):
+    """What a stat showed."""
+
+    inode: int
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+
+
+class Subject(Protocol):
+    """The calls of a reader; each raises OSError. Paths are bytes below the root of the source."""
+
+    def lstat(self, path: bytes) -> Shown: ...
+    def scan(self, path: bytes) -> dict[bytes, Shown]: ...
+    def open(self, path: bytes, flags: int = os.O_RDONLY) -> int: ...
+    def pread(self, handle: int, size: int, offset: int) -> bytes: ...
+    def fstat(self, handle: int) -> Shown: ...
+    def close(self, handle: int) -> None: ...
+    def readlink(self, path: bytes) -> bytes: ...
+    def access(self, path: bytes, mask: int) -> None: ...
+    def getxattr(self, path: bytes, name: str) -> bytes: ...
+    def listxattr(self, path: bytes) -> list[str]: ...
+    def statvfs(self) -> Any: ...
+    def change(self, what: str, path: bytes) -> None:
+        """Try what CHANGES names."""
+
+
+class Plain:
+    """`Filesystem` without FUSE, on a trio thread of its own; it walks paths and retries a stale open as Linux does."""
+
+    def __init__(self, root: Path, place: Path, store: str, settings: Settings) -> None:
+        self._root, self._place, self._store, self._settings = root, place, store, settings
+        self._inodes: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: trio.run(self._live))
+
+    def __enter__(self) -> Plain:
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._token.run_sync_soon(self._end.set)
+        self._thread.join()
+
+    async def _live(self) -> None:
+        self._token, self._end = trio.lowlevel.current_trio_token(), trio.Event()
+        counters = SharedCounters(1).row(0)
+        content: Content
+        records: Records
+        if self._store == "lmdb":
+            content = LmdbContent(_made(self._place / "content"))
+            records = LmdbRecords(_made(self._place / "names"), TABLES)
+        else:
+            content, records = MemoryContent(), MemoryRecords(TABLES)
+        content.set_capacity(CAPACITY_BYTES)
+        source = LocalSource(os.fspath(self._root))
+        client = SourceClient(source, SourceLimits(), rng=Random(0), on_event=counters.add)
+        catalogue = Catalogue(records)
+        lister = Lister(catalogue, client)
+        interlock = Interlock(self._place / "fetch.lock")
+        fetcher = Fetcher(source, client, content, interlock, Episode(self._place / "full-disk"), counters)
+        async with trio.open_nursery() as nursery:
+            self._content = content
+            self._fs = Filesystem(
+                catalogue=catalogue,
+                content=content,
+                client=client,
+                lister=lister,
+                fetcher=fetcher,
+                read_ahead=ReadAhead(nursery, fetcher, counters, 8),
+                control=Control(_NoManager(), self._place, os.getuid()),
+                events=_Unheard(),
+                counters=counters,
+                settings=self._settings,
+            )
+            self._operations = Operations()
+            self._operations.serve(self._fs, counters)
+            await lister.root()
+            self._ready.set()
+            await self._end.wait()
+            nursery.cancel_scope.cancel()
+        content.close()
+        records.close()
+        source.close()
+        interlock.close()
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        async def call() -> Any:
+            try:
+                result = await function(*args)
+                return bytes(result) if isinstance(result, memoryview) else result
+            finally:
+                self._content.end_read()
+
+        try:
+            return trio.from_thread.run(call, trio_token=self._token)
+        except SpiderfsError as exc:
+            raise OSError(exc.errno, str(exc)) from exc
+        except pyfuse3.FUSEError as exc:
+            raise OSError(exc.errno, os.strerror(exc.errno)) from exc
+
+    def _caller(self) -> Caller:
+        return Caller(os.getuid(), os.getgid(), os.getpid())
+
+    def _walk(self, path: bytes) -> Any:
+        entry = None
+        inode = ROOT_INODE
+        for name in path.split(b"/") if path else []:
+            entry = self._run(self._fs.lookup, inode, name, self._caller())
+            inode = entry.attributes.inode
+            if inode == 0:
+                assert 0 < entry.timeout_s <= TTL_S
+                raise FileNotFoundError(errno.ENOENT, "no such name")
+        return self._run(self._fs.getattr, inode) if entry is None else entry.attributes
+
+    def lstat(self, path: bytes) -> Shown:
+        return Shown(*self._walk(path)[:6])
+
+    def scan(self, path: bytes) -> dict[bytes, Shown]:
+        handle = self._run(self._fs.opendir, self._walk(path).inode)
+        found: dict[bytes, Shown] = {}
+        after = 0
+        while entries := self._run(self._fs.readdir, handle, after, 7):
+            for name, entry, position in entries:
+                assert position > after
+                assert name not in found
+                after = position
+                found[name] = Shown(*entry.attributes[:6])
+        return found
+
+    def open(self, path: bytes, flags: int = os.O_RDONLY) -> int:
+        try:
+            opened = self._open_once(path, flags)
+        except OSError as exc:
+            if exc.errno != errno.ESTALE:
+                raise
+            opened = self._open_once(path, flags)
+        number = next(self._numbers)
+        self._inodes[number] = opened.handle
+        return number
+
+    def _open_once(self, path: bytes, flags: int) -> Any:
+        return self._run(self._fs.open, self._walk(path).inode, flags, self._caller())
+
+    def pread(self, handle: int, size: int, offset: int) -> bytes:
+        return bytes(self._run(self._fs.read, self._inodes[handle], offset, size))
+
+    def fstat(self, handle: int) -> Shown:
+        return Shown(*self._run(self._fs.getattr, self._inodes[handle])[:6])
+
+    def close(self, handle: int) -> None:
+        self._run(self._fs.release, self._inodes.pop(handle))
+
+    def readlink(self, path: bytes) -> bytes:
+        return bytes(self._run(self._fs.readlink, self._walk(path).inode))
+
+    def access(self, path: bytes, mask: int) -> None:
+        self._run(self._fs.access, self._walk(path).inode, mask, self._caller())
+
+    def getxattr(self, path: bytes, name: str) -> bytes:
+        return bytes(self._run(self._fs.getxattr, self._walk(path).inode, name))
+
+    def listxattr(self, path: bytes) -> list[str]:
+        found: list[str] = self._run(self._fs.listxattr, self._walk(path).inode)
+        return found
+
+    def statvfs(self) -> Any:
+        return self._run(self._fs.statfs)
+
+    def change(self, what: str, path: bytes) -> None:
+        """Through the adapter, since `Filesystem` has no words for most of this; nothing is ever changed."""
+        parent, _, name = path.rpartition(b"/")
+        directory, inode = self._walk(parent).inode, self._walk(path).inode
+        ops, context, new = self._operations, None, name + b".new"
+        fields = type("Fields", (), {"update_size": what == "truncate"})()
+        calls: dict[str, Callable[[], Any]] = {
+            "open to write": lambda: ops.open(inode, os.O_WRONLY, _context()),
+            "open to append": lambda: ops.open(inode, os.O_WRONLY | os.O_APPEND, _context()),
+            "open to truncate": lambda: ops.open(inode, os.O_RDWR | os.O_TRUNC, _context()),
+            "create": lambda: ops.create(directory, new, 0o644, os.O_CREAT | os.O_WRONLY, context),
+            "mkdir": lambda: ops.mkdir(directory, new, 0o755, context),
+            "mknod": lambda: ops.mknod(directory, new, 0o644 | stat.S_IFIFO, 0, context),
+            "unlink": lambda: ops.unlink(directory, name, context),
+            "rmdir": lambda: ops.rmdir(directory, name, context),
+            "rename": lambda: ops.rename(directory, name, directory, new, 0, context),  # type: ignore[arg-type]
+            "link": lambda: ops.link(inode, directory, new, context),
+            "symlink": lambda: ops.symlink(directory, new, b"target", context),
+            "chmod": lambda: ops.setattr(inode, None, fields, None, _context()),
+            "chown": lambda: ops.setattr(inode, None, fields, None, _context()),
+            "utimes": lambda: ops.setattr(inode, None, fields, None, _context()),
+            "truncate": lambda: ops.setattr(inode, None, fields, None, _context()),
+            "setxattr": lambda: ops.setxattr(inode, b"user.new", b"v", context),
+            "removexattr": lambda: ops.removexattr(inode, b"user.old", context),
+        }
+        self._run(calls[what])
+
+
+class OnMount:
+    """A real mount, through the calls of the os module."""
+
+    def __init__(self, mount: Mounted) -> None:
+        self.mount = mount
+        self._root = os.fsencode(mount.point)
+
+    def _path(self, path: bytes) -> bytes:
+        return os.path.join(self._root, path)
+
+    def lstat(self, path: bytes) -> Shown:
+        return _shown(os.lstat(self._path(path)))
+
+    def scan(self, path: bytes) -> dict[bytes, Shown]:
+        found = {}
+        with os.scandir(self._path(path)) as entries:
+            for entry in entries:
+                shown = _shown(entry.stat(follow_symlinks=False))
+                assert entry.inode() == shown.inode
+                assert entry.is_dir(follow_symlinks=False) == stat.S_ISDIR(shown.mode)
+                assert entry.is_symlink() == stat.S_ISLNK(shown.mode)
+                found[entry.name] = shown
+        return found
+
+    def open(self, path: bytes, flags: int = os.O_RDONLY) -> int:
+        return os.open(self._path(path), flags)
+
+    def pread(self, handle: int, size: int, offset: int) -> bytes:
+        return os.pread(handle, size, offset)
+
+    def fstat(self, handle: int) -> Shown:
+        return _shown(os.fstat(handle))
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def readlink(self, path: bytes) -> bytes:
+        return os.readlink(self._path(path))
+
+    def access(self, path: bytes, mask: int) -> None:
+        # os.access() hides the reason; faccessat(2) of the C library tells it.
+        if _libc().access(self._path(path), mask):
+            raise _last_error()
+
+    def getxattr(self, path: bytes, name: str) -> bytes:
+        return os.getxattr(self._path(path), name, follow_symlinks=False)
+
+    def listxattr(self, path: bytes) -> list[str]:
+        return os.listxattr(self._path(path), follow_symlinks=False)
+
+    def statvfs(self) -> Any:
+        return os.statvfs(self._root)
+
+    def change(self, what: str, path: bytes) -> None:
+        here, new = self._path(path), self._path(path) + b".new"
+        calls: dict[str, Callable[[], Any]] = {
+            "open to write": lambda: os.open(here, os.O_WRONLY),
+            "open to append": lambda: os.open(here, os.O_WRONLY | os.O_APPEND),
+            "open to truncate": lambda: os.open(here, os.O_RDWR | os.O_TRUNC),
+            "create": lambda: os.open(new, os.O_CREAT | os.O_WRONLY),
+            "mkdir": lambda: os.mkdir(new),
+            "mknod": lambda: os.mkfifo(new),
+            "unlink": lambda: os.unlink(here),
+            "rmdir": lambda: os.rmdir(os.path.dirname(here)),
+            "rename": lambda: os.rename(here, new),
+            "link": lambda: os.link(here, new),
+            "symlink": lambda: os.symlink(b"target", new),
+            "chmod": lambda: os.chmod(here, 0o600),
+            "chown": lambda: os.chown(here, 1, 1),
+            "utimes": lambda: os.utime(here, (1, 1)),
+            "truncate": lambda: os.truncate(here, 0),
+            "setxattr": lambda: os.setxattr(here, "user.new", b"v"),
+            "removexattr": lambda: os.removexattr(here, "user.old"),
+        }
+        calls[what]()
+
+
+CHANGES = (
+    "open to write",
+    "open to append",
+    "open to truncate",
+    "create",
+    "mkdir",
+    "mknod",
+    "unlink",
+    "rmdir",
+    "rename",
+    "link",
+    "symlink",
+    "chmod",
+    "chown",
+    "utimes",
+    "truncate",
+    "setxattr",
+    "removexattr",
+)
+
+
+class _Unheard:
+    def note(self, inode: int, size: int, where: int, pid: int, block: int = 0) -> None:
+        pass
+
+
+class _NoManager:
+    async def render(self, name: str) -> bytes:
+        raise NotFound(name)
+
+    async def apply(self, name: str, text: bytes) -> None:
+        raise NotFound(name)
+
+
+def _context() -> Any:
+    return Caller(os.getuid(), os.getgid(), os.getpid())
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def _shown(found: os.stat_result) -> Shown:
+    return Shown(found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns)
+
+
+def _libc() -> Any:
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _last_error() -> OSError:
+    import ctypes
+
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+@contextlib.contextmanager
+def subject_of(kind: str, root: Path, place: Path, **own: Any) -> Iterator[Subject]:
+    """A subject over `root`; `own` are options that settings have too, octal modes as numbers."""
+    if kind in ("memory", "lmdb"):
+        ttl_s = own.pop("ttl", TTL_S)
+        limits = {name: own.pop(name) for name in ("sample_max_bytes",) if name in own}
+        settings = Settings(ttl_s, TTL_S, 0.0, ownership=Ownership(**own), **limits)
+        with Plain(root, _made(place), kind, settings) as plain:
+            yield plain
+        return
+    options: dict[str, Any] = {"ttl": TTL_S, "negative_ttl": TTL_S, "dir_ttl": 0, "capacity": CAPACITY_BYTES, **own}
+    options |= {name: f"{value:04o}" for name, value in own.items() if name.endswith("_mode")}
+    with mounted(root, place, workers=int(kind[0]), **options) as mount:
+        yield OnMount(mount)
+
+
+KINDS = ("memory", "lmdb", "1 worker", "2 workers", "4 workers")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("source")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def subject(kind: str, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    with subject_of(kind, source, tmp_path_factory.mktemp("subject") / "s") as found:
+        yield found
+
+
+class Tree:
+    """A directory of the source that belongs to one test."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.name = name.encode()
+        self.root = os.fsencode(root / name)
+        os.mkdir(self.root)
+        self._mtime_ns = 1_600_000_000_000_000_000
+
+    def real(self, path: bytes) -> bytes:
+        """Where it is at the source."""
+        return os.path.join(self.root, path)
+
+    def shown(self, path: bytes = b"") -> bytes:
+        """How a subject calls it."""
+        return self.name + b"/" + path if path else self.name
+
+    def put(self, path: bytes, content: bytes = b"") -> bytes:
+        """Write a file, with a new mtime; returns how a subject calls it."""
+        os.makedirs(os.path.dirname(self.real(path)), exist_ok=True)
+        with open(self.real(path), "wb") as file:
+            file.write(content)
+        # Two versions within one tick of the clock could not be told apart by anybody.
+        self._mtime_ns += 1_000_000_000
+        os.utime(self.real(path), ns=(self._mtime_ns, self._mtime_ns))
+        return self.shown(path)
+
+
+@pytest.fixture
+def tree(source: Path, request: pytest.FixtureRequest) -> Tree:
+    unique = f"{request.node.originalname}-{next(_SERIAL)}"
+    return Tree(source, unique)
+
+
+_SERIAL = itertools.count()
+
+
+def read(subject: Subject, path: bytes) -> bytes:
+    handle = subject.open(path)
+    try:
+        pieces = []
+        offset = 0
+        while piece := subject.pread(handle, 1 << 17, offset):
+            pieces.append(piece)
+            offset += len(piece)
+        return b"".join(pieces)
+    finally:
+        subject.close(handle)
+
+
+def error_of(function: Callable[..., Any], *args: Any) -> int:
+    """The errno that a call fails with."""
+    with pytest.raises(OSError) as caught:  # noqa: PT011
+        function(*args)
+    return caught.value.errno or 0
+
+
+def bytes_of(size: int, seed: int = 0) -> bytes:
+    return Random(seed).randbytes(size)
+
+
+# -- names and attributes
+
+
+def test_attributes_are_those_of_the_source(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"file", b"12345")
+    os.chmod(tree.real(b"file"), 0o640)
+    found, real = subject.lstat(path), os.lstat(tree.real(b"file"))
+    assert found[1:] == (real.st_mode, real.st_uid, real.st_gid, 5, real.st_mtime_ns)
+    assert found.mode == stat.S_IFREG | 0o640
+    directory = subject.lstat(tree.shown())
+    assert stat.S_ISDIR(directory.mode)
+    assert stat.S_ISDIR(subject.lstat(b"").mode)
+
+
+def test_a_missing_name_is_missing(subject: Subject, tree: Tree) -> None:
+    tree.put(b"file")
+    assert error_of(subject.lstat, tree.shown(b"absent")) == errno.ENOENT
+    assert error_of(subject.lstat, tree.shown(b"absent/below")) == errno.ENOENT
+    assert error_of(subject.open, tree.shown(b"absent")) == errno.ENOENT
+    assert error_of(subject.scan, tree.shown(b"absent")) == errno.ENOENT
+
+
+def test_what_is_not_a_directory_has_nothing_below_it(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"file", b"x")
+    assert error_of(subject.scan, path) == errno.ENOTDIR
+
+
+def test_a_directory_cannot_be_read_as_a_file(subject: Subject, tree: Tree) -> None:
+    tree.put(b"dir/file")
+    if isinstance(subject, Plain):
+        assert error_of(subject.open, tree.shown(b"dir")) == errno.EISDIR
+    else:
+        handle = subject.open(tree.shown(b"dir"))
+        assert error_of(subject.pread, handle, 1, 0) == errno.EISDIR
+        subject.close(handle)
+
+
+def test_a_listing_has_every_name_once_with_its_attributes(subject: Subject, tree: Tree) -> None:
+    for number in range(150):
+        tree.put(b"dir/%03d" % number, b"x" * number)
+    os.mkdir(tree.real(b"dir/below"))
+    os.symlink("000", tree.real(b"dir/link"))
+    found = subject.scan(tree.shown(b"dir"))
+    assert sorted(found) == sorted(os.listdir(tree.real(b"dir")))
+    for name, shown in found.items():
+        real = os.lstat(tree.real(b"dir/" + name))
+        assert (shown.mode, shown.mtime_ns) == (real.st_mode, real.st_mtime_ns)
+        assert shown == subject.lstat(tree.shown(b"dir/" + name))
+    assert found[b"149"].size == 149
+    assert len({shown.inode for shown in found.values()}) == len(found)
+
+
+def test_empty_files_and_empty_directories(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"empty")
+    os.mkdir(tree.real(b"nothing"))
+    assert read(subject, path) == b""
+    assert subject.lstat(path).size == 0
+    assert subject.scan(tree.shown(b"nothing")) == {}
+
+
+def test_a_deep_tree(subject: Subject, tree: Tree) -> None:
+    path = b"/".join(b"level%02d" % level for level in range(60)) + b"/leaf"
+    shown = tree.put(path, b"deep")
+    assert read(subject, shown) == b"deep"
+    assert list(subject.scan(os.path.dirname(shown))) == [b"leaf"]
+
+
+@pytest.mark.parametrize("name", [NOT_UTF8, LONGEST_NAME, b" ", b"new\nline", b"back\\slash", b"-o", "日本".encode()])
+def test_any_name_that_the_source_can_have(subject: Subject, tree: Tree, name: bytes) -> None:
+    path = tree.put(name, b"content of " + name)
+    assert read(subject, path) == b"content of " + name
+    assert list(subject.scan(tree.shown())) == [name]
+    os.mkdir(tree.real(b"dir"))
+    inner = tree.put(b"dir/" + name + b"/x" if len(name) < 200 else b"dir/" + name, b"inner")
+    assert read(subject, inner) == b"inner"
+
+
+def test_a_name_longer_than_any_is_not_there(subject: Subject, tree: Tree) -> None:
+    tree.put(b"file")
+    assert error_of(subject.lstat, tree.shown(b"n" * 256)) in (errno.ENOENT, errno.ENAMETOOLONG)
+
+
+def test_hard_links_are_two_names_for_the_same_bytes(subject: Subject, tree: Tree) -> None:
+    first = tree.put(b"first", b"shared bytes")
+    os.link(tree.real(b"first"), tree.real(b"second"))
+    assert read(subject, first) == read(subject, tree.shown(b"second")) == b"shared bytes"
+    assert set(subject.scan(tree.shown())) == {b"first", b"second"}
+
+
+@pytest.mark.parametrize("target", [b"file", b"../elsewhere", b"/etc/passwd", b"not/there", b"t" * 4000, NOT_UTF8])
+def test_symbolic_links_are_shown_as_they_are(subject: Subject, tree: Tree, target: bytes) -> None:
+    tree.put(b"file", b"behind the link")
+    os.symlink(target, tree.real(b"link"))
+    shown = subject.lstat(tree.shown(b"link"))
+    assert stat.S_ISLNK(shown.mode)
+    assert shown.size == len(target)
+    assert subject.readlink(tree.shown(b"link")) == target
+    assert subject.scan(tree.shown())[b"link"] == shown
+
+
+def test_only_a_link_can_be_read_as_one(subject: Subject, tree: Tree) -> None:
+    assert error_of(subject.readlink, tree.put(b"file", b"x")) == errno.EINVAL
+
+
+def test_sockets_and_pipes_are_not_shown(subject: Subject, tree: Tree) -> None:
+    tree.put(b"file")
+    os.mkfifo(tree.real(b"pipe"))
+    assert list(subject.scan(tree.shown())) == [b"file"]
+    assert error_of(subject.lstat, tree.shown(b"pipe")) == errno.ENOENT
+
+
+def test_access(subject: Subject, tree: Tree) -> None:
+    plain, script = tree.put(b"plain", b"x"), tree.put(b"script", b"x")
+    os.chmod(tree.real(b"plain"), 0o644)
+    os.chmod(tree.real(b"script"), 0o755)
+    for path in (plain, script, tree.shown()):
+        subject.access(path, os.F_OK)
+        subject.access(path, os.R_OK)
+        assert error_of(subject.access, path, os.W_OK) == errno.EROFS
+        assert error_of(subject.access, path, os.R_OK | os.W_OK) == errno.EROFS
+    subject.access(script, os.X_OK)
+    subject.access(tree.shown(), os.X_OK | os.R_OK)
+    assert error_of(subject.access, plain, os.X_OK) == errno.EACCES
+
+
+# -- bytes
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 131072, 1 << 20, (1 << 20) + 1])
+def test_bytes_are_those_of_the_source(subject: Subject, tree: Tree, size: int) -> None:
+    content = bytes_of(size)
+    path = tree.put(b"file", content)
+    assert read(subject, path) == content
+    handle = subject.open(path)
+    assert subject.pread(handle, 10, size - 1) == content[-1:]
+    assert subject.pread(handle, 10, size) == b""
+    assert subject.pread(handle, 10, size + 10**6) == b""
+    subject.close(handle)
+
+
+def test_statvfs_is_the_source_s_and_nothing_can_be_written(subject: Subject, tree: Tree) -> None:
+    found, real = subject.statvfs(), os.statvfs(tree.root)
+    assert (found.f_blocks, found.f_frsize, found.f_namemax) == (real.f_blocks, real.f_frsize, real.f_namemax)
+    if isinstance(subject, OnMount):
+        assert found.f_bavail == 0
+
+
+def test_extended_attributes(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"file", b"12345")
+    os.setxattr(tree.real(b"file"), "user.label", b"cat\0\xff")
+    os.mkdir(tree.real(b"dir"))
+    os.setxattr(tree.real(b"dir"), "user.split", b"train")
+    assert subject.getxattr(path, "user.label") == b"cat\0\xff"
+    assert subject.getxattr(path, "user.spiderfs.state") == b"uncached"
+    assert subject.getxattr(path, "user.spiderfs.section") == b"none"
+    assert read(subject, path) == b"12345"
+    assert subject.getxattr(path, "user.spiderfs.state") == b"cached"
+    if isinstance(subject, OnMount):
+        eventually(lambda: subject.getxattr(path, "user.spiderfs.section") == b"samples")
+        assert subject.getxattr(path, "user.spiderfs.score") == b"1"
+    else:
+        assert subject.getxattr(path, "user.spiderfs.section") == b"landing"
+        assert subject.getxattr(path, "user.spiderfs.score") == b"none"
+    shown = subject.lstat(path)
+    assert subject.getxattr(path, "user.spiderfs.inode") == b"%d" % shown.inode
+    assert subject.getxattr(path, "user.spiderfs.version") == b"5 %d" % shown.mtime_ns
+    own = {f"user.spiderfs.{name}" for name in ("state", "section", "score", "inode", "version")}
+    assert set(subject.listxattr(path)) == own | {"user.label"}
+    assert subject.listxattr(tree.shown(b"dir")) == ["user.split"]
+    assert subject.getxattr(tree.shown(b"dir"), "user.split") == b"train"
+    for absent in ("user.none", "user.spiderfs.none", "trusted.x", "security.capability"):
+        assert error_of(subject.getxattr, path, absent) == errno.ENODATA
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_nothing_can_be_changed(subject: Subject, tree: Tree, what: str) -> None:
+    path = tree.put(b"dir/file", b"as it was")
+    os.setxattr(tree.real(b"dir/file"), "user.old", b"v")
+    before = subject.lstat(path)
+    assert error_of(subject.change, what, path) == errno.EROFS
+    assert subject.lstat(path) == before
+    assert read(subject, path) == b"as it was"
+    assert os.listdir(tree.real(b"dir")) == [b"file"]
+
+
+# -- what changes at the source
+
+
+def test_a_name_that_did_not_exist_is_asked_again_after_a_moment(subject: Subject, tree: Tree) -> None:
+    os.mkdir(tree.real(b"dir"))
+    path = tree.shown(b"dir/late")
+    assert error_of(subject.lstat, path) == errno.ENOENT
+    tree.put(b"dir/late", b"here now")
+    assert eventually(lambda: _read_or_none(subject, path)) == b"here now"
+
+
+def test_a_new_file_is_listed(subject: Subject, tree: Tree) -> None:
+    tree.put(b"dir/old")
+    assert set(subject.scan(tree.shown(b"dir"))) == {b"old"}
+    tree.put(b"dir/new", b"x")
+    assert eventually(lambda: len(found := set(subject.scan(tree.shown(b"dir")))) == 2 and found) == {b"old", b"new"}
+
+
+def test_a_removed_file_goes_from_names_and_listing(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"dir/going", b"x")
+    tree.put(b"dir/staying", b"x")
+    assert read(subject, path) == b"x"
+    assert len(subject.scan(tree.shown(b"dir"))) == 2
+    os.unlink(tree.real(b"dir/going"))
+    eventually(lambda: set(subject.scan(tree.shown(b"dir"))) == {b"staying"})
+    eventually(lambda: _read_or_none(subject, path) is None)
+    assert error_of(subject.lstat, path) == errno.ENOENT
+
+
+def test_a_removed_directory_goes_with_all_below(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"dir/below/file", b"x")
+    assert read(subject, path) == b"x"
+    os.rename(tree.real(b"dir"), tree.real(b"gone"))
+    eventually(lambda: _read_or_none(subject, path) is None)
+    assert read(subject, tree.shown(b"gone/below/file")) == b"x"
+    eventually(lambda: set(subject.scan(tree.shown())) == {b"gone"})
+
+
+def test_a_changed_file_is_a_new_inode_with_new_bytes(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"file", b"old bytes")
+    before = subject.lstat(path)
+    assert read(subject, path) == b"old bytes"
+    tree.put(b"file", b"new bytes, and more of them")
+    eventually(lambda: subject.lstat(path).inode != before.inode)
+    after = subject.lstat(path)
+    assert (after.size, after.mtime_ns > before.mtime_ns) == (27, True)
+    assert read(subject, path) == b"new bytes, and more of them"
+    assert subject.scan(tree.shown())[b"file"] == after
+
+
+def test_a_changed_file_of_the_same_size_is_a_new_inode(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"file", b"aaaa")
+    assert read(subject, path) == b"aaaa"
+    before = subject.lstat(path).inode
+    tree.put(b"file", b"bbbb")
+    eventually(lambda: read(subject, path) == b"bbbb")
+    assert subject.lstat(path).inode != before
+
+
+def test_an_open_handle_keeps_its_version(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"file", b"old bytes")
+    handle = subject.open(path)
+    tree.put(b"file", b"new bytes!")
+    assert eventually(lambda: read(subject, path) == b"new bytes!")
+    assert subject.pread(handle, 100, 0) == b"old bytes"
+    assert subject.fstat(handle).size == 9
+    subject.close(handle)
+
+
+def test_an_old_handle_whose_bytes_are_gone_is_stale(subject: Subject, tree: Tree) -> None:
+    """A file of more than sample_max_bytes is read by blocks; the last lies beyond the read-ahead of the first."""
+    content = bytes_of(12 << 20)
+    path = tree.put(b"large", content)
+    handle = subject.open(path)
+    try:
+        assert subject.pread(handle, 4096, 0) == content[:4096]
+        tree.put(b"large", content[::-1])
+        assert error_of(subject.pread, handle, 4096, 11 << 20) == errno.ESTALE
+        assert subject.pread(handle, 4096, 0) == content[:4096]
+    finally:
+        subject.close(handle)
+    assert read(subject, path) == content[::-1]
+
+
+def test_an_open_is_never_stale(subject: Subject, tree: Tree) -> None:
+    """The old version is still believed in and its bytes were never fetched: the open asks for the name once more."""
+    for number in range(5):
+        path = tree.put(b"%d" % number, b"old")
+        before = subject.lstat(path)
+        tree.put(b"%d" % number, b"newer")
+        assert read(subject, path) == b"newer"
+        assert subject.lstat(path).inode != before.inode
+
+
+def test_a_file_that_becomes_a_directory_and_back(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"name", b"a file")
+    assert read(subject, path) == b"a file"
+    os.unlink(tree.real(b"name"))
+    tree.put(b"name/inside", b"in it")
+    eventually(lambda: stat.S_ISDIR(subject.lstat(path).mode))
+    assert read(subject, path + b"/inside") == b"in it"
+    os.unlink(tree.real(b"name/inside"))
+    os.rmdir(tree.real(b"name"))
+    tree.put(b"name", b"again")
+    eventually(lambda: _read_or_none(subject, path) == b"again")
+    assert stat.S_ISREG(subject.lstat(path).mode)
+
+
+def _read_or_none(subject: Subject, path: bytes) -> bytes | None:
+    """The bytes, or None where there is no such file (any more); any other failure is the test's."""
+    try:
+        return read(subject, path)
+    except OSError as exc:
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ESTALE):
+            return None
+        raise
+
+
+# -- options that a subject is made with
+
+
+def test_owner_and_modes_can_be_replaced(kind: str, tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "source")
+    tree.put(b"dir/file", b"x")
+    os.symlink("file", tree.real(b"dir/link"))
+    overrides = {"uid": os.getuid() + 1, "gid": os.getgid() + 1, "file_mode": 0o440, "dir_mode": 0o550}
+    with subject_of(kind, Path(os.fsdecode(tree.root)), tmp_path / "subject", **overrides) as subject:
+        file, directory = subject.lstat(b"dir/file"), subject.lstat(b"dir")
+        assert (file.mode, directory.mode) == (stat.S_IFREG | 0o440, stat.S_IFDIR | 0o550)
+        assert {(found.uid, found.gid) for found in (file, directory, subject.lstat(b""))} == {
+            (overrides["uid"], overrides["gid"])
+        }
+        assert subject.lstat(b"dir/link").mode == os.lstat(tree.real(b"dir/link")).st_mode
+        assert subject.scan(b"dir")[b"file"] == file
+
+
+def test_a_name_that_is_believed_for_ever_is_asked_again_when_its_version_is_gone(kind: str, tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "source")
+    tree.put(b"small", b"old")
+    tree.put(b"large", bytes_of(12 << 20))
+    with subject_of(kind, tmp_path / "source", tmp_path / "subject", ttl=math.inf) as subject:
+        small, large = b"small", b"large"
+        subject.lstat(small)
+        handle = subject.open(large)
+        tree.put(small, b"newer")
+        tree.put(large, bytes_of(12 << 20, seed=1))
+        assert read(subject, small) == b"newer"
+        try:
+            assert error_of(subject.pread, handle, 4096, 11 << 20) == errno.ESTALE
+        finally:
+            subject.close(handle)
+        assert read(subject, large) == bytes_of(12 << 20, seed=1)
+
+
+def test_the_limit_between_small_and_large_files(kind: str, tmp_path: Path) -> None:
+    limit = 3 << 20
+    tree = Tree(tmp_path, "source")
+    contents = {b"below": bytes_of(limit - 1), b"at": bytes_of(limit), b"above": bytes_of(limit + 1)}
+    for name, content in contents.items():
+        tree.put(name, content)
+    with subject_of(kind, Path(os.fsdecode(tree.root)), tmp_path / "subject", sample_max_bytes=limit) as subject:
+        for name, content in contents.items():
+            handle = subject.open(name)
+            state = b"uncached" if name == b"above" else b"cached"
+            assert subject.getxattr(name, "user.spiderfs.state") == state
+            subject.close(handle)
+            assert read(subject, name) == content
+            eventually(lambda name=name: subject.getxattr(name, "user.spiderfs.state") == b"cached")

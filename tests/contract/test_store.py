@@ -1,0 +1,452 @@
+"""What every store must do, run against LMDB's and the one in memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spiderfs.store.content import LmdbContent
+from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.records import LmdbRecords
+from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member, Records
+
+PATIENCE_S = 20.0
+
+
+def made(kind: str, path: Path) -> Content:
+    if kind == "memory":
+        return MemoryContent()
+    path.mkdir(exist_ok=True)
+    return LmdbContent(path)
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def content(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Content]:
+    content = made(request.param, tmp_path / "content")
+    content.set_capacity(1000)
+    yield content
+    content.close()
+
+
+def held(content: Content, key: ContentKey) -> bytes | None:
+    """The payload as bytes; no view and no read transaction stays open."""
+    payload = content.read(key)
+    copied = None if payload is None else bytes(payload)
+    content.end_read()
+    return copied
+
+
+A, B, C = ContentKey(1), ContentKey(2), ContentKey(2, 1)
+
+# -- content, by example
+
+
+def test_a_new_store_is_empty_and_takes_nothing(tmp_path: Path) -> None:
+    for kind in ("memory", "lmdb"):
+        content = made(kind, tmp_path / "new")
+        assert content.usage() == (0, 0, 0, 0, 0)
+        assert list(content.members()) == []
+        assert not content.land(A, b"x")
+        content.close()
+
+
+def test_what_landed_can_be_read(content: Content) -> None:
+    assert not content.has(A)
+    assert content.read(A) is None
+    assert content.member(A) is None
+    content.end_read()
+    assert content.land(A, b"alpha")
+    assert content.has(A)
+    assert held(content, A) == b"alpha"
+    assert content.member(A) == Member(A, 5, LANDING, 0.0)
+    assert content.usage() == (5, 1, 0, 0, 1000)
+
+
+def test_a_file_and_its_blocks_are_different_records(content: Content) -> None:
+    content.land(B, b"whole")
+    assert not content.has(C)
+    content.end_read()
+    content.land(C, b"block")
+    assert (held(content, B), held(content, C)) == (b"whole", b"block")
+
+
+def test_landing_drops_what_landed_first(content: Content) -> None:
+    for inode in range(1, 6):
+        assert content.land(ContentKey(inode), bytes(250))
+    assert [member.key.inode for member in content.members()] == [2, 3, 4, 5]
+    assert content.usage().used_bytes == 1000
+
+
+def test_what_is_kept_is_not_pushed_out(content: Content) -> None:
+    content.land(A, bytes(600))
+    assert content.apply((), [Keep(A, "samples", 2.5)]) == []
+    assert content.member(A) == Member(A, 600, "samples", 2.5)
+    assert content.land(B, bytes(400))
+    assert content.land(C, bytes(300))
+    assert [member.key for member in content.members()] == [A, C]
+    assert not content.land(ContentKey(9), bytes(401))
+    assert content.usage() == (300, 1, 600, 1, 1000)
+
+
+def test_a_refused_record_pushes_nothing_out(content: Content) -> None:
+    content.land(A, bytes(600))
+    content.apply((), [Keep(A, "samples")])
+    content.land(B, bytes(100))
+    assert not content.land(C, bytes(500))
+    assert content.has(B)
+    assert not content.has(C)
+
+
+def test_a_keep_too_late_is_told(content: Content) -> None:
+    content.land(A, b"alpha")
+    assert content.apply([A], [Keep(A, "samples"), Keep(B, "samples")]) == [A, B]
+    assert content.usage() == (0, 0, 0, 0, 1000)
+    assert content.apply([A], ()) == []
+
+
+def test_a_record_changes_its_section_without_its_bytes(content: Content) -> None:
+    content.land(A, b"alpha")
+    content.apply((), [Keep(A, "samples", 1.0)])
+    content.apply((), [Keep(A, "hömophily", 3.0)])
+    assert content.member(A) == Member(A, 5, "hömophily", 3.0)
+    assert content.usage() == (0, 0, 5, 1, 1000)
+    assert held(content, A) == b"alpha"
+
+
+def test_landing_again_replaces_the_bytes_where_they_lie(content: Content) -> None:
+    content.land(A, b"alpha")
+    content.apply((), [Keep(A, "samples", 2.0)])
+    content.land(B, b"beta")
+    before = (content.usage(), list(content.members()))
+    assert content.land(A, b"ALPHA")
+    assert content.land(B, b"BETA")
+    assert (content.usage(), list(content.members())) == before
+    assert held(content, A) == b"ALPHA"
+    assert held(content, B) == b"BETA"
+
+
+def test_members_come_in_the_order_of_their_sections(content: Content) -> None:
+    for key in (A, B, C):
+        content.land(key, b"x")
+    content.apply((), [Keep(B, "samples"), Keep(A, "samples")])
+    assert [member.key for member in content.members()] == [C, B, A]
+
+
+def test_a_smaller_budget_empties_landing_first(content: Content) -> None:
+    content.land(A, bytes(300))
+    content.apply((), [Keep(A, "samples")])
+    content.land(B, bytes(300))
+    content.land(C, bytes(300))
+    content.set_capacity(600)
+    assert [member.key for member in content.members()] == [A, C]
+    content.set_capacity(200)
+    assert [member.key for member in content.members()] == [A], "kept records are the engine's to drop"
+    assert not content.land(B, b"x")
+    content.apply([A], ())
+    assert content.land(B, bytes(200))
+    assert content.usage() == (200, 1, 0, 0, 200)
+
+
+def test_a_view_outlives_its_record_until_the_read_ends(content: Content) -> None:
+    payload = bytes(range(250)) * 2
+    content.land(A, payload)
+    view = content.read(A)
+    assert view is not None
+
+    def push_out() -> None:
+        for inode in range(100, 200):
+            content.land(ContentKey(inode), bytes([inode]) * 500)
+
+    thread = threading.Thread(target=push_out)
+    thread.start()
+    thread.join()
+    assert content.member(A) is None
+    assert bytes(view) == payload
+    del view
+    content.end_read()
+    assert not content.has(A)
+    content.end_read()
+    content.end_read()
+
+
+def test_an_empty_payload_is_a_record(content: Content) -> None:
+    assert content.land(A, b"")
+    assert content.has(A)
+    assert held(content, A) == b""
+
+
+# -- content, against a model
+
+KEYS = st.builds(ContentKey, st.integers(1, 6), st.integers(0, 1))
+
+
+class ContentMachine(RuleBasedStateMachine):
+    kind = "memory"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._directory = tempfile.TemporaryDirectory()
+        self.content = made(self.kind, Path(self._directory.name))
+        self.members: dict[ContentKey, Member] = {}
+        self.payloads: dict[ContentKey, bytes] = {}
+        self.capacity = 0
+        self.landings = 0
+
+    def teardown(self) -> None:
+        self.content.close()
+        self._directory.cleanup()
+
+    def bytes_in(self, landing: bool) -> int:
+        return sum(member.size for member in self.members.values() if (member.section == LANDING) == landing)
+
+    def remove(self, key: ContentKey) -> None:
+        self.members.pop(key, None)
+        self.payloads.pop(key, None)
+
+    def shrink_landing(self, room: int) -> None:
+        for member in list(self.members.values()):
+            if member.section == LANDING and self.bytes_in(True) + self.bytes_in(False) > room:
+                self.remove(member.key)
+
+    @initialize(capacity=st.integers(0, 3000))
+    def begin(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.content.set_capacity(capacity)
+
+    @rule(key=KEYS)
+    def land(self, key: ContentKey) -> None:
+        # Of one version every payload has the same size; the first byte tells one landing from another.
+        size = key.inode * 100 + key.block
+        self.landings += 1
+        payload = bytes([self.landings % 256]) * size
+        fits = key in self.members or self.bytes_in(False) + size <= self.capacity
+        assert self.content.land(key, payload) == fits
+        if fits:
+            if key not in self.members:
+                self.shrink_landing(self.capacity - size)
+                self.members[key] = Member(key, size, LANDING, 0.0)
+            self.payloads[key] = payload
+
+    @rule(
+        drop=st.lists(KEYS, max_size=3),
+        keep=st.lists(st.tuples(KEYS, st.sampled_from(["samples", "blocks"])), max_size=3),
+    )
+    def apply(self, drop: list[ContentKey], keep: list[tuple[ContentKey, str]]) -> None:
+        for key in drop:
+            self.remove(key)
+        missing = []
+        for key, section in keep:
+            member = self.members.pop(key, None)
+            if member is None:
+                missing.append(key)
+            else:
+                self.members[key] = Member(key, member.size, section, 0.5)
+        assert self.content.apply(drop, [Keep(key, section, 0.5) for key, section in keep]) == missing
+
+    @rule(capacity=st.integers(0, 3000))
+    def resize(self, capacity: int) -> None:
+        # The keeper drops what is kept before it makes the budget smaller.
+        going = []
+        for member in list(self.members.values()):
+            if member.section != LANDING and self.bytes_in(False) > capacity:
+                going.append(member.key)
+                self.remove(member.key)
+        self.content.apply(going, ())
+        self.content.set_capacity(capacity)
+        self.capacity = capacity
+        self.shrink_landing(capacity)
+
+    @rule()
+    def reopen(self) -> None:
+        if self.kind == "lmdb":
+            self.content.close()
+            self.content = made(self.kind, Path(self._directory.name))
+
+    @invariant()
+    def the_budget_is_held(self) -> None:
+        usage = self.content.usage()
+        sizes = {member.key: member.size for member in self.content.members()}
+        assert usage.used_bytes == sum(sizes.values()) <= usage.capacity_bytes == self.capacity
+        assert usage.landing_entries + usage.kept_entries == len(sizes)
+
+    @invariant()
+    def everything_is_as_expected(self) -> None:
+        assert list(self.content.members()) == list(self.members.values())
+        for key, payload in self.payloads.items():
+            assert held(self.content, key) == payload
+        every = {ContentKey(inode, block) for inode in range(1, 7) for block in range(2)}
+        assert {key for key in every if self.content.has(key)} == set(self.members)
+        self.content.end_read()
+
+
+class LmdbMachine(ContentMachine):
+    kind = "lmdb"
+
+
+TestMemoryContentModel = ContentMachine.TestCase
+TestMemoryContentModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLmdbContentModel = LmdbMachine.TestCase
+TestLmdbContentModel.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+
+# -- content of LMDB, between processes
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Run `work` in a child and return its pid; an exception is exit status 1."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return pid
+
+
+def test_two_processes_land_at_once_within_the_budget(tmp_path: Path) -> None:
+    content = LmdbContent(tmp_path)
+    content.set_capacity(50_000)
+    content.close()
+
+    def fill(first: int) -> None:
+        store = LmdbContent(tmp_path)
+        for inode in range(first, first + 300):
+            assert store.land(ContentKey(inode), bytes([first]) * (100 + inode))
+            usage = store.usage()
+            assert usage.used_bytes <= usage.capacity_bytes
+            if inode % 10 == 0:
+                store.apply((), [Keep(ContentKey(inode), "samples")])
+
+    children = [forked(lambda first=first: fill(first)) for first in (1, 2)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    content = LmdbContent(tmp_path)
+    members = list(content.members())
+    usage = content.usage()
+    assert usage.used_bytes == sum(member.size for member in members) <= 50_000
+    assert usage.landing_entries == sum(member.section == LANDING for member in members)
+    for member in members:
+        payload = held(content, member.key)
+        assert payload is not None
+        assert len(payload) == member.size
+    content.close()
+
+
+def test_a_killed_writer_neither_blocks_others_nor_loses_what_it_had_landed(tmp_path: Path) -> None:
+    content = LmdbContent(tmp_path)
+    content.set_capacity(10 << 20)
+    content.close()
+
+    def land_for_ever() -> None:
+        store = LmdbContent(tmp_path)
+        inode = 1
+        while True:
+            store.land(ContentKey(inode), bytes(20_000))
+            store.has(ContentKey(inode))
+            inode += 1
+
+    for kills in range(1, 6):
+        child = forked(land_for_ever)
+        content = LmdbContent(tmp_path)
+        before = content.usage().landing_entries
+        deadline = time.monotonic() + PATIENCE_S
+        while content.usage().landing_entries < min(before + 20, 500) and time.monotonic() < deadline:
+            os.sched_yield()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        landing = threading.Thread(target=content.land, args=(ContentKey(1 << 32, kills), b"x"), daemon=True)
+        landing.start()
+        landing.join(PATIENCE_S)
+        assert not landing.is_alive(), "the dead writer's lock was not freed"
+        assert held(content, ContentKey(1 << 32, kills)) == b"x"
+        content.clear_dead_readers()
+        usage = content.usage()
+        assert usage.used_bytes == sum(member.size for member in content.members()) <= usage.capacity_bytes
+        content.close()
+
+
+# -- records
+
+TABLES = ("one", "two")
+
+
+@pytest.fixture(params=["memory", "lmdb"])
+def records(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Records]:
+    records: Records = MemoryRecords(TABLES) if request.param == "memory" else LmdbRecords(tmp_path, TABLES)
+    yield records
+    records.close()
+
+
+def test_rows_are_put_replaced_and_deleted(records: Records) -> None:
+    assert records.get("one", b"a") is None
+    records.put([("one", b"a", b"1"), ("two", b"a", b"2"), ("one", b"b", b"")])
+    assert (records.get("one", b"a"), records.get("two", b"a"), records.get("one", b"b")) == (b"1", b"2", b"")
+    assert (records.count("one"), records.count("two")) == (2, 1)
+    records.put([("one", b"a", b"3"), ("two", b"a", None), ("two", b"never", None)])
+    assert (records.get("one", b"a"), records.get("two", b"a")) == (b"3", None)
+    assert (records.count("one"), records.count("two")) == (2, 0)
+
+
+def test_the_last_row_of_a_batch_counts(records: Records) -> None:
+    records.put([("one", b"a", b"1"), ("one", b"a", None), ("one", b"a", b"2")])
+    assert records.scan("one", b"", 10) == [(b"a", b"2")]
+
+
+def test_a_batch_that_fails_leaves_no_trace_in_lmdb(tmp_path: Path) -> None:
+    records = LmdbRecords(tmp_path, TABLES)
+
+    def rows() -> Iterator[tuple[str, bytes, bytes | None]]:
+        yield "one", b"a", b"1"
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError):
+        records.put(rows())
+    assert records.get("one", b"a") is None
+    records.put([("one", b"b", b"2")])
+    assert records.count("one") == 1
+    records.close()
+
+
+def test_a_scan_starts_anywhere_and_stays_in_its_table(records: Records) -> None:
+    records.put([("one", bytes([key]), b"%d" % key) for key in (5, 1, 9, 3)])
+    records.put([("two", b"\x04", b"other")])
+    assert records.scan("one", b"\x02", 2) == [(b"\x03", b"3"), (b"\x05", b"5")]
+    assert records.scan("one", b"\x09", 5) == [(b"\x09", b"9")]
+    assert records.scan("one", b"\x0a", 5) == []
+
+
+KEY = st.binary(min_size=1, max_size=3)
+BATCH = st.lists(st.tuples(st.sampled_from(TABLES), KEY, st.none() | st.binary(max_size=4)), max_size=8)
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@settings(max_examples=40, deadline=None)
+@given(batches=st.lists(BATCH, max_size=6), start=KEY, limit=st.integers(1, 5))
+def test_records_are_ordered_dictionaries(
+    kind: str, batches: list[list[tuple[str, bytes, bytes | None]]], start: bytes, limit: int
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        records: Records = MemoryRecords(TABLES) if kind == "memory" else LmdbRecords(Path(directory), TABLES)
+        model: dict[str, dict[bytes, bytes]] = {name: {} for name in TABLES}
+        for batch in batches:
+            records.put(batch)
+            for table, key, value in batch:
+                if value is None:
+                    model[table].pop(key, None)
+                else:
+                    model[table][key] = value
+            for table, rows in model.items():
+                assert records.count(table) == len(rows)
+                expected = sorted((key, value) for key, value in rows.items() if key >= start)
+                assert records.scan(table, start, limit) == expected[:limit]
+        records.close()

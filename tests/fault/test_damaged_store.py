@@ -1,0 +1,183 @@
+"""A cache that is damaged or has no room: readers get the source's bytes, or an error, but never wrong bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from mounting import Mounted, as_root, detach, eventually, mounted
+from reading import readers, together, write_files
+
+SIZES = {f"{number:03d}": 40_000 for number in range(100)} | {"large": (9 << 20) + 5}
+DAMAGE = (
+    "the cache is damaged",
+    r"damaged",
+    "the cache starts empty",
+    r"worker \d+ ended",
+    "the manager ended",
+    "the cache holds other files than thought",
+    "is not known",
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
+def _overwrite(path: Path) -> None:
+    """Random bytes over everything but the first pages."""
+    size = path.stat().st_size
+    random = Random(1)
+    with open(path, "r+b") as file:
+        for offset in range(4 * 4096, size, 4096):
+            if random.random() < 0.3:
+                file.seek(offset)
+                file.write(random.randbytes(4096))
+
+
+def _truncate(path: Path) -> None:
+    # Of the names' file most is a reserve that holds nothing yet.
+    os.truncate(path, min(path.stat().st_size // 3 // 4096, 6) * 4096)
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _scramble_head(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.write(os.urandom(2 * 4096))
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "overwritten": _overwrite,
+    "truncated": _truncate,
+    "emptied": _empty,
+    "without head": _scramble_head,
+}
+
+
+@pytest.mark.parametrize("what", ["content", "names"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_store_damaged_between_mounts_serves_no_wrong_byte(
+    source: Path, tmp_path: Path, what: str, damage: str
+) -> None:
+    wanted = write_files(source, SIZES)
+    cache = tmp_path / "cache"
+    with mounted(source, tmp_path / "m", cache=cache) as mount, readers(1, mount.point, wanted, rounds=1) as one:
+        assert together(one).wrong == []
+    DAMAGES[damage](cache / "store" / what / "data.mdb")
+    with mounted(source, tmp_path / "m", cache=cache, workers=2, allowed=DAMAGE) as mount:
+        with readers(2, mount.point, wanted, rounds=2) as some:
+            seen = together(some)
+        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
+        figures = mount.stats()["metrics"]
+        assert figures["store_rebuilds"] + figures["checksum_failures"] > 0
+
+
+@pytest.mark.parametrize("what", ["content", "names"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
+    source: Path, tmp_path: Path, what: str, damage: str
+) -> None:
+    wanted = write_files(source, SIZES)
+    with mounted(source, tmp_path / "m", workers=2, capacity="16MiB", ttl=0.2, allowed=DAMAGE) as mount:
+        with readers(2, mount.point, wanted) as some:
+            eventually(lambda: mount.metric("opens") > 2 * len(wanted))
+            DAMAGES[damage](mount.cache / "store" / what / "data.mdb")
+            before = mount.metric("opens")
+            eventually(lambda: mount.metric("opens") > before + 2 * len(wanted), what="reads after the damage")
+            seen = together(some)
+        assert seen.wrong == []
+        # A handle that was open while the names were lost cannot be told any more what it means.
+        assert {kind for _, kind, _ in seen.errors} <= {"ESTALE"}
+        with readers(2, mount.point, wanted, rounds=1) as some:
+            seen = together(some)
+        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, size: str) -> Iterator[Path]:
+    place.mkdir()
+    as_root("mount", "-t", "tmpfs", "-o", f"size={size},mode=0777", "tmpfs", place)
+    try:
+        yield place
+    finally:
+        detach(place)
+
+
+FULL = (r"no space left for the cache .*", "no room to keep for names", "could not be written to disk")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_costs_the_cache_and_no_read(source: Path, tmp_path: Path, workers: int) -> None:
+    """What is kept for names (32 MiB) is there; the rest of the disk is less than the files."""
+    wanted = write_files(source, {f"{number:03d}": 200_000 for number in range(150)} | {"large": 20 << 20})
+    with small_disk(tmp_path / "disk", "48M") as disk:
+        cache = disk / "cache"
+        with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=FULL) as mount:
+            with readers(2, mount.point, wanted, rounds=2) as some:
+                seen = together(some)
+            assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
+            assert mount.metric("store_failures") > 0
+            # One warning, however many files do not fit and processes notice.
+            assert len(mount.logged("no space left for the cache|no room to keep for names")) == 1
+            _everything_else_works(mount, wanted)
+            # New names are found too, and the capacity can be lowered to what there is.
+            (source / "new").write_bytes(b"new")
+            assert (mount.point / "new").read_bytes() == b"new"
+
+
+def _everything_else_works(mount: Mounted, wanted: dict[str, str]) -> None:
+    for name in ("stats", "stats.json", "metrics", "config", "cache", "warm", "evict", "version"):
+        assert mount.control(name).read_bytes()
+    assert len(os.listdir(mount.point)) == len(wanted)
+    # What helps must not need the room that it makes.
+    mount.change("capacity", "2MiB")
+    assert "\ncapacity=2MiB" in mount.control("config").read_text()
+    eventually(lambda: mount.metric("used_bytes") <= 2 << 20)
+    assert mount.control("log").read_bytes() is not None
+
+
+def test_a_disk_without_any_room_left_keeps_known_names(source: Path, tmp_path: Path) -> None:
+    """Somebody else fills the disk to the last byte: what is known is read from the source."""
+    wanted = write_files(source, {f"{number:03d}": 100_000 for number in range(20)})
+    with small_disk(tmp_path / "disk", "80M") as disk:
+        cache = disk / "cache"
+        with mounted(source, tmp_path / "m", cache=cache, ttl=0.05, dir_ttl=0, allowed=FULL) as mount:
+            assert len(list(os.scandir(mount.point))) == len(wanted)
+            eventually(lambda: (cache / "store/names/data.mdb").stat().st_size > 32 << 20, what="the reserve")
+            filler = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
+            with contextlib.suppress(OSError):
+                while True:
+                    os.write(filler, bytes(4096))
+            os.close(filler)
+            assert os.statvfs(disk).f_bavail == 0
+            with readers(2, mount.point, wanted, rounds=2) as some:
+                seen = together(some)
+            assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
+            assert mount.manager()
+            assert mount.control("stats").read_bytes()
+            (disk / "filler").unlink()
+            assert (mount.point / "000").stat().st_size == 100_000
+        assert mount.logged("no space left")
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(source: Path, tmp_path: Path) -> None:
+    from mounting import run_spiderfs
+
+    (tmp_path / "file").write_text("in the way")
+    point = tmp_path / "mnt"
+    point.mkdir()
+    done = run_spiderfs("mount", source, point, "-o", f"cache_dir={tmp_path}/file/cache")
+    assert done.returncode == 1
+    assert done.stderr.startswith("spiderfs: ")
+    assert done.stderr.count("\n") == 1
+    assert os.strerror(errno.ENOTDIR) in done.stderr

@@ -1,0 +1,170 @@
+"""A source that fails, hangs or goes away: what is cached is served, what is not ends in an error within the limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mounting import Mounted, eventually, mounted
+from reading import readers, together, write_files
+
+TIMEOUT_S = 1.0
+# Starting threads, the kernel and the interpreter on two busy cores.
+SLACK_S = 4.0
+TROUBLES = ("the source has not answered within", r"the source is gone", r"the source failed", "the source hangs")
+SIZES = {f"{kind}/{number}": 5_000 for kind in ("cached", "other") for number in range(10)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
+@pytest.fixture(params=[1, 2])
+def mount(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Iterator[Mounted]:
+    """Short names, so that every one of them has expired by the time the source fails; the kernel asks each time."""
+    options = {"source.timeout_s": TIMEOUT_S, "source.attempts": 2, "ttl": 0, "negative_ttl": 0, "dir_ttl": 0}
+    with mounted(source, tmp_path / "m", workers=request.param, allowed=TROUBLES, **options) as found:
+        yield found
+
+
+def error_within(limit_s: float, path: Path) -> int:
+    """The errno of reading a file, which must come in time."""
+    began = time.monotonic()
+    with pytest.raises(OSError) as caught:  # noqa: PT011
+        path.read_bytes()
+    assert time.monotonic() - began < limit_s
+    return caught.value.errno or 0
+
+
+def read_all(mount: Mounted, kind: str, wanted: dict[str, str]) -> None:
+    some = {name: digest for name, digest in wanted.items() if name.startswith(kind)}
+    with readers(1, mount.point, some, rounds=1) as one:
+        seen = together(one)
+    assert (seen.wrong, seen.errors, seen.reads) == ([], [], len(some))
+
+
+@pytest.mark.parametrize("fault", ["source.gone", "source.hang"])
+def test_without_its_source_a_mount_serves_what_it_knows(mount: Mounted, source: Path, fault: str) -> None:
+    wanted = write_files(source, SIZES)
+    read_all(mount, "cached", wanted)
+    assert len(os.listdir(mount.point / "cached")) == 10
+    assert len(list(os.scandir(mount.point / "other"))) == 10
+    assert len(os.listdir(mount.point)) == 2
+    mount.change(fault, "on")
+    limit_s = TIMEOUT_S * mount.workers_wanted + SLACK_S
+    allowed = {errno.EIO, errno.ETIMEDOUT}
+    assert error_within(limit_s, mount.point / "other/0") in allowed
+    # Every worker has to find out for itself, in at most one time limit; then nobody waits for what is cached.
+    eventually(lambda: _quick(lambda: read_all(mount, "cached", wanted), SLACK_S / 2))
+    assert sorted(os.listdir(mount.point)) == ["cached", "other"]
+    assert len(os.listdir(mount.point / "cached")) == 10
+    # A name that is known stays, and so do its attributes; one that is not known cannot be said to be missing.
+    assert (mount.point / "other/1").stat().st_size == 5_000
+    assert error_within(limit_s, mount.point / "other/1") in allowed
+    with pytest.raises(OSError) as caught:  # noqa: PT011
+        os.stat(mount.point / "never-seen")
+    assert caught.value.errno in allowed
+    mount.change(fault, "off")
+    eventually(lambda: _reads(mount.point / "other/0"))
+    read_all(mount, "other", wanted)
+    (source / "new").write_bytes(b"after the fault")
+    assert eventually(lambda: _reads(mount.point / "new")) == b"after the fault"
+    eventually(lambda: mount.metric("source_reachable") == 1)
+
+
+def _quick(action: object, limit_s: float) -> bool:
+    began = time.monotonic()
+    action()  # type: ignore[operator]
+    return time.monotonic() - began < limit_s
+
+
+def _reads(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        if exc.errno in (errno.EIO, errno.ETIMEDOUT):
+            return None
+        raise
+
+
+def test_readers_of_one_file_wait_no_longer_together_than_alone(mount: Mounted, source: Path) -> None:
+    write_files(source, SIZES)
+    assert len(list(os.scandir(mount.point / "other"))) == 10
+    mount.change("source.hang", "on")
+    answers: list[tuple[int, float]] = []
+
+    def read() -> None:
+        began = time.monotonic()
+        try:
+            (mount.point / "other/0").read_bytes()
+        except OSError as exc:
+            answers.append((exc.errno or 0, time.monotonic() - began))
+
+    threads = [threading.Thread(target=read) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    mount.change("source.hang", "off")
+    assert len(answers) == 12
+    assert {number for number, _ in answers} <= {errno.EIO, errno.ETIMEDOUT}
+    # A look-up and an open each may use up the limit; a file that another worker asks for is not waited for twice.
+    assert max(seconds for _, seconds in answers) < 2 * TIMEOUT_S + SLACK_S
+
+
+def test_a_hanging_request_goes_on_when_the_source_comes_back(source: Path, tmp_path: Path) -> None:
+    (source / "file").write_bytes(b"late but whole")
+    with mounted(source, tmp_path / "m", **{"source.timeout_s": 60}) as mount:
+        assert (mount.point / "file").stat().st_size == 14
+        mount.change("source.hang", "on")
+        found: list[bytes] = []
+        reader = threading.Thread(target=lambda: found.append((mount.point / "file").read_bytes()))
+        reader.start()
+        eventually(lambda: mount.metric("source_requests") >= 1)
+        assert found == []
+        mount.change("source.hang", "off")
+        reader.join(30)
+        assert found == [b"late but whole"]
+
+
+def test_passing_errors_are_retried_and_nobody_sees_them(source: Path, tmp_path: Path) -> None:
+    wanted = write_files(source, {f"{number}": 20_000 for number in range(60)} | {"large": 10 << 20})
+    options = {"source.error_rate": 0.2, "source.attempts": 10, "source.timeout_s": 60}
+    with mounted(source, tmp_path / "m", workers=2, **options) as mount:
+        with readers(2, mount.point, wanted, rounds=1) as some:
+            seen = together(some)
+        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
+        assert mount.metric("source_retries") > 5
+        assert mount.metric("source_errors") == 0
+
+
+def test_a_source_that_always_fails_gives_an_error_and_no_hang(source: Path, tmp_path: Path) -> None:
+    write_files(source, SIZES)
+    options = {"source.attempts": 2, "source.timeout_s": 20}
+    with mounted(source, tmp_path / "m", allowed=TROUBLES, **options) as mount:
+        assert len(list(os.scandir(mount.point / "cached"))) == 10
+        mount.change("source.error_rate", 1)
+        # Two attempts and the pause between them, not the time limit.
+        assert error_within(SLACK_S, mount.point / "cached/0") == errno.EIO
+        mount.change("source.error_rate", 0)
+        assert len((mount.point / "cached/0").read_bytes()) == 5_000
+
+
+def test_a_slow_source_is_only_slow(source: Path, tmp_path: Path) -> None:
+    wanted = write_files(source, {"a": 50_000, "b": 100_000})
+    with mounted(source, tmp_path / "m", **{"source.latency_ms": 300, "source.bandwidth": "500kB"}) as mount:
+        with readers(1, mount.point, wanted, rounds=1) as one:
+            seen = together(one)
+        assert (seen.wrong, seen.errors) == ([], [])
+        # 150 kB at 500 kB/s, and per file a look-up and a read of 0.3 s each; the second time there is nothing to wait.
+        assert mount.metric("stall_microseconds") > 2 * 300_000
+        assert seen.longest_s > 0.3
+        with readers(1, mount.point, wanted, rounds=1) as one:
+            assert together(one).longest_s < 0.3

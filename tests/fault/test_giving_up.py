@@ -1,0 +1,52 @@
+"""A mount whose processes cannot live ends, and says where the reason is to be found."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from mounting import eventually, mounted, mounts_at
+
+SPIDERFS = Path(sys.executable).with_name("spiderfs")
+# Less than LMDB's map, so that no process can open the store.
+ADDRESS_SPACE_BYTES = 1 << 41
+
+
+def limit_address_space() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+
+
+def test_a_mount_that_cannot_begin_fails_and_names_its_log(tmp_path: Path) -> None:
+    source, point, log = tmp_path / "source", tmp_path / "mnt", tmp_path / "log"
+    source.mkdir()
+    point.mkdir()
+    done = subprocess.run(
+        [SPIDERFS, "mount", source, point, "-o", f"cache_dir={tmp_path}/cache,log_file={log}"],
+        preexec_fn=limit_address_space,
+        check=False,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert f"the log {log} says why" in done.stderr
+    assert "Cannot allocate memory" in log.read_text()
+    eventually(lambda: mounts_at(point) == 0, what="the mount to be gone")
+
+
+def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with mounted(source, tmp_path / "m", allowed=(r".* ended \(signal 9\)", "giving up, the log .* says why")) as mount:
+        for deaths in range(1, 21):
+            worker = mount.workers()[0]
+            os.kill(worker, signal.SIGKILL)
+            if deaths < 20:
+                eventually(lambda worker=worker: mount.workers() != [worker], what="another worker")
+        eventually(lambda: mounts_at(mount.point) == 0, what="the mount to be gone")
+        eventually(lambda: mount.logged("giving up"), what="the reason in the log")

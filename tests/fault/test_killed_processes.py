@@ -1,0 +1,180 @@
+"""Processes of a mount that die: readers must not notice a worker or the manager, and never hang."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+from mounting import PATIENCE_S, Mounted, eventually, is_running, mounted, mounts_at, run_spiderfs
+from reading import readers, together, write_files
+
+FILES = 60
+# Small ones, one of the kernel's largest READ, and one that is read by blocks.
+SIZES = {f"dir{number % 3}/{number}": 3_000 + number * 997 for number in range(FILES)} | {
+    "large": (9 << 20) + 17,
+    "medium": 1 << 20,
+}
+# A read waits for a new worker (fork and start: 0.1 s idle, 1 s on two busy cores) some times over, when it is killed
+# again before it has answered. Beyond this it is a hang.
+LONGEST_READ_S = 15.0
+# What the kernel, the source's thread and the readers themselves may add on two busy cores.
+LONGEST_QUIET_READ_S = 5.0
+CLEANED = "took away what a crash had left mounted"
+RESTARTS = (r"worker \d+ ended \(signal 9\)", r"the manager ended \(signal 9\)")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
+@pytest.mark.parametrize(("workers", "latency_ms"), [(1, 0), (2, 0), (2, 10)])
+def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, workers: int, latency_ms: int) -> None:
+    """With a slow source a killed worker always leaves requests behind; without, it dies between and in them."""
+    wanted = write_files(source, SIZES)
+    random = Random(workers)
+    kills = 15  # fewer than the 20 deaths a minute at which the supervisor gives up
+    options = {"ttl": 0.05, "capacity": "8MiB", "policy": "lru", "source__latency_ms": latency_ms}
+    with mounted(source, tmp_path / "m", workers=workers, allowed=RESTARTS, **options) as mount:
+        with readers(8, mount.point, wanted) as all_readers:
+            for _ in range(kills):
+                before = mount.metric("opens")
+                os.kill(random.choice(mount.workers()), signal.SIGKILL)
+                eventually(lambda before=before: mount.metric("opens") > before + 3, what="reads after the kill")
+            seen = together(all_readers)
+        assert seen.wrong == []
+        assert seen.errors == []
+        assert seen.reads > 8 * len(SIZES)
+        assert seen.longest_s < LONGEST_READ_S
+        assert mount.metric("worker_restarts") == kills
+        assert mount.metric("resends") >= 1
+
+
+def test_the_manager_may_die(source: Path, tmp_path: Path) -> None:
+    wanted = write_files(source, SIZES)
+    with mounted(source, tmp_path / "m", workers=2, allowed=RESTARTS, capacity="6MiB", policy="lru") as mount:
+        with readers(4, mount.point, wanted) as all_readers:
+            for round_ in range(2):
+                eventually(lambda: mount.metric("admitted") > 0)
+                before, first = mount.metric("admitted"), mount.manager()
+                os.kill(first, signal.SIGKILL)
+                opened = (mount.point / "medium").read_bytes()
+                assert len(opened) == SIZES["medium"]
+                eventually(lambda first=first: mount.manager() != first)
+                eventually(lambda before=before: mount.metric("admitted") > before, what="admissions")
+                assert mount.metric("manager_restarts") == round_ + 1
+            seen = together(all_readers)
+        assert (seen.wrong, seen.errors) == ([], [])
+        assert seen.longest_s < LONGEST_READ_S
+        usage = mount.stats()
+        assert usage["used_bytes"] <= usage["capacity_bytes"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
+    source: Path, tmp_path: Path, workers: int
+) -> None:
+    wanted = write_files(source, SIZES)
+    cache = tmp_path / "cache"
+    with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as mount:
+        pids = [*mount.workers(), mount.manager()]
+        with readers(4, mount.point, wanted) as all_readers:
+            mount.supervisor.signal(signal.SIGKILL)
+            # No input is closed: each reader must end by the error that it gets.
+            for reader in all_readers:
+                assert reader.process.wait(PATIENCE_S) == 0
+            seen = together(all_readers)
+        assert seen.wrong == []
+        assert {kind for _, kind, _ in seen.errors} <= {"ENOTCONN", "ECONNABORTED", "EIO"}
+        assert len(seen.errors) >= 4
+        assert max(seconds for _, _, seconds in seen.errors) < LONGEST_READ_S
+        assert not any(is_running(pid) for pid in pids)
+        assert mount.supervisor.ended(PATIENCE_S)
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            os.stat(mount.point)
+        assert caught.value.errno == errno.ENOTCONN
+        assert "its daemon has gone" in run_spiderfs("status").stdout
+        with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as again:
+            assert mounts_at(again.point) == 1
+            with readers(2, again.point, wanted, rounds=1) as all_readers:
+                seen = together(all_readers)
+            assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(SIZES))
+
+
+_VICTIM = """
+import os, sys, threading
+def read(path):
+    while True:
+        with open(path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.read()
+for path in sys.argv[1:]:
+    threading.Thread(target=read, args=[path]).start()
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_no_worker_freezes_when_requests_vanish(source: Path, tmp_path: Path, workers: int) -> None:
+    """Readers that are killed take their requests out of the queue between a worker's look and its read(2)."""
+    wanted = write_files(source, SIZES)
+    paths = [name for name in wanted if name != "large"][:8]
+    with mounted(source, tmp_path / "m", workers=workers, ttl=0.01) as mount:
+        pids = mount.workers()
+        with readers(2, mount.point, wanted) as all_readers:
+            for _ in range(25):
+                victim = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _VICTIM, *(mount.point / name for name in paths)]
+                )
+                try:
+                    before = mount.metric("reads")
+                    eventually(lambda before=before: mount.metric("reads") > before + 20)
+                finally:
+                    victim.kill()
+                    victim.wait()
+            seen = together(all_readers)
+        assert (seen.wrong, seen.errors) == ([], [])
+        assert seen.longest_s < LONGEST_QUIET_READ_S
+        assert mount.workers() == pids
+        assert _all_workers_idle(mount)
+
+
+def _all_workers_idle(mount: Mounted) -> bool:
+    """Whether every worker sleeps in epoll: one frozen in read(2) of the FUSE descriptor would sit there for good."""
+    for pid in mount.workers():
+        eventually(
+            lambda pid=pid: (
+                "epoll" in Path(f"/proc/{pid}/wchan").read_text()
+                or Path(f"/proc/{pid}/syscall").read_text().split()[0] == "232"
+            ),
+            what=f"worker {pid} in epoll",
+        )
+    return True
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_no_read_waits_long_under_light_or_heavy_load(source: Path, tmp_path: Path, workers: int) -> None:
+    wanted = write_files(source, SIZES)
+    with mounted(source, tmp_path / "m", workers=workers, ttl=0.01, read_ahead=2) as mount:
+        with readers(1, mount.point, wanted, rounds=3) as light:
+            seen = together(light)
+        assert (seen.wrong, seen.errors) == ([], [])
+        assert seen.longest_s < LONGEST_QUIET_READ_S
+        # One request at a time with pauses: who freezes does so when another worker has taken the only request.
+        longest_s = 0.0
+        for name in wanted:
+            began = time.monotonic()
+            os.stat(mount.point / name)
+            longest_s = max(longest_s, time.monotonic() - began)
+        with readers(12, mount.point, wanted, rounds=3) as heavy:
+            seen = together(heavy)
+        assert (seen.wrong, seen.errors) == ([], [])
+        assert seen.reads == 12 * 3 * len(SIZES)
+        assert max(longest_s, seen.longest_s) < LONGEST_QUIET_READ_S

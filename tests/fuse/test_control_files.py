@@ -1,0 +1,221 @@
+"""The files under MOUNTPOINT/.spiderfs, as a user meets them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import select
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mounting import Mounted, eventually, mounted, run_spiderfs
+from reading import write_files
+
+from spiderfs import __version__
+from spiderfs.metrics import COUNTERS, GAUGES, HISTOGRAMS
+
+FILES = {
+    "stats": 0o444,
+    "stats.json": 0o444,
+    "metrics": 0o444,
+    "config": 0o600,
+    "cache": 0o444,
+    "warm": 0o600,
+    "evict": 0o600,
+    "log": 0o444,
+    "hook": 0o444,
+    "version": 0o444,
+}
+SIZES = {f"{part}/{kind}/{number}.bin": 4_000 for part in ("train", "val") for kind in "ab" for number in range(5)}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    write_files(source, SIZES)
+    return source
+
+
+@pytest.fixture(params=[1, 2])
+def mount(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Iterator[Mounted]:
+    with mounted(source, tmp_path / "m", workers=request.param, capacity="10MiB") as found:
+        yield found
+
+
+def read_files(mount: Mounted, *names: str) -> None:
+    for name in names or SIZES:
+        assert len((mount.point / name).read_bytes()) == SIZES[name]
+
+
+def write(path: Path, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def cached(mount: Mounted) -> set[str]:
+    return {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
+
+
+def test_they_are_hidden_and_have_their_modes(mount: Mounted) -> None:
+    assert sorted(os.listdir(mount.point)) == ["train", "val"]
+    assert [name for _, names, _ in os.walk(mount.point) for name in names if "spiderfs" in name] == []
+    directory = mount.point / ".spiderfs"
+    assert stat.S_ISDIR(directory.stat().st_mode)
+    found = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in os.scandir(directory)}
+    assert found == FILES
+    assert {name: stat.S_IMODE((directory / name).stat().st_mode) for name in FILES} == FILES
+    with pytest.raises(FileNotFoundError):
+        (directory / "nothing").stat()
+    for name, mode in FILES.items():
+        if mode == 0o444:
+            with pytest.raises(OSError) as caught:  # noqa: PT011
+                os.open(directory / name, os.O_WRONLY)
+            assert caught.value.errno == errno.EROFS
+
+
+def test_stats_for_people_programs_and_prometheus(mount: Mounted, source: Path) -> None:
+    read_files(mount)
+    read_files(mount)
+    stats = eventually(lambda: found if (found := mount.stats())["sections"].get("samples") else None)
+    assert stats["source"] == str(source)
+    assert stats["mountpoint"] == str(mount.point)
+    assert stats["workers"] == mount.workers_wanted
+    assert stats["pid"] == mount.supervisor.pid
+    assert stats["metrics"]["opens"] == 2 * len(SIZES)
+    assert stats["metrics"]["opens_hit"] == len(SIZES)
+    assert stats["metrics"]["origin_bytes"] == stats["used_bytes"] == sum(SIZES.values())
+    assert json.loads(mount.control("stats.json").read_text())["cache_dir"] == str(mount.cache)
+    text = mount.control("stats").read_text()
+    assert re.search(r"^opens +40, 50\.0% served without waiting for the source$", text, re.MULTILINE)
+    metrics = mount.control("metrics").read_text()
+    for definition in (*COUNTERS, *GAUGES, *HISTOGRAMS):
+        assert re.search(rf"^spiderfs_{definition.name}(_total|_bucket)?[ {{]", metrics, re.MULTILINE), definition.name
+    assert f"spiderfs_opens_total {2 * len(SIZES)}.0" in metrics
+    assert mount.control("version").read_text() == f"{__version__}\n"
+    assert mount.control("hook").read_text().rstrip("\n").endswith("hook.sock")
+
+
+def test_config_shows_every_option_and_changes_the_live_ones(mount: Mounted) -> None:
+    read_files(mount)
+    eventually(lambda: len(cached(mount)) == len(SIZES))
+    shown = mount.control("config").read_text()
+    assert f"\nworkers={mount.workers_wanted}  #" in shown
+    write(mount.control("config"), "capacity=40kB\npolicy=lru\n")
+    after = mount.stats()
+    assert (after["capacity_bytes"], after["policy"]) == (40_000, "lru")
+    assert after["used_bytes"] <= 40_000
+    assert "\ncapacity=40kB" in mount.control("config").read_text()
+    # The policy is in effect: what was read last is kept, what was read longest ago has gone.
+    eventually(lambda: _keeps_the_last_read(mount))
+    assert run_spiderfs("config", mount.point, "capacity=1MiB").returncode == 0
+    assert mount.stats()["capacity_bytes"] == 1 << 20
+
+
+def _keeps_the_last_read(mount: Mounted) -> bool:
+    names = sorted(SIZES)
+    # Workers report every 20 ms and not in step, so a little later is what counts as later.
+    read_files(mount, *names)
+    read_files(mount, names[-1])
+    found = cached(mount)
+    return names[-1] in found and names[0] not in found
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("workers=3", "workers cannot be changed while mounted"),
+        ("capacity=lots", "capacity"),
+        ("polcy=lru", "did you mean policy"),
+        ("policy=best", "policy"),
+        ("nonsense", "write name=value"),
+    ],
+)
+def test_a_refused_change_says_why(mount: Mounted, line: str, reason: str) -> None:
+    before = mount.stats()
+    fd = os.open(mount.control("config"), os.O_WRONLY)
+    try:
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            os.write(fd, f"{line}\n".encode())
+        assert caught.value.errno == errno.EINVAL
+    finally:
+        os.close(fd)
+    assert reason in mount.control("config").read_text()
+    assert mount.stats()["capacity_bytes"] == before["capacity_bytes"]
+    if "=" in line:
+        done = run_spiderfs("config", mount.point, line)
+        assert done.returncode == 1
+        assert reason in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_warm_and_evict(mount: Mounted) -> None:
+    assert cached(mount) == set()
+    write(mount.control("warm"), "train/a\nval/*/0.bin\n")
+    wanted = {name for name in SIZES if name.startswith("train/a/")} | {"val/a/0.bin", "val/b/0.bin"}
+    eventually(lambda: cached(mount) == wanted)
+    progress = eventually(lambda: text if (text := mount.control("warm").read_text()).startswith("idle") else "")
+    assert "7 files found, 7 fetched (28000 bytes), 0 cached before, 0 failed" in progress
+    write(mount.control("warm"), f"{mount.point}/train/a/0.bin\n")
+    eventually(lambda: "1 files found, 0 fetched (0 bytes), 1 cached before" in mount.control("warm").read_text())
+    read_files(mount, *wanted)
+    assert mount.metric("opens_hit") == len(wanted)
+    write(mount.control("evict"), "**/0.bin\n")
+    eventually(lambda: cached(mount) == {name for name in wanted if not name.endswith("/0.bin")})
+    assert mount.control("evict").read_text() == "3 records evicted by the last request\n"
+    write(mount.control("evict"), "train\n")
+    eventually(lambda: cached(mount) == set())
+    assert mount.stats()["used_bytes"] == 0
+    read_files(mount)
+
+
+def test_a_long_list_of_files_can_be_warmed(mount: Mounted) -> None:
+    """Longer than the kernel's largest write, so that lines are cut between two of them."""
+    lines = [f"absent/{'x' * 100}{number}" for number in range(3000)]
+    write(mount.control("warm"), "\n".join([*lines[:1500], *SIZES, *lines[1500:]]) + "\n")
+    eventually(lambda: cached(mount) == set(SIZES))
+
+
+def test_the_log_shows_accesses_and_can_be_followed(mount: Mounted) -> None:
+    read_files(mount, "train/a/0.bin")
+    assert eventually(lambda: re.search(r" fetched +4000 pid=\d+ train/a/0\.bin", mount.control("log").read_text()))
+    with subprocess.Popen(
+        ["tail", "-n", "+1", "-f", mount.control("log")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as follower:
+        try:
+            assert follower.stdout is not None
+            pipe = follower.stdout.fileno()
+            seen = b""
+
+            def shows(text: bytes) -> bool:
+                nonlocal seen
+                while select.select([pipe], [], [], 0)[0]:
+                    seen += os.read(pipe, 65536)
+                return text in seen
+
+            eventually(lambda: shows(b"train/a/0.bin"))
+            read_files(mount, "val/b/3.bin")
+            eventually(lambda: shows(b"val/b/3.bin"))
+            read_files(mount, "val/b/4.bin")
+            eventually(lambda: shows(b"val/b/4.bin"))
+        finally:
+            follower.kill()
+
+
+def test_a_trace_is_recorded_and_can_be_simulated(source: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "epoch.trace"
+    with mounted(source, tmp_path / "m", trace=trace, capacity="1MiB") as mount:
+        for _ in range(3):
+            read_files(mount)
+        write(mount.control("warm"), "train\n")
+        eventually(lambda: mount.metric("events_folded") >= 3 * len(SIZES))
+    done = run_spiderfs("simulate", trace, "--policy", "all", "--capacity", "50%,100%")
+    assert done.returncode == 0, done.stderr
+    assert f"{3 * len(SIZES)}" in done.stdout
+    assert "belady" in done.stdout
+    # With room for all, two epochs of three are hits.
+    assert re.search(r"66\.7|0\.667", done.stdout)

@@ -1,0 +1,375 @@
+"""Mounting, unmounting, and everything that can stand in the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from mounting import (
+    SPIDERFS,
+    as_root,
+    ending,
+    eventually,
+    is_running,
+    mounted,
+    mounts_at,
+    options_text,
+    run_spiderfs,
+    unmount,
+)
+from reading import readers, together, write_files
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {f"dir/{number}": 50_000 for number in range(20)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_bytes(b"content")
+    return tmp_path / "source"
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], *words: str, status: int = 1) -> None:
+    """The command failed with one line for a person, and no traceback."""
+    assert done.returncode == status, done.stderr
+    assert done.stderr.startswith("spiderfs: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_second_mount_on_the_same_mount_point_is_refused(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m") as mount:
+        done = run_spiderfs("mount", source, mount.point, "-o", f"cache_dir={tmp_path}/other")
+        assert_one_line(done, str(mount.point), "already shows", "spiderfs umount")
+        assert mounts_at(mount.point) == 1
+        assert (mount.point / "file").read_bytes() == b"content"
+
+
+def test_a_second_mount_with_the_same_cache_is_refused(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with mounted(source, tmp_path / "m") as mount:
+        done = run_spiderfs("mount", source, tmp_path / "other", "-o", f"cache_dir={mount.cache}")
+        assert_one_line(done, str(mount.cache), "in use by another mount")
+        assert not mounts_at(tmp_path / "other")
+        assert (mount.point / "file").read_bytes() == b"content"
+
+
+def test_a_cache_of_another_source_is_refused(source: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with mounted(source, tmp_path / "m", cache=cache):
+        pass
+    (tmp_path / "elsewhere").mkdir()
+    done = run_spiderfs("mount", tmp_path / "elsewhere", tmp_path / "m/mnt", "-o", f"cache_dir={cache}")
+    assert_one_line(done, str(cache), "choose another one")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_unmounts(source: Path, tmp_path: Path, number: int) -> None:
+    with mounted(source, tmp_path / "m", workers=2) as mount:
+        pids = [*mount.workers(), mount.manager()]
+        mount.stop(number)
+        assert not mount.is_mounted()
+        assert os.listdir(mount.point) == []
+        assert not any(is_running(pid) for pid in pids)
+
+
+def test_the_foreground_ends_by_ctrl_c_and_logs_to_the_terminal(source: Path, tmp_path: Path) -> None:
+    point, cache = tmp_path / "mnt", tmp_path / "cache"
+    point.mkdir()
+    with (
+        ending(tmp_path, point, cache),
+        subprocess.Popen(
+            [SPIDERFS, "mount", "--foreground", source, point, "-o", f"cache_dir={cache}"],
+            stderr=subprocess.PIPE,
+            text=True,
+            # A process group of its own, as a terminal gives it: Ctrl-C reaches all processes of the mount.
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        ) as daemon,
+    ):
+        eventually(lambda: mounts_at(point))
+        assert (point / "file").read_bytes() == b"content"
+        os.killpg(daemon.pid, signal.SIGINT)
+        _, said = daemon.communicate(timeout=30)
+        assert daemon.returncode == 0, said
+        assert "told to stop by signal 2" in said
+        assert "Traceback" not in said
+        assert not mounts_at(point)
+
+
+def test_umount_and_status(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m") as mount:
+        assert f"{source} on {mount.point}:" in run_spiderfs("status").stdout
+        assert "mount point" in run_spiderfs("status", mount.point).stdout
+        with open(mount.point / "file"):
+            assert_one_line(run_spiderfs("umount", mount.point), "in use")
+        assert (mount.point / "file").read_bytes() == b"content"
+        done = run_spiderfs("umount", mount.point)
+        assert (done.returncode, done.stderr) == (0, "")
+        # umount returns when the daemon has let go of its cache.
+        assert mount.supervisor.ended(1.0)
+        assert_one_line(run_spiderfs("umount", mount.point), "no spiderfs is mounted")
+
+
+def test_an_ordinary_umount_ends_the_daemon(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", workers=4) as mount:
+        unmount(mount.point)
+        assert mount.supervisor.ended(30)
+        assert mount.logged("unmounted")
+
+
+def test_open_files_are_served_for_a_while_after_a_lazy_unmount(source: Path, tmp_path: Path) -> None:
+    content = os.urandom(100_000)
+    (source / "later").write_bytes(content)
+    with mounted(source, tmp_path / "m") as mount:
+        with open(mount.point / "later", "rb", buffering=0) as file:
+            unmount(mount.point, "-l")
+            assert file.read() == content
+        assert mount.supervisor.ended(30)
+
+
+def test_mounting_over_the_source_itself(source: Path, tmp_path: Path) -> None:
+    wanted = write_files(source, SIZES)
+    cache = tmp_path / "cache"
+    with mounted(source, tmp_path / "m", point=source, cache=cache, workers=2, ttl=0) as mount:
+        assert mounts_at(source) == 1
+        with readers(2, source, wanted, rounds=2) as some:
+            seen = together(some)
+        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
+        assert sorted(os.listdir(source)) == ["dir", "file"]
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            (source / "new").write_bytes(b"x")
+        assert caught.value.errno == errno.EROFS
+        assert mount.metric("opens") == 4 * len(wanted)
+    (source / "new").write_bytes(b"x")
+
+
+def test_a_warm_restart_keeps_the_cache_and_its_order(source: Path, tmp_path: Path) -> None:
+    wanted = write_files(source, SIZES)
+    names = sorted(SIZES)
+    cache = tmp_path / "cache"
+    options = {"policy": "lru", "capacity": "2MiB"}
+    with mounted(source, tmp_path / "m", cache=cache, **options) as mount:
+        for name in names:
+            (mount.point / name).read_bytes()
+        # Read again, so that these are the last to be evicted.
+        for name in names[:5]:
+            (mount.point / name).read_bytes()
+        eventually(lambda: mount.stats()["sections"].get("samples", {}).get("entries") == len(names))
+        eventually(lambda: mount.metric("events_folded") == len(names) + 5)
+    with mounted(source, tmp_path / "m", cache=cache, **options) as mount:
+        stats = mount.stats()
+        assert stats["sections"]["samples"]["entries"] == len(names)
+        with readers(1, mount.point, wanted, rounds=1) as one:
+            seen = together(one)
+        assert (seen.wrong, seen.errors) == ([], [])
+        figures = mount.stats()["metrics"]
+        assert (figures["opens_hit"], figures["opens"]) == (len(names), len(names))
+        assert figures["origin_bytes"] == 0
+    with mounted(source, tmp_path / "m", cache=cache, **options) as mount:
+        # Nothing was read since: what a smaller cache keeps is what the readers read last.
+        kept = {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
+        assert kept == set(names)
+        for name in names[:5]:
+            (mount.point / name).read_bytes()
+        eventually(lambda: mount.metric("events_folded") == 5)
+    with mounted(source, tmp_path / "m", cache=cache, **options) as mount:
+        mount.change("capacity", "450kB")
+        kept = {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
+        assert kept <= set(names)
+        assert 0 < len(kept) <= 5
+        assert kept <= set(names[:5])
+
+
+def test_mount_8_and_the_helper(source: Path, tmp_path: Path) -> None:
+    """`mount -t spiderfs`, in a mount namespace of its own in which the helper is installed."""
+    installed, point, cache, log = (tmp_path / name for name in ("root", "mnt", "cache", "daemon.log"))
+    point.mkdir()
+    subprocess.run(
+        [ROOT / "scripts/install-mount-helper", SPIDERFS],
+        env={**os.environ, "DESTDIR": str(installed)},
+        check=True,
+        capture_output=True,
+    )
+    options = f"ro,noatime,_netdev,x-systemd.automount,cache_dir={cache},log_file={log},capacity=1MiB,allow_other"
+    script = f"""
+        set -e
+        mount -t overlay overlay -o lowerdir={installed}/sbin:/usr/sbin /usr/sbin
+        mount -t overlay overlay -o lowerdir={installed}/usr/local/bin:/usr/local/bin /usr/local/bin
+        mount -t spiderfs {source} {point} -o {options}
+        cat {point}/file
+        grep -c ' {point} fuse.spiderfs ' /proc/self/mounts
+        grep capacity= {point}/.spiderfs/config
+        if mount -t spiderfs {source} {point} -o cache_dir={cache}2; then exit 9; else echo status $?; fi
+        {SPIDERFS} umount {point}
+        rm -rf {cache} {cache}2
+    """
+    with ending(tmp_path, point, cache):
+        done = as_root("unshare", "--mount", "--propagation", "private", "sh", "-c", script)
+        out = done.stdout.decode().splitlines()
+        assert out[0] == "content1"
+        assert out[1].startswith("capacity=1MiB")
+        assert out[2] == "status 32"
+        assert b"already shows" in done.stderr
+        assert not mounts_at(point)
+
+
+_AS_NOBODY = """
+import os, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for name in sys.argv[1:]:
+    try:
+        with open(name, "rb") as file:
+            print(len(file.read()))
+    except OSError as exc:
+        print(exc.strerror)
+"""
+
+
+def _as_nobody(*paths: Path) -> list[str]:
+    done = as_root(sys.executable, "-I", "-S", "-c", _AS_NOBODY, *paths)
+    return done.stdout.decode().splitlines()
+
+
+def _open_to_all(path: Path) -> None:
+    """Let everybody walk to a test's directory; pytest closes the ones above it."""
+    for directory in (path, *path.parents):
+        if directory.stat().st_uid == os.getuid() and directory != Path("/"):
+            directory.chmod(directory.stat().st_mode | 0o055)
+
+
+def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path) -> None:
+    (source / "secret").write_bytes(b"for the owner")
+    (source / "secret").chmod(0o600)
+    (source / "file").chmod(0o644)
+    source.chmod(0o755)
+    _open_to_all(tmp_path)
+    point, cache, log = (tmp_path / name for name in ("mnt", "cache", "daemon.log"))
+    point.mkdir(mode=0o755)
+    _open_to_all(tmp_path)
+    # By root, for whom allow_other needs no line in /etc/fuse.conf; in a namespace, so that it ends in any case.
+    paths = [point / "file", point / "secret", *(point / ".spiderfs" / name for name in ("version", "config", "warm"))]
+    nobody = shlex.join(map(str, [sys.executable, "-I", "-S", "-c", _AS_NOBODY, *paths]))
+    script = f"""
+        set -e
+        {SPIDERFS} mount {source} {point} -o cache_dir={cache},log_file={log},allow_other
+        cat {point}/secret; echo
+        {nobody}
+        {SPIDERFS} umount {point}
+        rm -rf {cache}
+    """
+    with ending(tmp_path, point, cache):
+        done = as_root("unshare", "--mount", "--propagation", "private", "sh", "-c", script)
+    seen, denied = done.stdout.decode().splitlines(), os.strerror(errno.EACCES)
+    assert seen[:3] == ["for the owner", "7", denied]
+    assert int(seen[3]) > 0
+    assert seen[4:] == [denied, denied]
+
+
+def test_without_allow_other_nobody_else_gets_in(source: Path, tmp_path: Path) -> None:
+    (source / "file").chmod(0o644)
+    source.chmod(0o755)
+    _open_to_all(tmp_path)
+    with mounted(source, tmp_path / "m") as mount:
+        _open_to_all(mount.point.parent)
+        assert _as_nobody(mount.point / "file") == [os.strerror(errno.EACCES)]
+
+
+def test_two_mounts_of_one_source_do_not_disturb_each_other(source: Path, tmp_path: Path) -> None:
+    wanted = write_files(source, SIZES)
+    with mounted(source, tmp_path / "one") as one, mounted(source, tmp_path / "two", workers=2) as two:
+        for mount in (one, two):
+            with readers(2, mount.point, wanted, rounds=1) as some:
+                seen = together(some)
+            assert (seen.wrong, seen.errors) == ([], [])
+        one.stop()
+        assert (two.point / "file").read_bytes() == b"content"
+
+
+# -- what is missing
+
+
+def _without_fuse(arguments: Sequence[str | Path], hide: str) -> subprocess.CompletedProcess[str]:
+    """Run in a mount namespace in which something of FUSE is out of sight."""
+    script = f"{hide} && exec {shlex.join(map(str, arguments))}"
+    prefix = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    command = [*prefix, "unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_without_the_fuse_device_there_is_one_line(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    command = [SPIDERFS, "mount", source, tmp_path / "mnt", "-o", f"cache_dir={tmp_path}/cache"]
+    done = _without_fuse(command, "mount -t tmpfs tmpfs /dev")
+    assert_one_line(done, "/dev/fuse is missing", "modprobe fuse")
+
+
+def test_without_fusermount3_an_ordinary_user_gets_one_line(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mnt").mkdir()
+    _open_to_all(tmp_path)
+    (tmp_path / "mnt").chmod(0o777)
+    # The checks of a mount, as the user nobody where the tests run as root.
+    script = f"""
+import os, sys
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+os.environ["PATH"] = {os.fspath(tmp_path / "empty")!r}
+sys.path.insert(0, {os.fspath(ROOT)!r})
+sys.argv = ["spiderfs", "mount", {os.fspath(source)!r}, {os.fspath(tmp_path / "mnt")!r}, "-o", "cache_dir={tmp_path}/c"]
+from spiderfs.cli.main import main
+main()
+"""
+    # Imported before the change of user, who may not be allowed to look into this checkout.
+    preload = "import click, pydantic, importlib, spiderfs.cli.mount, spiderfs.config, spiderfs.cli.main\n"
+    done = subprocess.run(
+        [sys.executable, "-c", preload + script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert_one_line(done, "fusermount3 is missing", "fuse3")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"capacity": "lots"}, ["capacity=lots"]),
+        ({"workers": 0}, ["workers=0"]),
+        ({"nonsense": 1}, ["unknown option nonsense"]),
+        ({"trace": "/nowhere/at/all"}, ["trace"]),
+        ({"log_file": "/nowhere/at/all"}, ["/nowhere/at/all"]),
+    ],
+)
+def test_an_impossible_option_is_one_line(
+    source: Path, tmp_path: Path, options: dict[str, object], words: list[str]
+) -> None:
+    point, cache = tmp_path / "mnt", tmp_path / "cache"
+    point.mkdir()
+    with ending(tmp_path, point, cache):
+        text = options_text({"cache_dir": cache, "log_file": tmp_path / "log", **options})
+        assert_one_line(run_spiderfs("mount", source, point, "-o", text), *words)
+        assert not mounts_at(point)
+
+
+def test_what_the_helpers_of_these_tests_promise(source: Path, tmp_path: Path) -> None:
+    """A failing test leaves neither a mount nor a process behind."""
+    seen: list[int] = []
+    with pytest.raises(ZeroDivisionError):
+        _fail_inside(source, tmp_path / "m", seen)
+    assert len(seen) == 4
+    assert not mounts_at(tmp_path / "m/mnt")
+    assert not any(is_running(pid) for pid in seen)
+
+
+def _fail_inside(source: Path, place: Path, seen: list[int]) -> None:
+    with mounted(source, place, workers=2) as mount:
+        seen += [mount.supervisor.pid, *mount.workers(), mount.manager()]
+        raise ZeroDivisionError

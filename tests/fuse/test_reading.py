@@ -1,0 +1,223 @@
+"""Every way that a program can read a file: the bytes are those of the source."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import pytest
+from mounting import Mounted, eventually, mounted
+from reading import readers, together, write_files
+
+SMALL_BYTES, LARGE_BYTES = 700_003, (21 << 20) + 4099
+SPARSE_BYTES = 64 << 30
+NAMES = ("small", "large")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    write_files(source, {"small": SMALL_BYTES, "large": LARGE_BYTES})
+    return source
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def mount(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    with mounted(source, tmp_path_factory.mktemp("m"), workers=request.param, capacity="40MiB", policy="lru") as found:
+        yield found
+
+
+def _forget_pages(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mmap(mount: Mounted, source: Path, name: str) -> None:
+    content = (source / name).read_bytes()
+    with open(mount.point / name, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert len(mapped) == len(content)
+        assert mapped[-5:] == content[-5:]
+        assert mapped[4090:4100] == content[4090:4100]
+        assert hashlib.sha256(mapped).digest() == hashlib.sha256(content).digest()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sendfile(mount: Mounted, source: Path, tmp_path: Path, name: str) -> None:
+    with open(mount.point / name, "rb") as file, open(tmp_path / "copy", "wb") as copy:
+        size = os.fstat(file.fileno()).st_size
+        offset = 0
+        while offset < size:
+            offset += os.sendfile(copy.fileno(), file.fileno(), offset, size - offset)
+    assert (tmp_path / "copy").read_bytes() == (source / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pread_anywhere(mount: Mounted, source: Path, name: str) -> None:
+    content = (source / name).read_bytes()
+    random = Random(0)
+    fd = os.open(mount.point / name, os.O_RDONLY)
+    try:
+        for _ in range(200):
+            offset, size = random.randrange(len(content) + 1000), random.choice([1, 511, 4096, 70_001, 1 << 20])
+            assert os.pread(fd, size, offset) == content[offset : offset + size]
+            if random.random() < 0.3:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_direct_io(mount: Mounted, source: Path, name: str) -> None:
+    content = (source / name).read_bytes()
+    fd = os.open(mount.point / name, os.O_RDONLY | os.O_DIRECT)
+    try:
+        for offset in (0, 4096, len(content) // 8192 * 4096, len(content) // 4096 * 4096):
+            # An anonymous map begins on a page, as O_DIRECT wants it.
+            with mmap.mmap(-1, 1 << 20) as buffer:
+                count = os.preadv(fd, [buffer], offset)
+                assert buffer[:count] == content[offset : offset + (1 << 20)]
+    finally:
+        os.close(fd)
+
+
+def test_seek_and_splice_by_ordinary_programs(mount: Mounted, source: Path, tmp_path: Path) -> None:
+    for name in NAMES:
+        assert subprocess.run(["cmp", source / name, mount.point / name], check=False).returncode == 0
+        subprocess.run(["cp", "--sparse=never", mount.point / name, tmp_path / name], check=True)
+        assert (tmp_path / name).read_bytes() == (source / name).read_bytes()
+        tail = subprocess.run(["tail", "-c", "1000", mount.point / name], capture_output=True, check=True)
+        assert tail.stdout == (source / name).read_bytes()[-1000:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_64_threads_of_one_file_share_one_fetch(source: Path, tmp_path: Path, name: str) -> None:
+    content = (source / name).read_bytes()
+    wanted = hashlib.sha256(content).digest()
+    # Slow, so that all of them wait for the same bytes.
+    with mounted(source, tmp_path / "m", workers=2, **{"source.latency_ms": 50}) as mount:
+
+        def read(_: int) -> bytes:
+            with open(mount.point / name, "rb") as file:
+                return hashlib.sha256(file.read()).digest()
+
+        with ThreadPoolExecutor(64) as pool:
+            assert set(pool.map(read, range(64))) == {wanted}
+        assert mount.metric("origin_bytes") == len(content)
+
+
+def test_64_processes_of_one_file(mount: Mounted, source: Path) -> None:
+    wanted = write_files(source, {"shared": 300_000}, seed=64)
+    with readers(64, mount.point, wanted, rounds=2) as many:
+        seen = together(many)
+    assert (seen.wrong, seen.errors, seen.reads) == ([], [], 128)
+
+
+def test_a_file_larger_than_memory(mount: Mounted, source: Path) -> None:
+    with open(source / "sparse", "wb") as file:
+        file.truncate(SPARSE_BYTES)
+        for mark in (0, 5 << 30, SPARSE_BYTES - 7):
+            file.seek(mark)
+            file.write(b"%7d" % (mark >> 20))
+    with open(mount.point / "sparse", "rb", buffering=0) as file:
+        assert os.fstat(file.fileno()).st_size == SPARSE_BYTES
+        for mark in (SPARSE_BYTES - 7, 5 << 30, 0):
+            assert os.pread(file.fileno(), 7, mark) == b"%7d" % (mark >> 20)
+        assert os.pread(file.fileno(), 3 << 20, 33 << 30) == bytes(3 << 20)
+        assert os.pread(file.fileno(), 100, SPARSE_BYTES) == b""
+    stats = mount.stats()
+    assert stats["used_bytes"] <= stats["capacity_bytes"]
+
+
+def test_300_megabytes_read_whole_through_a_small_cache(source: Path, tmp_path: Path) -> None:
+    size = 300 << 20
+    piece = Random(3).randbytes(1 << 20)
+    wanted = hashlib.blake2b()
+    with open(source / "huge", "wb") as file:
+        for number in range(300):
+            block = number.to_bytes(8, "little") + piece[8:]
+            wanted.update(block)
+            file.write(block)
+    with mounted(source, tmp_path / "m", capacity="32MiB", policy="lru") as mount:
+        found = hashlib.blake2b()
+        with open(mount.point / "huge", "rb", buffering=0) as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+        assert found.digest() == wanted.digest()
+        stats = mount.stats()
+        assert stats["used_bytes"] <= stats["capacity_bytes"] == 32 << 20
+        # Each block once: read-ahead must not fetch what was fetched already, nor what nobody reads.
+        assert stats["metrics"]["origin_bytes"] == size
+        assert stats["metrics"]["readahead_blocks"] >= 250
+    (source / "huge").unlink()
+
+
+def test_read_ahead_hides_the_latency_of_a_sequential_reader_only(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", read_ahead=4) as mount:
+        fd = os.open(mount.point / "large", os.O_RDONLY)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            assert os.pread(fd, 4096, 15 << 20)
+            assert os.pread(fd, 4096, 9 << 20)
+            assert mount.metric("readahead_blocks") == 0
+            assert os.pread(fd, 4096, 0)
+            assert mount.metric("readahead_blocks") == 0
+            # The next block in order: the four behind it follow by themselves.
+            assert os.pread(fd, 4096, 1 << 20)
+            eventually(lambda: mount.metric("origin_reads") == 8)
+            assert mount.metric("readahead_blocks") == 4
+        finally:
+            os.close(fd)
+
+
+_SCAN = """
+import os, sys
+count = size = 0
+with os.scandir(sys.argv[1]) as entries:
+    for entry in entries:
+        count += 1
+        size += entry.stat().st_size
+print(count, size)
+"""
+
+
+def test_a_scan_of_100000_files_asks_for_each_once(tmp_path: Path) -> None:
+    count = 100_000
+    directory = tmp_path / "source" / "images"
+    directory.mkdir(parents=True)
+    (directory / "0").write_bytes(b"xyz")
+    for number in range(1, count):
+        # Hard links are made faster than files; ext4 allows 65,000 of one.
+        if number % 60_000:
+            os.link(directory / f"{number // 60_000 * 60_000}", directory / f"{number}")
+        else:
+            (directory / f"{number}").write_bytes(b"xyz")
+    with mounted(tmp_path / "source", tmp_path / "m", dir_ttl=60) as mount:
+        before = mount.stats()["metrics"]
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _SCAN, mount.point / "images"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.split() == [f"{count}", f"{3 * count}"]
+        after = mount.stats()["metrics"]
+        # The names come with their attributes; what is looked up are the directory and the control file, no file.
+        assert after["lookups"] - before["lookups"] < count / 100
+        assert after["source_requests"] - before["source_requests"] < 10
+        assert after["known_files"] == count + 1
+        again = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _SCAN, mount.point / "images"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert again.stdout == done.stdout
+        assert mount.metric("source_requests") - after["source_requests"] < 5

@@ -1,0 +1,151 @@
+"""Every example of docs/SEMANTICS.md, run in a shell against a mount made for it.
+
+An example is a fenced ```console block: `$ command` lines (continued by `> ` lines), each followed by what it prints,
+in which `...` stands for anything. "Mounted with `-o ...`" in the paragraph before the block names its options. The
+shell has SOURCE, MOUNT and CACHE in its environment, and in SOURCE the files of FILES.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "SEMANTICS.md"
+SPIDERFS = Path(sys.executable).parent / "spiderfs"
+FILES = {"cat.txt": "a cat\n", "dog.txt": "a dog\n", "train/1.txt": "one\n", "train/2.txt": "two\n"}
+
+# Examples that wait do so in a loop; this is their deadline.
+TIMEOUT_S = 60.0
+FENCE = "```"
+_OPTIONS = re.compile(r"[Mm]ounted\s+with\s+`-o\s+([^`]+)`")
+_MARK = "\x01"
+
+
+class Step(NamedTuple):
+    command: str
+    output: str
+
+
+class Example(NamedTuple):
+    name: str
+    options: str
+    steps: list[Step]
+
+
+def steps_of(lines: list[str]) -> list[Step]:
+    steps: list[Step] = []
+    for line in lines:
+        if line.startswith("$ "):
+            steps.append(Step(line[2:], ""))
+        elif line.startswith("> ") and not steps[-1].output:
+            steps[-1] = Step(f"{steps[-1].command}\n{line[2:]}", "")
+        else:
+            steps[-1] = Step(steps[-1].command, f"{steps[-1].output}{line}\n")
+    return steps
+
+
+def examples_of(text: str) -> Iterator[Example]:
+    """Every fenced block of a document; raises ValueError for one that is not an example."""
+    heading, count, paragraph = "", 0, ""
+    block: list[str] | None = None
+    above = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if block is None:
+            if line.startswith("#"):
+                heading, count, paragraph = re.sub(r"[^a-z0-9]+", "-", line.lower()).strip("-"), 0, ""
+            elif line.startswith(FENCE):
+                if line != f"{FENCE}console":
+                    raise ValueError(f"line {number}: not an example, so not a test: {line}")
+                block, count = [], count + 1
+            elif line:
+                # A blank line ends the paragraph, but one may stand before the block.
+                paragraph = f"{paragraph}\n{line}" if above else line
+            above = bool(line)
+        elif line == FENCE:
+            if not (block and block[0].startswith("$ ")):
+                raise ValueError(f"line {number}: an example without a command")
+            named = _OPTIONS.search(paragraph)
+            yield Example(f"{heading}-{count}", named[1] if named else "", steps_of(block))
+            block, paragraph, above = None, "", False
+        else:
+            block.append(line)
+
+
+EXAMPLES = list(examples_of(DOCUMENT.read_text()))
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """SOURCE with FILES, an empty MOUNT and CACHE; whatever is mounted there is gone afterwards."""
+    places = {name: tmp_path / name.lower() for name in ("SOURCE", "MOUNT", "CACHE")}
+    for place in places.values():
+        place.mkdir()
+    for name, text in FILES.items():
+        path = places["SOURCE"] / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    if os.geteuid() == 0:
+        # Some examples read as another user, who must be able to come here.
+        for parent in (*places.values(), *tmp_path.parents, tmp_path):
+            if parent.stat().st_uid == 0 and parent.stat().st_mode & 0o011 != 0o011:
+                parent.chmod(parent.stat().st_mode | 0o011)
+    environment = {
+        **os.environ,
+        **{name: str(place) for name, place in places.items()},
+        "PATH": f"{SPIDERFS.parent}:{os.environ['PATH']}",
+        "LC_ALL": "C",
+    }
+    yield environment
+    while os.fsencode(places["MOUNT"]) in Path("/proc/self/mounts").read_bytes():
+        if run("spiderfs umount $MOUNT", environment).returncode:
+            run("spiderfs umount --lazy $MOUNT", environment)
+    shutil.rmtree(places["CACHE"], ignore_errors=True)
+
+
+def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", script],
+        env=environment,
+        cwd=environment["SOURCE"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example.name for example in EXAMPLES])
+def test_the_example_prints_what_the_document_says(example: Example, environment: dict[str, str]) -> None:
+    if any("setpriv" in step.command for step in example.steps) and os.geteuid() != 0:
+        pytest.skip("only root can read as another user")
+    options = f"cache_dir=$CACHE,{example.options}"
+    mounted = run(f'spiderfs mount "$SOURCE" "$MOUNT" -o "{options}"', environment)
+    assert mounted.returncode == 0, mounted.stdout
+
+    # One shell for all steps, since later ones use the variables and descriptors of earlier ones.
+    script = "\nprintf '\\001'\n".join(["cd /", *(step.command for step in example.steps)])
+    printed = run(script, environment).stdout.split(_MARK)[1:]
+    assert len(printed) == len(example.steps), "the shell ended early"
+    checker = doctest.OutputChecker()
+    for step, got in zip(example.steps, printed, strict=True):
+        expected = doctest.Example(step.command, step.output)
+        assert checker.check_output(step.output, got, doctest.ELLIPSIS), (
+            f"$ {step.command}\n{checker.output_difference(expected, got, doctest.ELLIPSIS)}\nall: {printed}"
+        )
+
+
+def test_the_document_shows_the_files_that_every_example_starts_with() -> None:
+    shown = EXAMPLES[0].steps[-1].output
+    assert shown == "".join(f"./{name}:{text}" for name, text in FILES.items())

@@ -1,0 +1,300 @@
+"""A real mount for a test: made, watched, and taken away again whatever happens.
+
+Everything that was started is ended by its own pid file descriptor, never by a name, and `mounted` fails the test when
+the daemon's log holds a warning that the test did not announce.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SPIDERFS = Path(sys.executable).with_name("spiderfs")
+# Two busy cores may take seconds for what an idle one does in 0.1 s; nobody waits that long unless a test fails.
+PATIENCE_S = 30.0
+_POLL_S = 0.01
+_TROUBLE = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^\w*(Error|Exception):")
+_SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
+
+
+def eventually(condition: Callable[[], T], within_s: float = PATIENCE_S, what: str = "") -> T:
+    """The first true value of `condition`, which is asked again until the deadline; an AssertionError after it."""
+    deadline = time.monotonic() + within_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what or condition}"
+        time.sleep(_POLL_S)
+
+
+def as_root(*command: str | Path) -> subprocess.CompletedProcess[bytes]:
+    """Run a command that needs root, through sudo for an ordinary user."""
+    prefix: list[str | Path] = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    return subprocess.run([*prefix, *command], capture_output=True, check=True, timeout=60)
+
+
+def run_spiderfs(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SPIDERFS, *arguments], capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})}
+    )
+
+
+def options_text(options: Mapping[str, object]) -> str:
+    """Options for -o; `source__latency_ms` stands for source.latency_ms."""
+    return ",".join(f"{name.replace('__', '.')}={value}" for name, value in options.items())
+
+
+class Process:
+    """A process that is not our child, held by a descriptor, so that its pid can never mean another one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, number)
+
+    def ended(self, within_s: float = 0.0) -> bool:
+        return bool(select.select([self._fd], [], [], within_s)[0])
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def children(pid: int) -> list[int]:
+    """The pids of a process's live children, from /proc."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                status = _status(int(entry))
+                if status["PPid"] == str(pid) and not status["State"].startswith("Z"):
+                    found.append(int(entry))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and waits to be reaped by init is not."""
+    try:
+        return not _status(pid)["State"].startswith("Z")
+    except OSError:
+        return False
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _catches_sigterm(pid: int) -> bool:
+    try:
+        return bool(int(_status(pid)["SigCgt"], 16) & _SIGTERM_BIT)
+    except OSError:
+        return False
+
+
+@dataclass
+class Mounted:
+    """One mount; paths are those of the source, the mount point, the cache directory and the log."""
+
+    source: Path
+    point: Path
+    cache: Path
+    log: Path
+    workers_wanted: int
+    supervisor: Process
+    allowed: list[str] = field(default_factory=list)
+
+    # -- processes: the manager is the one child that handles SIGTERM, the workers leave it alone
+
+    def manager(self) -> int:
+        """The manager's pid, once it runs."""
+        return eventually(
+            lambda: next((pid for pid in children(self.supervisor.pid) if _catches_sigterm(pid)), 0), what="a manager"
+        )
+
+    def workers(self) -> list[int]:
+        """The workers' pids, once all of them run."""
+
+        def found() -> list[int]:
+            pids = children(self.supervisor.pid)
+            managers = [pid for pid in pids if _catches_sigterm(pid)]
+            return [pid for pid in pids if pid not in managers] if len(managers) == 1 else []
+
+        return eventually(lambda: pids if len(pids := found()) == self.workers_wanted else [], what="all workers")
+
+    # -- control files
+
+    def control(self, name: str) -> Path:
+        return self.point / ".spiderfs" / name
+
+    def stats(self) -> dict[str, Any]:
+        """stats.json, asked again while the manager is being started."""
+
+        def read() -> dict[str, Any] | None:
+            try:
+                stats: dict[str, Any] = json.loads(self.control("stats.json").read_bytes())
+            except BlockingIOError:
+                return None
+            return stats
+
+        found = eventually(read, what="stats.json")
+        assert found is not None
+        return found
+
+    def metric(self, name: str) -> int | float:
+        value: int | float = self.stats()["metrics"][name]
+        return value
+
+    def change(self, name: str, value: object) -> None:
+        """Change an option live; an OSError if it is refused."""
+        fd = os.open(self.control("config"), os.O_WRONLY)
+        try:
+            os.write(fd, f"{name}={value}\n".encode())
+        finally:
+            os.close(fd)
+
+    # -- the log
+
+    def expect(self, *patterns: str) -> None:
+        """Announce warnings (regular expressions) that belong to what the test does."""
+        self.allowed += patterns
+
+    def log_lines(self) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+
+    def logged(self, pattern: str) -> list[str]:
+        return [line for line in self.log_lines() if re.search(pattern, line)]
+
+    def unexpected_log_lines(self) -> list[str]:
+        troubles = (line for line in self.log_lines() if _TROUBLE.search(line))
+        return [line for line in troubles if not any(re.search(pattern, line) for pattern in self.allowed)]
+
+    # -- the end
+
+    def is_mounted(self) -> bool:
+        return mounts_at(self.point) > 0
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Tell the daemon to end and wait until it has; the log is checked by `mounted`."""
+        self.supervisor.signal(number)
+        assert self.supervisor.ended(PATIENCE_S), "the daemon has not ended"
+
+
+def mounts_at(point: Path) -> int:
+    """How many file systems are mounted at exactly this path."""
+    escaped = os.fsencode(point).replace(b"\\", b"\\134").replace(b" ", b"\\040")
+    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    return sum(line.split(b" ")[4] == escaped for line in lines)
+
+
+def detach(point: Path) -> None:
+    """Take away whatever is mounted there; for the time after a failure or a crash."""
+    for _ in range(8):
+        if not mounts_at(point):
+            return
+        unmount(point, "-l")
+
+
+def unmount(point: Path, *flags: str) -> None:
+    """Unmount from outside, as mount(8)'s umount or, for an ordinary user, fusermount3 does; `-l` is lazily."""
+    if os.geteuid() == 0 or not _is_fuse(point):
+        as_root("umount", *flags, point)
+    else:
+        lazily = ["-z"] if "-l" in flags else []
+        subprocess.run(["fusermount3", "-u", *lazily, point], capture_output=True, check=True, timeout=60)
+
+
+def _is_fuse(point: Path) -> bool:
+    lines = Path("/proc/self/mounts").read_bytes().splitlines()
+    return any(line.split(b" ")[1:3] == [os.fsencode(point), b"fuse.spiderfs"] for line in lines)
+
+
+def lock_holder(cache: Path) -> int:
+    """The pid of the daemon that a mount left running in the background: the supervisor that locked the cache."""
+    status = os.stat(cache / "lock")
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for line in Path("/proc/locks").read_text().splitlines():
+        fields = line.split()
+        if fields[1] == "FLOCK" and fields[5] == inode:
+            return int(fields[4])
+    raise AssertionError(f"nobody holds {cache}/lock")
+
+
+def attach(source: Path, point: Path, cache: Path, log: Path, workers: int) -> Mounted:
+    """A mount that a command has made."""
+    return Mounted(source, point, cache, log, workers, Process(lock_holder(cache)))
+
+
+@contextlib.contextmanager
+def mounted(
+    source: Path,
+    place: Path,
+    *,
+    workers: int = 1,
+    allowed: Sequence[str] = (),
+    point: Path | None = None,
+    cache: Path | None = None,
+    **options: object,
+) -> Iterator[Mounted]:
+    """Mount `source`; mount point, cache and log lie below the directory `place` unless given.
+
+    At the end the daemon is stopped, nothing stays mounted, and the log must hold no warning but those `allowed`.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    point, cache, log = point or place / "mnt", cache or place / "cache", place / "daemon.log"
+    # Not mkdir(exist_ok=True), which would ask what a crash has left mounted there.
+    if point.name not in os.listdir(point.parent):
+        point.mkdir()
+    chosen = options_text({"cache_dir": cache, "log_file": log, "workers": workers, **options})
+    with ending(place, point, cache):
+        done = run_spiderfs("mount", source, point, "-o", chosen)
+        assert done.returncode == 0, done.stderr
+        mount = attach(source, point, cache, log, workers)
+        mount.expect(*allowed)
+        try:
+            yield mount
+            if not mount.supervisor.ended() and mount.is_mounted():
+                assert mount.metric("internal_errors") == 0, mount.log.read_text()
+            mount.stop()
+            assert mount.unexpected_log_lines() == []
+            assert not mount.is_mounted()
+        finally:
+            mount.supervisor.signal(signal.SIGTERM)
+            if not mount.supervisor.ended(PATIENCE_S):
+                mount.supervisor.signal(signal.SIGKILL)
+                mount.supervisor.ended(PATIENCE_S)
+            mount.supervisor.close()
+
+
+@contextlib.contextmanager
+def ending(place: Path, point: Path, cache: Path) -> Iterator[None]:
+    """Leave neither a mount nor a daemon behind; prints the daemon's log if the test fails."""
+    try:
+        yield
+    except BaseException:
+        log = place / "daemon.log"
+        if log.exists():
+            sys.stderr.write(f"--- {log}\n{log.read_text(errors='replace')[-8000:]}")
+        raise
+    finally:
+        if mounts_at(point):
+            detach(point)
+        # Nobody holds it any more, or it belongs to root, whose mount ends with its namespace.
+        with contextlib.suppress(AssertionError, OSError):
+            os.kill(lock_holder(cache), signal.SIGKILL)

@@ -1,0 +1,134 @@
+"""Reader processes: they read files again and again, compare every byte with what must come, and time every read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+# The page cache is dropped before every read, so that the bytes come from the daemon; a reader ends after its round
+# once its standard input is closed. What it saw goes to its standard output.
+_READER = r"""
+import errno, hashlib, json, os, random, select, sys, time
+order = random.Random(int(sys.argv[1]))
+wanted = json.loads(sys.argv[2])
+names = sorted(wanted)
+rounds = int(sys.argv[3])
+reads, wrong, errors, longest = 0, [], [], 0.0
+print("reading", flush=True)
+while rounds and not select.select([0], [], [], 0)[0]:
+    rounds -= 1
+    order.shuffle(names)
+    for name in names:
+        began = time.monotonic()
+        try:
+            fd = os.open(name, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                found = hashlib.blake2b()
+                while piece := os.read(fd, 1 << 17):
+                    found.update(piece)
+            finally:
+                os.close(fd)
+        except OSError as exc:
+            if len(errors) < 100:  # what is printed must fit into the pipe
+                errors.append([name, errno.errorcode[exc.errno], time.monotonic() - began])
+            if exc.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+                rounds = 0
+                break
+        else:
+            if found.hexdigest() != wanted[name] and len(wrong) < 100:
+                wrong.append(name)
+        longest = max(longest, time.monotonic() - began)
+        reads += 1
+print(json.dumps({"reads": reads, "wrong": wrong, "errors": errors, "longest_s": longest}), flush=True)
+"""
+
+
+class Report(NamedTuple):
+    """What one or several readers saw; `errors` has the name, the errno's name and the seconds it took."""
+
+    reads: int
+    wrong: list[str]
+    errors: list[tuple[str, str, float]]
+    longest_s: float
+
+
+class Reader:
+    def __init__(self, point: Path, wanted: Mapping[str, str], seed: int, rounds: int = -1) -> None:
+        self._endless = rounds < 0
+        texts = {os.fspath(point / name): digest for name, digest in wanted.items()}
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _READER, str(seed), json.dumps(texts), str(rounds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_started(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "reading\n"
+
+    def report(self, within_s: float = 60.0) -> Report:
+        """What it saw, after its rounds or the one that it is in; a TimeoutExpired if it hangs."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        if self._endless:
+            self.process.stdin.close()
+        self.process.wait(within_s)
+        # Not communicate(): it would pass by what readline() has read ahead.
+        found = json.loads(self.process.stdout.read())
+        errors = [(name, kind, seconds) for name, kind, seconds in found["errors"]]
+        return Report(found["reads"], found["wrong"], errors, found["longest_s"])
+
+    def kill(self) -> None:
+        with self.process:
+            self.process.kill()
+
+
+@contextlib.contextmanager
+def readers(count: int, point: Path, wanted: Mapping[str, str], rounds: int = -1) -> Iterator[list[Reader]]:
+    """`count` reader processes, all of which have begun; none is left at the end."""
+    started: list[Reader] = []
+    try:
+        started += [Reader(point, wanted, seed, rounds) for seed in range(count)]
+        for reader in started:
+            reader.wait_started()
+        yield started
+    finally:
+        for reader in started:
+            reader.kill()
+
+
+def together(all_readers: list[Reader], within_s: float = 60.0) -> Report:
+    """End the readers and join what they saw."""
+    reports = [reader.report(within_s) for reader in all_readers]
+    return Report(
+        sum(report.reads for report in reports),
+        [name for report in reports for name in report.wrong],
+        [error for report in reports for error in report.errors],
+        max(report.longest_s for report in reports),
+    )
+
+
+def digest(content: bytes) -> str:
+    return blake2b(content).hexdigest()
+
+
+def write_files(source: Path, sizes: Mapping[str, int], seed: int = 0) -> dict[str, str]:
+    """Files of random bytes; returns the digest of each by its name."""
+    random = Random(seed)
+    wanted = {}
+    for name, size in sizes.items():
+        content = random.randbytes(size)
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(content)
+        wanted[name] = digest(content)
+    return wanted

@@ -1,0 +1,406 @@
+"""Bringing bytes: once, whoever asks; into the store if it can take them; and past it if it cannot."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from spiderfs import fetcher as module
+from spiderfs.catalogue import Node
+from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
+from spiderfs.errors import SourceChanged, SourceUnavailable, StoreCorrupt, StoreError, StoreFull
+from spiderfs.fetcher import Episode, Fetcher, Interlock, Transit
+from spiderfs.metrics import SharedCounters
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.memory import MemorySource
+from spiderfs.store.content import LmdbContent
+from spiderfs.store.memory import MemoryContent
+from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey, Keep
+
+PATIENCE_S = 20.0
+LIMITS = SourceLimits(timeout_s=PATIENCE_S, attempts=2, backoff_s=0.001, max_backoff_s=0.001)
+
+
+class FailingContent(MemoryContent):
+    """A store that answers with errors while there are some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.landing_fails: StoreError | None = None
+        self.reading_fails: StoreError | None = None
+
+    def land(self, key: ContentKey, payload: bytes) -> bool:
+        if self.landing_fails:
+            raise self.landing_fails
+        return super().land(key, payload)
+
+    def read(self, key: ContentKey) -> memoryview | bytes | None:
+        if self.reading_fails:
+            raise self.reading_fails
+        return super().read(key)
+
+    def has(self, key: ContentKey) -> bool:
+        if self.reading_fails:
+            raise self.reading_fails
+        return super().has(key)
+
+
+class Harness:
+    def __init__(self, directory: Path, content: Content | None = None) -> None:
+        self.source = MemorySource()
+        self.memory = FailingContent()
+        self.memory.set_capacity(1 << 30)
+        self.content = content or self.memory
+        self.counters = SharedCounters(1)
+        row = self.counters.row(0)
+        client = SourceClient(self.source, LIMITS, rng=random.Random(1), on_event=row.add)
+        self.interlock = Interlock(directory / "fetch.lock")
+        self.fetcher = Fetcher(self.source, client, self.content, self.interlock, Episode(directory / "full-disk"), row)
+
+    def add(self, content: bytes, inode: int = 100_000, path: bytes = b"file") -> Node:
+        return Node(inode, path, self.source.add(path, content))
+
+    def counted(self, *names: str) -> list[int]:
+        totals = self.counters.totals()
+        return [totals[name] for name in names]
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path)
+    yield harness
+    harness.interlock.close()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(PATIENCE_S):
+            await test()
+
+    trio.run(main)
+
+
+def local(fetcher: Fetcher, key: ContentKey) -> bytes | None:
+    payload = fetcher.local(key)
+    return None if payload is None else bytes(payload)
+
+
+def test_a_whole_file_is_fetched_and_lands(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        key = ContentKey(node.inode)
+        assert harness.fetcher.local(key) is None
+        assert not harness.fetcher.stored(key)
+        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
+        assert harness.fetcher.stored(key)
+        assert local(harness.fetcher, key) == b"content"
+        assert harness.counted("origin_reads", "origin_bytes") == [1, 7]
+
+    run(test)
+
+
+def test_blocks_are_fetched_by_number_and_the_last_is_short(harness: Harness) -> None:
+    data = random.Random(1).randbytes(2 * BLOCK_BYTES + 10)
+
+    async def test() -> None:
+        node = harness.add(data)
+        assert (await harness.fetcher.fetch(node, 1))[0] == data[:BLOCK_BYTES]
+        assert (await harness.fetcher.fetch(node, 3))[0] == data[2 * BLOCK_BYTES :]
+        assert harness.fetcher.stored(ContentKey(node.inode, 3))
+        assert not harness.fetcher.stored(ContentKey(node.inode, 2))
+        assert not harness.fetcher.stored(ContentKey(node.inode))
+
+    run(test)
+
+
+def test_many_who_want_the_same_share_one_fetch(harness: Harness) -> None:
+    async def test() -> None:
+        node, other = harness.add(b"content"), harness.add(b"other", 200_000, b"other")
+        found: list[bytes] = []
+
+        async def want(wanted: Node) -> None:
+            found.append((await harness.fetcher.fetch(wanted))[0])
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(30):
+                nursery.start_soon(want, node)
+            nursery.start_soon(want, other)
+        assert sorted(found) == [b"content"] * 30 + [b"other"]
+        assert harness.source.calls["read"] == 2
+
+    run(test)
+
+
+def test_a_changed_source_is_told_and_nothing_lands(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        harness.source.change(b"file", b"CONTENT")
+        with pytest.raises(SourceChanged):
+            await harness.fetcher.fetch(node)
+        assert not harness.fetcher.stored(ContentKey(node.inode))
+        assert harness.fetcher.local(ContentKey(node.inode)) is None
+        assert harness.counted("origin_reads") == [0]
+
+    run(test)
+
+
+def test_a_passing_fault_is_retried_and_counted_once(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        harness.source.fail_next(SourceUnavailable("1"))
+        assert (await harness.fetcher.fetch(node))[0] == b"content"
+        assert harness.counted("origin_reads", "origin_bytes", "source_retries") == [1, 7, 1]
+        harness.source.fail_next(SourceUnavailable("1"), SourceUnavailable("2"))
+        with pytest.raises(SourceUnavailable):
+            await harness.fetcher.fetch(node)
+
+    run(test)
+
+
+# -- a store that cannot take them
+
+
+def test_what_the_store_has_no_room_for_is_in_transit(harness: Harness) -> None:
+    async def test() -> None:
+        harness.memory.set_capacity(3)
+        node = harness.add(b"content")
+        assert await harness.fetcher.fetch(node) == (b"content", REFUSED)
+        assert not harness.fetcher.stored(ContentKey(node.inode))
+        assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
+
+    run(test)
+
+
+def test_a_record_that_left_the_store_is_in_transit_still(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        await harness.fetcher.fetch(node)
+        harness.memory.apply([ContentKey(node.inode)], ())
+        assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
+
+    run(test)
+
+
+def test_transit_is_bounded_in_bytes() -> None:
+    transit = Transit(100)
+    for inode in range(10):
+        transit.put(ContentKey(inode), bytes(30))
+    assert [inode for inode in range(10) if transit.get(ContentKey(inode)) is not None] == [7, 8, 9]
+    transit.put(ContentKey(9), bytes(40))
+    assert [inode for inode in range(10) if transit.get(ContentKey(inode)) is not None] == [7, 8, 9]
+    transit.put(ContentKey(10), bytes(1000))
+    assert transit.get(ContentKey(10)) == bytes(1000), "the one that was fetched last is always there"
+    assert transit.get(ContentKey(9)) is None
+    transit.put(ContentKey(11), b"x")
+    assert transit.get(ContentKey(10)) is None
+
+
+def test_a_full_disk_is_passed_by_with_one_warning(
+    harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        harness.memory.landing_fails = StoreFull("no space left for the cache")
+        for inode in range(100_000, 100_020):
+            node = harness.add(b"%d" % inode, inode)
+            assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
+        assert harness.counted("store_failures") == [1], "while it is known to be full, nobody tries"
+        monkeypatch.setattr(module, "FULL_PAUSE_S", 0.0)
+        harness.fetcher._full_until = time.monotonic()
+        for inode in range(100_020, 100_023):
+            node = harness.add(b"%d" % inode, inode)
+            assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
+        assert harness.counted("store_failures") == [4]
+        harness.memory.landing_fails = None
+        assert await harness.fetcher.fetch(harness.add(b"room", 300_000)) == (b"room", FETCHED)
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no space left for the cache: files are read from the source until there is room again"
+    ]
+
+
+def test_a_store_that_cannot_be_read_is_passed_by(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        harness.memory.reading_fails = StoreError("too many readers")
+        assert harness.fetcher.local(ContentKey(node.inode)) is None
+        assert not harness.fetcher.stored(ContentKey(node.inode))
+        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
+        assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
+        assert harness.counted("store_failures") == [3]
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert {record.getMessage() for record in caplog.records} == {"too many readers: reading from the source instead"}
+
+
+def test_a_damaged_store_is_passed_up(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        harness.memory.landing_fails = StoreCorrupt("a page is missing")
+        with pytest.raises(StoreCorrupt):
+            await harness.fetcher.fetch(node)
+        assert harness.source.calls["read"] == 1, "the store's fault does not repeat the read"
+        harness.memory.reading_fails = StoreCorrupt("a page is missing")
+        for ask in (harness.fetcher.local, harness.fetcher.stored):
+            with pytest.raises(StoreCorrupt):
+                ask(ContentKey(node.inode))
+
+    run(test)
+
+
+def test_a_record_whose_bytes_are_damaged_is_fetched_anew(tmp_path: Path) -> None:
+    content = LmdbContent(tmp_path)
+    content.set_capacity(1 << 20)
+    harness = Harness(tmp_path, content)
+    payload = random.Random(1).randbytes(20_000)
+
+    async def test() -> None:
+        node = harness.add(payload)
+        key = ContentKey(node.inode)
+        content.land(key, payload)
+        file = tmp_path / "data.mdb"
+        at = file.read_bytes().index(payload[10_000:10_050])
+        with open(file, "r+b") as data:
+            data.seek(at)
+            data.write(b"damaged")
+        assert harness.fetcher.local(key) is None
+        assert harness.counted("checksum_failures") == [1]
+        content.apply((), [Keep(key, "samples")])
+        assert await harness.fetcher.fetch(node) == (payload, FETCHED)
+        content.end_read()
+        assert local(harness.fetcher, key) == payload
+        member = content.member(key)
+        assert member is not None
+        assert member.section == "samples"
+
+    run(test)
+    harness.interlock.close()
+    content.close()
+
+
+# -- between processes
+
+
+class Other:
+    """Another process of the mount, which holds the lock of a key and lands its bytes when it is told to."""
+
+    def __init__(self, directory: Path, key: ContentKey, payload: bytes | None) -> None:
+        ready, self._ready = os.pipe()
+        self._go, go = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            # Else the end of a test that failed would not be noticed here.
+            os.close(go)
+            try:
+                trio.run(self._hold, directory, key, payload)
+            finally:
+                os._exit(1)
+        for fd in (self._ready, self._go):
+            os.close(fd)
+        self._tell = go
+        assert os.read(ready, 1) == b"r"
+        os.close(ready)
+
+    async def _hold(self, directory: Path, key: ContentKey, payload: bytes | None) -> None:
+        async with Interlock(directory / "fetch.lock").hold(key) as waited:
+            assert not waited
+            os.write(self._ready, b"r")
+            os.read(self._go, 1)
+            if payload is None:
+                os._exit(0)
+            content = LmdbContent(directory)
+            content.land(key, payload)
+
+    def go_on(self) -> None:
+        os.write(self._tell, b"g")
+
+    def __enter__(self) -> Other:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Whatever it still waited for, it ends now.
+        os.close(self._tell)
+        os.waitpid(self._pid, 0)
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_who_waited_for_another_process_takes_what_it_landed(tmp_path: Path, lands: bool) -> None:
+    content = LmdbContent(tmp_path)
+    content.set_capacity(1 << 20)
+    content.close()
+    key = ContentKey(100_000)
+    # Before the store is opened here: it must be opened after the fork.
+    with Other(tmp_path, key, b"content" if lands else None) as other:
+        check_waiting(tmp_path, key, other, lands)
+
+
+def check_waiting(directory: Path, key: ContentKey, other: Other, lands: bool) -> None:
+    content = LmdbContent(directory)
+    harness = Harness(directory, content)
+
+    async def test() -> None:
+        node = harness.add(b"content")
+        found: list[tuple[bytes, int]] = []
+
+        async def want() -> None:
+            # As an open does it: look first, then fetch.
+            assert not harness.fetcher.stored(key)
+            found.append(await harness.fetcher.fetch(node))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(want)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not found
+            other.go_on()
+        assert found == [(b"content", FETCHED)] * 3
+        # Where the other one died without a word, its lock was free and the source was asked.
+        assert harness.counted("origin_reads") == [0 if lands else 1]
+
+    run(test)
+    harness.interlock.close()
+    content.close()
+
+
+def test_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+
+    async def test() -> None:
+        # Its blocks are other records than the whole file.
+        for node, block in ((harness.add(b"x", 200_000, b"one"), 0), (harness.add(b"x", 100_000, b"two"), 1)):
+            assert await harness.fetcher.fetch(node, block) == (b"x", FETCHED)
+
+    with Other(tmp_path, ContentKey(100_000), None):
+        run(test)
+    harness.interlock.close()
+
+
+def test_a_caller_that_gives_up_leaves_no_lock(harness: Harness) -> None:
+    async def test() -> None:
+        key = ContentKey(100_000)
+        with trio.CancelScope() as scope:
+            async with harness.interlock.hold(key):
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with open(harness.interlock._file.name, "ab") as file:
+                    module.fcntl.lockf(file, module.fcntl.LOCK_EX | module.fcntl.LOCK_NB, 1, key.inode)
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    run(test)

@@ -81,7 +81,8 @@ def _answering(table: Answering) -> Callable[[trio.SocketStream], Awaitable[None
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             log.debug("a control question was given up by its asker")
         except (ValueError, TypeError, KeyError) as exc:
-            log.warning("a control question made no sense: %s", exc)
+            # The socket is this user's own: most likely a worker that died in the middle of its question.
+            log.info("a control question made no sense: %s", exc)
         finally:
             await trio.aclose_forcefully(stream)
 

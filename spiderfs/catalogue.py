@@ -27,7 +27,7 @@ from spiderfs.errors import Stale
 from spiderfs.sources.source import SourceStat, Version
 from spiderfs.store.store import Records
 
-TABLES = ("inode", "dentry", "listing", "facts")
+TABLES = ("inode", "dentry", "listing", "facts", "redirect")
 ROOT_INODE = 1
 # Inodes below belong to the root and to control files.
 FIRST_INODE = 1 << 16

@@ -80,8 +80,8 @@ class Options(BaseModel):
         json_schema_extra=LIVE,
     )
     policy: Policy = Field(
-        default="minio",
-        description="what the cache keeps; minio fills it and then evicts nothing",
+        default="spider",
+        description="what the cache keeps; spider follows the trainer's hook, and without one keeps what came first",
         examples=["lru"],
         json_schema_extra=LIVE,
     )
@@ -131,7 +131,7 @@ class Options(BaseModel):
     )
     substitute: Literal["off", "trainer", "all"] = Field(
         default="trainer",
-        description="who may be given a cached neighbour for a missing sample; nothing is redirected yet",
+        description="who may be given a cached neighbour of the same class for a missing sample",
         examples=["off"],
     )
     uid: Owner = Field(default=None, description="owner shown for every file", examples=[1000])

@@ -41,8 +41,12 @@ FILES = (
     ControlFile(b"cache", 0o444, "what is cached: section, bytes, score, path"),
     ControlFile(b"warm", 0o600, "write paths or globs and they are fetched now; read the progress"),
     ControlFile(b"evict", 0o600, "write paths or globs and they leave the cache; read the last result"),
+    ControlFile(b"redirects", 0o444, "who is given which cached neighbour for which sample, now"),
+    ControlFile(b"scores", 0o444, "importance of every scored sample"),
+    ControlFile(b"graph", 0o444, "the scorer: radius, neighbours, recall, time per batch"),
+    ControlFile(b"ratio", 0o600, "share of the importance section and why; write a share to pin it, `auto` to let go"),
     ControlFile(b"log", 0o444, "recent accesses; `tail -f` follows them"),
-    ControlFile(b"hook", 0o444, "path of the socket for the trainer's hook"),
+    ControlFile(b"hook", 0o444, "path of the socket for a trainer's hook"),
     ControlFile(b"version", 0o444, "version of spiderfs"),
 )
 _FIRST_INODE = CONTROL_INODE + 1

@@ -46,6 +46,7 @@ from spiderfs.fetcher import Fetcher
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
 from spiderfs.read_ahead import ReadAhead
+from spiderfs.redirects import Redirects
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey
@@ -112,7 +113,9 @@ class Settings(NamedTuple):
 
 
 class EventSink(Protocol):
-    def note(self, inode: int, size: int, where: int, pid: int, block: int = 0) -> None: ...
+    def note(
+        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+    ) -> None: ...
 
 
 class Filesystem:
@@ -125,6 +128,7 @@ class Filesystem:
         lister: Lister,
         fetcher: Fetcher,
         read_ahead: ReadAhead,
+        redirects: Redirects,
         control: Control,
         events: EventSink,
         counters: Counters,
@@ -137,6 +141,7 @@ class Filesystem:
         self._lister = lister
         self._fetcher = fetcher
         self._read_ahead = read_ahead
+        self._redirects = redirects
         self._control = control
         self._events = events
         self._counters = counters
@@ -157,7 +162,7 @@ class Filesystem:
         if known is not None:
             left_s = self._left_s(known)
             if left_s > 0:
-                return self._entry(known, left_s)
+                return self._served(known, left_s, caller)
             if not self._client.reachable:
                 return self._stale_entry(known)
         self._counters.add("lookups_source")
@@ -169,7 +174,22 @@ class Filesystem:
             return self._stale_entry(known)
         if found is None:
             return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), self.settings.negative_ttl_s)
-        return self._entry(found, self._left_s(found))
+        return self._served(found, self._left_s(found), caller)
+
+    def _served(self, dentry: Dentry, left_s: float, caller: Caller) -> Entry:
+        """The entry for what the caller is given: the file it named, or for a trainer perhaps one that is cached.
+
+        Substitution happens here and nowhere else, so size, bytes and page cache agree for every reader.
+        """
+        if not self._redirects.active or not stat.S_ISREG(dentry.stat.mode):
+            return self._entry(dentry, left_s)
+        trainer = self._redirects.trainer_of(caller.pid)
+        given = dentry.inode if trainer is None else self._redirects.choose(dentry.inode, trainer)
+        if given != dentry.inode and self._fetcher.stored(ContentKey(given)):
+            self._redirects.note(caller.pid, dentry.inode, given)
+            return Entry(self._attributes(given, self._catalogue.node(given).stat, FOREVER_S), 0.0)
+        # The next reader of this name may be given another file: the kernel has to ask for each of them.
+        return self._entry(dentry, 0.0 if self._redirects.concerns(dentry.inode) else left_s)
 
     async def _look_up_at_source(self, parent: int, name: bytes) -> Dentry | None:
         path = join(self._catalogue.node(parent).path, name)
@@ -258,9 +278,13 @@ class Filesystem:
                 if position > after
             ]
         return [
-            (dentry.name, self._entry(dentry, self._left_s(dentry)), dentry.position)
+            (dentry.name, self._listed(dentry), dentry.position)
             for dentry in self._catalogue.entries(inode, after, limit)
         ]
+
+    def _listed(self, dentry: Dentry) -> Entry:
+        asks_each_time = self._redirects.active and self._redirects.concerns(dentry.inode)
+        return self._entry(dentry, 0.0 if asks_each_time else self._left_s(dentry))
 
     # -- contents
 
@@ -310,7 +334,12 @@ class Filesystem:
             self._counters.observe("open_miss_seconds", took_s)
             if where != FETCHED:
                 self._counters.add("opens_uncached")
-        self._events.note(node.inode, node.stat.size, where, caller.pid)
+        trainer, wanted = 0, node.inode
+        if self._redirects.active and (reader := self._redirects.trainer_of(caller.pid)) is not None:
+            trainer, wanted = reader.number, self._redirects.wanted(caller.pid, node.inode)
+            if wanted != node.inode:
+                self._counters.add("redirects")
+        self._events.note(node.inode, node.stat.size, where, caller.pid, trainer=trainer, wanted=wanted)
 
     async def read(self, handle: int, offset: int, size: int) -> memoryview | bytes:
         """Up to `size` bytes, short only at the end of the file; a view is valid until the next request."""

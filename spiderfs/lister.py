@@ -35,6 +35,17 @@ class Lister:
             await trio.to_thread.run_sync(self._catalogue.record_root, found)
             return self._catalogue.node(ROOT_INODE)
 
+    async def directory(self, path: bytes) -> Node:
+        """A directory by its path, made known step by step; raises Stale or SourceError where it is none."""
+        node = await self.root()
+        for name in path.split(b"/") if path else ():
+            await self.complete(node, ttl_s=1.0)
+            entry = self._catalogue.find(node.inode, name)
+            if entry is None or not stat.S_ISDIR(entry.stat.mode):
+                raise Stale(f"{os.fsdecode(path)} is no directory")
+            node = Node(entry.inode, join(node.path, name), entry.stat)
+        return node
+
     async def refresh(self, node: Node) -> Node:
         """The directory with its present attributes; with those that are known while the source cannot be asked.
 

@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from spiderfs.control import LOG_FILE
-from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED, WARMED
+from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED, WARMED, Access, accesses
 from spiderfs.errors import SpiderfsError
 from spiderfs.trace import Kind, TraceWriter
 
@@ -29,15 +28,6 @@ WANTED_S = 60.0
 MAX_BYTES = 8 << 20
 
 WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", UNSTORED: "uncached", WARMED: "warmed"}
-
-
-class Access(NamedTuple):
-    time_s: float
-    inode: int
-    size: int
-    block: int
-    pid: int
-    where: int
 
 
 class AccessLog:
@@ -63,15 +53,15 @@ class AccessLog:
         """Remember accesses (an array of ACCESS)."""
         if not (self._enabled or self._trace):
             return
-        accesses = [Access(*fields[:6]) for fields in events.tolist()]
+        noted = accesses(events)
         if self._enabled:
-            (self._unwritten if self._following else self._recent).extend(accesses)
+            (self._unwritten if self._following else self._recent).extend(noted)
         if self._trace:
-            self._record(self._trace, accesses)
+            self._record(self._trace, noted)
 
-    def _record(self, trace: TraceWriter, accesses: Iterable[Access]) -> None:
+    def _record(self, trace: TraceWriter, noted: Iterable[Access]) -> None:
         try:
-            for access in accesses:
+            for access in noted:
                 if access.where != WARMED:
                     kind = Kind.BLOCK if access.block else Kind.OPEN
                     served = access.where == HIT
@@ -121,7 +111,8 @@ class AccessLog:
         when = datetime.fromtimestamp(access.time_s).isoformat(sep=" ", timespec="milliseconds")
         block = f" block={access.block}" if access.block else ""
         head = f"{when} {WORDS[access.where]:8} {access.size:>9} pid={access.pid}{block} "
-        return head.encode() + self._path_of(access.inode).replace(b"\n", b"\\n") + b"\n"
+        served = b"" if access.wanted == access.inode else b" served by " + self._path_of(access.inode)
+        return head.encode() + (self._path_of(access.wanted) + served).replace(b"\n", b"\\n") + b"\n"
 
     def flush(self) -> None:
         """Put the trace on disk as far as it goes."""

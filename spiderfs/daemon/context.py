@@ -16,6 +16,7 @@ from spiderfs.daemon.event_pipe import open_pipe
 from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.filesystem import Ownership, Settings
 from spiderfs.metrics import Counters, SharedCounters
+from spiderfs.redirects import PendingReads
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
@@ -45,6 +46,8 @@ class Directories:
         self.faults = self.run / "faults"
         self.options = self.run / "options.json"
         self.control_socket = self.run / "control.sock"
+        self.trainers = self.run / "trainers.json"
+        self.scores = self.store / "scores"
         self.hook_socket = self.run / "hook.sock"
 
 
@@ -57,6 +60,7 @@ class MountContext:
     event_reader: int
     event_writer: int
     control_listener: socket.socket
+    pending_reads: PendingReads = field(default_factory=PendingReads)
     supervisor_pid: int = field(default_factory=os.getpid)
     mounted_at_s: float = field(default_factory=time.time)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import trio
 
 from spiderfs import __version__
@@ -14,12 +15,15 @@ from spiderfs.core.patterns import Pattern
 from spiderfs.errors import ConfigError, NotFound, Stale
 from spiderfs.metrics import prometheus_text
 from spiderfs.quantities import round_size
+from spiderfs.redirects import redirect_rows
 from spiderfs.store.store import LANDING, Member
 
 if TYPE_CHECKING:
     from spiderfs.daemon.manager import Manager
 
 
+# Samples by which the recall of the graph is judged: 0.1 s for a million.
+_RECALL_SAMPLE = 256
 # Records listed between two chances for events to be folded: 5 ms.
 _AT_A_TIME = 1000
 
@@ -38,6 +42,10 @@ class ControlTable:
             "config": self._config,
             "warm": lambda: self._manager.warmer.warm_progress().encode(),
             "evict": lambda: self._manager.warmer.evict_result().encode(),
+            "redirects": lambda: b"".join(self._redirect_lines()),
+            "scores": lambda: b"".join(self._score_lines()),
+            "graph": self._graph,
+            "ratio": self._ratio,
             "log": self._log,
             "hook": lambda: os.fsencode(self._manager.context.directories.hook_socket) + b"\n",
             "version": lambda: f"{__version__}\n".encode(),
@@ -46,6 +54,7 @@ class ControlTable:
             "config": self._change_config,
             "warm": lambda text: self._manager.warmer.warm(self._patterns(text)),
             "evict": lambda text: self._manager.evict(self._patterns(text)),
+            "ratio": self._pin_ratio,
         }
 
     async def render(self, name: str) -> bytes:
@@ -176,6 +185,56 @@ class ControlTable:
         self._manager.access_log.want()
         self._manager.access_log.write()
         return b""
+
+    # -- what training taught
+
+    def _redirect_lines(self) -> Iterator[bytes]:
+        for wanted, dataset, given in redirect_rows(self._manager.records):
+            yield b"%d %s -> %s\n" % (dataset, self._manager.path_of(wanted), self._manager.path_of(given))
+
+    def _score_lines(self) -> Iterator[bytes]:
+        for dataset in self._manager.guide.datasets.values():
+            if dataset.scorer is not None:
+                for inode, score in zip(dataset.inodes.tolist(), dataset.scorer.scores.tolist(), strict=True):
+                    yield f"{dataset.number} {score:.6g} ".encode() + self._manager.path_of(inode) + b"\n"
+
+    def _graph(self) -> bytes:
+        lines = []
+        for dataset in self._manager.guide.datasets.values():
+            lines.append(f"dataset {dataset.number}: {dataset.name}, {len(dataset.labels)} samples\n")
+            if dataset.scorer is None:
+                lines.append("  nothing scored yet\n")
+                continue
+            found = dataset.scorer.statistics()
+            lines += [
+                f"  radius             {found.radius:.4g}\n",
+                f"  median x_same      {found.median_same:g}\n",
+                f"  isolated share     {found.isolated_share:.3f}  (x_same = 0)\n",
+                f"  saturated share    {found.full_share:.3f}  (all k nearest within the radius)\n",
+                f"  scored share       {found.scored_share:.3f}\n",
+                f"  sigma              {found.sigma:.4g}\n",
+                f"  recall             {dataset.scorer.recall(_RECALL_SAMPLE, np.random.default_rng(0)):.3f}\n",
+                f"  bytes per sample   {found.bytes_per_sample:.0f}\n",
+                f"  ms per batch       {1000 * dataset.scoring_s / max(1, dataset.batches):.1f}\n",
+            ]
+        return "".join(lines or ["no trainer has declared its samples yet\n"]).encode(errors="surrogateescape")
+
+    def _ratio(self) -> bytes:
+        elastic, policy = self._manager.guide.elastic, self._manager.keeper.guided
+        ratio = "none: the policy has no sections for it" if policy is None else f"{policy.ratio:.4f}"
+        pinned = "no" if elastic.pinned is None else f"{elastic.pinned:g}"
+        return (
+            f"ratio   {ratio}\npinned  {pinned}\nsigma   {elastic.sigma:.4g}\nbeta    {elastic.beta}\n"
+            f"delta   {elastic.delta:.4g}\nu       {elastic.u:.4f}\n"
+        ).encode()
+
+    def _pin_ratio(self, text: bytes) -> None:
+        word = text.decode(errors="replace").strip()
+        try:
+            share = None if word == "auto" else float(word)
+            self._manager.guide.pin_ratio(share)
+        except ValueError as exc:
+            raise ConfigError(f"{word}: write a share from 0 to 1, or auto") from exc
 
     # -- changes
 

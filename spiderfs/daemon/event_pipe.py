@@ -21,7 +21,7 @@ from spiderfs.core.events import ACCESS
 from spiderfs.metrics import Counters
 
 PIPE_BYTES = 1 << 20  # the limit for ordinary users, /proc/sys/fs/pipe-max-size; 26,000 events
-_RECORD = struct.Struct("<dQQIIB7x")
+_RECORD = struct.Struct("<dQQQIIHB5x")
 # As many as fit into one atomic write.
 BATCH_EVENTS = select.PIPE_BUF // _RECORD.size
 # As many as the manager acts on in one transaction of the store.
@@ -47,8 +47,10 @@ class EventWriter:
         self._counters = counters
         self._batch: list[bytes] = []
 
-    def note(self, inode: int, size: int, where: int, pid: int, block: int = 0) -> None:
-        self._batch.append(_RECORD.pack(time.time(), inode, size, block, pid, where))
+    def note(
+        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+    ) -> None:
+        self._batch.append(_RECORD.pack(time.time(), inode, wanted or inode, size, block, pid, trainer, where))
         if len(self._batch) >= BATCH_EVENTS:
             self.flush()
 

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.core.engine import Changes, Engine
-from spiderfs.core.events import REFUSED, UNSTORED
+from spiderfs.core.events import REFUSED, UNSTORED, accesses
+from spiderfs.core.guided import Guided
 from spiderfs.core.policy import Key
 from spiderfs.metrics import Counters
 from spiderfs.policies import mountable_policies
@@ -75,15 +76,14 @@ class Keeper:
         """Let the engine see accesses (an array of ACCESS), and the store what it decided."""
         changes: list[Changes] = []
         # Workers send batches; in the order of time, the policy sees recency as it was.
-        for _, inode, size, block, _, where, _ in np.sort(events, order="time_s", kind="stable").tolist():
-            if size == 0:
+        for access in accesses(np.sort(events, order="time_s", kind="stable")):
+            if access.size == 0 or access.where == UNSTORED:
                 continue
-            if where == UNSTORED:
-                continue
-            if where == REFUSED:
-                self._make_room_for(size, changes)
+            if access.where == REFUSED:
+                self._make_room_for(access.size, changes)
             else:
-                changes.append(self._candidate(ContentKey(inode, block) if block else inode, size))
+                key = ContentKey(access.inode, access.block) if access.block else access.inode
+                changes.append(self._candidate(key, access.size))
         self._counters.add("events_folded", len(events))
         self._apply(*changes)
 
@@ -114,6 +114,23 @@ class Keeper:
         self.engine.evict(_engine_key(key) for key in going)
         self._content.apply(going, ())
         return len(going)
+
+    # -- what a scorer found
+
+    @property
+    def guided(self) -> Guided | None:
+        """The policy, if it is one that a scorer guides."""
+        return self.engine.policy if isinstance(self.engine.policy, Guided) else None
+
+    def place(self, inode: int) -> None:
+        """Let the engine put a sample where the policy wants it now, if its bytes are here."""
+        member = self._content.member(ContentKey(inode))
+        if member is not None:
+            self._apply(self.engine.place(inode, member.size))
+
+    def settle(self) -> None:
+        """Evict down to limits that the policy has changed."""
+        self._apply(self.engine.settle())
 
     def score(self, key: ContentKey) -> float:
         return self.engine.score(_engine_key(key))

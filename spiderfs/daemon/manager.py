@@ -19,12 +19,15 @@ import trio
 
 from spiderfs.catalogue import Catalogue
 from spiderfs.config import Options
+from spiderfs.core.events import accesses
 from spiderfs.core.patterns import Pattern
 from spiderfs.daemon.access_log import AccessLog
 from spiderfs.daemon.context import MANAGER_ROW, MountContext, publish_options, published_options
 from spiderfs.daemon.control_channel import answer_questions
 from spiderfs.daemon.control_table import ControlTable
 from spiderfs.daemon.event_pipe import EventWriter, read_events
+from spiderfs.daemon.guide import Guide
+from spiderfs.daemon.hook_server import HookServer, listen
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.survey import Survey
 from spiderfs.daemon.warmer import Warmer
@@ -83,12 +86,25 @@ class Manager:
         self.keeper = Keeper(self.content, self.options.policy, self.options.large_share, self.counters)
         known = self.catalogue.fact(_SOURCE_BYTES_FACT)
         self.survey = Survey(lister, _SOURCE_BYTES.unpack(known)[0] if known else 0)
-        self.access_log = AccessLog(directories.run, self.options.access_log, self.options.trace, self._path_of)
+        self.guide = Guide(
+            self.catalogue,
+            lister,
+            self.records,
+            self.keeper,
+            self.counters,
+            directories.trainers,
+            directories.scores,
+        )
+        self.access_log = AccessLog(directories.run, self.options.access_log, self.options.trace, self.path_of)
         self._reserve_failed = False
 
     async def run(self, nursery: trio.Nursery) -> None:
         self.keeper.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
+        self.guide.withdraw_redirects()
         nursery.start_soon(self.client.watch)
+        nursery.start_soon(
+            HookServer(self.guide, self.counters.add).serve, listen(self.context.directories.hook_socket)
+        )
         nursery.start_soon(answer_questions, self.context.control_listener, ControlTable(self, nursery), nursery)
         nursery.start_soon(self._fold_events)
         nursery.start_soon(self._write_log)
@@ -120,18 +136,21 @@ class Manager:
         while True:
             await trio.lowlevel.wait_readable(self.context.event_reader)
             self._fold(read_events(self.context.event_reader))
+            with exit_if_corrupt():
+                await self.guide.publish_redirects()
             await trio.sleep(FOLD_PAUSE_S)
 
     def _fold(self, events: npt.NDArray[np.void]) -> None:
         try:
             with exit_if_corrupt():
                 self.keeper.fold(events)
+            self.guide.note(accesses(events))
         except SpiderfsError as exc:
             # What was fetched stays in landing until it is pushed out; nobody waits for it to be kept.
             log.warning("%s", exc)
         self.access_log.note(events)
 
-    def _path_of(self, inode: int) -> bytes:
+    def path_of(self, inode: int) -> bytes:
         try:
             return self.catalogue.node(inode).path
         except Stale:
@@ -178,6 +197,7 @@ class Manager:
             took_s = time.monotonic() - started
 
     def _save(self) -> None:
+        self.guide.save()
         self.catalogue.record_fact(_STATE_FACT, self.keeper.saved_state())
 
     # -- the capacity and other things that can be changed

@@ -19,6 +19,7 @@ from spiderfs.fuse.session import serve
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
 from spiderfs.read_ahead import ReadAhead
+from spiderfs.redirects import Redirects, published_trainers
 from spiderfs.sources.client import SourceClient
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
     catalogue = Catalogue(records)
     lister = Lister(catalogue, client)
     fetcher = Fetcher(context.source, client, content, interlock, Episode(directories.full_disk), counters)
+    redirects = Redirects(records, context.pending_reads)
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(
             catalogue=catalogue,
@@ -47,6 +49,7 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
             lister=lister,
             fetcher=fetcher,
             read_ahead=ReadAhead(nursery, fetcher, counters, context.options.read_ahead),
+            redirects=redirects,
             control=Control(ControlClient(directories.control_socket), directories.run, os.getuid()),
             events=events,
             counters=counters,
@@ -57,6 +60,7 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
         nursery.start_soon(client.watch)
         nursery.start_soon(_report, events, client, counters)
         nursery.start_soon(_follow_options, filesystem, context)
+        nursery.start_soon(_follow_trainers, redirects, context)
         queue_lock = directories.queue_lock if context.options.workers > 1 else None
         counters.add("process_starts")
         await serve(descriptor, operations, queue_lock, counters, content.end_read)
@@ -69,6 +73,21 @@ async def _report(events: EventWriter, client: SourceClient, counters: Counters)
     while True:
         events.flush()
         counters.set_source_reachable(client.reachable)
+        await trio.sleep(FLUSH_INTERVAL_S)
+
+
+async def _follow_trainers(redirects: Redirects, context: MountContext) -> None:
+    """Take over who is attached; a file that is not there says nobody."""
+    path = context.directories.trainers
+    seen_ns = 0
+    while True:
+        try:
+            changed_ns = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            changed_ns = 0
+        if changed_ns != seen_ns:
+            seen_ns = changed_ns
+            redirects.set_trainers(published_trainers(path), context.options.substitute)
         await trio.sleep(FLUSH_INTERVAL_S)
 
 

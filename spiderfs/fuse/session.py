@@ -91,6 +91,12 @@ def resend(descriptor: int) -> bool:
     return True
 
 
+def forget_name(parent: int, name: bytes) -> None:
+    """Make the kernel ask again for a name; does nothing if it does not know it. May block: call it in a thread."""
+    with contextlib.suppress(FileNotFoundError):
+        pyfuse3.invalidate_entry(parent, name)
+
+
 async def serve(
     descriptor: int,
     operations: pyfuse3.Operations,

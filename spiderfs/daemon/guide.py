@@ -1,0 +1,291 @@
+"""What trainers teach the cache: their batches become scores, hubs and redirects, and their epochs the sections' ratio.
+
+One dataset per list of samples, by its content: the ranks of a distributed training share one, and a training that goes
+on after a restart finds its scores. Scoring runs in a thread, one batch at a time; everything else on the manager's
+event loop, where the engine lives. What was really served for a sample comes from the workers' events, through the
+ledger, so that a stand-in's embedding is never filed under the sample that it stood in for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import trio
+import xxhash
+
+from spiderfs.catalogue import Catalogue
+from spiderfs.core.elastic import Elastic
+from spiderfs.core.events import Access
+from spiderfs.core.homophily import Hub
+from spiderfs.core.ledger import Ledger
+from spiderfs.daemon.keeper import Keeper
+from spiderfs.daemon.trainer import SampleList, Trainer
+from spiderfs.errors import SourceError, Stale
+from spiderfs.fuse.session import forget_name
+from spiderfs.lister import Lister
+from spiderfs.metrics import Counters
+from spiderfs.protocol import Batch, EpochEnd, Plan
+from spiderfs.redirects import TABLE, Attached, publish_trainers, redirect_row, started_at
+from spiderfs.scorer.scorer import Scorer
+from spiderfs.store.store import Records
+
+log = logging.getLogger(__name__)
+
+# Samples looked up, or redirects withdrawn, between two chances for other tasks: 5 ms.
+_AT_A_TIME = 500
+# Epochs after which the ratio has come down to its end (T of SpiderCache eq. 8), where the trainer does not say.
+EPOCHS = 100
+
+
+class Dataset:
+    """One list of samples: sample i of the list is the file `inodes[i]` (0: unknown)."""
+
+    def __init__(
+        self, number: int, digest: str, samples: SampleList, inodes: npt.NDArray[np.uint64], directory: Path
+    ) -> None:
+        self.number = number
+        self.digest = digest
+        self.name = f"{samples.name} ({samples.split})"
+        self.labels = samples.labels
+        self.inodes = inodes
+        self.place_of = {inode: place for place, inode in enumerate(inodes.tolist()) if inode}
+        self.directory = directory
+        self.scorer: Scorer | None = None
+        self.batches = 0
+        self.scoring_s = 0.0
+
+    def scorer_for(self, dimension: int) -> Scorer:
+        """The scorer, made (and brought back from an earlier mount) when the first batch says its dimension. Blocks."""
+        if self.scorer is None or self.scorer.dimension != dimension:
+            self.scorer = Scorer(self.labels, dimension)
+            if self.scorer.restore(self.directory):
+                log.info("%s goes on with the scores of an earlier training", self.name)
+        return self.scorer
+
+    def save(self) -> None:
+        """Blocks on the disk."""
+        if self.scorer is not None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.scorer.save(self.directory)
+
+
+class Guide:
+    """The HookSink of the manager."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        lister: Lister,
+        records: Records,
+        keeper: Keeper,
+        counters: Counters,
+        trainers_file: Path,
+        scores_directory: Path,
+    ) -> None:
+        self._catalogue = catalogue
+        self._lister = lister
+        self._records = records
+        self._keeper = keeper
+        self._counters = counters
+        self._trainers_file = trainers_file
+        self._scores_directory = scores_directory
+        self._ledger = Ledger()
+        self._scoring = trio.CapacityLimiter(1)
+        self._numbers: dict[Trainer, int] = {}
+        self._attached = 0
+        self._using: dict[tuple[Trainer, str], Dataset] = {}
+        self.datasets: dict[str, Dataset] = {}
+        self.elastic = Elastic()
+        self.plans: dict[int, Plan] = {}
+
+    # -- trainers
+
+    async def attached(self, trainer: Trainer) -> None:
+        self._attached += 1
+        self._numbers[trainer] = self._attached
+        if trainer.pid == 0:
+            log.warning("a trainer is of another pid namespace: it gets no stand-ins, see HOOK_PROTOCOL.md")
+
+    async def detached(self, trainer: Trainer) -> None:
+        self._ledger.forget(self._numbers[trainer])
+        self.plans.pop(self._numbers[trainer], None)
+        del self._numbers[trainer]
+        for key in [key for key in self._using if key[0] is trainer]:
+            del self._using[key]
+        self._publish_trainers()
+
+    def _publish_trainers(self) -> None:
+        rows = []
+        for trainer, number in self._numbers.items():
+            datasets = tuple({dataset.number for (owner, _), dataset in self._using.items() if owner is trainer})
+            try:
+                if trainer.pid and datasets:
+                    rows.append(Attached(number, trainer.pid, started_at(trainer.pid), datasets))
+            except OSError:
+                log.debug("trainer %d has ended", trainer.pid)
+        publish_trainers(self._trainers_file, rows)
+
+    async def samples(self, trainer: Trainer, samples: SampleList) -> int:
+        digest = xxhash.xxh3_64_hexdigest(b"\0".join(samples.paths) + samples.labels.tobytes())
+        inodes = await self._inodes(samples)
+        dataset = self.datasets.get(digest)
+        if dataset is None or not np.array_equal(dataset.inodes, inodes):
+            number = dataset.number if dataset else len(self.datasets) + 1
+            dataset = Dataset(number, digest, samples, inodes, self._scores_directory / digest)
+            self.datasets[digest] = dataset
+        self._using[trainer, samples.name] = dataset
+        self._publish_trainers()
+        return int((inodes == 0).sum())
+
+    async def _inodes(self, samples: SampleList) -> npt.NDArray[np.uint64]:
+        """The file of each sample; directories that are not known yet are listed."""
+        inodes = np.zeros(len(samples), np.uint64)
+        listed: dict[bytes, int] = {}
+        for place, path in enumerate(samples.paths):
+            directory, _, name = path.rpartition(b"/")
+            if directory not in listed:
+                listed[directory] = await self._listed(directory)
+            dentry = self._catalogue.find(listed[directory], name) if listed[directory] else None
+            if dentry is not None:
+                inodes[place] = dentry.inode
+            if place % _AT_A_TIME == 0:
+                await trio.lowlevel.checkpoint()
+        return inodes
+
+    async def _listed(self, path: bytes) -> int:
+        try:
+            node = await self._lister.directory(path)
+            await self._lister.complete(node, ttl_s=60.0)
+        except (SourceError, Stale):
+            return 0
+        return node.inode
+
+    # -- what training says
+
+    async def batch(self, trainer: Trainer, samples: SampleList, batch: Batch) -> None:
+        dataset = self._using[trainer, samples.name]
+        wanted = dataset.inodes[batch.indices].tolist()
+        served = self._ledger.arrived(self._numbers[trainer], wanted)
+        places = np.array([dataset.place_of.get(inode, -1) for inode in served], np.int64)
+        known = places >= 0
+        if not known.any():
+            return
+        embeddings = batch.embeddings[known].astype(np.float32)
+        started = time.perf_counter()
+        scored = await trio.to_thread.run_sync(
+            lambda: dataset.scorer_for(embeddings.shape[1]).batch(places[known], embeddings), limiter=self._scoring
+        )
+        dataset.batches += 1
+        dataset.scoring_s += time.perf_counter() - started
+        policy = self._keeper.guided
+        if policy is None:
+            return
+        for place, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
+            inode = int(dataset.inodes[place])
+            if inode:
+                policy.scored(inode, score)
+        hub = scored.hub()
+        if hub is not None:
+            inode = int(dataset.inodes[hub.id])
+            neighbours = dataset.inodes[hub.neighbours].tolist()
+            policy.hub_found(Hub(inode, dataset.digest, neighbours, hub.distances.tolist()))
+            self._keeper.place(inode)
+        await self.publish_redirects()
+
+    async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
+        self._ledger.forget(self._numbers[trainer])
+        if trainer.rank != 0:
+            return
+        for dataset in {dataset for (owner, _), dataset in self._using.items() if owner is trainer}:
+            if dataset.scorer is not None:
+                await trio.to_thread.run_sync(dataset.scorer.new_epoch, limiter=self._scoring)
+                self.elastic.observe_sigma(dataset.scorer.sigma)
+        if end.accuracy is not None:
+            self.elastic.observe_accuracy(end.accuracy)
+        policy = self._keeper.guided
+        if policy is not None:
+            policy.new_epoch()
+            policy.set_ratio(self.elastic.ratio(end.epoch / EPOCHS))
+            self._keeper.settle()
+            await self.publish_redirects()
+
+    async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
+        self.plans[self._numbers[trainer]] = plan
+
+    async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
+        scorer = self._using[trainer, samples.name].scorer
+        return np.empty(0, np.float32) if scorer is None else scorer.scores.copy()
+
+    async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
+        members = self._keeper.engine.members
+        return np.array([inode in members for inode in self._using[trainer, samples.name].inodes.tolist()], np.bool_)
+
+    # -- what workers saw
+
+    def note(self, accesses: list[Access]) -> None:
+        """Keep the ledger, and count how often each hub stood in."""
+        policy = self._keeper.guided
+        for access in accesses:
+            if access.trainer:
+                self._ledger.served(access.trainer, access.wanted, access.inode)
+                if access.wanted != access.inode and policy is not None:
+                    policy.stood_in(access.inode)
+
+    def pin_ratio(self, share: float | None) -> None:
+        """Fix the share of the importance section, or let training decide again; raises ValueError for no share."""
+        self.elastic.pin(share)
+        policy = self._keeper.guided
+        if policy is not None and share is not None:
+            policy.set_ratio(share)
+            self._keeper.settle()
+
+    # -- redirects
+
+    def withdraw_redirects(self) -> None:
+        """Begin with an empty table: what an earlier manager had published may no longer be cached."""
+        rows = self._records.scan(TABLE, b"", self._records.count(TABLE) + 1)
+        self._records.put((TABLE, key, None) for key, _ in rows)
+
+    async def publish_redirects(self) -> None:
+        """Let workers know what has changed, and the kernel for which names it must ask again."""
+        policy = self._keeper.guided
+        changes = policy.redirects_changed() if policy is not None else []
+        if not changes:
+            return
+        rows, names = [], []
+        for digest, wanted, given in changes:
+            assert isinstance(wanted, int)
+            assert given is None or isinstance(given, int)
+            if digest in self.datasets:
+                rows.append(redirect_row(self.datasets[digest].number, wanted, given))
+                if given is not None:
+                    names.append(wanted)
+        await trio.to_thread.run_sync(self._records.put, rows)
+        await trio.to_thread.run_sync(self._forget, [self._name_of(inode) for inode in names])
+
+    def _name_of(self, inode: int) -> tuple[int, bytes] | None:
+        try:
+            return self._catalogue.parent_of(self._catalogue.node(inode).path)
+        except Stale:
+            return None
+
+    @staticmethod
+    def _forget(names: list[tuple[int, bytes] | None]) -> None:
+        for name in names:
+            if name is not None:
+                try:
+                    forget_name(*name)
+                except OSError as exc:
+                    log.debug("the kernel keeps a name: %s", exc)
+                    return
+
+    # -- saving
+
+    def save(self) -> None:
+        """Write all scores down; blocks on the disk."""
+        for dataset in self.datasets.values():
+            dataset.save()

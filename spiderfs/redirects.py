@@ -1,0 +1,197 @@
+"""Which file a reader is given for the one it asked for: looked up by workers, decided by the manager.
+
+Only a thread of a process below an attached trainer is ever given another file, only for a sample of a list that this
+trainer declared, and only another sample of that list with the same label (the manager writes no other rows). All
+others, and every thread that cannot be placed, get what they ask for.
+
+A thread is placed by walking up /proc from it to a trainer's process; what was found holds for a second, so that a
+reused thread id is not taken for long for what it was (proc_pid_status(5)). A choice holds for a short lease, so that
+who asks for attributes and then opens gets one file.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from spiderfs.store.store import Records
+
+TABLE = "redirect"
+LEASE_S = 2.0
+PLACED_S = 1.0
+# What is remembered of threads and of leases before it is thrown away as a whole.
+_REMEMBERED = 65536
+# Processes on the way up from a loader's worker to the trainer; a container's init is further than any trainer.
+_DEPTH = 32
+_KEY = struct.Struct(">QI")
+_INODE = struct.Struct(">Q")
+
+Who = Literal["off", "trainer", "all"]
+
+
+class Attached(NamedTuple):
+    """A trainer as workers know it; `started` is the start time of its process in clock ticks."""
+
+    number: int
+    pid: int
+    started: int
+    datasets: tuple[int, ...]
+
+
+def publish_trainers(path: Path, trainers: Iterable[Attached]) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(list(trainers)))
+    temporary.rename(path)
+
+
+def published_trainers(path: Path) -> list[Attached]:
+    try:
+        rows = json.loads(path.read_text())
+    except FileNotFoundError:
+        return []
+    return [Attached(number, pid, started, tuple(datasets)) for number, pid, started, datasets in rows]
+
+
+def redirect_row(dataset: int, wanted: int, given: int | None) -> tuple[str, bytes, bytes | None]:
+    """The row of the table by which readers of `dataset` get `given` for `wanted`; None takes it away."""
+    return TABLE, _KEY.pack(wanted, dataset), None if given is None else _INODE.pack(given)
+
+
+def redirect_rows(records: Records) -> list[tuple[int, int, int]]:
+    """All redirects: wanted, dataset, given."""
+    rows = records.scan(TABLE, b"", records.count(TABLE) + 1)
+    return [(*_KEY.unpack(key), _INODE.unpack(value)[0]) for key, value in rows]
+
+
+def started_at(pid: int) -> int:
+    """Start time of a process in clock ticks, which with the pid names it for good; raises OSError when it is gone."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    # The name in parentheses may hold anything; field 22 counts from after it.
+    return int(text.rpartition(")")[2].split()[19])
+
+
+class Redirects:
+    """A worker's view; `who` is the option `substitute`."""
+
+    def __init__(self, records: Records, reads: PendingReads, clock: Callable[[], float] = time.monotonic) -> None:
+        self._records = records
+        self._reads = reads
+        self._clock = clock
+        self._trainers: list[Attached] = []
+        self._placed: dict[int, tuple[Attached | None, float]] = {}
+        self._leases: dict[tuple[int, int], tuple[int, float]] = {}
+        self._who: Who = "trainer"
+        self.active = False
+        """Whether anybody may be redirected at all: looked at first, for it costs nothing."""
+
+    def set_trainers(self, trainers: list[Attached], who: Who) -> None:
+        self._trainers = trainers
+        self._placed.clear()
+        self._who = who
+        self.active = bool(trainers) and who != "off"
+
+    def trainer_of(self, thread: int) -> Attached | None:
+        """The trainer that a thread belongs to; None if it belongs to none or cannot be placed."""
+        now = self._clock()
+        placed = self._placed.get(thread)
+        if placed is None or placed[1] < now:
+            if len(self._placed) > _REMEMBERED:
+                self._placed.clear()
+            placed = self._placed[thread] = (self._place(thread), now + PLACED_S)
+        return placed[0]
+
+    def _place(self, thread: int) -> Attached | None:
+        if self._who == "all":
+            return self._trainers[0]._replace(
+                number=0, datasets=tuple({number for trainer in self._trainers for number in trainer.datasets})
+            )
+        pids = {trainer.pid: trainer for trainer in self._trainers}
+        pid = thread
+        try:
+            for _ in range(_DEPTH):
+                process, parent = _ids(pid)
+                trainer = pids.get(process)
+                if trainer is not None:
+                    return trainer if started_at(process) == trainer.started else None
+                if parent <= 1:
+                    return None
+                pid = parent
+        except (OSError, ValueError):
+            pass
+        return None
+
+    def concerns(self, wanted: int) -> bool:
+        """Whether anybody may be given another file for this one, so that the kernel must ask each time."""
+        rows = self._records.scan(TABLE, _KEY.pack(wanted, 0), 1)
+        return bool(rows) and rows[0][0][:8] == _INODE.pack(wanted)
+
+    def choose(self, wanted: int, trainer: Attached) -> int:
+        """The inode that this trainer is to be given for `wanted`; often itself."""
+        now = self._clock()
+        lease = self._leases.get((trainer.number, wanted))
+        if lease is not None and lease[1] >= now:
+            return lease[0]
+        given = wanted
+        for dataset in trainer.datasets:
+            row = self._records.get(TABLE, _KEY.pack(wanted, dataset))
+            if row is not None:
+                given = _INODE.unpack(row)[0]
+                break
+        if len(self._leases) > _REMEMBERED:
+            self._leases.clear()
+        self._leases[trainer.number, wanted] = (given, now + LEASE_S)
+        return given
+
+    def note(self, thread: int, wanted: int, given: int) -> None:
+        """Remember, for the open that follows, what the thread had asked for."""
+        self._reads.put(thread, wanted, given)
+
+    def wanted(self, thread: int, given: int) -> int:
+        """What a thread that opens `given` had asked for."""
+        return self._reads.take(thread, given)
+
+
+class PendingReads:
+    """Between look-up and open: what a thread asked for, in memory that all workers share.
+
+    A thread does one thing at a time, so a slot has one writer; two threads that share a slot can only lose the
+    earlier's note, and its open is then taken for what it looks like.
+    """
+
+    _SLOTS = 8192
+    _SLOT = struct.Struct("<QQQ")
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, self._SLOTS * self._SLOT.size)
+
+    def put(self, thread: int, wanted: int, given: int) -> None:
+        self._SLOT.pack_into(self._map, self._at(thread), thread, wanted, given)
+
+    def take(self, thread: int, given: int) -> int:
+        at = self._at(thread)
+        noted, wanted, was_given = self._SLOT.unpack_from(self._map, at)
+        if noted != thread or was_given != given:
+            return given
+        self._SLOT.pack_into(self._map, at, 0, 0, 0)
+        return int(wanted)
+
+    def _at(self, thread: int) -> int:
+        return thread % self._SLOTS * self._SLOT.size
+
+
+def _ids(thread: int) -> tuple[int, int]:
+    """The process of a thread, and that process's parent."""
+    process = parent = 0
+    with open(f"/proc/{thread}/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Tgid:"):
+                process = int(line[5:])
+            elif line.startswith(b"PPid:"):
+                parent = int(line[5:])
+                break
+    return process, parent

@@ -92,6 +92,8 @@ class Redirects:
     def set_trainers(self, trainers: list[Attached], who: Who) -> None:
         self._trainers = trainers
         self._placed.clear()
+        # A new manager begins to number its trainers anew.
+        self._leases.clear()
         self._who = who
         self.active = bool(trainers) and who != "off"
 

@@ -31,12 +31,24 @@ WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", UNSTORED: "uncache
 
 
 class AccessLog:
-    def __init__(self, directory: Path, enabled: bool, trace: Path | None, path_of: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        enabled: bool,
+        trace: Path | None,
+        path_of: Callable[[int], bytes],
+        *,
+        size_of: Callable[[int], int] = lambda inode: 0,
+        dataset_of: Callable[[int, int], int] = lambda trainer, inode: 0,
+    ) -> None:
+        """`dataset_of` a trainer and a file is the number of the list that names it."""
         self._file = directory / LOG_FILE
         self._wanted = directory / f"{LOG_FILE}.wanted"
         self._enabled = enabled
-        self._trace = self._begun(trace) if trace else None
+        self.trace = self._begun(trace) if trace else None
         self._path_of = path_of
+        self._size_of = size_of
+        self._dataset_of = dataset_of
         self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
         self._following = False
@@ -51,27 +63,33 @@ class AccessLog:
 
     def note(self, events: npt.NDArray[np.void]) -> None:
         """Remember accesses (an array of ACCESS)."""
-        if not (self._enabled or self._trace):
+        if not (self._enabled or self.trace):
             return
         noted = accesses(events)
         if self._enabled:
             (self._unwritten if self._following else self._recent).extend(noted)
-        if self._trace:
-            self._record(self._trace, noted)
+        if self.trace:
+            self._record(self.trace, noted)
 
     def _record(self, trace: TraceWriter, noted: Iterable[Access]) -> None:
         try:
             for access in noted:
-                if access.where != WARMED:
-                    kind = Kind.BLOCK if access.block else Kind.OPEN
-                    served = access.where == HIT
-                    trace.append(access.time_s, access.inode, access.size, kind, access.block, served)
+                if access.where == WARMED:
+                    continue
+                dataset = self._dataset_of(access.trainer, access.wanted) if access.trainer else 0
+                if access.wanted != access.inode:
+                    wanted_size = self._size_of(access.wanted)
+                    trace.redirect(access.time_s, access.wanted, wanted_size, access.inode, access.size, dataset)
+                    continue
+                kind = Kind.BLOCK if access.block else Kind.OPEN
+                served = access.where == HIT
+                trace.append(access.time_s, access.inode, access.size, kind, access.block, served, dataset)
         except SpiderfsError as exc:
             self._end(trace, exc)
 
     def _end(self, trace: TraceWriter, reason: SpiderfsError) -> None:
         log.warning("%s: the trace ends here", reason)
-        self._trace = None
+        self.trace = None
         with contextlib.suppress(SpiderfsError):
             trace.close()
 
@@ -116,13 +134,13 @@ class AccessLog:
 
     def flush(self) -> None:
         """Put the trace on disk as far as it goes."""
-        if self._trace:
+        if self.trace:
             try:
-                self._trace.flush()
+                self.trace.flush()
             except SpiderfsError as exc:
-                self._end(self._trace, exc)
+                self._end(self.trace, exc)
 
     def close(self) -> None:
         self.flush()
-        if self._trace:
-            self._trace.close()
+        if self.trace:
+            self.trace.close()

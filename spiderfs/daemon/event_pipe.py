@@ -71,4 +71,5 @@ def read_events(fd: int) -> npt.NDArray[np.void]:
         waiting = os.read(fd, READ_EVENTS * _RECORD.size)
     except BlockingIOError:
         waiting = b""
-    return np.frombuffer(waiting, dtype=ACCESS)
+    # Workers send batches; in the order of time, recency is what it was.
+    return np.sort(np.frombuffer(waiting, dtype=ACCESS), order="time_s", kind="stable")

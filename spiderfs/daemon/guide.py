@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +31,9 @@ from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
 from spiderfs.protocol import Batch, EpochEnd, Plan
 from spiderfs.redirects import TABLE, Attached, publish_trainers, redirect_row, started_at
-from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.scorer import Scorer, saved_dimension
 from spiderfs.store.store import Records
+from spiderfs.trace import TraceWriter
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class Guide:
         counters: Counters,
         trainers_file: Path,
         scores_directory: Path,
+        trace: Callable[[], TraceWriter | None] = lambda: None,
     ) -> None:
         self._catalogue = catalogue
         self._lister = lister
@@ -93,6 +96,7 @@ class Guide:
         self._counters = counters
         self._trainers_file = trainers_file
         self._scores_directory = scores_directory
+        self._trace = trace
         self._ledger = Ledger()
         self._scoring = trio.CapacityLimiter(1)
         self._numbers: dict[Trainer, int] = {}
@@ -137,9 +141,29 @@ class Guide:
             number = dataset.number if dataset else len(self.datasets) + 1
             dataset = Dataset(number, digest, samples, inodes, self._scores_directory / digest)
             self.datasets[digest] = dataset
+            await self._remember(dataset)
         self._using[trainer, samples.name] = dataset
         self._publish_trainers()
         return int((inodes == 0).sum())
+
+    async def _remember(self, dataset: Dataset) -> None:
+        """Go on with the scores of an earlier training on the same list, if there are any."""
+        dimension = await trio.to_thread.run_sync(saved_dimension, dataset.directory)
+        if dimension is not None:
+            await trio.to_thread.run_sync(dataset.scorer_for, dimension, limiter=self._scoring)
+            self._teach(dataset)
+
+    def teach(self) -> None:
+        """Tell a policy that was just chosen all scores there are."""
+        for dataset in self.datasets.values():
+            self._teach(dataset)
+
+    def _teach(self, dataset: Dataset) -> None:
+        policy = self._keeper.guided
+        if policy is not None and dataset.scorer is not None:
+            for inode, score in zip(dataset.inodes.tolist(), dataset.scorer.scores.tolist(), strict=True):
+                if inode:
+                    policy.scored(inode, score)
 
     async def _inodes(self, samples: SampleList) -> npt.NDArray[np.uint64]:
         """The file of each sample; directories that are not known yet are listed."""
@@ -184,15 +208,22 @@ class Guide:
         policy = self._keeper.guided
         if policy is None:
             return
+        now = time.time()
+        trace = self._trace()
         for place, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
             inode = int(dataset.inodes[place])
             if inode:
                 policy.scored(inode, score)
+                if trace:
+                    trace.score(now, inode, score)
         hub = scored.hub()
         if hub is not None:
             inode = int(dataset.inodes[hub.id])
             neighbours = dataset.inodes[hub.neighbours].tolist()
-            policy.hub_found(Hub(inode, dataset.digest, neighbours, hub.distances.tolist()))
+            distances = hub.distances.tolist()
+            policy.hub_found(Hub(inode, dataset.digest, neighbours, distances))
+            if trace:
+                trace.hub(now, Hub(inode, dataset.digest, neighbours, distances), dataset.number)
             self._keeper.place(inode)
         await self.publish_redirects()
 
@@ -211,6 +242,9 @@ class Guide:
             policy.new_epoch()
             policy.set_ratio(self.elastic.ratio(end.epoch / EPOCHS))
             self._keeper.settle()
+            if trace := self._trace():
+                trace.epoch(time.time(), 0)
+                trace.ratio(time.time(), policy.ratio)
             await self.publish_redirects()
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
@@ -225,6 +259,13 @@ class Guide:
         return np.array([inode in members for inode in self._using[trainer, samples.name].inodes.tolist()], np.bool_)
 
     # -- what workers saw
+
+    def dataset_of(self, trainer: int, inode: int) -> int:
+        """The number of the list by which this trainer knows this file; 0 if it has declared none with it."""
+        for (owner, _), dataset in self._using.items():
+            if self._numbers.get(owner) == trainer and inode in dataset.place_of:
+                return dataset.number
+        return 0
 
     def note(self, accesses: list[Access]) -> None:
         """Keep the ledger, and count how often each hub stood in."""
@@ -286,6 +327,9 @@ class Guide:
     # -- saving
 
     def save(self) -> None:
-        """Write all scores down; blocks on the disk."""
-        for dataset in self.datasets.values():
+        """Write all scores down; blocks on the disk, and must not run while a batch is scored."""
+        for dataset in list(self.datasets.values()):
             dataset.save()
+
+    async def save_in_thread(self) -> None:
+        await trio.to_thread.run_sync(self.save, limiter=self._scoring)

@@ -75,8 +75,7 @@ class Keeper:
     def fold(self, events: npt.NDArray[np.void]) -> None:
         """Let the engine see accesses (an array of ACCESS), and the store what it decided."""
         changes: list[Changes] = []
-        # Workers send batches; in the order of time, the policy sees recency as it was.
-        for access in accesses(np.sort(events, order="time_s", kind="stable")):
+        for access in accesses(events):
             if access.size == 0 or access.where == UNSTORED:
                 continue
             if access.where == REFUSED:

@@ -94,8 +94,16 @@ class Manager:
             self.counters,
             directories.trainers,
             directories.scores,
+            lambda: self.access_log.trace,
         )
-        self.access_log = AccessLog(directories.run, self.options.access_log, self.options.trace, self.path_of)
+        self.access_log = AccessLog(
+            directories.run,
+            self.options.access_log,
+            self.options.trace,
+            self.path_of,
+            size_of=self._size_of,
+            dataset_of=self.guide.dataset_of,
+        )
         self._reserve_failed = False
 
     async def run(self, nursery: trio.Nursery) -> None:
@@ -123,9 +131,10 @@ class Manager:
         while len(events := read_events(self.context.event_reader)):
             self._fold(events)
         try:
+            self.guide.save()
             with exit_if_corrupt():
                 self._save()
-        except SpiderfsError as exc:
+        except (SpiderfsError, OSError) as exc:
             log.warning("the order of the cached files could not be saved: %s", exc)
         self.access_log.close()
         # The store is not closed: a thread that was given up on may still come back from the source and write to it.
@@ -155,6 +164,12 @@ class Manager:
             return self.catalogue.node(inode).path
         except Stale:
             return b"?"
+
+    def _size_of(self, inode: int) -> int:
+        try:
+            return self.catalogue.node(inode).stat.size
+        except Stale:
+            return 0
 
     async def _write_log(self) -> None:
         while True:
@@ -188,16 +203,16 @@ class Manager:
             await trio.sleep(max(SAVE_INTERVAL_S, took_s / SAVE_SHARE))
             started = time.monotonic()
             try:
+                await self.guide.save_in_thread()
                 with exit_if_corrupt():
                     self._save()
                     self.access_log.flush()
                     self.keeper.reconcile()
-            except SpiderfsError as exc:
+            except (SpiderfsError, OSError) as exc:
                 log.warning("%s", exc)
             took_s = time.monotonic() - started
 
     def _save(self) -> None:
-        self.guide.save()
         self.catalogue.record_fact(_STATE_FACT, self.keeper.saved_state())
 
     # -- the capacity and other things that can be changed
@@ -225,6 +240,7 @@ class Manager:
             self.keeper.set_capacity(self._budget_bytes())
         if options.policy != before.policy:
             self.keeper.set_policy(options.policy)
+            self.guide.teach()
         faults = options.source_faults()
         for name in FAULTS:
             if faults[name] != before.source_faults()[name]:

@@ -267,6 +267,14 @@ class Scorer:
         return labels & (answer.ids >= 0)
 
 
+def saved_dimension(directory: Path) -> int | None:
+    """The dimension of the embeddings that a saved scorer was given; None if nothing usable is saved there."""
+    try:
+        return int(saved_arrays(directory / STATE_FILE)["identity"][3])
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     unfinished = path.with_name(f".{path.name}")
     write(unfinished)

@@ -467,7 +467,7 @@ class Filesystem:
             if name.startswith(XATTR_PREFIX) and node.is_regular:
                 render = _OWN_XATTRS.get(name[len(XATTR_PREFIX) :])
                 if render is not None:
-                    return render(self, node).encode()
+                    return os.fsencode(render(self, node))
             else:
                 value = await self._client.getxattr(node.path, name)
                 if value is not None:
@@ -495,6 +495,11 @@ class Filesystem:
         member = self._content.member(ContentKey(node.inode))
         return f"{member.score:g}" if member and member.section != LANDING else "none"
 
+    def _xattr_served_by(self, node: Node) -> str:
+        """Paths of the files that trainers may be given for this one now."""
+        paths = [self._catalogue.node(inode).path for inode in self._redirects.stand_ins(node.inode)]
+        return "\n".join(os.fsdecode(path) for path in paths) or "itself"
+
     def _xattr_inode(self, node: Node) -> str:
         return str(node.inode)
 
@@ -506,6 +511,7 @@ _OWN_XATTRS: dict[str, Callable[[Filesystem, Node], str]] = {
     "state": Filesystem._xattr_state,
     "section": Filesystem._xattr_section,
     "score": Filesystem._xattr_score,
+    "served_by": Filesystem._xattr_served_by,
     "inode": Filesystem._xattr_inode,
     "version": Filesystem._xattr_version,
 }

@@ -129,8 +129,12 @@ class Redirects:
 
     def concerns(self, wanted: int) -> bool:
         """Whether anybody may be given another file for this one, so that the kernel must ask each time."""
-        rows = self._records.scan(TABLE, _KEY.pack(wanted, 0), 1)
-        return bool(rows) and rows[0][0][:8] == _INODE.pack(wanted)
+        return bool(self.stand_ins(wanted, 1))
+
+    def stand_ins(self, wanted: int, limit: int = 64) -> list[int]:
+        """What readers may be given for a file now, one inode for each dataset that has it."""
+        rows = self._records.scan(TABLE, _KEY.pack(wanted, 0), limit)
+        return [_INODE.unpack(value)[0] for key, value in rows if _KEY.unpack(key)[0] == wanted]
 
     def choose(self, wanted: int, trainer: Attached) -> int:
         """The inode that this trainer is to be given for `wanted`; often itself."""

@@ -43,7 +43,6 @@ class ControlTable:
             "warm": lambda: self._manager.warmer.warm_progress().encode(),
             "evict": lambda: self._manager.warmer.evict_result().encode(),
             "redirects": lambda: b"".join(self._redirect_lines()),
-            "scores": lambda: b"".join(self._score_lines()),
             "graph": self._graph,
             "ratio": self._ratio,
             "log": self._log,
@@ -61,6 +60,8 @@ class ControlTable:
         """The text of a control file; raises NotFound."""
         if name == "cache":
             return await self._cache()
+        if name == "scores":
+            return await self._scores()
         if name not in self._renders:
             raise NotFound(f"no control file {name}")
         return self._renders[name]()
@@ -192,11 +193,16 @@ class ControlTable:
         for wanted, dataset, given in redirect_rows(self._manager.records):
             yield b"%d %s -> %s\n" % (dataset, self._manager.path_of(wanted), self._manager.path_of(given))
 
-    def _score_lines(self) -> Iterator[bytes]:
-        for dataset in self._manager.guide.datasets.values():
-            if dataset.scorer is not None:
-                for inode, score in zip(dataset.inodes.tolist(), dataset.scorer.scores.tolist(), strict=True):
-                    yield f"{dataset.number} {score:.6g} ".encode() + self._manager.path_of(inode) + b"\n"
+    async def _scores(self) -> bytes:
+        lines = []
+        for dataset in list(self._manager.guide.datasets.values()):
+            scores = [] if dataset.scorer is None else dataset.scorer.scores.tolist()
+            for place, score in enumerate(scores):
+                path = self._manager.path_of(int(dataset.inodes[place]))
+                lines.append(f"{dataset.number} {score:.6g} ".encode() + path + b"\n")
+                if place % _AT_A_TIME == 0:
+                    await trio.lowlevel.checkpoint()
+        return b"".join(lines)
 
     def _graph(self) -> bytes:
         lines = []

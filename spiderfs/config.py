@@ -29,6 +29,7 @@ from spiderfs.option_types import (
     OptionalPath,
     Owner,
     Policy,
+    Radius,
     Seconds,
     SizeBytes,
     Switch,
@@ -133,6 +134,34 @@ class Options(BaseModel):
         default="trainer",
         description="who may be given a cached neighbour of the same class for a missing sample",
         examples=["off"],
+    )
+    ratio_start: Number = Field(
+        default=0.9,
+        ge=0,
+        le=1,
+        description="share of the important samples in the cache at first; hubs that stand in for others have the rest",
+        examples=[0.9],
+        json_schema_extra=LIVE,
+    )
+    ratio_end: Number = Field(
+        default=0.8,
+        ge=0,
+        le=1,
+        description="that share after `ratio_epochs` epochs",
+        examples=[0.8],
+        json_schema_extra=LIVE,
+    )
+    ratio_epochs: int = Field(
+        default=100,
+        ge=1,
+        description="epochs over which the share comes down: about as many as the training has",
+        examples=[90],
+        json_schema_extra=LIVE,
+    )
+    radius: Radius = Field(
+        default=None,
+        description="distance (0 to 2) below which two samples are neighbours; auto follows the embeddings",
+        examples=[0.5],
     )
     uid: Owner = Field(default=None, description="owner shown for every file", examples=[1000])
     gid: Owner = Field(default=None, description="group shown for every file", examples=[1000])

@@ -61,6 +61,8 @@ Switch = Annotated[bool, PlainSerializer(lambda value: "on" if value else "off")
 # None means: as the source shows it.
 Owner = Annotated[int | None, Field(ge=0, lt=2**32 - 1), _or("source"), _written_or("source")]
 Mode = Annotated[int | None, BeforeValidator(_octal), _or("source"), _written_or("source", "{:04o}".format)]
+# None means: calibrated while training runs.
+Radius = Annotated[float | None, Field(gt=0, le=2), _or("auto"), _written_or("auto", "{:.12g}".format)]
 # Zero means: as fast as it comes.
 BytesPerSecond = Annotated[
     int,

@@ -19,7 +19,8 @@ import trio
 import xxhash
 
 from spiderfs.catalogue import Catalogue
-from spiderfs.core.elastic import Elastic
+from spiderfs.config import Options
+from spiderfs.core.elastic import Elastic, ElasticOptions
 from spiderfs.core.events import Access
 from spiderfs.core.homophily import Hub
 from spiderfs.core.ledger import Ledger
@@ -31,7 +32,7 @@ from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
 from spiderfs.protocol import Batch, EpochEnd, Plan
 from spiderfs.redirects import TABLE, Attached, publish_trainers, redirect_row, started_at
-from spiderfs.scorer.scorer import Scorer, saved_dimension
+from spiderfs.scorer.scorer import Scorer, ScorerOptions, saved_dimension
 from spiderfs.store.store import Records
 from spiderfs.trace import TraceWriter
 
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 # Samples looked up, or redirects withdrawn, between two chances for other tasks: 5 ms.
 _AT_A_TIME = 500
-# Epochs after which the ratio has come down to its end (T of SpiderCache eq. 8), where the trainer does not say.
-EPOCHS = 100
 
 
 class Dataset:
@@ -60,10 +59,10 @@ class Dataset:
         self.batches = 0
         self.scoring_s = 0.0
 
-    def scorer_for(self, dimension: int) -> Scorer:
+    def scorer_for(self, dimension: int, options: ScorerOptions) -> Scorer:
         """The scorer, made (and brought back from an earlier mount) when the first batch says its dimension. Blocks."""
         if self.scorer is None or self.scorer.dimension != dimension:
-            self.scorer = Scorer(self.labels, dimension)
+            self.scorer = Scorer(self.labels, dimension, options)
             if self.scorer.restore(self.directory):
                 log.info("%s goes on with the scores of an earlier training", self.name)
         return self.scorer
@@ -87,6 +86,7 @@ class Guide:
         counters: Counters,
         trainers_file: Path,
         scores_directory: Path,
+        options: Options,
         trace: Callable[[], TraceWriter | None] = lambda: None,
     ) -> None:
         self._catalogue = catalogue
@@ -103,7 +103,9 @@ class Guide:
         self._attached = 0
         self._using: dict[tuple[Trainer, str], Dataset] = {}
         self.datasets: dict[str, Dataset] = {}
-        self.elastic = Elastic()
+        self.elastic = Elastic(_elastic_options(options))
+        self._epochs = options.ratio_epochs
+        self._scorer_options = ScorerOptions(radius=options.radius)
         self.plans: dict[int, Plan] = {}
 
     # -- trainers
@@ -150,7 +152,7 @@ class Guide:
         """Go on with the scores of an earlier training on the same list, if there are any."""
         dimension = await trio.to_thread.run_sync(saved_dimension, dataset.directory)
         if dimension is not None:
-            await trio.to_thread.run_sync(dataset.scorer_for, dimension, limiter=self._scoring)
+            await trio.to_thread.run_sync(dataset.scorer_for, dimension, self._scorer_options, limiter=self._scoring)
             self._teach(dataset)
 
     def teach(self) -> None:
@@ -201,7 +203,8 @@ class Guide:
         embeddings = batch.embeddings[known].astype(np.float32)
         started = time.perf_counter()
         scored = await trio.to_thread.run_sync(
-            lambda: dataset.scorer_for(embeddings.shape[1]).batch(places[known], embeddings), limiter=self._scoring
+            lambda: dataset.scorer_for(embeddings.shape[1], self._scorer_options).batch(places[known], embeddings),
+            limiter=self._scoring,
         )
         dataset.batches += 1
         dataset.scoring_s += time.perf_counter() - started
@@ -240,7 +243,7 @@ class Guide:
         policy = self._keeper.guided
         if policy is not None:
             policy.new_epoch()
-            policy.set_ratio(self.elastic.ratio(end.epoch / EPOCHS))
+            policy.set_ratio(self.elastic.ratio(end.epoch / self._epochs))
             self._keeper.settle()
             if trace := self._trace():
                 trace.epoch(time.time(), 0)
@@ -275,6 +278,11 @@ class Guide:
                 self._ledger.served(access.trainer, access.wanted, access.inode)
                 if access.wanted != access.inode and policy is not None:
                     policy.stood_in(access.inode)
+
+    def change(self, options: Options) -> None:
+        """Take over live options; the ratio follows at the end of the epoch."""
+        self.elastic.options = _elastic_options(options)
+        self._epochs = options.ratio_epochs
 
     def pin_ratio(self, share: float | None) -> None:
         """Fix the share of the importance section, or let training decide again; raises ValueError for no share."""
@@ -333,3 +341,7 @@ class Guide:
 
     async def save_in_thread(self) -> None:
         await trio.to_thread.run_sync(self.save, limiter=self._scoring)
+
+
+def _elastic_options(options: Options) -> ElasticOptions:
+    return ElasticOptions(start=options.ratio_start, end=options.ratio_end)

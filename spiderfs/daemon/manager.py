@@ -94,6 +94,7 @@ class Manager:
             self.counters,
             directories.trainers,
             directories.scores,
+            self.options,
             lambda: self.access_log.trace,
         )
         self.access_log = AccessLog(
@@ -241,6 +242,7 @@ class Manager:
         if options.policy != before.policy:
             self.keeper.set_policy(options.policy)
             self.guide.teach()
+        self.guide.change(options)
         faults = options.source_faults()
         for name in FAULTS:
             if faults[name] != before.source_faults()[name]:

@@ -107,6 +107,17 @@ class ControlTable:
             "entries": int(gauges["entries"]),
             "source_bytes": manager.survey.source_bytes if manager.survey.done else None,
             "sections": self._sections(),
+            "trainers": [
+                {
+                    "client": trainer.hello.client,
+                    "pid": trainer.pid,
+                    "rank": trainer.rank,
+                    "lists": {name: len(samples) for name, samples in trainer.lists.items()},
+                    "batches": trainer.batches,
+                    "batches_dropped": trainer.batches_dropped,
+                }
+                for trainer in manager.hook_server.trainers
+            ],
             "workers": options.workers,
             "uptime_s": round(gauges["uptime_seconds"], 3),
             "metrics": {**counters, **gauges},
@@ -134,6 +145,8 @@ class ControlTable:
             ),
             ("on disk", round_size(int(metrics["disk_bytes"]))),
             ("opens", f"{opens}, {metrics['hit_ratio']:.1%} served without waiting for the source"),
+            ("redirected", f"{metrics['redirects']} opens, {metrics['redirects'] / max(1, opens):.1%} of all"),
+            *(("trainer", self._trainer_line(trainer)) for trainer in figures["trainers"]),
             ("reads", f"{reads} ({round_size(metrics['read_bytes'])}); the page cache served the others"),
             (
                 "from the source",
@@ -149,6 +162,13 @@ class ControlTable:
             ),
         ]
         return "".join(f"{name:16} {text}\n" for name, text in rows).encode(errors="surrogateescape")
+
+    @staticmethod
+    def _trainer_line(trainer: dict[str, Any]) -> str:
+        lists = ", ".join(f"{name} with {count} samples" for name, count in trainer["lists"].items()) or "no list"
+        # A process that the kernel cannot name here lives in another pid namespace.
+        who = f"pid {trainer['pid']}" if trainer["pid"] else "of another pid namespace: never redirected"
+        return f"{trainer['client']} ({who}, rank {trainer['rank']}): {lists}; {trainer['batches']} batches"
 
     def _metrics(self) -> bytes:
         sections = {name: section["bytes"] for name, section in self._sections().items()}

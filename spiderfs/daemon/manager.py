@@ -105,6 +105,7 @@ class Manager:
             size_of=self._size_of,
             dataset_of=self.guide.dataset_of,
         )
+        self.hook_server = HookServer(self.guide, self.counters.add)
         self._reserve_failed = False
 
     async def run(self, nursery: trio.Nursery) -> None:

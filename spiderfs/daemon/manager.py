@@ -112,9 +112,7 @@ class Manager:
         self.keeper.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
         self.guide.withdraw_redirects()
         nursery.start_soon(self.client.watch)
-        nursery.start_soon(
-            HookServer(self.guide, self.counters.add).serve, listen(self.context.directories.hook_socket)
-        )
+        nursery.start_soon(self.hook_server.serve, listen(self.context.directories.hook_socket))
         nursery.start_soon(answer_questions, self.context.control_listener, ControlTable(self, nursery), nursery)
         nursery.start_soon(self._fold_events)
         nursery.start_soon(self._write_log)

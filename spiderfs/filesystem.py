@@ -186,8 +186,13 @@ class Filesystem:
         trainer = self._redirects.trainer_of(caller.pid)
         given = dentry.inode if trainer is None else self._redirects.choose(dentry.inode, trainer)
         if given != dentry.inode and self._fetcher.stored(ContentKey(given)):
-            self._redirects.note(caller.pid, dentry.inode, given)
-            return Entry(self._attributes(given, self._catalogue.node(given).stat, FOREVER_S), 0.0)
+            try:
+                found = self._catalogue.node(given).stat
+            except Stale:
+                log.debug("a stand-in that is known no more")
+            else:
+                self._redirects.note(caller.pid, dentry.inode, given)
+                return Entry(self._attributes(given, found, FOREVER_S), 0.0)
         # The next reader of this name may be given another file: the kernel has to ask for each of them.
         return self._entry(dentry, 0.0 if self._redirects.concerns(dentry.inode) else left_s)
 

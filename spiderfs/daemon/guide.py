@@ -33,6 +33,7 @@ from spiderfs.metrics import Counters
 from spiderfs.protocol import Batch, EpochEnd, Plan
 from spiderfs.redirects import TABLE, Attached, publish_trainers, redirect_row, started_at
 from spiderfs.scorer.scorer import Scorer, ScorerOptions, saved_dimension
+from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Records
 from spiderfs.trace import TraceWriter
 
@@ -99,6 +100,7 @@ class Guide:
         self._trace = trace
         self._ledger = Ledger()
         self._scoring = trio.CapacityLimiter(1)
+        self._publishing = trio.Lock()
         self._numbers: dict[Trainer, int] = {}
         self._attached = 0
         self._using: dict[tuple[Trainer, str], Dataset] = {}
@@ -227,7 +229,8 @@ class Guide:
             policy.hub_found(Hub(inode, dataset.digest, neighbours, distances))
             if trace:
                 trace.hub(now, Hub(inode, dataset.digest, neighbours, distances), dataset.number)
-            self._keeper.place(inode)
+            with exit_if_corrupt():
+                self._keeper.place(inode)
         await self.publish_redirects()
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
@@ -244,7 +247,8 @@ class Guide:
         if policy is not None:
             policy.new_epoch()
             policy.set_ratio(self.elastic.ratio(end.epoch / self._epochs))
-            self._keeper.settle()
+            with exit_if_corrupt():
+                self._keeper.settle()
             if trace := self._trace():
                 trace.epoch(time.time(), 0)
                 trace.ratio(time.time(), policy.ratio)
@@ -290,7 +294,8 @@ class Guide:
         policy = self._keeper.guided
         if policy is not None and share is not None:
             policy.set_ratio(share)
-            self._keeper.settle()
+            with exit_if_corrupt():
+                self._keeper.settle()
 
     # -- redirects
 
@@ -300,7 +305,15 @@ class Guide:
         self._records.put((TABLE, key, None) for key, _ in rows)
 
     async def publish_redirects(self) -> None:
-        """Let workers know what has changed, and the kernel for which names it must ask again."""
+        """Let workers know what has changed, and the kernel for which names it must ask again.
+
+        One at a time: two batches of changes must reach the table in the order in which they were drawn.
+        """
+        async with self._publishing:
+            with exit_if_corrupt():
+                await self._publish_redirects()
+
+    async def _publish_redirects(self) -> None:
         policy = self._keeper.guided
         changes = policy.redirects_changed() if policy is not None else []
         if not changes:

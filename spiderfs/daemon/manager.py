@@ -145,8 +145,7 @@ class Manager:
         while True:
             await trio.lowlevel.wait_readable(self.context.event_reader)
             self._fold(read_events(self.context.event_reader))
-            with exit_if_corrupt():
-                await self.guide.publish_redirects()
+            await self.guide.publish_redirects()
             await trio.sleep(FOLD_PAUSE_S)
 
     def _fold(self, events: npt.NDArray[np.void]) -> None:

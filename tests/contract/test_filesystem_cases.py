@@ -28,6 +28,7 @@ from spiderfs.fuse.operations import Operations
 from spiderfs.lister import Lister
 from spiderfs.metrics import SharedCounters
 from spiderfs.read_ahead import ReadAhead
+from spiderfs.redirects import PendingReads, Redirects
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.content import LmdbContent
@@ -118,6 +119,7 @@ class Plain:
                 lister=lister,
                 fetcher=fetcher,
                 read_ahead=ReadAhead(nursery, fetcher, counters, 8),
+                redirects=Redirects(records, PendingReads()),
                 control=Control(_NoManager(), self._place, os.getuid()),
                 events=_Unheard(),
                 counters=counters,
@@ -344,7 +346,9 @@ CHANGES = (
 
 
 class _Unheard:
-    def note(self, inode: int, size: int, where: int, pid: int, block: int = 0) -> None:
+    def note(
+        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+    ) -> None:
         pass
 
 

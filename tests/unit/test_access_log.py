@@ -28,7 +28,7 @@ PATHS = {1: b"train/cat.png", 2: b"caf\xe9-\xff", 3: b"two\nlines"}
 
 
 def event(inode: int, where: int = HIT, size: int = 100, block: int = 0) -> tuple[object, ...]:
-    return (1_700_000_000.25, inode, size, block, 4321, where, (0,) * 7)
+    return (1_700_000_000.25, inode, inode, size, block, 4321, 0, where, (0,) * 5)
 
 
 def events(*rows: tuple[object, ...]) -> npt.NDArray[np.void]:

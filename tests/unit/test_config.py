@@ -102,7 +102,7 @@ def test_the_command_line_beats_the_file_and_the_file_the_defaults(places: Place
     assert options.capacity == Capacity(2 * 2**30, "bytes")
     assert options.ttl == 120  # the last -o wins
     assert (options.file_mode, options.source_latency_ms) == (0o440, 5)  # the file's
-    assert (options.negative_ttl, options.policy) == (2, "minio")  # the defaults'
+    assert (options.negative_ttl, options.policy) == (2, "spider")  # the defaults'
     assert options.allow_other
 
 
@@ -236,7 +236,7 @@ def test_live_changes(places: Places) -> None:
     options = places.load()
     assert options.changed("capacity", "20%").capacity == Capacity(20, "percent")
     assert options.changed("source.gone", "on").source_faults()["gone"] == 1
-    assert options.changed("policy", "lru").changed("policy", "minio") == options
+    assert options.changed("policy", "lru").changed("policy", "spider") == options
     with pytest.raises(ConfigError, match=r"cannot be changed while mounted: .* -o sample_max_bytes=1MiB"):
         options.changed("sample_max_bytes", "1MiB")
     with pytest.raises(ConfigError, match="did you mean ttl"):

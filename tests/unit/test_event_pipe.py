@@ -22,11 +22,11 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def all_events(reader: int) -> list[tuple[int, ...]]:
-    """(inode, size, block, pid, where) of everything that waits."""
+    """(inode, wanted, size, block, pid, trainer, where) of everything that waits."""
     found: list[tuple[int, ...]] = []
     while len(events := read_events(reader)):
         assert len(events) <= READ_EVENTS
-        found += [tuple(event)[1:6] for event in events.tolist()]
+        found += [tuple(event)[1:8] for event in events.tolist()]
     return found
 
 
@@ -40,14 +40,16 @@ def test_events_arrive_as_they_were_noted(pipe: tuple[int, int]) -> None:
     writer = EventWriter(pipe[1], SharedCounters(1).row(0))
     writer.note((1 << 63) - 1, 1 << 40, FETCHED, 4_000_000, 7)
     writer.note(2, 0, HIT, 0)
+    writer.note(3, 9, HIT, 5, trainer=65535, wanted=(1 << 63) - 2)
     assert len(read_events(pipe[0])) == 0, "a batch waits for its flush"
     writer.flush()
     writer.flush()
     events = read_events(pipe[0])
     assert np.all(np.diff(events["time_s"]) >= 0)
-    assert [tuple(event)[1:6] for event in events.tolist()] == [
-        ((1 << 63) - 1, 1 << 40, 7, 4_000_000, FETCHED),
-        (2, 0, 0, 0, HIT),
+    assert [tuple(event)[1:8] for event in events.tolist()] == [
+        ((1 << 63) - 1, (1 << 63) - 1, 1 << 40, 7, 4_000_000, 0, FETCHED),
+        (2, 2, 0, 0, 0, 0, HIT),
+        (3, (1 << 63) - 2, 9, 0, 5, 65535, HIT),
     ]
 
 
@@ -87,7 +89,7 @@ def test_many_writers_never_tear_a_record(pipe: tuple[int, int]) -> None:
                 writer = EventWriter(pipe[1], counters.row(row))
                 for number in range(each):
                     # Every field says who wrote it, so that a torn record shows.
-                    writer.note(row << 32 | number, row * 1000, HIT, row, row)
+                    writer.note(row << 32 | number, row * 1000, HIT, row, row, trainer=row, wanted=number + 1)
                     if number % (row + 2) == 0:
                         writer.flush()
                 writer.flush()
@@ -99,9 +101,9 @@ def test_many_writers_never_tear_a_record(pipe: tuple[int, int]) -> None:
         found += all_events(pipe[0])
         children = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
     found += all_events(pipe[0])
-    for inode, size, block, pid, where in found:
-        row = inode >> 32
-        assert (size, block, pid, where) == (row * 1000, row, row, HIT)
+    for inode, wanted, size, block, pid, trainer, where in found:
+        row, number = divmod(inode, 1 << 32)
+        assert (wanted, size, block, pid, trainer, where) == (number + 1, row * 1000, row, row, row, HIT)
     for row in range(4):
         numbers = [inode & 0xFFFFFFFF for inode, *_ in found if inode >> 32 == row]
         assert numbers == sorted(set(numbers)), "one writer's events stay in order"

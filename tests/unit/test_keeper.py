@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spiderfs.core.engine import BLOCKS
 from spiderfs.core.events import ACCESS, FETCHED, HIT, REFUSED, WARMED
-from spiderfs.core.policy import SAMPLES
 from spiderfs.daemon.keeper import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, Keeper
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
@@ -25,7 +24,7 @@ CAPACITY = 10_000
 
 
 def event(inode: int, size: int, where: int = FETCHED, block: int = 0) -> tuple[object, ...]:
-    return (1.0, inode, size, block, 1, where, (0,) * 7)
+    return (1.0, inode, inode, size, block, 1, 0, where, (0,) * 5)
 
 
 def events(*rows: tuple[object, ...]) -> npt.NDArray[np.void]:
@@ -45,8 +44,13 @@ class Harness:
             landed = self.content.land(ContentKey(inode, block), bytes(size))
             self.keeper.fold(events(event(inode, size, FETCHED if landed else REFUSED, block)))
 
-    def kept(self, section: str = SAMPLES) -> list[int]:
-        return sorted(member.key.inode for member in self.content.members() if member.section == section)
+    def kept(self, section: str | None = None) -> list[int]:
+        """The inodes in a section, or in those that hold small files."""
+        return sorted(
+            member.key.inode
+            for member in self.content.members()
+            if (member.section == section if section else member.section not in (LANDING, BLOCKS))
+        )
 
     def counted(self, *names: str) -> list[int]:
         totals = self.counters.totals()

@@ -18,8 +18,8 @@ PACKAGE = ROOT / "spiderfs"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("spiderfs", "errors", "quantities"),
     ("core", "mount_words", "mountpoint", "metrics", "sources", "store"),
-    ("policies", "trace", "places", "catalogue", "control"),
-    ("option_types", "lister", "fetcher"),
+    ("policies", "scorer", "hook_messages", "trace", "places", "catalogue", "control", "redirects"),
+    ("option_types", "protocol", "lister", "fetcher"),
     ("config", "read_ahead"),
     ("filesystem",),
     ("fuse",),

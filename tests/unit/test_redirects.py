@@ -1,0 +1,211 @@
+"""Who is given another file, and who never is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spiderfs.catalogue import TABLES
+from spiderfs.redirects import (
+    LEASE_S,
+    PLACED_S,
+    Attached,
+    PendingReads,
+    Redirects,
+    publish_trainers,
+    published_trainers,
+    redirect_row,
+    redirect_rows,
+    started_at,
+)
+from spiderfs.store.memory import MemoryRecords
+
+WANTED, GIVEN, OTHER = 70_001, 70_002, 70_003
+
+# Tells the ids of a process: itself, a thread of it, a child of it, and a thread of the child; then waits for its end.
+_FAMILY = r"""
+import os, sys, threading
+def threaded():
+    there, end = threading.Event(), threading.Event()
+    ids = []
+    def run():
+        ids.append(threading.get_native_id()); there.set(); end.wait()
+    threading.Thread(target=run, daemon=True).start()
+    there.wait()
+    return ids[0]
+read, write = os.pipe()
+if os.fork() == 0:
+    os.write(write, f"{os.getpid()} {threaded()}\n".encode())
+    sys.stdin.read(); os._exit(0)
+thread = threaded()
+print(os.getpid(), thread, os.read(read, 99).decode(), flush=True)
+sys.stdin.read()
+os.wait()
+"""
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Harness:
+    def __init__(self) -> None:
+        self.records = MemoryRecords(TABLES)
+        self.clock = Clock()
+        self.redirects = Redirects(self.records, PendingReads(), self.clock)
+
+    def redirect(self, dataset: int, wanted: int, given: int | None) -> None:
+        self.records.put([redirect_row(dataset, wanted, given)])
+
+
+@pytest.fixture
+def harness() -> Harness:
+    return Harness()
+
+
+@pytest.fixture
+def family() -> Iterator[list[int]]:
+    """Process, its thread, its child, and the child's thread."""
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield [int(number) for number in process.stdout.readline().split()]
+        finally:
+            process.stdin.close()
+
+
+def attached(pid: int, number: int = 1, datasets: tuple[int, ...] = (1,), later: int = 0) -> Attached:
+    return Attached(number, pid, started_at(pid) + later, datasets)
+
+
+def test_a_trainer_is_its_process_its_threads_and_all_below_it(harness: Harness, family: list[int]) -> None:
+    trainer = attached(family[0])
+    harness.redirects.set_trainers([trainer], "trainer")
+    assert harness.redirects.active
+    assert [harness.redirects.trainer_of(thread) for thread in family] == [trainer] * 4
+
+
+def test_grandchildren_belong_to_it_too(harness: Harness, family: list[int]) -> None:
+    trainer = attached(os.getpid())
+    harness.redirects.set_trainers([trainer], "trainer")
+    assert [harness.redirects.trainer_of(thread) for thread in family] == [trainer] * 4
+
+
+def test_the_nearest_trainer_counts(harness: Harness, family: list[int]) -> None:
+    ours, theirs = attached(os.getpid(), 1), attached(family[0], 2)
+    harness.redirects.set_trainers([ours, theirs], "trainer")
+    assert harness.redirects.trainer_of(family[3]) == theirs
+    assert harness.redirects.trainer_of(threading.get_native_id()) == ours
+
+
+def test_nobody_else_does(harness: Harness, family: list[int]) -> None:
+    harness.redirects.set_trainers([attached(family[2])], "trainer")
+    strangers = [family[0], family[1], os.getpid(), os.getppid(), 1, 0, 1 << 30]
+    assert [harness.redirects.trainer_of(thread) for thread in strangers] == [None] * len(strangers)
+
+
+def test_a_pid_that_means_another_process_by_now_is_no_trainer(harness: Harness, family: list[int]) -> None:
+    harness.redirects.set_trainers([attached(family[0], later=1)], "trainer")
+    assert [harness.redirects.trainer_of(thread) for thread in family] == [None] * 4
+
+
+def test_what_was_found_of_a_thread_is_looked_up_again(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = attached(os.getpid())
+    harness.redirects.set_trainers([trainer], "trainer")
+    assert harness.redirects.trainer_of(os.getpid()) == trainer
+    monkeypatch.setattr("spiderfs.redirects._ids", lambda thread: (77, 1))
+    assert harness.redirects.trainer_of(os.getpid()) == trainer
+    harness.clock.now += PLACED_S + 0.01
+    assert harness.redirects.trainer_of(os.getpid()) is None
+
+
+@pytest.mark.parametrize("who", ["trainer", "all"])
+def test_without_a_trainer_nothing_is_asked(harness: Harness, who: str) -> None:
+    harness.redirects.set_trainers([], who)  # type: ignore[arg-type]
+    assert not harness.redirects.active
+
+
+def test_off_is_off(harness: Harness) -> None:
+    harness.redirects.set_trainers([attached(os.getpid())], "off")
+    assert not harness.redirects.active
+
+
+def test_all_means_every_process(harness: Harness) -> None:
+    harness.redirects.set_trainers([attached(os.getpid(), 1, (1,)), attached(os.getpid(), 2, (2,))], "all")
+    reader = harness.redirects.trainer_of(1)
+    assert reader is not None
+    assert set(reader.datasets) == {1, 2}
+    harness.redirect(2, WANTED, GIVEN)
+    assert harness.redirects.choose(WANTED, reader) == GIVEN
+
+
+def test_only_declared_lists_count(harness: Harness) -> None:
+    harness.redirect(2, WANTED, GIVEN)
+    harness.redirect(3, WANTED, OTHER)
+    assert harness.redirects.choose(WANTED, Attached(1, 1, 1, (1,))) == WANTED
+    assert harness.redirects.choose(WANTED, Attached(2, 1, 1, (1, 2))) == GIVEN
+    assert harness.redirects.choose(WANTED, Attached(3, 1, 1, (3,))) == OTHER
+    assert harness.redirects.choose(GIVEN, Attached(2, 1, 1, (1, 2))) == GIVEN
+    assert harness.redirects.concerns(WANTED)
+    assert not harness.redirects.concerns(WANTED - 1)
+    assert not harness.redirects.concerns(GIVEN)
+
+
+def test_a_choice_holds_for_its_lease(harness: Harness) -> None:
+    one, two = Attached(1, 1, 1, (1,)), Attached(2, 1, 1, (1,))
+    harness.redirect(1, WANTED, GIVEN)
+    assert harness.redirects.choose(WANTED, one) == GIVEN
+    harness.redirect(1, WANTED, OTHER)
+    harness.clock.now += LEASE_S
+    assert harness.redirects.choose(WANTED, one) == GIVEN
+    assert harness.redirects.choose(WANTED, two) == OTHER
+    harness.clock.now += 0.01
+    assert harness.redirects.choose(WANTED, one) == OTHER
+
+
+def test_rows_are_taken_away_again(harness: Harness) -> None:
+    harness.redirect(1, WANTED, GIVEN)
+    harness.redirect(2, WANTED, OTHER)
+    assert sorted(redirect_rows(harness.records)) == [(WANTED, 1, GIVEN), (WANTED, 2, OTHER)]
+    harness.redirect(1, WANTED, None)
+    assert redirect_rows(harness.records) == [(WANTED, 2, OTHER)]
+
+
+def test_an_open_knows_what_was_asked_for_once() -> None:
+    reads = PendingReads()
+    reads.put(5, WANTED, GIVEN)
+    assert reads.take(6, GIVEN) == GIVEN, "another thread"
+    assert reads.take(5, OTHER) == OTHER, "another file"
+    assert reads.take(5, GIVEN) == WANTED
+    assert reads.take(5, GIVEN) == GIVEN, "asked twice"
+
+
+def test_threads_that_share_a_slot_lose_a_note_and_never_mix_them_up() -> None:
+    reads = PendingReads()
+    reads.put(5, WANTED, GIVEN)
+    reads.put(5 + 8192, OTHER, GIVEN)
+    assert reads.take(5, GIVEN) == GIVEN
+    assert reads.take(5 + 8192, GIVEN) == OTHER
+
+
+def test_workers_read_what_the_manager_published(tmp_path: Path) -> None:
+    path = tmp_path / "trainers"
+    assert published_trainers(path) == []
+    trainers = [Attached(1, 2, 3, (4, 5)), Attached(6, 7, 8, ())]
+    publish_trainers(path, trainers)
+    assert published_trainers(path) == trainers
+    publish_trainers(path, [])
+    assert published_trainers(path) == []
+    assert list(tmp_path.iterdir()) == [path]

@@ -108,10 +108,15 @@ class Redirects:
         return placed[0]
 
     def _place(self, thread: int) -> Attached | None:
-        if self._who == "all":
+        trainer = self._trainer_above(thread)
+        if trainer is None and self._who == "all" and self._trainers:
+            # Nobody's reads: no batch will come for them.
             return self._trainers[0]._replace(
                 number=0, datasets=tuple({number for trainer in self._trainers for number in trainer.datasets})
             )
+        return trainer
+
+    def _trainer_above(self, thread: int) -> Attached | None:
         pids = {trainer.pid: trainer for trainer in self._trainers}
         pid = thread
         try:

@@ -52,7 +52,10 @@ class Dataset:
         self.number = number
         self.digest = digest
         self.name = f"{samples.name} ({samples.split})"
-        self.labels = samples.labels
+        # -1 says that a sample has no label, so no two of them have the same: each gets one of its own.
+        # Below all labels that can be declared, which have 32 bits.
+        own = -(1 << 32) - np.arange(len(samples), dtype=np.int64)
+        self.labels = np.where(samples.labels == -1, own, samples.labels)
         self.inodes = inodes
         self.place_of = {inode: place for place, inode in enumerate(inodes.tolist()) if inode}
         self.directory = directory
@@ -280,8 +283,8 @@ class Guide:
         for access in accesses:
             if access.trainer:
                 self._ledger.served(access.trainer, access.wanted, access.inode)
-                if access.wanted != access.inode and policy is not None:
-                    policy.stood_in(access.inode)
+            if access.wanted not in (0, access.inode) and policy is not None:
+                policy.stood_in(access.inode)
 
     def change(self, options: Options) -> None:
         """Take over live options; the ratio follows at the end of the epoch."""

@@ -239,6 +239,8 @@ class Manager:
             self.keeper.set_capacity(self._budget_bytes())
         if options.policy != before.policy:
             self.keeper.set_policy(options.policy)
+            # The new policy knows nothing of what the old one had published.
+            self.guide.withdraw_redirects()
             self.guide.teach()
         self.guide.change(options)
         faults = options.source_faults()

@@ -1,0 +1,223 @@
+"""Two trainers and plain readers on one mount: trainers get stand-ins of the same label, all others the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mounting import Mounted, eventually, mounted
+from reading import digest, readers, together
+
+CLASSES = 3
+# Samples per class. The second half of a class is labelled otherwise by the second trainer.
+EACH = 30
+
+# Trains without a model: embeddings are read off the bytes, so that samples of a class lie close together. Says for
+# every read what was asked for and what was given, by the file's own first line.
+_TRAINER = r"""
+import json, mmap, os, random, select, sys, time
+from pathlib import Path
+import numpy as np
+from spiderfs.protocol import Batch, EpochEnd, Hello
+from trainer_hook.client import Client, Declaration
+from trainer_hook.mounts import socket_finder
+
+point, seed, samples = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+names = [name for name, _ in samples]
+validation = sorted(str(path.relative_to(point)) for path in (point / "val").iterdir())
+rng, order = np.random.default_rng(seed), random.Random(seed)
+client = Client(socket_finder(point, None), Hello("test"))
+labels = np.array([label for _, label in samples], np.int32)
+client.declare(Declaration("train", "train", [os.fsencode(name) for name in names], labels))
+scores = client.scores("train", 20.0)
+print(json.dumps(None if scores is None else len(scores)), flush=True)
+given, odd, errors = set(), [], []
+def read(name):
+    path = point / name
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        content = file.read()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            same = mapped[:] == content
+    if len(content) != status.st_size or not same:
+        odd.append(name)
+    return content.split(b"\n", 1)[0].decode()
+epoch = 0
+while not select.select([0], [], [], 0)[0]:
+    order.shuffle(chosen := list(range(len(names))))
+    for first in range(0, len(chosen), 16):
+        batch = chosen[first : first + 16]
+        vectors = []
+        for index in batch:
+            try:
+                served = read(names[index])
+            except OSError as exc:
+                errors.append([names[index], str(exc)])
+                served = names[index]
+            given.add((names[index], served))
+            vector = np.zeros(8)
+            vector[int(served.split("/")[1])] = 1
+            vectors.append(vector + 0.05 * rng.standard_normal(8))
+        made = Batch("train", epoch, first, np.array(batch, np.uint32), np.array(vectors).astype(np.float16), None)
+        client.batch(lambda made=made: made)
+    given.update((name, read(name)) for name in validation)
+    client.epoch_end(EpochEnd(epoch, min(0.99, 0.5 + epoch / 100)))
+    epoch += 1
+client.close()
+print(json.dumps({"given": sorted(given), "odd": odd, "errors": errors, "epochs": epoch}), flush=True)
+"""
+
+
+class Training:
+    def __init__(self, point: Path, seed: int, samples: dict[str, int]) -> None:
+        self.samples = samples
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _TRAINER, str(point), str(seed), json.dumps(list(samples.items()))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+        assert self.process.stdout is not None
+        self.scores_at_start: int | None = json.loads(self.process.stdout.readline())
+
+    def end(self) -> dict[str, Any]:
+        """Let it end its epoch and check what it was given."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        told = self.process.stdout.readline()
+        self.process.wait(30)
+        found: dict[str, Any] = json.loads(told)
+        assert found["odd"] == []
+        assert found["errors"] == []
+        for wanted, given in found["given"]:
+            if wanted in self.samples:
+                assert self.samples[given] == self.samples[wanted], f"{given} for {wanted}"
+            else:
+                assert given == wanted, "validation is never redirected"
+        return found
+
+
+@contextlib.contextmanager
+def training(point: Path, seed: int, samples: dict[str, int]) -> Iterator[Training]:
+    begun = Training(point, seed, samples)
+    with begun.process:
+        try:
+            yield begun
+        finally:
+            begun.process.kill()
+
+
+def lists() -> tuple[dict[str, int], dict[str, int]]:
+    """The lists of two trainers: one by class, one of a part of the files with two labels in each class."""
+    names = [(f"train/{label}/{number:03d}", label, number) for label in range(CLASSES) for number in range(EACH)]
+    one = {name: label for name, label, _ in names}
+    two = {name: 2 * label + (number % 2) for name, label, number in names if number >= 5}
+    return one, two
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    for name in [*lists()[0], *(f"val/{number:03d}" for number in range(10))]:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        # Each of its own size and content, and the first line says which.
+        (source / name).write_bytes(name.encode() + b"\n" + bytes(name[-1] * (500 + 13 * int(name[-3:])), "ascii"))
+    return source
+
+
+def digests(source: Path) -> dict[str, str]:
+    return {str(path.relative_to(source)): digest(path.read_bytes()) for path in source.rglob("*") if path.is_file()}
+
+
+def redirected(mount: Mounted, more_than: float) -> None:
+    eventually(lambda: mount.metric("redirects") > more_than, what="redirects")
+
+
+OPTIONS: dict[str, object] = {"capacity": "20KiB", "policy": "spider", "ratio_start": 0.5, "ratio_end": 0.5}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_trainers_get_their_own_label_and_others_the_truth(source: Path, tmp_path: Path, workers: int) -> None:
+    one, two = lists()
+    with mounted(source, tmp_path, workers=workers, **OPTIONS) as mount:
+        with (
+            readers(1, mount.point, digests(source)) as outside,
+            training(mount.point, 1, one) as first,
+            training(mount.point, 2, two) as second,
+        ):
+            redirected(mount, 300)
+            scored = len(one) + len(two)
+            eventually(lambda: len(mount.control("scores").read_bytes().splitlines()) == scored, what="both lists")
+            redirected(mount, mount.metric("redirects") + 300)
+            shown = {name: eventually(mount.control(name).read_bytes, what=name) for name in ("redirects", "graph")}
+            assert b" -> " in shown["redirects"]
+            assert b"radius" in shown["graph"]
+            found = [first.end(), second.end()]
+            report = together(outside)
+        assert all(any(wanted != given for wanted, given in each["given"]) for each in found)
+        assert (report.wrong, report.errors) == ([], [])
+        assert report.reads >= len(one) + 10
+        # Who comes after them is given what is asked for, whatever the kernel still knows.
+        for name in one:
+            assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_switched_off_nobody_is_redirected(source: Path, tmp_path: Path) -> None:
+    with (
+        mounted(source, tmp_path, substitute="off", **OPTIONS) as mount,
+        training(mount.point, 1, lists()[0]) as trainer,
+    ):
+        eventually(lambda: mount.metric("hook_batches") > 100, what="batches")
+        assert all(wanted == given for wanted, given in trainer.end()["given"])
+        assert mount.metric("redirects") == 0
+
+
+def test_a_remount_keeps_scores_and_a_dead_manager_is_survived(source: Path, tmp_path: Path) -> None:
+    one = lists()[0]
+    with mounted(source, tmp_path, **OPTIONS) as mount, training(mount.point, 1, one) as trainer:
+        assert trainer.scores_at_start is None
+        redirected(mount, 50)
+        mount.expect("the manager ended")
+        os.kill(mount.manager(), signal.SIGKILL)
+        eventually(lambda: mount.metric("manager_restarts") == 1, what="another manager")
+        redirected(mount, mount.metric("redirects") + 50)
+        trainer.end()
+    killed = ["the manager ended"]  # both mounts share a log
+    with mounted(source, tmp_path, allowed=killed, **OPTIONS) as mount, training(mount.point, 2, one) as trainer:
+        assert trainer.scores_at_start == len(one)
+        redirected(mount, 20)
+        trainer.end()
+
+
+def test_the_ratio_can_be_pinned(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **OPTIONS) as mount:
+        ratio = mount.control("ratio")
+        ratio.write_bytes(b"0.25\n")
+        assert b"pinned  0.25\n" in ratio.read_bytes()
+        assert b"ratio   0.2500\n" in ratio.read_bytes()
+        ratio.write_bytes(b"auto\n")
+        assert b"pinned  no\n" in ratio.read_bytes()
+        for nonsense in (b"1.5\n", b"half\n", b"nan\n"):
+            with pytest.raises(OSError, match="Invalid argument"):
+                ratio.write_bytes(nonsense)
+
+
+def test_a_name_that_the_kernel_knew_is_asked_for_again(source: Path, tmp_path: Path) -> None:
+    # The trainer looks every name up before there are hubs, with a TTL that never ends: without invalidation it would
+    # be given the file itself for ever.
+    with mounted(source, tmp_path, ttl="inf", **OPTIONS) as mount:
+        for name in lists()[0]:
+            (mount.point / name).stat()
+        with training(mount.point, 1, lists()[0]) as trainer:
+            redirected(mount, 50)
+            trainer.end()

@@ -1,0 +1,194 @@
+"""From what trainers say to scores, hubs and redirects, with everything in memory."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+
+from spiderfs.catalogue import TABLES, Catalogue
+from spiderfs.config import Options
+from spiderfs.core.events import ACCESS, FETCHED, HIT, Access
+from spiderfs.daemon.guide import Guide
+from spiderfs.daemon.keeper import Keeper
+from spiderfs.daemon.trainer import SampleList, SamplePaths, Trainer
+from spiderfs.lister import Lister
+from spiderfs.metrics import SharedCounters
+from spiderfs.protocol import Batch, EpochEnd, Hello
+from spiderfs.redirects import published_trainers, redirect_rows
+from spiderfs.scorer.scorer import BatchScores
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.memory import MemorySource
+from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.store import ContentKey
+
+SAMPLES, SIZE = 40, 100
+
+
+class Harness:
+    def __init__(self, directory: Path, policy: str = "spider") -> None:
+        self.source = MemorySource()
+        for number in range(SAMPLES):
+            self.source.add(b"train/%03d" % number, bytes(SIZE))
+        records = MemoryRecords(TABLES)
+        catalogue = Catalogue(records)
+        client = SourceClient(self.source, SourceLimits(), rng=random.Random(1), on_event=lambda event: None)
+        counters = SharedCounters(1).row(0)
+        self.records, self.content = records, MemoryContent()
+        self.keeper = Keeper(self.content, policy, 0.5, counters)
+        self.keeper.restore(10 * SIZE, None)
+        self.trainers_file = directory / "trainers"
+        source, point = directory / "source", directory / "point"
+        source.mkdir()
+        point.mkdir()
+        options = Options(source=source, mountpoint=point, cache_dir=directory / "cache")
+        self.guide = Guide(
+            catalogue,
+            Lister(catalogue, client),
+            records,
+            self.keeper,
+            counters,
+            self.trainers_file,
+            directory / "scores",
+            options,
+        )
+        self.trainer = Trainer(os.getpid(), os.getuid(), Hello("test"))
+        self.list = listed([b"train/%03d" % number for number in range(SAMPLES)])
+
+    @property
+    def inodes(self) -> list[int]:
+        (dataset,) = self.guide.datasets.values()
+        found: list[int] = dataset.inodes.tolist()
+        return found
+
+    async def declare(self) -> int:
+        await self.guide.attached(self.trainer)
+        return await self.guide.samples(self.trainer, self.list)
+
+    async def batch(self, rng: np.random.Generator, indices: list[int]) -> None:
+        """A batch in which samples of all labels lie so close together that only labels tell them apart."""
+        for index in indices:
+            self.content.land(ContentKey(self.inodes[index]), bytes(SIZE))
+            self.keeper.fold(_events(self.inodes[index]))
+        vectors = (np.ones((len(indices), 8)) + 0.1 * rng.standard_normal((len(indices), 8))).astype(np.float16)
+        made = Batch(self.list.name, 0, 0, np.array(indices, np.uint32), vectors, None)
+        await self.guide.batch(self.trainer, self.list, made)
+
+
+def _events(inode: int) -> npt.NDArray[np.void]:
+    return np.array([(1.0, inode, inode, SIZE, 0, 1, 0, FETCHED, (0,) * 5)], dtype=ACCESS)
+
+
+def listed(paths: list[bytes], name: str = "train") -> SampleList:
+    labels = np.arange(len(paths), dtype=np.int32) % 3
+    return SampleList(name, name, SamplePaths(b"".join(path + b"\0" for path in paths)), labels)
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bytes]]:
+    """The names that the kernel was told to forget."""
+    names: list[tuple[int, bytes]] = []
+    monkeypatch.setattr("spiderfs.daemon.guide.forget_name", lambda parent, name: names.append((parent, name)))
+    return names
+
+
+def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]], policy: str = "spider") -> None:
+    async def main() -> None:
+        await test(Harness(tmp_path, policy))
+
+    trio.run(main)
+
+
+def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.list = listed([b"train/003", b"train/gone", b"nowhere/1", b"", b"train/001"])
+        assert await harness.declare() == 3
+        assert [inode > 0 for inode in harness.inodes] == [True, False, False, False, True]
+        (attached,) = published_trainers(harness.trainers_file)
+        assert (attached.pid, attached.datasets) == (os.getpid(), (1,))
+        await harness.guide.detached(harness.trainer)
+        assert published_trainers(harness.trainers_file) == []
+
+    run(tmp_path, test)
+
+
+def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path, forgotten: list[tuple[int, bytes]]) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        harness.guide.pin_ratio(0.5)
+        rng, seen = np.random.default_rng(3), 0
+        label = dict(zip(harness.inodes, harness.list.labels.tolist(), strict=True))
+        for epoch in range(4):
+            for _ in range(10):
+                await harness.batch(rng, rng.permutation(SAMPLES)[:8].tolist())
+                rows = redirect_rows(harness.records)
+                seen += len(rows)
+                assert all(dataset == 1 and label[wanted] == label[given] for wanted, dataset, given in rows)
+                members = harness.keeper.engine.members
+                assert all(given in members and wanted not in members for wanted, _, given in rows)
+            await harness.guide.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
+        assert seen > 0
+        assert forgotten, "the kernel must ask again"
+        scores = await harness.guide.scores(harness.trainer, harness.list)
+        assert len(scores) == SAMPLES
+        assert (scores > 0).all()
+        harness.guide.withdraw_redirects()
+        assert redirect_rows(harness.records) == []
+
+    run(tmp_path, test)
+
+
+def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        filed: list[list[int]] = []
+        (dataset,) = harness.guide.datasets.values()
+        scorer = dataset.scorer_for(8, harness.guide._scorer_options)
+        score = scorer.batch
+
+        def batch(ids: npt.NDArray[np.int64], vectors: npt.NDArray[np.floating]) -> BatchScores:
+            filed.append(ids.tolist())
+            return score(ids, vectors)
+
+        monkeypatch.setattr(scorer, "batch", batch)
+        wanted, given = harness.inodes[4], harness.inodes[7]
+        harness.guide.note([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
+        rng = np.random.default_rng(1)
+        await harness.batch(rng, [4, 5])
+        await harness.batch(rng, [4, 5])
+        assert filed == [[7, 5], [4, 5]]
+
+    run(tmp_path, test)
+
+
+def test_a_ratio_can_be_pinned_and_let_go(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        policy = harness.keeper.guided
+        assert policy is not None
+        harness.guide.pin_ratio(0.25)
+        await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        assert policy.ratio == 0.25
+        harness.guide.pin_ratio(None)
+        await harness.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
+        assert policy.ratio == 0.9
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            harness.guide.pin_ratio(1.5)
+
+    run(tmp_path, test)
+
+
+def test_other_policies_still_give_scores(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        await harness.batch(np.random.default_rng(1), list(range(16)))
+        assert len(await harness.guide.scores(harness.trainer, harness.list)) == SAMPLES
+        assert redirect_rows(harness.records) == []
+
+    run(tmp_path, test, "lru")

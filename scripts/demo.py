@@ -1,10 +1,13 @@
-"""Trains a small network on real images through a spiderfs mount, then without it, and compares.
+"""Trains a small network on real images over a slow line, in four ways, and compares.
 
 The data lies behind a slow line, simulated by `spiderfs.sources.slow`: through spiderfs as `-o source.latency_ms=...`,
-without it by the same class, used directly in the data loader's workers. Both runs see the same bytes in the same order
-and start from the same weights, so they must end with the same accuracy; only the waiting differs.
+without it by the same class, used directly in the data loader's workers. The ways: straight from the source, through a
+mount that evicts what was used longest ago, through a plain spiderfs mount, and through one that the trainer's hook
+guides. The first three see the same bytes in the same order and start from the same weights, so they must end with the
+same accuracy; only the waiting differs. With the hook the sampler prefers what is important, and some samples stand in
+for others: there the accuracy is a result, not a check.
 
-Run it with scripts/demo, which installs what is missing. Whatever ends it (Ctrl-C included), the mount is unmounted,
+Run it with scripts/demo, which installs what is missing. Whatever ends it (Ctrl-C included), the mounts are unmounted,
 the data loader's workers end, and the temporary directory goes.
 """
 
@@ -25,17 +28,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
-from image_training import BATCH, SEED, Epoch, ImageFolder, end_loader_workers, train
+from image_training import BATCH, SEED, Epoch, ImageFolder, Observer, end_loader_workers, train
 from PIL import Image
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch import nn
+from torch.utils.data import DataLoader
 
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
+from trainer_hook import Hook, SpiderSampler, attach
 
 ROOT = Path(__file__).resolve().parent.parent
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
@@ -43,6 +50,10 @@ MADE_PIXELS = 96  # scikit-learn's digits have 8 x 8; drawn larger they make fil
 CACHED_SHARE = 0.20
 HELD_OUT_EVERY = 5
 COMMAND_PATIENCE_S = 60.0  # mounting and unmounting take about a second
+# The ways of training, as the tables and the plot name them; all but the first through a mount of that name.
+DIRECT, LRU, PLAIN, GUIDED = "direct", "lru", "plain", "hook"
+MOUNTS = {LRU: "lru", PLAIN: "spider", GUIDED: "spider"}  # and their policies
+COLOURS = {DIRECT: "#7f7f7f", LRU: "#1f77b4", PLAIN: "#ff7f0e", GUIDED: "#2ca02c"}
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 console = Console()
@@ -109,6 +120,26 @@ class SlowReader:
         return self._source.read(os.fsencode(path), 0, version.size, version)
 
 
+class HookObserver:
+    """The trainer's side of spiderfs: `attach` before the first epoch, `epoch_end` after each."""
+
+    def __init__(self, mountpoint: Path, samples: int) -> None:
+        self.sampler = SpiderSampler(samples, seed=SEED)
+        self._mountpoint = mountpoint
+        self._hook: Hook | None = None
+
+    def begin(self, model: nn.Module, loader: DataLoader[Any]) -> None:
+        self._hook = attach(self._mountpoint, model, loader)
+
+    def epoch_end(self, accuracy: float) -> None:
+        if self._hook is not None:
+            self._hook.epoch_end(accuracy)
+
+    def close(self) -> None:
+        if self._hook is not None:
+            self._hook.close()
+
+
 def make_digits(root: Path) -> None:
     """scikit-learn's 1,797 handwritten digits as CLASS/NNNN.png."""
     from sklearn.datasets import load_digits
@@ -163,12 +194,13 @@ def command(*words: str | Path) -> None:
 
 
 @contextmanager
-def mounted(source: Path, scratch: Path, line: Line, capacity_bytes: int) -> Iterator[Path]:
-    mountpoint = scratch / "mnt"
-    mountpoint.mkdir()
+def mounted(source: Path, scratch: Path, name: str, line: Line, capacity_bytes: int) -> Iterator[Path]:
+    mountpoint = mountpoint_of(scratch, name)
+    mountpoint.mkdir(parents=True)
     options = {
+        "policy": MOUNTS[name],
         "capacity": capacity_bytes,
-        "cache_dir": scratch / "cache",
+        "cache_dir": scratch / name / "cache",
         "source.latency_ms": f"{line.latency_ms:g}",
         "source.bandwidth": line.bandwidth_bytes_per_s,
     }
@@ -181,12 +213,18 @@ def mounted(source: Path, scratch: Path, line: Line, capacity_bytes: int) -> Ite
             command("umount", mountpoint)
 
 
+def mountpoint_of(scratch: Path, name: str) -> Path:
+    return scratch / name / "mnt"
+
+
 def is_mounted(mountpoint: Path) -> bool:
     """From the kernel's table: a stat of the mount point could hang with the mount."""
     return any(line.split()[1] == str(mountpoint) for line in Path("/proc/self/mounts").read_text().splitlines())
 
 
-def train_through_mount(data: Data, held_out: ImageFolder, mountpoint: Path, epochs: int) -> Iterator[Row]:
+def train_through_mount(
+    data: Data, held_out: ImageFolder, mountpoint: Path, epochs: int, observer: Observer | None = None
+) -> Iterator[Row]:
     def read(path: str) -> bytes:
         return (mountpoint / path).read_bytes()
 
@@ -194,7 +232,7 @@ def train_through_mount(data: Data, held_out: ImageFolder, mountpoint: Path, epo
     if not set(data.training) <= set(list_images(mountpoint)):
         raise SystemExit("demo: the mount does not show the files of its source")
     before = mount_counts(mountpoint)
-    for epoch in train(ImageFolder(data.training, data.classes, read), held_out, epochs, console):
+    for epoch in train(ImageFolder(data.training, data.classes, read), held_out, epochs, console, observer):
         after = mount_counts(mountpoint)
         opens = after.opens - before.opens
         yield Row(epoch, (after.hits - before.hits) / opens, (after.origin_bytes - before.origin_bytes) / opens)
@@ -222,14 +260,14 @@ def report(title: str, rows: Iterator[Row]) -> list[Row]:
     return done
 
 
-def compare(cached: list[Row], direct: list[Row]) -> Table:
+def compare(ways: dict[str, list[Row]]) -> Table:
     table = Table(title="Comparison", title_justify="left", box=box.SIMPLE)
     table.add_column()
-    table.add_column("spiderfs", justify="right")
-    table.add_column("direct", justify="right")
+    for name in ways:
+        table.add_column(name, justify="right")
 
     def line(name: str, write: Callable[[list[Row]], str]) -> None:
-        table.add_row(name, write(cached), write(direct))
+        table.add_row(name, *(write(rows) for rows in ways.values()))
 
     line("first epoch, s", lambda rows: f"{rows[0].epoch.seconds:.1f}")
     line("each later epoch, s", lambda rows: f"{mean(row.epoch.seconds for row in rows[1:]):.1f}")
@@ -243,11 +281,41 @@ def compare(cached: list[Row], direct: list[Row]) -> Table:
     return table
 
 
+def plot(ways: dict[str, list[Row]], path: Path) -> None:
+    """Hit ratio, time and accuracy by epoch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels: tuple[tuple[str, Callable[[Row], float]], ...] = (
+        ("hits, % of samples", lambda row: 100 * row.hit_ratio),
+        ("seconds per epoch", lambda row: row.epoch.seconds),
+        ("accuracy on held-out images, %", lambda row: 100 * row.epoch.accuracy),
+    )
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 4), layout="constrained")
+    for axis, (title, value) in zip(axes, panels, strict=True):
+        for name, rows in ways.items():
+            numbers = range(1, len(rows) + 1)
+            # The first three end with the same accuracy: markers of falling size show all of them.
+            size = 9 - 2 * list(ways).index(name)
+            axis.plot(numbers, [value(row) for row in rows], color=COLOURS[name], marker="o", ms=size, label=name)
+        axis.set(title=title, xlabel="epoch", xticks=range(1, len(ways[DIRECT]) + 1))
+        axis.grid(alpha=0.3)
+    axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
 EXPECTATION = f"""\
-What to expect: an epoch reads every sample exactly once, in random order. Then
-no policy can have more hits than the share of samples in the cache, here about
-{CACHED_SHARE:.0%}, and the default policy, minio, reaches that; the first epoch fills the
-cache and is as slow as reading directly.
+What to expect: where an epoch reads every sample exactly once, in random
+order, no policy can have more hits than the share of samples in the cache, here
+about {CACHED_SHARE:.0%}. The default policy reaches that without a trainer's hook ("plain");
+evicting what was used longest ago keeps a few percent. With the hook, samples
+that matter are drawn more often and kept, and cached neighbours stand in for
+others, so more than that share hits. The first epoch fills the cache and is as
+slow as reading directly. So few epochs of so small a set say little about
+accuracy: benchmarks/train.py measures that.
 """
 
 
@@ -270,14 +338,27 @@ def demo(arguments: argparse.Namespace, scratch: Path) -> None:
     # Held-out samples come from the disk, past the cache: the figures are to be those of training alone.
     held_out = ImageFolder(data.held_out, data.classes, lambda path: (root / path).read_bytes())
 
-    with mounted(root, scratch, line, int(data.training_bytes * CACHED_SHARE)) as mountpoint:
-        rows = train_through_mount(data, held_out, mountpoint, arguments.epochs)
-        cached = report("Training through spiderfs", rows)
     reader = SlowReader(root, data.training, line, scratch / "line")
     rows = train_directly(data, held_out, reader, arguments.epochs)
-    direct = report("Training without spiderfs, straight from the same slow source", rows)
+    ways = {DIRECT: report("Training without spiderfs, straight from the slow source", rows)}
+    capacity = int(data.training_bytes * CACHED_SHARE)
+    for name, title in (
+        (LRU, "Through a mount that evicts what was used longest ago (policy=lru)"),
+        (PLAIN, "Through a spiderfs mount as it comes, without the trainer's hook"),
+        (GUIDED, "Through a spiderfs mount, with the trainer's hook and its sampler"),
+    ):
+        with mounted(root, scratch, name, line, capacity) as mountpoint:
+            observer = HookObserver(mountpoint, len(data.training)) if name == GUIDED else None
+            rows = train_through_mount(data, held_out, mountpoint, arguments.epochs, observer)
+            try:
+                ways[name] = report(title, rows)
+            finally:
+                if observer is not None:
+                    observer.close()
 
-    console.print(compare(cached, direct))
+    console.print(compare(ways))
+    plot(ways, arguments.plot)
+    console.print(f"Plotted: {arguments.plot}\n", highlight=False, soft_wrap=True)
     console.print(EXPECTATION, highlight=False)
     print_next_steps(arguments.data)
 
@@ -297,7 +378,7 @@ def print_next_steps(data: Path | None) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="scripts/demo", description="Train through spiderfs, then without, and compare."
+        prog="scripts/demo", description="Train without spiderfs and through it, and compare."
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="an image folder, DIR/CLASS/NAME or DIR/train/CLASS/NAME"
@@ -305,10 +386,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--samples", type=int, default=2000, help="how many images to use, 0 for all (default %(default)s)"
     )
-    parser.add_argument("--epochs", type=int, default=5, help="at least 2 (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=4, help="at least 2 (default %(default)s)")
     parser.add_argument("--latency-ms", type=float, default=10, help="of the slow source (default %(default)s)")
     parser.add_argument(
         "--bandwidth-mb", type=int, default=20, help="of the slow source, per second (default %(default)s)"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        default=Path(tempfile.gettempdir()) / "spiderfs-demo.png",
+        help="where the plot goes (default %(default)s)",
     )
     arguments = parser.parse_args()
     if arguments.data is not None and not arguments.data.is_dir():
@@ -338,9 +426,10 @@ def main() -> int:
         print(f"demo: {shlex.join(map(str, error.cmd))} failed", file=sys.stderr)
         return 1
     finally:
-        if is_mounted(scratch / "mnt"):
-            # Only after `spiderfs umount` failed: let the mount go at least as soon as nobody uses it.
-            subprocess.run(["fusermount3", "-u", "-z", scratch / "mnt"], check=False)
+        for mountpoint in (mountpoint_of(scratch, name) for name in MOUNTS):
+            if is_mounted(mountpoint):
+                # Only after `spiderfs umount` failed: let the mount go at least as soon as nobody uses it.
+                subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=False)
         shutil.rmtree(scratch, ignore_errors=True)
     return 0
 

@@ -7,7 +7,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 LOADER_WORKERS = 2
 WORKER_PATIENCE_S = 5.0  # a worker in the middle of a read that hangs cannot end before that does
@@ -27,6 +27,16 @@ SEED = 7
 class Epoch(NamedTuple):
     seconds: float  # training alone, without the evaluation
     accuracy: float  # on the held-out samples
+
+
+class Observer(Protocol):
+    """What may watch a training and choose its samples."""
+
+    sampler: Sampler[int]
+
+    def begin(self, model: nn.Module, loader: DataLoader[Any]) -> None: ...
+
+    def epoch_end(self, accuracy: float) -> None: ...
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):
@@ -56,21 +66,26 @@ def network(classes: int) -> nn.Module:
     )
 
 
-def train(samples: ImageFolder, held_out: ImageFolder, epochs: int, console: Console) -> Iterator[Epoch]:
-    """Train, and yield after each epoch; same weights, same order of samples whenever it is called."""
+def train(
+    samples: ImageFolder, held_out: ImageFolder, epochs: int, console: Console, observer: Observer | None = None
+) -> Iterator[Epoch]:
+    """Train, and yield after each epoch; without an observer, same weights and order of samples in each call."""
     # So small a network gains nothing from more threads, and beside busy loader workers it loses.
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     model = network(len(samples.classes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    loader = DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         samples,
         batch_size=BATCH,
-        shuffle=True,
+        sampler=None if observer is None else observer.sampler,
+        shuffle=True if observer is None else None,
         num_workers=LOADER_WORKERS,
         generator=torch.Generator().manual_seed(SEED),
         worker_init_fn=leave_signals_to_the_parent,
     )
+    if observer is not None:
+        observer.begin(model, loader)
     for number in range(1, epochs + 1):
         begin = time.monotonic()
         model.train()
@@ -81,7 +96,10 @@ def train(samples: ImageFolder, held_out: ImageFolder, epochs: int, console: Con
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         seconds = time.monotonic() - begin
-        yield Epoch(seconds, accuracy(model, held_out))
+        epoch = Epoch(seconds, accuracy(model, held_out))
+        if observer is not None:
+            observer.epoch_end(epoch.accuracy)
+        yield epoch
 
 
 def accuracy(model: nn.Module, samples: ImageFolder) -> float:

@@ -301,6 +301,7 @@ def plot(ways: dict[str, list[Row]], path: Path) -> None:
             size = 9 - 2 * list(ways).index(name)
             axis.plot(numbers, [value(row) for row in rows], color=COLOURS[name], marker="o", ms=size, label=name)
         axis.set(title=title, xlabel="epoch", xticks=range(1, len(ways[DIRECT]) + 1))
+        axis.set_ylim(bottom=None if "accuracy" in title else 0)
         axis.grid(alpha=0.3)
     axes[0].legend(frameon=False)
     figure.savefig(path, dpi=110)

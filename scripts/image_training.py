@@ -32,7 +32,8 @@ class Epoch(NamedTuple):
 class Observer(Protocol):
     """What may watch a training and choose its samples."""
 
-    sampler: Sampler[int]
+    @property
+    def sampler(self) -> Sampler[int]: ...
 
     def begin(self, model: nn.Module, loader: DataLoader[Any]) -> None: ...
 

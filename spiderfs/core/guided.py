@@ -37,6 +37,10 @@ class Guided(Policy):
         """Dataset, sample and stand-in (None: no longer any), for all that may have changed since the last call."""
 
     @abstractmethod
+    def forget_told(self) -> None:
+        """Let the next `redirects_changed` name all redirects there are, as if none had been told."""
+
+    @abstractmethod
     def new_epoch(self) -> None:
         """A trainer began an epoch."""
 

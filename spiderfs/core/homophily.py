@@ -124,6 +124,9 @@ class Homophily:
         if key in self._near:
             self._touched[key] = None
 
+    def touch_all(self) -> None:
+        self._touched.update(dict.fromkeys(self._near))
+
     def drain_touched(self) -> list[Key]:
         """The samples whose stand-in may have changed since the last call."""
         touched = list(self._touched)

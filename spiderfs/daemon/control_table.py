@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import trio
 
 from spiderfs import __version__
@@ -43,11 +42,16 @@ class ControlTable:
             "warm": lambda: self._manager.warmer.warm_progress().encode(),
             "evict": lambda: self._manager.warmer.evict_result().encode(),
             "redirects": lambda: b"".join(self._redirect_lines()),
-            "graph": self._graph,
             "ratio": self._ratio,
             "log": self._log,
             "hook": lambda: os.fsencode(self._manager.context.directories.hook_socket) + b"\n",
             "version": lambda: f"{__version__}\n".encode(),
+        }
+        # These give way to events while they are made.
+        self._slow_renders: dict[str, Callable[[], Awaitable[bytes]]] = {
+            "cache": self._cache,
+            "scores": self._scores,
+            "graph": self._graph,
         }
         self._applies: dict[str, Callable[[bytes], None]] = {
             "config": self._change_config,
@@ -58,10 +62,8 @@ class ControlTable:
 
     async def render(self, name: str) -> bytes:
         """The text of a control file; raises NotFound."""
-        if name == "cache":
-            return await self._cache()
-        if name == "scores":
-            return await self._scores()
+        if name in self._slow_renders:
+            return await self._slow_renders[name]()
         if name not in self._renders:
             raise NotFound(f"no control file {name}")
         return self._renders[name]()
@@ -224,7 +226,7 @@ class ControlTable:
                     await trio.lowlevel.checkpoint()
         return b"".join(lines)
 
-    def _graph(self) -> bytes:
+    async def _graph(self) -> bytes:
         lines = []
         for dataset in self._manager.guide.datasets.values():
             lines.append(f"dataset {dataset.number}: {dataset.name}, {len(dataset.labels)} samples\n")
@@ -239,7 +241,7 @@ class ControlTable:
                 f"  saturated share    {found.full_share:.3f}  (all k nearest within the radius)\n",
                 f"  scored share       {found.scored_share:.3f}\n",
                 f"  sigma              {found.sigma:.4g}\n",
-                f"  recall             {dataset.scorer.recall(_RECALL_SAMPLE, np.random.default_rng(0)):.3f}\n",
+                f"  recall             {await self._manager.guide.recall(dataset, _RECALL_SAMPLE):.3f}\n",
                 f"  bytes per sample   {found.bytes_per_sample:.0f}\n",
                 f"  ms per batch       {1000 * dataset.scoring_s / max(1, dataset.batches):.1f}\n",
             ]

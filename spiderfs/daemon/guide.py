@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -31,7 +32,7 @@ from spiderfs.fuse.session import forget_name
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
 from spiderfs.protocol import Batch, EpochEnd, Plan
-from spiderfs.redirects import TABLE, Attached, publish_trainers, redirect_row, started_at
+from spiderfs.redirects import Attached, publish_trainers, redirect_row, redirect_rows, started_at
 from spiderfs.scorer.scorer import Scorer, ScorerOptions, saved_dimension
 from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Records
@@ -113,10 +114,22 @@ class Guide:
         self._scorer_options = ScorerOptions(radius=options.radius)
         self.plans: dict[int, Plan] = {}
 
+    def begin(self, state: bytes | None) -> None:
+        """Before anybody is attached: nobody is redirected, and the ratio goes on from what `state` gave."""
+        publish_trainers(self._trainers_file, [])
+        self.withdraw_redirects()
+        if state is not None:
+            self.elastic.restore(msgpack.unpackb(state))
+
+    def state(self) -> bytes:
+        packed: bytes = msgpack.packb(self.elastic.state())
+        return packed
+
     # -- trainers
 
     async def attached(self, trainer: Trainer) -> None:
-        self._attached += 1
+        # Events carry 16 bits of it, and 0 is nobody.
+        self._attached = self._attached % 0xFFFF + 1
         self._numbers[trainer] = self._attached
         if trainer.pid == 0:
             log.warning("a trainer is of another pid namespace: it gets no stand-ins, see HOOK_PROTOCOL.md")
@@ -143,6 +156,8 @@ class Guide:
     async def samples(self, trainer: Trainer, samples: SampleList) -> int:
         digest = xxhash.xxh3_64_hexdigest(b"\0".join(samples.paths) + samples.labels.tobytes())
         inodes = await self._inodes(samples)
+        unknown = int((inodes == 0).sum())
+        _leave_out_contradictions(inodes, samples.labels)
         dataset = self.datasets.get(digest)
         if dataset is None or not np.array_equal(dataset.inodes, inodes):
             number = dataset.number if dataset else len(self.datasets) + 1
@@ -151,7 +166,8 @@ class Guide:
             await self._remember(dataset)
         self._using[trainer, samples.name] = dataset
         self._publish_trainers()
-        return int((inodes == 0).sum())
+        await self.republish()
+        return unknown
 
     async def _remember(self, dataset: Dataset) -> None:
         """Go on with the scores of an earlier training on the same list, if there are any."""
@@ -302,10 +318,17 @@ class Guide:
 
     # -- redirects
 
+    async def republish(self) -> None:
+        """Publish every redirect anew: hubs of an earlier mount belong to a dataset that has only now been declared."""
+        async with self._publishing:
+            self.withdraw_redirects()
+            if self._keeper.guided is not None:
+                self._keeper.guided.forget_told()
+        await self.publish_redirects()
+
     def withdraw_redirects(self) -> None:
         """Begin with an empty table: what an earlier manager had published may no longer be cached."""
-        rows = self._records.scan(TABLE, b"", self._records.count(TABLE) + 1)
-        self._records.put((TABLE, key, None) for key, _ in rows)
+        self._records.put(redirect_row(dataset, wanted, None) for wanted, dataset, _ in redirect_rows(self._records))
 
     async def publish_redirects(self) -> None:
         """Let workers know what has changed, and the kernel for which names it must ask again.
@@ -348,6 +371,12 @@ class Guide:
                     log.debug("the kernel keeps a name: %s", exc)
                     return
 
+    async def recall(self, dataset: Dataset, sample: int) -> float:
+        """Share of the neighbours that the dataset's index finds, by comparison with all for some samples."""
+        scorer = dataset.scorer
+        assert scorer is not None
+        return await trio.to_thread.run_sync(scorer.recall, sample, np.random.default_rng(0), limiter=self._scoring)
+
     # -- saving
 
     def save(self) -> None:
@@ -361,3 +390,14 @@ class Guide:
 
 def _elastic_options(options: Options) -> ElasticOptions:
     return ElasticOptions(start=options.ratio_start, end=options.ratio_end)
+
+
+def _leave_out_contradictions(inodes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int32]) -> None:
+    """Make files unknown that a list names with different labels: nobody could say for whom they may stand in."""
+    label_of: dict[int, int] = {}
+    contradicted = set()
+    for inode, label in zip(inodes.tolist(), labels.tolist(), strict=True):
+        if label_of.setdefault(inode, label) != label:
+            contradicted.add(inode)
+    if contradicted:
+        inodes[np.isin(inodes, np.array(sorted(contradicted), np.uint64))] = 0

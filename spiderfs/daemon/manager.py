@@ -48,7 +48,7 @@ SAVE_SHARE = 0.02
 HOUSEKEEPING_INTERVAL_S = 5.0
 
 _SOURCE_BYTES = struct.Struct("<Q")
-_STATE_FACT, _SOURCE_BYTES_FACT = "policy state", "source bytes"
+_STATE_FACT, _SOURCE_BYTES_FACT, _RATIO_FACT = "policy state", "source bytes", "ratio"
 
 
 async def manage(context: MountContext) -> None:
@@ -110,7 +110,7 @@ class Manager:
 
     async def run(self, nursery: trio.Nursery) -> None:
         self.keeper.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
-        self.guide.withdraw_redirects()
+        self.guide.begin(self.catalogue.fact(_RATIO_FACT))
         nursery.start_soon(self.client.watch)
         nursery.start_soon(self.hook_server.serve, listen(self.context.directories.hook_socket))
         nursery.start_soon(answer_questions, self.context.control_listener, ControlTable(self, nursery), nursery)
@@ -213,6 +213,7 @@ class Manager:
 
     def _save(self) -> None:
         self.catalogue.record_fact(_STATE_FACT, self.keeper.saved_state())
+        self.catalogue.record_fact(_RATIO_FACT, self.guide.state())
 
     # -- the capacity and other things that can be changed
 
@@ -240,7 +241,7 @@ class Manager:
         if options.policy != before.policy:
             self.keeper.set_policy(options.policy)
             # The new policy knows nothing of what the old one had published.
-            self.guide.withdraw_redirects()
+            nursery.start_soon(self.guide.republish)
             self.guide.teach()
         self.guide.change(options)
         faults = options.source_faults()

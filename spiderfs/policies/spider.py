@@ -146,6 +146,10 @@ class Spider(Guided):
                 self._told[key] = now
         return changes
 
+    def forget_told(self) -> None:
+        self._told.clear()
+        self._homophily.touch_all()
+
     def new_epoch(self) -> None:
         self._homophily.new_epoch()
 

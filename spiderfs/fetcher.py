@@ -131,10 +131,10 @@ class Fetcher:
         self._transit = Transit()
         self._full_until = 0.0
 
-    def local(self, key: ContentKey) -> memoryview | None:
-        """The payload if it is here, valid until the caller awaits; None means: fetch it. Raises StoreCorrupt."""
+    def local(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | None:
+        """Bytes of the payload if it is here, valid until the caller awaits; None: fetch it. Raises StoreCorrupt."""
         try:
-            payload = self._content.read(key)
+            payload = self._content.read(key, offset, size)
             if payload is None and self._content.has(key):
                 self._counters.add("checksum_failures")
         except StoreCorrupt:
@@ -143,7 +143,8 @@ class Fetcher:
             self._failed(exc)
             payload = None
         if payload is None:
-            payload = self._transit.get(key)
+            passing = self._transit.get(key)
+            payload = None if passing is None else memoryview(passing)[offset : None if size is None else offset + size]
         return None if payload is None else memoryview(payload)
 
     def stored(self, key: ContentKey) -> bool:

@@ -189,7 +189,8 @@ class Fetcher:
         if isinstance(where, StoreError):
             self._failed(where)
             return payload, UNSTORED
-        if where == FETCHED and self._full_until:
+        # Not before the pause is over: what was under way when the disk was found full may still have fitted.
+        if where == FETCHED and 0 < self._full_until <= time.monotonic():
             self._full_until = 0.0
             self._full_disk.end()
         return payload, where

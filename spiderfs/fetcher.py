@@ -131,10 +131,10 @@ class Fetcher:
         self._transit = Transit()
         self._full_until = 0.0
 
-    def local(self, key: ContentKey) -> memoryview | None:
-        """The payload if it is here, valid until the caller awaits; None means: fetch it. Raises StoreCorrupt."""
+    def local(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | None:
+        """Bytes of the payload if it is here, valid until the caller awaits; None: fetch it. Raises StoreCorrupt."""
         try:
-            payload = self._content.read(key)
+            payload = self._content.read(key, offset, size)
             if payload is None and self._content.has(key):
                 self._counters.add("checksum_failures")
         except StoreCorrupt:
@@ -143,7 +143,8 @@ class Fetcher:
             self._failed(exc)
             payload = None
         if payload is None:
-            payload = self._transit.get(key)
+            passing = self._transit.get(key)
+            payload = None if passing is None else memoryview(passing)[offset : None if size is None else offset + size]
         return None if payload is None else memoryview(payload)
 
     def stored(self, key: ContentKey) -> bool:
@@ -188,7 +189,8 @@ class Fetcher:
         if isinstance(where, StoreError):
             self._failed(where)
             return payload, UNSTORED
-        if where == FETCHED and self._full_until:
+        # Not before the pause is over: what was under way when the disk was found full may still have fitted.
+        if where == FETCHED and 0 < self._full_until <= time.monotonic():
             self._full_until = 0.0
             self._full_disk.end()
         return payload, where

@@ -351,13 +351,12 @@ class Filesystem:
         if is_control_handle(handle):
             return await self._control.read(handle, offset, size)
         self._counters.add("reads")
-        payload = self._fetcher.local(ContentKey(handle))
-        if payload is None:
+        piece = self._fetcher.local(ContentKey(handle), offset, size)
+        if piece is None:
             node = self._catalogue.node(handle)
             if node.stat.size > self.settings.sample_max_bytes:
                 return await self._read_blocks(node, offset, size)
-            payload = await self._fetch_again(node)
-        piece = payload[offset : offset + size]
+            piece = (await self._fetch_again(node))[offset : offset + size]
         self._counters.add("read_bytes", len(piece))
         return piece
 
@@ -377,32 +376,33 @@ class Filesystem:
             return b""
         pieces = []
         for block in range(offset // BLOCK_BYTES + 1, (end - 1) // BLOCK_BYTES + 2):
-            payload = await self._block(node, block)
             first = (block - 1) * BLOCK_BYTES
-            piece = payload[max(offset - first, 0) : end - first]
+            start = max(offset - first, 0)
+            piece = await self._block(node, block, start, min(end - first, BLOCK_BYTES) - start)
             # The next block may have to be awaited, and a view does not outlive that.
             pieces.append(piece if first + BLOCK_BYTES >= end else bytes(piece))
         self._counters.add("read_bytes", end - offset)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _block(self, node: Node, block: int) -> memoryview:
+    async def _block(self, node: Node, block: int, offset: int, size: int) -> memoryview:
         self._counters.add("block_reads")
         for further in self._read_ahead.wanted(node, block):
             self._read_ahead.start(node, further)
-        payload = self._fetcher.local(ContentKey(node.inode, block))
+        piece = self._fetcher.local(ContentKey(node.inode, block), offset, size)
         where = HIT
-        if payload is None:
+        if piece is None:
             started = time.perf_counter()
             try:
                 fetched, where = await self._fetcher.fetch(node, block)
             except (SourceNotFound, SourceChanged) as exc:
                 raise await self._stale(node) from exc
             self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
-            payload = memoryview(fetched)
+            piece = memoryview(fetched)[offset : offset + size]
         else:
             self._counters.add("block_hits")
-        self._events.note(node.inode, len(payload), where, 0, block)
-        return payload
+        whole = min(BLOCK_BYTES, node.stat.size - (block - 1) * BLOCK_BYTES)
+        self._events.note(node.inode, whole, where, 0, block)
+        return piece
 
     async def _stale(self, node: Node) -> Stale:
         """The error for a version that the source no longer has; the name is looked up anew from now on."""

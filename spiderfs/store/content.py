@@ -1,14 +1,13 @@
 """File contents in LMDB, with a checksum before every payload and the byte budget held in every transaction.
 
 Tables: `content` (inode, block) -> header + payload; `member` the same key -> size, sequence number, score, section;
-`queue` landing's sequence number -> key; `meta` -> usage and capacity. A record's payload starts HEADER bytes into its
-value, so that a read is a slice of the mapped page and nothing is copied.
+`queue` landing's sequence number -> key; `meta` -> usage and capacity. A payload follows its checksums, so that a
+read is a slice of the mapped pages and nothing is copied.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,15 +18,14 @@ from spiderfs.store.environment import open_environment, translate, translated_e
 from spiderfs.store.store import LANDING, ContentKey, Keep, Member, Usage
 
 _KEY = struct.Struct(">QI")
-_HEADER = struct.Struct("<QQ")  # XXH3-64 of the payload, its length
+_LENGTH = struct.Struct("<Q")
 _MEMBER = struct.Struct("<QQf")  # size, sequence number, score; the section's name follows
 _SEQUENCE = struct.Struct(">Q")
 # landing bytes, landing entries, kept bytes, kept entries, capacity, next sequence number
 _USAGE = struct.Struct("<6Q")
 _USAGE_KEY = b"usage"
-# A 112 kB file costs 10 us to verify. A record once found whole is not verified again while it is among the last this
-# many, so that the eight READs of one 1 MiB block do not cost eight checks.
-_VERIFIED_ENTRIES = 65536
+# What the kernel asks for at a time: a READ verifies the pieces that it takes bytes from, and nothing else.
+PIECE_BYTES = 128 << 10
 
 
 class LmdbContent:
@@ -41,7 +39,6 @@ class LmdbContent:
             self._queue = self._env.open_db(b"queue")
             self._meta = self._env.open_db(b"meta")
         self._reader: lmdb.Transaction | None = None
-        self._verified: OrderedDict[bytes, None] = OrderedDict()
         self.damaged = 0  # records whose checksum failed, since this process opened the store
 
     # -- reading, on the event loop's thread
@@ -62,7 +59,7 @@ class LmdbContent:
         except lmdb.Error as exc:
             raise translate(exc) from exc
 
-    def read(self, key: ContentKey) -> memoryview | bytes | None:
+    def read(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | bytes | None:
         packed = _KEY.pack(*key)
         try:
             found = self._transaction().get(packed)
@@ -70,19 +67,10 @@ class LmdbContent:
             raise translate(exc) from exc
         if found is None:
             return None
-        value = memoryview(found)
-        payload = value[_HEADER.size :]
-        if packed not in self._verified:
-            if len(value) < _HEADER.size or _HEADER.unpack_from(value) != (
-                xxhash.xxh3_64_intdigest(payload),
-                len(payload),
-            ):
-                self.damaged += 1
-                return None
-            self._verified[packed] = None
-            if len(self._verified) > _VERIFIED_ENTRIES:
-                self._verified.popitem(last=False)
-        return payload
+        piece = _verified(memoryview(found), offset, size)
+        if piece is None:
+            self.damaged += 1
+        return piece
 
     def member(self, key: ContentKey) -> Member | None:
         with translated_errors(), self._env.begin(self._member) as txn:
@@ -93,7 +81,7 @@ class LmdbContent:
 
     def land(self, key: ContentKey, payload: bytes) -> bool:
         packed = _KEY.pack(*key)
-        value = _HEADER.pack(xxhash.xxh3_64_intdigest(payload), len(payload)) + payload
+        value = _header(payload) + payload
         with translated_errors(), self._env.begin(write=True) as txn:
             if txn.get(packed, db=self._member) is not None:
                 # A version never changes, so this is a repair of damaged bytes: same size, same place.
@@ -200,3 +188,28 @@ class LmdbContent:
 def _member(key: ContentKey, record: bytes) -> Member:
     size, _, score = _MEMBER.unpack_from(record)
     return Member(key, size, record[_MEMBER.size :].decode(), score)
+
+
+def _header(payload: bytes) -> bytes:
+    """The payload's length, then the XXH3-64 of each of its pieces."""
+    view = memoryview(payload)
+    sums = [xxhash.xxh3_64_intdigest(view[at : at + PIECE_BYTES]) for at in range(0, len(payload), PIECE_BYTES)]
+    return struct.pack(f"<{1 + len(sums)}Q", len(payload), *sums)
+
+
+def _verified(value: memoryview, offset: int, size: int | None) -> memoryview | None:
+    """Bytes [offset, offset + size) of a record's payload; None if any piece they lie in fails its checksum."""
+    if len(value) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(value)
+    pieces = -(-length // PIECE_BYTES)
+    start = _LENGTH.size * (1 + pieces)
+    if len(value) != start + length:
+        return None
+    end = length if size is None else min(offset + size, length)
+    for piece in range(offset // PIECE_BYTES, -(-end // PIECE_BYTES)):
+        first = start + piece * PIECE_BYTES
+        last = min(first + PIECE_BYTES, start + length)
+        if _LENGTH.unpack_from(value, _LENGTH.size * (1 + piece)) != (xxhash.xxh3_64_intdigest(value[first:last]),):
+            return None
+    return value[start + offset : start + max(end, offset)]

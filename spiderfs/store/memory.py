@@ -17,8 +17,9 @@ class MemoryContent:
     def has(self, key: ContentKey) -> bool:
         return key in self._payloads
 
-    def read(self, key: ContentKey) -> memoryview | bytes | None:
-        return self._payloads.get(key)
+    def read(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | bytes | None:
+        payload = self._payloads.get(key)
+        return None if payload is None else payload[offset : None if size is None else offset + size]
 
     def end_read(self) -> None:
         pass

@@ -61,8 +61,11 @@ class Content(Protocol):
     def has(self, key: ContentKey) -> bool:
         """Whether the record is there; does not touch its bytes."""
 
-    def read(self, key: ContentKey) -> memoryview | bytes | None:
-        """The payload after its checksum was verified, valid until `end_read`; None if absent or found damaged."""
+    def read(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | bytes | None:
+        """Bytes of the payload from `offset` on, at most `size`, whose checksums were verified just now.
+
+        Valid until `end_read`; None if the record is absent, or found damaged in what was asked for.
+        """
 
     def end_read(self) -> None:
         """Invalidate the views handed out; cheap when there are none."""

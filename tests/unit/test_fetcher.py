@@ -42,10 +42,10 @@ class FailingContent(MemoryContent):
             raise self.landing_fails
         return super().land(key, payload)
 
-    def read(self, key: ContentKey) -> memoryview | bytes | None:
+    def read(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | bytes | None:
         if self.reading_fails:
             raise self.reading_fails
-        return super().read(key)
+        return super().read(key, offset, size)
 
     def has(self, key: ContentKey) -> bool:
         if self.reading_fails:

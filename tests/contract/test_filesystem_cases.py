@@ -641,15 +641,16 @@ def test_extended_attributes(subject: Subject, tree: Tree) -> None:
     assert read(subject, path) == b"12345"
     assert subject.getxattr(path, "user.spiderfs.state") == b"cached"
     if isinstance(subject, OnMount):
-        eventually(lambda: subject.getxattr(path, "user.spiderfs.section") == b"samples")
-        assert subject.getxattr(path, "user.spiderfs.score") == b"1"
+        eventually(lambda: subject.getxattr(path, "user.spiderfs.section") == b"importance")
+        assert subject.getxattr(path, "user.spiderfs.score") == b"0", "no trainer has scored it"
     else:
         assert subject.getxattr(path, "user.spiderfs.section") == b"landing"
         assert subject.getxattr(path, "user.spiderfs.score") == b"none"
     shown = subject.lstat(path)
     assert subject.getxattr(path, "user.spiderfs.inode") == b"%d" % shown.inode
     assert subject.getxattr(path, "user.spiderfs.version") == b"5 %d" % shown.mtime_ns
-    own = {f"user.spiderfs.{name}" for name in ("state", "section", "score", "inode", "version")}
+    assert subject.getxattr(path, "user.spiderfs.served_by") == b"itself"
+    own = {f"user.spiderfs.{name}" for name in ("state", "section", "score", "served_by", "inode", "version")}
     assert set(subject.listxattr(path)) == own | {"user.label"}
     assert subject.listxattr(tree.shown(b"dir")) == ["user.split"]
     assert subject.getxattr(tree.shown(b"dir"), "user.split") == b"train"

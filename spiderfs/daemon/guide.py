@@ -25,6 +25,7 @@ from spiderfs.core.elastic import Elastic, ElasticOptions
 from spiderfs.core.events import Access
 from spiderfs.core.homophily import Hub
 from spiderfs.core.ledger import Ledger
+from spiderfs.daemon.dataset import Dataset, leave_out_contradictions
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.trainer import SampleList, Trainer
 from spiderfs.errors import SourceError, Stale
@@ -33,7 +34,7 @@ from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
 from spiderfs.protocol import Batch, EpochEnd, Plan
 from spiderfs.redirects import Attached, publish_trainers, redirect_row, redirect_rows, started_at
-from spiderfs.scorer.scorer import Scorer, ScorerOptions, saved_dimension
+from spiderfs.scorer.scorer import ScorerOptions, saved_dimension
 from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Records
 from spiderfs.trace import TraceWriter
@@ -42,41 +43,6 @@ log = logging.getLogger(__name__)
 
 # Samples looked up, or redirects withdrawn, between two chances for other tasks: 5 ms.
 _AT_A_TIME = 500
-
-
-class Dataset:
-    """One list of samples: sample i of the list is the file `inodes[i]` (0: unknown)."""
-
-    def __init__(
-        self, number: int, digest: str, samples: SampleList, inodes: npt.NDArray[np.uint64], directory: Path
-    ) -> None:
-        self.number = number
-        self.digest = digest
-        self.name = f"{samples.name} ({samples.split})"
-        # -1 says that a sample has no label, so no two of them have the same: each gets one of its own.
-        # Below all labels that can be declared, which have 32 bits.
-        own = -(1 << 32) - np.arange(len(samples), dtype=np.int64)
-        self.labels = np.where(samples.labels == -1, own, samples.labels)
-        self.inodes = inodes
-        self.place_of = {inode: place for place, inode in enumerate(inodes.tolist()) if inode}
-        self.directory = directory
-        self.scorer: Scorer | None = None
-        self.batches = 0
-        self.scoring_s = 0.0
-
-    def scorer_for(self, dimension: int, options: ScorerOptions) -> Scorer:
-        """The scorer, made (and brought back from an earlier mount) when the first batch says its dimension. Blocks."""
-        if self.scorer is None or self.scorer.dimension != dimension:
-            self.scorer = Scorer(self.labels, dimension, options)
-            if self.scorer.restore(self.directory):
-                log.info("%s goes on with the scores of an earlier training", self.name)
-        return self.scorer
-
-    def save(self) -> None:
-        """Blocks on the disk."""
-        if self.scorer is not None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self.scorer.save(self.directory)
 
 
 class Guide:
@@ -157,7 +123,7 @@ class Guide:
         digest = xxhash.xxh3_64_hexdigest(b"\0".join(samples.paths) + samples.labels.tobytes())
         inodes = await self._inodes(samples)
         unknown = int((inodes == 0).sum())
-        _leave_out_contradictions(inodes, samples.labels)
+        leave_out_contradictions(inodes, samples.labels)
         dataset = self.datasets.get(digest)
         if dataset is None or not np.array_equal(dataset.inodes, inodes):
             number = dataset.number if dataset else len(self.datasets) + 1
@@ -390,14 +356,3 @@ class Guide:
 
 def _elastic_options(options: Options) -> ElasticOptions:
     return ElasticOptions(start=options.ratio_start, end=options.ratio_end)
-
-
-def _leave_out_contradictions(inodes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int32]) -> None:
-    """Make files unknown that a list names with different labels: nobody could say for whom they may stand in."""
-    label_of: dict[int, int] = {}
-    contradicted = set()
-    for inode, label in zip(inodes.tolist(), labels.tolist(), strict=True):
-        if label_of.setdefault(inode, label) != label:
-            contradicted.add(inode)
-    if contradicted:
-        inodes[np.isin(inodes, np.array(sorted(contradicted), np.uint64))] = 0

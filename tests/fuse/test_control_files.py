@@ -24,6 +24,10 @@ FILES = {
     "stats.json": 0o444,
     "metrics": 0o444,
     "config": 0o600,
+    "ratio": 0o600,
+    "redirects": 0o444,
+    "scores": 0o444,
+    "graph": 0o444,
     "cache": 0o444,
     "warm": 0o600,
     "evict": 0o600,
@@ -81,7 +85,7 @@ def test_they_are_hidden_and_have_their_modes(mount: Mounted) -> None:
 def test_stats_for_people_programs_and_prometheus(mount: Mounted, source: Path) -> None:
     read_files(mount)
     read_files(mount)
-    stats = eventually(lambda: found if (found := mount.stats())["sections"].get("samples") else None)
+    stats = eventually(lambda: found if (found := mount.stats())["sections"]["importance"]["entries"] else None)
     assert stats["source"] == str(source)
     assert stats["mountpoint"] == str(mount.point)
     assert stats["workers"] == mount.workers_wanted

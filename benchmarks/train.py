@@ -1,6 +1,6 @@
 """Real training through a cache of a fifth of the data, over a slow source: what each way of caching costs and teaches.
 
-    .venv/bin/python benchmarks/train.py --data DIR             the whole measurement, about a quarter of an hour
+    .venv/bin/python benchmarks/train.py --data DIR             the whole measurement, about twenty-five minutes
     .venv/bin/python benchmarks/train.py --data DIR --quick     about a minute, for a look
 
 DIR holds train/CLASS/NAME and test/CLASS/NAME. Every run trains the same small residual network on the same images
@@ -422,13 +422,13 @@ def judge(runs: list[Run], name: str) -> Iterator[Verdict]:
 def spread(values: Sequence[float], form: str, factor: float = 1.0) -> str:
     """Mean and standard deviation over seeds."""
     text = format(statistics.fmean(values) * factor, form)
-    return text if len(values) < 2 else f"{text} ± {format(statistics.stdev(values) * factor, form)}"
+    return text if len(values) < 2 else f"{text} ± {format(statistics.stdev(values) * factor, form.removeprefix('+'))}"
 
 
 Column = tuple[str, str, str, float]
 TRAFFIC: tuple[Column, ...] = (
     ("hits %", "hit_ratio", ".1f", 100),
-    ("origin B/sample", "origin_bytes_per_sample", ".0f", 1),
+    ("origin B", "origin_bytes_per_sample", ".0f", 1),
     ("drawn %", "drawn_share", ".1f", 100),
     ("served %", "served_share", ".1f", 100),
     ("redirected %", "redirected_share", ".1f", 100),
@@ -527,7 +527,7 @@ def plot(runs: list[Run], directory: Path) -> Path:
         axis.set(title=title, xlabel="epoch")
         axis.set_ylim(bottom=0 if field != "top1" else None)
         axis.grid(alpha=0.3)
-    axes[0].legend(frameon=False)
+    axes[1].legend(frameon=False, loc="lower left", ncols=2)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "train.png"
     figure.savefig(path, dpi=110)

@@ -47,7 +47,10 @@ def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, work
         with readers(8, mount.point, wanted) as all_readers:
             for _ in range(kills):
                 before = mount.metric("opens")
-                os.kill(random.choice(mount.workers()), signal.SIGKILL)
+                victim = random.choice(mount.workers())
+                os.kill(victim, signal.SIGKILL)
+                # Until it has ended it could be chosen once more, and killing it again does nothing.
+                eventually(lambda victim=victim: not is_running(victim), what="the worker's end")
                 eventually(lambda before=before: mount.metric("opens") > before + 3, what="reads after the kill")
             seen = together(all_readers)
         assert seen.wrong == []

@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import process_cost
+from interruption import unwind_on_signals
 from peers import PEERS, Mounted, missing, mounted, version
 from readers import read_all
 from rich import box
@@ -341,16 +341,9 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def terminated(_signal: int, _frame: object) -> None:
-    # Unwinds through every context, so that everything is unmounted.
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     arguments = parse_arguments()
-    # SIGINT too: a shell that starts this in the background has it ignored.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, terminated)
+    unwind_on_signals()
     console = Console()
     try:
         if {"bindfs", "rclone"} & set(missing(arguments.peers)):

@@ -43,6 +43,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from interruption import unwind_on_signals
 from PIL import Image
 from rich import box
 from rich.console import Console
@@ -645,16 +646,9 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def terminated(_signal: int, _frame: object) -> None:
-    # Unwinds through every context, so that everything is unmounted.
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     arguments = parse_arguments()
-    # SIGINT too: a shell that starts this in the background has it ignored.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, terminated)
+    unwind_on_signals()
     console = Console()
     try:
         measure(arguments, console)

@@ -23,7 +23,6 @@
         ├── IsADirectory (EISDIR)
         ├── InvalidArgument (EINVAL)
         ├── AccessDenied (EACCES)
-        ├── NotPermitted (EPERM)
         ├── NoAttribute (ENODATA)
         ├── ReadOnly (EROFS)
         ├── Stale (ESTALE)
@@ -137,10 +136,6 @@ class InvalidArgument(FileSystemError):
 
 class AccessDenied(FileSystemError):
     errno = errno.EACCES
-
-
-class NotPermitted(FileSystemError):
-    errno = errno.EPERM
 
 
 class NoAttribute(FileSystemError):

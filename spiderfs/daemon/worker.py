@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import trio
 
@@ -55,12 +57,19 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
             counters=counters,
             settings=settings_of(published_options(directories, context.options)),
         )
+
+        def follow_options() -> None:
+            filesystem.settings = settings_of(published_options(directories, context.options))
+
+        def follow_trainers() -> None:
+            redirects.set_trainers(published_trainers(directories.trainers), context.options.substitute)
+
         await lister.root()
         operations.serve(filesystem, counters)
         nursery.start_soon(client.watch)
         nursery.start_soon(_report, events, client, counters)
-        nursery.start_soon(_follow_options, filesystem, context)
-        nursery.start_soon(_follow_trainers, redirects, context)
+        nursery.start_soon(_follow, directories.options, OPTIONS_INTERVAL_S, follow_options)
+        nursery.start_soon(_follow, directories.trainers, FLUSH_INTERVAL_S, follow_trainers)
         queue_lock = directories.queue_lock if context.options.workers > 1 else None
         counters.add("process_starts")
         await serve(descriptor, operations, queue_lock, counters, content.end_read)
@@ -76,28 +85,13 @@ async def _report(events: EventWriter, client: SourceClient, counters: Counters)
         await trio.sleep(FLUSH_INTERVAL_S)
 
 
-async def _follow_trainers(redirects: Redirects, context: MountContext) -> None:
-    """Take over who is attached; a file that is not there says nobody."""
-    path = context.directories.trainers
+async def _follow(path: Path, interval_s: float, take_over: Callable[[], None]) -> None:
+    """Take over what the manager publishes in a file: at once, and whenever it has been replaced."""
     seen_ns = 0
     while True:
-        try:
-            changed_ns = path.stat().st_mtime_ns
-        except FileNotFoundError:
-            changed_ns = 0
+        # The file of trainers comes with the manager, which may still be starting.
+        changed_ns = path.stat().st_mtime_ns if path.exists() else 0
         if changed_ns != seen_ns:
             seen_ns = changed_ns
-            redirects.set_trainers(published_trainers(path), context.options.substitute)
-        await trio.sleep(FLUSH_INTERVAL_S)
-
-
-async def _follow_options(filesystem: Filesystem, context: MountContext) -> None:
-    """Take over options that the manager has changed."""
-    path = context.directories.options
-    seen_ns = path.stat().st_mtime_ns
-    while True:
-        await trio.sleep(OPTIONS_INTERVAL_S)
-        changed_ns = path.stat().st_mtime_ns
-        if changed_ns != seen_ns:
-            seen_ns = changed_ns
-            filesystem.settings = settings_of(published_options(context.directories, context.options))
+            take_over()
+        await trio.sleep(interval_s)

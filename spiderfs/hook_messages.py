@@ -158,14 +158,19 @@ class EpochEnd(Message):
 
 @dataclass(frozen=True, eq=False)
 class Plan(Message):
-    """The samples this trainer will read in the epoch, in order; it has come as far as `position`."""
+    """The samples this trainer will read in the epoch, in order.
+
+    `begun`: it starts or goes on with this epoch now, at `position`. Otherwise the epoch was drawn ahead, and follows
+    the one it is in; it is said again when it begins.
+    """
 
     TYPE = "plan"
-    SCALARS: ClassVar = {"list": str, "epoch": int, "position": int}
+    SCALARS: ClassVar = {"list": str, "epoch": int, "position": int, "begun": bool}
     ARRAYS: ClassVar = {"order": Field("<u4", 1)}
     list: str
     epoch: int
     position: int
+    begun: bool
     order: Array
 
     def check(self, limits: Limits) -> None:

@@ -187,6 +187,8 @@ def _scalar(kind: type[Message], name: str, header: Mapping[str, Any], limits: L
         return None
     if expected is int:
         good = type(value) is int and 0 <= value <= _UINT32_MAX
+    elif expected is bool:
+        good = type(value) is bool
     elif expected is float:
         good = isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
     else:

@@ -81,7 +81,7 @@ class SpiderSampler(Sampler[int]):
         mine = self._order[rank::world_size]
         begun = self._position
         if self._client is not None:
-            self._client.plan(Plan(self._list, self.epoch, begun, mine))
+            self._client.plan(Plan(self._list, self.epoch, begun, True, mine))
         for number, index in enumerate(mine[begun:].tolist(), begun + 1):
             if self._client is None:
                 self._position = number

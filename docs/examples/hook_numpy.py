@@ -85,7 +85,7 @@ def main(mount: Path) -> None:
         scores = daemon.hear(Scores).scores.astype(np.float64)
         chances = scores / scores.sum() if scores.sum() > 0 else np.full(len(files), 1 / len(files))
         order = rng.choice(len(files), len(files), p=chances).astype(np.uint32)
-        daemon.tell(Plan("train", epoch, 0, order))
+        daemon.tell(Plan("train", epoch, 0, True, order))
         right = 0
         for step, begin in enumerate(range(0, len(order), BATCH)):
             indices = order[begin : begin + BATCH]

@@ -91,7 +91,7 @@ def test_connects_again_and_says_everything_anew(tmp_path: Path, caplog: pytest.
     with daemon:
         talking = client(tmp_path)
         talking.declare(declaration())
-        talking.plan(Plan("train", 4, 0, np.array([1, 0], np.uint32)))
+        talking.plan(Plan("train", 4, 0, True, np.array([1, 0], np.uint32)))
         talking.batch(lambda: batch(0))
         until(lambda: len(daemon.sink.batches) == 1)
     until(lambda: "cannot be reached" in caplog.text)

@@ -141,7 +141,7 @@ def test_a_whole_talk(tmp_path: Path) -> None:
         async with daemon.client() as client:
             await client.greet(b"a", b"b/c", b"d")
             await client.send(
-                Plan("train", 0, 0, np.array([2, 0], np.uint32)),
+                Plan("train", 0, 0, True, np.array([2, 0], np.uint32)),
                 batch(2, 0),
                 EpochEnd(0, 0.5),
                 ScoresRequest("train", 7),
@@ -349,7 +349,7 @@ def test_limits_of_connections_messages_and_patience(tmp_path: Path) -> None:
             await second.greet()
             await third.said(Error, "2 trainers are connected already")
             assert await third.answer() is None
-            await client.stream.send_all(encode(Plan("train", 0, 0, np.zeros(2000, np.uint32))))
+            await client.stream.send_all(encode(Plan("train", 0, 0, True, np.zeros(2000, np.uint32))))
             await client.said(Error, "at most 4096")
             assert await client.answer() is None
         await daemon.until(lambda: not daemon.server.trainers)

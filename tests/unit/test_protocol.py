@@ -65,7 +65,7 @@ EXAMPLES: tuple[Message, ...] = (
     batch(losses=None, labels=None),
     EpochEnd(3, 0.5),
     EpochEnd(3),
-    Plan("train", 3, 1, np.array([2, 0, 2], np.uint32)),
+    Plan("train", 3, 1, True, np.array([2, 0, 2], np.uint32)),
     ScoresRequest("train", 7),
     CachedRequest("train", 8),
     Goodbye(),
@@ -209,7 +209,8 @@ def test_a_claimed_length_allocates_nothing() -> None:
     decoder = Decoder()
     assert decoder.feed(struct.pack("<2sBBII", b"sf", 1, 0, 100, 60 << 20)) == []
     assert len(decoder._buffer) == PREFIX_BYTES
-    header = {"type": "plan", "list": "x", "epoch": 0, "position": 0, "arrays": [["order", "<u4", [2**31]]]}
+    scalars = {"type": "plan", "list": "x", "epoch": 0, "position": 0, "begun": True}
+    header = scalars | {"arrays": [["order", "<u4", [2**31]]]}
     assert "longer than the body" in str(refused(frame(header, b"1234")))
 
 
@@ -247,6 +248,8 @@ def test_arrays_that_do_not_fit(arrays: object, body: bytes, words: str) -> None
         ({"type": "hello", "client": "x", "rank": 1, "world_size": 1}, "rank 1 of a world of 1"),
         ({"type": "hello", "client": "x" * 1025, "rank": 0, "world_size": 1}, "client"),
         ({"type": "goodbye", "now": 1}, "no 'now'"),
+        ({"type": "plan", "list": "x", "epoch": 0, "position": 0, "begun": 1}, "begun: bool, not 1"),
+        ({"type": "plan", "list": "x", "epoch": 0, "position": 0}, "begun: bool, not None"),
         ({"type": "epoch_end", "epoch": 0, "accuracy": float("nan")}, "accuracy"),
         ({"type": "epoch_end", "epoch": 0, "accuracy": 71.0}, "between 0 and 1"),
     ],
@@ -263,7 +266,7 @@ def test_headers_that_make_no_sense(header: object, words: str) -> None:
         samples(b"x" * 4097),
         Samples("t", "t", 1, 0, np.zeros(1, np.int32), np.frombuffer(b"no end", np.uint8)),
         Samples("t", "t", 1, 0, np.zeros(0, np.int32), np.zeros(0, np.uint8)),
-        Plan("t", 0, 3, np.zeros(2, np.uint32)),
+        Plan("t", 0, 3, False, np.zeros(2, np.uint32)),
         Scores("t", 0, np.array([np.inf], np.float32)),
         Scores("t", 0, np.array([-1], np.float32)),
         Cached("t", 0, 9, np.zeros(1, np.uint8)),

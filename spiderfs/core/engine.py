@@ -8,6 +8,9 @@ The budget (capacity less landing) is shared by the policy, which ranks samples,
 1 MiB blocks of large files. Neither is reserved: blocks may fill whatever the policy leaves free, and the policy
 whatever the blocks leave free. When both want more, blocks get `large_share` of the budget and the policy the rest.
 
+What readers have published of their coming reads (`schedule.py`) overrules the policy's ranking while it is believed
+(`foresight.py`).
+
 Invariants, after every call:
 - used_bytes == sum of the members' sizes == sum of section_bytes <= budget_bytes;
 - one Changes never names a key twice;
@@ -18,14 +21,20 @@ A size is what the store charges for the record; it never changes while the key 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from spiderfs.core.foresight import Foresight
+from spiderfs.core.guided import Guided
 from spiderfs.core.policy import Key, Policy, in_saved_order
+from spiderfs.core.schedule import PlannedEpoch, Schedule
 
 BLOCKS = "blocks"
+
+# Next uses that several readers' plans give are compared anew when their paces have drifted so far apart.
+_DRIFT_S = 2.0
 
 
 class Member(NamedTuple):
@@ -50,7 +59,9 @@ class Engine:
     def __init__(self, policy: Policy, capacity_bytes: int, landing_bytes: int = 0, large_share: float = 0.5) -> None:
         if not 0 <= large_share <= 1:
             raise ValueError(f"large_share must lie between 0 and 1, not {large_share}")
+        self.schedule = Schedule()
         self._policy = policy
+        self._foresight = Foresight(policy, self.schedule)
         self._large_share = large_share
         self._members: dict[Key, Member] = {}
         self._blocks: OrderedDict[Key, None] = OrderedDict()
@@ -85,9 +96,14 @@ class Engine:
         """A sample was opened: a member is a hit, any other a candidate that lies in landing."""
         if key in self._members:
             self._policy.hit(key, size)
+            self._foresight.changed(key)
             return NOTHING
         self._policy.missed(key, size)
         return self._offer(key, size)
+
+    def would_keep(self, key: Key, size: int) -> bool:
+        """Whether a sample that is not a member would become one, if it were placed now."""
+        return self._victims(key, size, size, self._policy.section_for(key)) is not None
 
     def place(self, key: Key, size: int) -> Changes:
         """Put a sample into the section that the policy wants it in now, without anybody having opened it.
@@ -104,8 +120,7 @@ class Engine:
         if victims is None:
             return NOTHING
         self._leave([*victims, key])
-        self._enter(key, member.size, section)
-        self._policy.inserted(key, member.size)
+        self._admit(key, member.size, section)
         return Changes(((key, section),), tuple(victims))
 
     def block_read(self, key: Key, size: int) -> Changes:
@@ -158,6 +173,7 @@ class Engine:
         members = {key: self._members[key].size for key in self._policy.eviction_order()}
         policy.restore(members, {})
         self._policy = policy
+        self._foresight = Foresight(policy, self.schedule)
         return self._adopt()
 
     def restore(self, members: Iterable[tuple[Key, int, str]], state: Mapping[str, Any]) -> Changes:
@@ -182,6 +198,50 @@ class Engine:
     def score(self, key: Key) -> float:
         """The policy's score of a sample; blocks have none and answer 0."""
         return 0.0 if key in self._blocks else self._policy.score(key)
+
+    # -- what is known of the future -------------------------------------------------------------------------------
+
+    def plan(self, trainer: Hashable, name: str, epoch: PlannedEpoch, now_s: float, begun: bool = True) -> None:
+        """A trainer begins with this epoch of a list at its start position, or (`begun` is False) will do so later."""
+        if begun:
+            self.schedule.begin(trainer, name, epoch, now_s)
+        else:
+            self.schedule.follow_with(trainer, name, epoch, now_s)
+        self._replanned()
+
+    def end_epoch(self, trainer: Hashable, number: int) -> None:
+        """A trainer reads no more of epoch `number`."""
+        self.schedule.end(trainer, number)
+        self._replanned()
+
+    def unplan(self, trainer: Hashable) -> None:
+        """A trainer has gone."""
+        self.schedule.drop(trainer)
+        self._replanned()
+
+    def wanted(self, trainer: Hashable, key: Key, now_s: float) -> None:
+        """A trainer opened this sample, whatever it was given for it; to be told before `opened`."""
+        believed = self.schedule.believed
+        changed = self.schedule.opened(trainer, key, now_s)
+        if self.schedule.believed is not believed:
+            self._replanned()
+        else:
+            for other in changed:
+                self._foresight.changed(other)
+
+    def compare_paces(self, now_s: float) -> None:
+        """Compare the next uses of several readers by how fast each is now; to be called every few seconds."""
+        if self.schedule.anchor(now_s, _DRIFT_S):
+            self._replanned()
+
+    def scored(self, key: Key, score: float) -> None:
+        """A sample, member or not, has a new score; the policy must be a guided one."""
+        assert isinstance(self._policy, Guided)
+        self._policy.scored(key, score)
+        self._foresight.changed(key)
+
+    def _replanned(self) -> None:
+        self._foresight.replanned(key for key, member in self._members.items() if member.section != BLOCKS)
 
     # -- shares ----------------------------------------------------------------------------------------------------
 
@@ -212,8 +272,7 @@ class Engine:
         # What the blocks hold beyond their own share was the policy's to take back.
         borrowed = self._oldest_blocks(self._used_bytes + size - self._budget_bytes)
         self._leave(borrowed)
-        self._enter(key, size, section)
-        self._policy.inserted(key, size)
+        self._admit(key, size, section)
         return Changes(((key, section),), (*victims, *borrowed))
 
     def _victims(self, key: Key, more: int, size: int, section: str) -> list[Key] | None:
@@ -229,12 +288,12 @@ class Engine:
         over_limit = self._section_bytes[section] + size - limit
         victims: list[Key] = []
         if over_limit > 0:
-            victims = self._enough(self._policy.victims_for(key, size, section), over_limit)
+            victims = self._enough(self._foresight.victims_for(key, size, section), over_limit)
             if not victims:
                 return None
             over_share -= sum(self._members[victim].size for victim in victims)
         if over_share > 0:
-            others = (other for other in self._policy.victims_for(key, size, None) if other not in victims)
+            others = (other for other in self._foresight.victims_for(key, size, None) if other not in victims)
             rest = self._enough(others, over_share)
             if not rest:
                 return None
@@ -268,10 +327,10 @@ class Engine:
         for section in self._policy.sections:
             over_limit = self._section_bytes[section] - self._policy.limit(section, share, self.section_bytes)
             if over_limit > 0:
-                chosen.update(dict.fromkeys(self._enough(self._policy.eviction_order(section), over_limit)))
+                chosen.update(dict.fromkeys(self._enough(self._foresight.eviction_order(section), over_limit)))
         over_share -= sum(self._members[key].size for key in chosen)
         if over_share > 0:
-            rest = (key for key in self._policy.eviction_order() if key not in chosen)
+            rest = (key for key in self._foresight.eviction_order() if key not in chosen)
             chosen.update(dict.fromkeys(self._enough(rest, over_share)))
         return list(chosen)
 
@@ -283,6 +342,11 @@ class Engine:
         self._section_entries[section] += 1
         self._used_bytes += size
 
+    def _admit(self, key: Key, size: int, section: str) -> None:
+        self._enter(key, size, section)
+        self._policy.inserted(key, size)
+        self._foresight.inserted(key)
+
     def _leave(self, keys: Iterable[Key]) -> None:
         for key in keys:
             size, section = self._members.pop(key)
@@ -293,6 +357,7 @@ class Engine:
                 del self._blocks[key]
             else:
                 self._policy.removed(key)
+                self._foresight.removed(key)
 
     def _adopt(self) -> Changes:
         """Put every member into the section that the policy wants it in, then evict what does not fit."""
@@ -307,6 +372,7 @@ class Engine:
             self._section_entries[section] += 1
         self._members.update((key, Member(self._members[key].size, section)) for key, section in moved)
         self._used_bytes = sum(self._section_bytes.values())
+        self._replanned()
         drop = self.settle().drop
         return Changes(tuple(move for move in moved if move[0] in self._members), drop)
 

@@ -29,6 +29,8 @@ SAMPLES = "samples"
 class Policy(ABC):
     name: ClassVar[str]
     sections: ClassVar[tuple[str, ...]] = (SAMPLES,)
+    foreseen: ClassVar[str] = SAMPLES
+    """The section whose members leave by their next use while readers' plans say it (`foresight.py`)."""
     needs_future: ClassVar[bool] = False
     """True if it must know all opens beforehand: it can be replayed over a trace, not mounted."""
 

@@ -21,6 +21,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Guided
 from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key, Policy
+from spiderfs.core.schedule import PlannedEpoch
 
 Counts = NDArray[np.int64]
 
@@ -120,18 +121,30 @@ def policy_for(policy: type[Policy], accesses: Accesses) -> Policy:
     return policy.foreseeing([key for key in accesses.keys if not isinstance(key, tuple)])
 
 
-def replay(engine: Engine, accesses: Accesses, epoch_length: int, hints: Sequence[tuple[int, Hint]] = ()) -> Replay:
+def replay(
+    engine: Engine,
+    accesses: Accesses,
+    epoch_length: int,
+    hints: Sequence[tuple[int, Hint]] = (),
+    planned_epochs: int = 0,
+) -> Replay:
     """Feed all accesses (at least one) to an engine and count by epochs of `epoch_length` accesses.
 
-    Each hint comes with the number of the access before which it is given; they are in that order.
+    Each hint comes with the number of the access before which it is given; they are in that order. With
+    `planned_epochs` of 1 the engine is told what an epoch will read as it begins, with 2 also what the next will.
     """
     members = engine.members
+    plans = _Plans(engine, accesses, epoch_length, planned_epochs)
     guide = _Guide(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints)
     hit_list: list[bool] = []
     redirect_list: list[bool] = []
     for number, (key, size, dataset) in enumerate(zip(accesses.keys, accesses.sizes, accesses.datasets, strict=True)):
         if number == guide.due:
             guide.give(number)
+        if number == plans.due:
+            plans.give(number)
+        if planned_epochs:
+            engine.wanted(_READER, key, float(number))
         hit = key in members
         hub = guide.stand_in(dataset, key) if dataset and not hit else None
         hit_list.append(hit or hub is not None)
@@ -154,6 +167,33 @@ def replay(engine: Engine, accesses: Accesses, epoch_length: int, hints: Sequenc
         distinct=np.array([np.unique(accesses.ids[start : start + epoch_length]).size for start in starts]),
         distinct_in_all=accesses.distinct,
     )
+
+
+# All accesses of a trace are taken to be one reader's.
+_READER = "trace"
+
+
+class _Plans:
+    """Tells an engine what each epoch will read."""
+
+    def __init__(self, engine: Engine, accesses: Accesses, epoch_length: int, planned_epochs: int) -> None:
+        self._engine = engine
+        self._ids = accesses.ids.astype(np.uint32)
+        self._epoch_length = epoch_length
+        self._planned_epochs = planned_epochs
+        self.due = 0 if planned_epochs else NEVER
+        self._keys = list(dict.fromkeys(accesses.keys))
+        self._id_of = {key: number for number, key in enumerate(self._keys)}
+
+    def give(self, number: int) -> None:
+        """Give the plan of the epoch that begins with access `number`."""
+        for ahead in range(self._planned_epochs):
+            start = number + ahead * self._epoch_length
+            order = self._ids[start : start + self._epoch_length]
+            if len(order):
+                epoch = PlannedEpoch(start // self._epoch_length, self._keys, self._id_of, order)
+                self._engine.plan(_READER, "", epoch, float(number), begun=ahead == 0)
+        self.due = number + self._epoch_length
 
 
 class _Guide:
@@ -186,7 +226,7 @@ class _Guide:
         assert self._policy is not None
         match hint:
             case Scored(key, score):
-                self._policy.scored(key, score)
+                self._engine.scored(key, score)
             case Hub():
                 self._policy.hub_found(hint)
                 # One that was never read during the trace is no member, and cannot become one.

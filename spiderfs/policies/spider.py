@@ -31,6 +31,7 @@ MAX_WAITING = 64
 class Spider(Guided):
     name = "spider"
     sections = (IMPORTANCE, HOMOPHILY)
+    foreseen = IMPORTANCE
 
     def __init__(self, ratio: float = FIRST_RATIO, max_stand_ins: int = MAX_STAND_INS) -> None:
         self.set_ratio(ratio)

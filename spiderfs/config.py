@@ -135,6 +135,18 @@ class Options(BaseModel):
         description="who may be given a cached neighbour of the same class for a missing sample",
         examples=["off"],
     )
+    substitute_when: Literal["late", "miss"] = Field(
+        default="late",
+        description="substitute only what nobody has begun to fetch (late), or everything that is not cached (miss)",
+        examples=["miss"],
+        json_schema_extra=LIVE,
+    )
+    plan: Switch = Field(
+        default=True,
+        description="act on the plans that trainers publish: evict by next use, fetch ahead",
+        examples=["off"],
+        json_schema_extra=LIVE,
+    )
     ratio_start: Number = Field(
         default=0.9,
         ge=0,

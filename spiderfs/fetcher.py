@@ -15,6 +15,8 @@ import contextlib
 import errno
 import fcntl
 import logging
+import os
+import struct
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -40,6 +42,8 @@ FULL_PAUSE_S = 10.0
 # How soon a process looks again whether another one has finished a fetch that both need.
 _POLL_FIRST_S, _POLL_LAST_S = 0.0005, 0.01
 _LOCK_OFFSETS = (1 << 62) - 1
+# struct flock of 64-bit Linux, fcntl(2): type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi0q")
 
 
 class Interlock:
@@ -52,7 +56,7 @@ class Interlock:
     @contextlib.asynccontextmanager
     async def hold(self, key: ContentKey) -> AsyncIterator[bool]:
         """Hold the key's lock; yields whether another process held it first."""
-        offset = (key.inode + key.block * 1_000_003) & _LOCK_OFFSETS
+        offset = self._offset(key)
         waited, pause_s = False, _POLL_FIRST_S
         while True:
             try:
@@ -68,6 +72,16 @@ class Interlock:
             yield waited
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
+
+    def held(self, key: ContentKey) -> bool:
+        """Whether another process holds the key's lock."""
+        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._offset(key), 1, 0)
+        kind, *_ = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, question))
+        return bool(kind != fcntl.F_UNLCK)
+
+    @staticmethod
+    def _offset(key: ContentKey) -> int:
+        return (key.inode + key.block * 1_000_003) & _LOCK_OFFSETS
 
     def close(self) -> None:
         self._file.close()
@@ -156,6 +170,10 @@ class Fetcher:
         except StoreError as exc:
             self._failed(exc)
             return False
+
+    def under_way(self, key: ContentKey) -> bool:
+        """Whether some process of the mount is fetching it."""
+        return self._client.fetching(key) or self._interlock.held(key)
 
     async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, int]:
         """Bring a whole file (block 0) or one block from the source.

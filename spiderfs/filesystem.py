@@ -109,6 +109,8 @@ class Settings(NamedTuple):
     negative_ttl_s: float = 2.0
     dir_ttl_s: float = 1.0
     sample_max_bytes: int = 8 << 20
+    wait_for_fetches: bool = True
+    """Give no stand-in for a file that is being fetched already."""
     ownership: Ownership = Ownership()
 
 
@@ -184,7 +186,7 @@ class Filesystem:
         if not self._redirects.active or not stat.S_ISREG(dentry.stat.mode):
             return self._entry(dentry, left_s)
         trainer = self._redirects.trainer_of(caller.pid)
-        given = dentry.inode if trainer is None else self._redirects.choose(dentry.inode, trainer)
+        given = dentry.inode if trainer is None else self._redirects.choose(dentry.inode, trainer, self._at_hand)
         if given != dentry.inode and self._fetcher.stored(ContentKey(given)):
             try:
                 found = self._catalogue.node(given).stat
@@ -195,6 +197,11 @@ class Filesystem:
                 return Entry(self._attributes(given, found, FOREVER_S), 0.0)
         # The next reader of this name may be given another file: the kernel has to ask for each of them.
         return self._entry(dentry, 0.0 if self._redirects.concerns(dentry.inode) else left_s)
+
+    def _at_hand(self, inode: int) -> bool:
+        """Whether a reader of this file need not wait for a fetch that has yet to begin."""
+        key = ContentKey(inode)
+        return self._fetcher.stored(key) or (self.settings.wait_for_fetches and self._fetcher.under_way(key))
 
     async def _look_up_at_source(self, parent: int, name: bytes) -> Dentry | None:
         path = join(self._catalogue.node(parent).path, name)
@@ -340,7 +347,7 @@ class Filesystem:
             if where != FETCHED:
                 self._counters.add("opens_uncached")
         trainer, wanted = 0, node.inode
-        if self._redirects.active and (reader := self._redirects.trainer_of(caller.pid)) is not None:
+        if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
             trainer, wanted = reader.number, self._redirects.wanted(caller.pid, node.inode)
             if wanted != node.inode:
                 self._counters.add("redirects")

@@ -86,8 +86,10 @@ class Redirects:
         self._placed: dict[int, tuple[Attached | None, float]] = {}
         self._leases: dict[tuple[int, int], tuple[int, float]] = {}
         self._who: Who = "trainer"
+        self.attended = False
+        """Whether there are trainers, whose reads are to be told from others'; asked first, for it costs nothing."""
         self.active = False
-        """Whether anybody may be redirected at all: looked at first, for it costs nothing."""
+        """Whether anybody may be redirected at all."""
 
     def set_trainers(self, trainers: list[Attached], who: Who) -> None:
         self._trainers = trainers
@@ -95,7 +97,8 @@ class Redirects:
         # A new manager begins to number its trainers anew.
         self._leases.clear()
         self._who = who
-        self.active = bool(trainers) and who != "off"
+        self.attended = bool(trainers)
+        self.active = self.attended and who != "off"
 
     def trainer_of(self, thread: int) -> Attached | None:
         """The trainer that a thread belongs to; None if it belongs to none or cannot be placed."""
@@ -141,8 +144,8 @@ class Redirects:
         rows = self._records.scan(TABLE, _KEY.pack(wanted, 0), limit)
         return [_INODE.unpack(value)[0] for key, value in rows if _KEY.unpack(key)[0] == wanted]
 
-    def choose(self, wanted: int, trainer: Attached) -> int:
-        """The inode that this trainer is to be given for `wanted`; often itself."""
+    def choose(self, wanted: int, trainer: Attached, at_hand: Callable[[int], bool]) -> int:
+        """The inode that this trainer is to be given for `wanted`; itself where it is `at_hand` anyway."""
         now = self._clock()
         lease = self._leases.get((trainer.number, wanted))
         if lease is not None and lease[1] >= now:
@@ -151,7 +154,7 @@ class Redirects:
         for dataset in trainer.datasets:
             row = self._records.get(TABLE, _KEY.pack(wanted, dataset))
             if row is not None:
-                given = _INODE.unpack(row)[0]
+                given = wanted if at_hand(wanted) else _INODE.unpack(row)[0]
                 break
         if len(self._leases) > _REMEMBERED:
             self._leases.clear()

@@ -219,10 +219,10 @@ class Engine:
         self.schedule.drop(trainer)
         self._replanned()
 
-    def wanted(self, trainer: Hashable, key: Key, now_s: float) -> None:
-        """A trainer opened this sample, whatever it was given for it; to be told before `opened`."""
+    def wanted(self, trainer: Hashable, key: Key, now_s: float, late: bool = False) -> None:
+        """A trainer opened this sample, whatever it was given; `late` if it had to wait. To be said before `opened`."""
         believed = self.schedule.believed
-        changed = self.schedule.opened(trainer, key, now_s)
+        changed = self.schedule.opened(trainer, key, now_s, late)
         if self.schedule.believed is not believed:
             self._replanned()
         else:

@@ -107,6 +107,9 @@ class PlannedReader:
         """The epochs that follow, as far as they are known."""
         self.reached = epoch.start
         """One past the furthest position read."""
+        self.opens = 0
+        self.late = 0
+        """Of the opens, those that waited for the source."""
         self.followed_share = 1.0
         self.believed = True
         self.pace_s = FIRST_PACE_S
@@ -142,10 +145,12 @@ class PlannedReader:
         others = [ahead for ahead in self.later if ahead.number != epoch.number]
         self.later = sorted([*others, epoch], key=lambda ahead: ahead.number)
 
-    def opened(self, key: Key, now_s: float) -> list[Key]:
-        """Take note of an open; returns the keys whose next use has changed by it."""
+    def opened(self, key: Key, now_s: float, late: bool) -> list[Key]:
+        """Take note of an open, `late` if it waited for the source; returns the keys whose next use has changed."""
         if key not in self.epoch.place_of:
             return []
+        self.opens += 1
+        self.late += late
         changed = self._use_up(key)
         if changed is None:
             if not self.finished:
@@ -169,14 +174,14 @@ class PlannedReader:
         anchored_s, anchored = self._anchor
         return anchored_s + (position - anchored) * self._anchor_pace_s
 
-    def coming(self, limit: int) -> Iterator[tuple[int, Key]]:
+    def coming(self, limit: int, start: int = 0) -> Iterator[tuple[int, Key]]:
         """Pending positions after the furthest one reached, at most `limit` positions on, and their keys.
 
-        Positions of the next epoch follow those of this one.
+        None before `start`. Positions of the next epoch follow those of this one.
         """
         before = 0
         for epoch in (self.epoch, *self.later):
-            first = max(self.reached - before, epoch.start)
+            first = max(self.reached - before, start - before, epoch.start)
             for position in range(first, min(self.reached + limit - before, len(epoch))):
                 if epoch.pending(position):
                     yield before + position, epoch.key(position)
@@ -277,15 +282,15 @@ class Schedule:
         """Whether a believed plan of this trainer is about this file."""
         return any(reader.believed and key in reader.epoch.place_of for reader in self._of_trainer.get(trainer, ()))
 
-    def opened(self, trainer: Hashable, key: Key, now_s: float) -> list[Key]:
-        """A trainer opened a file; returns the keys whose next use has changed.
+    def opened(self, trainer: Hashable, key: Key, now_s: float, late: bool) -> list[Key]:
+        """A trainer opened a file, `late` if it waited for the source; returns the keys whose next use has changed.
 
         If `believed` is another one afterwards, all next uses may have changed.
         """
         changed: list[Key] = []
         for reader in self._of_trainer.get(trainer, ()):
             believed = reader.believed
-            changed += reader.opened(key, now_s)
+            changed += reader.opened(key, now_s, late)
             if reader.believed != believed:
                 self._believe()
         return changed

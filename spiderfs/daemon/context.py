@@ -134,6 +134,7 @@ def settings_of(options: Options) -> Settings:
         negative_ttl_s=options.negative_ttl,
         dir_ttl_s=options.dir_ttl,
         sample_max_bytes=options.sample_max_bytes,
+        wait_for_fetches=options.substitute_when == "late",
         ownership=Ownership(options.uid, options.gid, options.file_mode, options.dir_mode),
     )
 

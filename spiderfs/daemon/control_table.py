@@ -42,6 +42,7 @@ class ControlTable:
             "warm": lambda: self._manager.warmer.warm_progress().encode(),
             "evict": lambda: self._manager.warmer.evict_result().encode(),
             "redirects": lambda: b"".join(self._redirect_lines()),
+            "plan": self._plan,
             "ratio": self._ratio,
             "log": self._log,
             "hook": lambda: os.fsencode(self._manager.context.directories.hook_socket) + b"\n",
@@ -120,6 +121,7 @@ class ControlTable:
                 }
                 for trainer in manager.hook_server.trainers
             ],
+            "plans": self._plans(),
             "workers": options.workers,
             "uptime_s": round(gauges["uptime_seconds"], 3),
             "metrics": {**counters, **gauges},
@@ -149,6 +151,7 @@ class ControlTable:
             ("opens", f"{opens}, {metrics['hit_ratio']:.1%} served without waiting for the source"),
             ("redirected", f"{metrics['redirects']} opens, {metrics['redirects'] / max(1, opens):.1%} of all"),
             *(("trainer", self._trainer_line(trainer)) for trainer in figures["trainers"]),
+            *(("plan", self._plan_line(plan)) for plan in figures["plans"]),
             ("reads", f"{reads} ({round_size(metrics['read_bytes'])}); the page cache served the others"),
             (
                 "from the source",
@@ -171,6 +174,14 @@ class ControlTable:
         # A process that the kernel cannot name here lives in another pid namespace.
         who = f"pid {trainer['pid']}" if trainer["pid"] else "of another pid namespace: never redirected"
         return f"{trainer['client']} ({who}, rank {trainer['rank']}): {lists}; {trainer['batches']} batches"
+
+    @staticmethod
+    def _plan_line(plan: dict[str, Any]) -> str:
+        doing = "" if plan["believed"] else "; not followed, so it is not acted on"
+        return (
+            f"{plan['list']}, epoch {plan['epoch']}: {plan['position']} of {plan['length']},"
+            f" {plan['ready_s']:.1f} s ready ahead, {plan['late_share']:.1%} late{doing}"
+        )
 
     def _metrics(self) -> bytes:
         sections = {name: section["bytes"] for name, section in self._sections().items()}
@@ -246,6 +257,56 @@ class ControlTable:
                 f"  ms per batch       {1000 * dataset.scoring_s / max(1, dataset.batches):.1f}\n",
             ]
         return "".join(lines or ["no trainer has declared its samples yet\n"]).encode(errors="surrogateescape")
+
+    def _plans(self) -> list[dict[str, Any]]:
+        """How each planned reader and the fetches ahead of it are doing."""
+        prefetcher = self._manager.prefetcher
+        rows = []
+        for (trainer, name), reader in self._manager.keeper.engine.schedule.readers.items():
+            ready = prefetcher.ready_ahead(reader)
+            rows.append(
+                {
+                    "trainer": trainer,
+                    "list": name,
+                    "epoch": reader.epoch.number,
+                    "position": reader.reached,
+                    "length": len(reader.epoch),
+                    "epochs_ahead": len(reader.later),
+                    "believed": reader.believed,
+                    "followed_share": round(reader.followed_share, 4),
+                    "samples_per_s": round(1 / reader.pace_s, 1),
+                    "ready_samples": ready,
+                    "ready_s": round(ready * reader.pace_s, 3),
+                    "window_samples": prefetcher.window(reader),
+                    "opens": reader.opens,
+                    "late_share": round(reader.late / max(1, reader.opens), 5),
+                }
+            )
+        return rows
+
+    def _plan(self) -> bytes:
+        lines = []
+        for row in self._plans():
+            known = f", {row['epochs_ahead']} more known" if row["epochs_ahead"] else ""
+            followed = "followed" if row["believed"] else "NOT FOLLOWED, so the policy alone decides"
+            lines.append(
+                f"trainer {row['trainer']}, list {row['list']}, epoch {row['epoch']}{known}\n"
+                f"  position      {row['position']} of {row['length']}, {row['samples_per_s']:g} samples/s\n"
+                f"  opens         {row['followed_share']:.1%} of the last ones as planned: {followed}\n"
+                f"  ready ahead   {row['ready_samples']} samples, {row['ready_s']:.2f} s\n"
+                f"  window        {row['window_samples']} samples\n"
+                f"  late          {row['late_share']:.2%} of {row['opens']} opens\n"
+            )
+        prefetcher = self._manager.prefetcher
+        concurrency = prefetcher.concurrency
+        lines.append(
+            f"fetches ahead   {len(prefetcher.under_way)} under way, {concurrency.limit} at a time"
+            f" (at most {concurrency.most}), {1000 * concurrency.latency_s:.1f} ms each,"
+            f" {round_size(int(concurrency.bytes_per_s))}/s\n"
+            if lines
+            else "no trainer has published a plan\n"
+        )
+        return "".join(lines).encode(errors="surrogateescape")
 
     def _ratio(self) -> bytes:
         elastic, policy = self._manager.guide.elastic, self._manager.keeper.guided

@@ -28,7 +28,8 @@ class Dataset:
         own = -(1 << 32) - np.arange(len(samples), dtype=np.int64)
         self.labels = np.where(samples.labels == -1, own, samples.labels)
         self.inodes = inodes
-        self.place_of = {inode: place for place, inode in enumerate(inodes.tolist()) if inode}
+        self.keys: list[int] = inodes.tolist()
+        self.place_of = {inode: place for place, inode in enumerate(self.keys) if inode}
         self.directory = directory
         self.scorer: Scorer | None = None
         self.batches = 0

@@ -25,6 +25,7 @@ from spiderfs.core.elastic import Elastic, ElasticOptions
 from spiderfs.core.events import Access
 from spiderfs.core.homophily import Hub
 from spiderfs.core.ledger import Ledger
+from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.daemon.dataset import Dataset, leave_out_contradictions
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.trainer import SampleList, Trainer
@@ -59,6 +60,7 @@ class Guide:
         scores_directory: Path,
         options: Options,
         trace: Callable[[], TraceWriter | None] = lambda: None,
+        planned: Callable[[], None] = lambda: None,
     ) -> None:
         self._catalogue = catalogue
         self._lister = lister
@@ -68,6 +70,8 @@ class Guide:
         self._trainers_file = trainers_file
         self._scores_directory = scores_directory
         self._trace = trace
+        self._planned = planned
+        self._follow_plans = options.plan
         self._ledger = Ledger()
         self._scoring = trio.CapacityLimiter(1)
         self._publishing = trio.Lock()
@@ -78,7 +82,6 @@ class Guide:
         self.elastic = Elastic(_elastic_options(options))
         self._epochs = options.ratio_epochs
         self._scorer_options = ScorerOptions(radius=options.radius)
-        self.plans: dict[int, Plan] = {}
 
     def begin(self, state: bytes | None) -> None:
         """Before anybody is attached: nobody is redirected, and the ratio goes on from what `state` gave."""
@@ -102,7 +105,7 @@ class Guide:
 
     async def detached(self, trainer: Trainer) -> None:
         self._ledger.forget(self._numbers[trainer])
-        self.plans.pop(self._numbers[trainer], None)
+        self._keeper.engine.unplan(self._numbers[trainer])
         del self._numbers[trainer]
         for key in [key for key in self._using if key[0] is trainer]:
             del self._using[key]
@@ -152,7 +155,7 @@ class Guide:
         if policy is not None and dataset.scorer is not None:
             for inode, score in zip(dataset.inodes.tolist(), dataset.scorer.scores.tolist(), strict=True):
                 if inode:
-                    policy.scored(inode, score)
+                    self._keeper.engine.scored(inode, score)
 
     async def _inodes(self, samples: SampleList) -> npt.NDArray[np.uint64]:
         """The file of each sample; directories that are not known yet are listed."""
@@ -203,7 +206,7 @@ class Guide:
         for place, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
             inode = int(dataset.inodes[place])
             if inode:
-                policy.scored(inode, score)
+                self._keeper.engine.scored(inode, score)
                 if trace:
                     trace.score(now, inode, score)
         hub = scored.hub()
@@ -220,6 +223,7 @@ class Guide:
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
         self._ledger.forget(self._numbers[trainer])
+        self._keeper.engine.end_epoch(self._numbers[trainer], end.epoch)
         if trainer.rank != 0:
             return
         for dataset in {dataset for (owner, _), dataset in self._using.items() if owner is trainer}:
@@ -240,7 +244,14 @@ class Guide:
             await self.publish_redirects()
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
-        self.plans[self._numbers[trainer]] = plan
+        if not self._follow_plans:
+            return
+        dataset = self._using[trainer, samples.name]
+        epoch = await trio.to_thread.run_sync(
+            PlannedEpoch, plan.epoch, dataset.keys, dataset.place_of, plan.order, plan.position
+        )
+        self._keeper.engine.plan(self._numbers[trainer], samples.name, epoch, time.time(), plan.begun)
+        self._planned()
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         scorer = self._using[trainer, samples.name].scorer
@@ -272,6 +283,10 @@ class Guide:
         """Take over live options; the ratio follows at the end of the epoch."""
         self.elastic.options = _elastic_options(options)
         self._epochs = options.ratio_epochs
+        self._follow_plans = options.plan
+        if not options.plan:
+            for number in self._numbers.values():
+                self._keeper.engine.unplan(number)
 
     def pin_ratio(self, share: float | None) -> None:
         """Fix the share of the importance section, or let training decide again; raises ValueError for no share."""
@@ -281,6 +296,11 @@ class Guide:
             policy.set_ratio(share)
             with exit_if_corrupt():
                 self._keeper.settle()
+
+    def has_stand_in(self, inode: int) -> bool:
+        """Whether readers of some list are given another file for this one while it is not cached."""
+        policy = self._keeper.guided
+        return policy is not None and any(policy.stand_in(digest, inode) is not None for digest in self.datasets)
 
     # -- redirects
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.core.engine import Changes, Engine
-from spiderfs.core.events import REFUSED, UNSTORED, accesses
+from spiderfs.core.events import HIT, REFUSED, UNSTORED, Access, accesses
 from spiderfs.core.guided import Guided
 from spiderfs.core.policy import Key
 from spiderfs.metrics import Counters
@@ -76,6 +76,8 @@ class Keeper:
         """Let the engine see accesses (an array of ACCESS), and the store what it decided."""
         changes: list[Changes] = []
         for access in accesses(events):
+            if access.trainer:
+                self._wanted(access)
             if access.size == 0 or access.where == UNSTORED:
                 continue
             if access.where == REFUSED:
@@ -85,6 +87,13 @@ class Keeper:
                 changes.append(self._candidate(key, access.size))
         self._counters.add("events_folded", len(events))
         self._apply(*changes)
+
+    def _wanted(self, access: Access) -> None:
+        late = access.where != HIT
+        if self.engine.schedule.planned(access.trainer, access.wanted):
+            self._counters.add("planned_opens")
+            self._counters.add("planned_late", int(late))
+        self.engine.wanted(access.trainer, access.wanted, access.time_s, late)
 
     def _candidate(self, key: Key, size: int) -> Changes:
         return self.engine.block_read(key, size) if isinstance(key, tuple) else self.engine.opened(key, size)
@@ -121,11 +130,10 @@ class Keeper:
         """The policy, if it is one that a scorer guides."""
         return self.engine.policy if isinstance(self.engine.policy, Guided) else None
 
-    def place(self, inode: int) -> None:
-        """Let the engine put a sample where the policy wants it now, if its bytes are here."""
-        member = self._content.member(ContentKey(inode))
-        if member is not None:
-            self._apply(self.engine.place(inode, member.size))
+    def place(self, *inodes: int) -> None:
+        """Let the engine put samples where the policy wants them now, if their bytes are here."""
+        members = [self._content.member(ContentKey(inode)) for inode in inodes]
+        self._apply(*(self.engine.place(member.key.inode, member.size) for member in members if member is not None))
 
     def settle(self) -> None:
         """Evict down to limits that the policy has changed."""

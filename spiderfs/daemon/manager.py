@@ -29,6 +29,7 @@ from spiderfs.daemon.event_pipe import EventWriter, read_events
 from spiderfs.daemon.guide import Guide
 from spiderfs.daemon.hook_server import HookServer, listen
 from spiderfs.daemon.keeper import Keeper
+from spiderfs.daemon.prefetcher import Prefetcher
 from spiderfs.daemon.survey import Survey
 from spiderfs.daemon.warmer import Warmer
 from spiderfs.errors import SpiderfsError, Stale
@@ -96,6 +97,18 @@ class Manager:
             directories.scores,
             self.options,
             lambda: self.access_log.trace,
+            lambda: self.prefetcher.wake(),
+        )
+        self.prefetcher = Prefetcher(
+            self.keeper,
+            self.catalogue,
+            fetcher,
+            self.client,
+            self.content,
+            self.counters,
+            self.options.sample_max_bytes,
+            self.options.fetches,
+            lambda inode: self.options.substitute_when == "miss" and self.guide.has_stand_in(inode),
         )
         self.access_log = AccessLog(
             directories.run,
@@ -119,6 +132,7 @@ class Manager:
         nursery.start_soon(self._keep_house)
         nursery.start_soon(self._save_now_and_then)
         nursery.start_soon(self.warmer.run)
+        nursery.start_soon(self.prefetcher.run)
         if self.options.capacity.unit == "percent":
             nursery.start_soon(self.survey.run, self._measured)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
@@ -145,6 +159,7 @@ class Manager:
         while True:
             await trio.lowlevel.wait_readable(self.context.event_reader)
             self._fold(read_events(self.context.event_reader))
+            self.prefetcher.wake()
             await self.guide.publish_redirects()
             await trio.sleep(FOLD_PAUSE_S)
 
@@ -181,6 +196,7 @@ class Manager:
 
     async def _keep_house(self) -> None:
         while True:
+            self.keeper.engine.compare_paces(time.time())
             with exit_if_corrupt():
                 self.content.clear_dead_readers()
                 self.records.clear_dead_readers()

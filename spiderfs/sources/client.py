@@ -157,6 +157,10 @@ class SourceClient:
         result: T = mine.value[0]
         return result
 
+    def fetching(self, key: Hashable) -> bool:
+        """Whether a shared fetch of this key is running."""
+        return key in self._fetches
+
     async def watch(self) -> None:
         """For ever: while the source is unreachable, ask it every `probe_interval_s` whether it is back."""
         while True:

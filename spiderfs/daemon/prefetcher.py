@@ -1,0 +1,216 @@
+"""Fetches what trainers have said they will read, the sooner needed first, into the room that MIN gives it.
+
+It looks a window ahead of each reader: so many samples as are read while some fetches take place, but a small part of
+the cache, for what is fetched long before its use takes the room of something else. A sample is fetched only if the
+engine would keep it now, that is, if what leaves for it is needed later; where that is not so, nothing behind it is
+worth fetching either. The number of fetches at a time follows what the source gives (`core/concurrency.py`). Between
+readers the earlier deadline decides, so a slow one cannot hold up a fast one. Readers that wait for a file fetch it
+themselves, in their worker: a demand miss never queues behind what is fetched ahead.
+
+All state belongs to the manager's event loop. Samples that have arrived are handed to the keeper together, once a turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import trio
+
+from spiderfs.catalogue import Catalogue, Node
+from spiderfs.core.concurrency import Concurrency
+from spiderfs.core.events import FETCHED
+from spiderfs.core.schedule import PlannedEpoch, PlannedReader
+from spiderfs.daemon.keeper import Keeper
+from spiderfs.errors import SpiderfsError, Stale, StoreCorrupt
+from spiderfs.fetcher import Fetcher
+from spiderfs.metrics import Counters
+from spiderfs.sources.client import SourceClient
+from spiderfs.store.environment import exit_if_corrupt
+from spiderfs.store.store import Content, ContentKey
+
+log = logging.getLogger(__name__)
+
+# Ahead of the reader by so many seconds, or so many fetches if those take longer: a source that stops for a moment is
+# not felt.
+AHEAD_S = 2.0
+AHEAD_LATENCIES = 8
+# But by no more than this share of the cache, unless fewer samples than fetches at a time fit into it.
+AHEAD_SHARE = 0.1
+# What was looked at may have left since, or been refused room that is there now.
+_LOOK_AGAIN_S = 0.25
+# A file that could not be fetched is left to its reader for so long.
+_FAILED_PAUSE_S = 10.0
+# Positions looked at in one turn: 2 ms.
+_AT_A_TIME = 2000
+
+
+class Prefetcher:
+    """`has_stand_in` says of an inode that its reader is to be given another file unless it is cached."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        catalogue: Catalogue,
+        fetcher: Fetcher,
+        client: SourceClient,
+        content: Content,
+        counters: Counters,
+        sample_max_bytes: int,
+        most_fetches: int,
+        has_stand_in: Callable[[int], bool],
+    ) -> None:
+        self._keeper = keeper
+        self._schedule = keeper.engine.schedule
+        self._catalogue = catalogue
+        self._fetcher = fetcher
+        self._client = client
+        self._content = content
+        self._counters = counters
+        self._sample_max_bytes = sample_max_bytes
+        self._has_stand_in = has_stand_in
+        self._woken = trio.Event()
+        self._cursors: dict[PlannedReader, _Cursor] = {}
+        self._looked_at_s = 0.0
+        self._arrived: list[int] = []
+        self._failed: dict[int, float] = {}
+        self.under_way: set[int] = set()
+        self.concurrency = Concurrency(most_fetches)
+
+    def wake(self) -> None:
+        """Readers have come further, or plans have come."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._woken = trio.Event()
+                self._keep_arrived()
+                if self._schedule.active and self._client.reachable:
+                    self._fetch_due(nursery)
+                with trio.move_on_after(_LOOK_AGAIN_S if self._schedule.active else float("inf")):
+                    await self._woken.wait()
+
+    def window(self, reader: PlannedReader) -> int:
+        """Positions ahead of a reader that may be fetched now."""
+        engine = self._keeper.engine
+        ahead_s = max(AHEAD_S, AHEAD_LATENCIES * self.concurrency.latency_s)
+        mean_bytes = engine.used_bytes / len(engine.members) if engine.members else 1.0
+        most = int(engine.budget_bytes * AHEAD_SHARE / mean_bytes)
+        return max(min(int(ahead_s / reader.pace_s), most), 2 * self.concurrency.limit)
+
+    def ready_ahead(self, reader: PlannedReader) -> int:
+        """Samples that the reader could take one after the other now without waiting for the source."""
+        members = self._keeper.engine.members
+        ready = 0
+        for _, inode in islice(reader.coming(_AT_A_TIME), _AT_A_TIME):
+            if inode and inode not in members:
+                break
+            ready += 1
+        return ready
+
+    # -- what to fetch
+
+    def _fetch_due(self, nursery: trio.Nursery) -> None:
+        now = trio.current_time()
+        if now >= self._looked_at_s + _LOOK_AGAIN_S:
+            self._looked_at_s = now
+            self._cursors.clear()
+            self._failed = {inode: until_s for inode, until_s in self._failed.items() if until_s > now}
+        with exit_if_corrupt():
+            try:
+                due = self._due()
+                while len(self.under_way) < self.concurrency.limit:
+                    node = next(due, None)
+                    if node is None:
+                        self.concurrency.short_of_work(now)
+                        break
+                    self.under_way.add(node.inode)
+                    nursery.start_soon(self._bring, node)
+            finally:
+                self._content.end_read()
+
+    def _due(self) -> Iterator[Node]:
+        """Missing samples by deadline, as far as the engine would keep them."""
+        readers = {
+            reader: self._cursor(reader).coming(reader, self.window(reader)) for reader in self._schedule.believed
+        }
+        heads = {reader: next(coming, None) for reader, coming in readers.items()}
+        for _ in range(_AT_A_TIME):
+            waiting = [(reader.time_of(head[0]), head[1], reader) for reader, head in heads.items() if head is not None]
+            if not waiting:
+                return
+            _, inode, reader = min(waiting, key=lambda candidate: candidate[0])
+            node = self._missing(inode)
+            if node is not None:
+                if not self._keeper.engine.would_keep(inode, node.stat.size):
+                    return
+                yield node
+            heads[reader] = next(readers[reader], None)
+        self.wake()
+
+    def _cursor(self, reader: PlannedReader) -> _Cursor:
+        cursor = self._cursors.get(reader)
+        if cursor is None or cursor.epoch is not reader.epoch:
+            cursor = self._cursors[reader] = _Cursor(reader.epoch)
+        return cursor
+
+    def _missing(self, inode: int) -> Node | None:
+        """The file, if it is one to be fetched."""
+        if not inode or inode in self._keeper.engine.members or inode in self.under_way or inode in self._failed:
+            return None
+        if self._fetcher.stored(ContentKey(inode)) or self._has_stand_in(inode):
+            return None
+        try:
+            node = self._catalogue.node(inode)
+        except Stale:
+            return None
+        return node if 0 < node.stat.size <= self._sample_max_bytes else None
+
+    # -- fetching
+
+    async def _bring(self, node: Node) -> None:
+        started = trio.current_time()
+        try:
+            payload, where = await self._fetcher.fetch(node)
+        except StoreCorrupt:
+            raise
+        except SpiderfsError as exc:
+            self._failed[node.inode] = trio.current_time() + _FAILED_PAUSE_S
+            log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)
+        else:
+            if where == FETCHED:
+                self._arrived.append(node.inode)
+            self._counters.add("prefetched")
+            now = trio.current_time()
+            self.concurrency.fetched(len(payload), now - started, now)
+        finally:
+            self.under_way.discard(node.inode)
+            self.wake()
+
+    def _keep_arrived(self) -> None:
+        if self._arrived:
+            arrived, self._arrived = self._arrived, []
+            try:
+                with exit_if_corrupt():
+                    self._keeper.place(*arrived)
+            except SpiderfsError as exc:
+                log.warning("%s", exc)
+
+
+class _Cursor:
+    """How far the coming samples of a reader have been looked at."""
+
+    def __init__(self, epoch: PlannedEpoch) -> None:
+        self.epoch = epoch
+        self._position = 0
+
+    def coming(self, reader: PlannedReader, window: int) -> Iterator[tuple[int, int]]:
+        """Position and inode of those not yet looked at; one counts as looked at when the next is asked for."""
+        for position, key in reader.coming(window, self._position):
+            assert isinstance(key, int)
+            yield position, key
+            self._position = position + 1

@@ -2,8 +2,9 @@
 
 The training's threads put things into a bounded queue and go on; when it is full, batches are dropped and counted. The
 thread alone owns the socket. When the daemon goes, that is said once; the thread tries again with growing pauses, and
-when the daemon is back it declares the sample lists and the latest plans anew before anything else. Locks are held for
-a few instructions only, never while waiting, so a fork by a data loader finds them free or soon so.
+when the daemon is back it declares the sample lists and the latest plans anew before anything else, the current plan
+from where the training is by then. Locks are held for a few instructions only, never while waiting, so a fork by a
+data loader finds them free or soon so.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,12 @@ class Client:
         self._queue_batches = queue_batches
         self._patience = patience
         self._declarations: dict[str, Declaration] = {}
-        self._plans: dict[str, Plan] = {}
+        # The current plan of a list, and the one that was drawn ahead: by list, and whether it has begun.
+        self._plans: dict[tuple[str, bool], Plan] = {}
+        self._positions: dict[str, int] = {}
         # Names of what the daemon does not know yet, or no longer.
         self._undeclared: deque[str] = deque()
-        self._unplanned: deque[str] = deque()
+        self._unplanned: deque[tuple[str, bool]] = deque()
         self._chunks: Iterator[Samples] = iter(())
         self._queue: deque[Callable[[], Message | None]] = deque()
         self._answers: dict[int, _Answer] = {}
@@ -132,10 +135,20 @@ class Client:
         os.eventfd_write(self._wake, 1)
 
     def plan(self, plan: Plan) -> None:
-        """Tell the daemon what will be read, now and whenever it comes back."""
-        self._plans[plan.list] = plan
-        self._unplanned.append(plan.list)
+        """Tell the daemon what will be read, now and whenever it comes back.
+
+        A plan that has begun takes the place of the list's earlier plans, also of one that was drawn ahead.
+        """
+        if plan.begun:
+            self._positions[plan.list] = plan.position
+            self._plans.pop((plan.list, False), None)
+        self._plans[plan.list, plan.begun] = plan
+        self._unplanned.append((plan.list, plan.begun))
         os.eventfd_write(self._wake, 1)
+
+    def reached(self, name: str, position: int) -> None:
+        """The training has taken so many samples of the list's current plan: from there it is told anew."""
+        self._positions[name] = position
 
     def batch(self, build: Callable[[], Batch | None]) -> None:
         """Send what `build` gives; it runs in the sending thread, and None means nothing to send."""
@@ -216,8 +229,11 @@ class Client:
         if chunk is None and self._undeclared:
             self._chunks = self._declarations[self._undeclared.popleft()].chunks()
             chunk = next(self._chunks, None)
-        if chunk is None and self._unplanned:
-            return self._plans[self._unplanned.popleft()]
+        while chunk is None and self._unplanned:
+            plan = self._plans.get(self._unplanned.popleft())
+            if plan is not None:
+                position = self._positions[plan.list] if plan.begun else plan.position
+                return replace(plan, position=min(position, len(plan.order)))
         return chunk
 
     def _talk(self, stream: socket.socket) -> None:
@@ -252,12 +268,13 @@ class Client:
                     unsent = unsent[stream.send(unsent) :]
 
     def _next_frame(self) -> bytes:
-        setting = self._next_setting()
-        if setting is not None:
-            return encode(setting)
-        while self._queue:
+        while True:
             try:
-                message = self._queue.popleft()()
+                message = self._next_setting()
+                if message is None:
+                    if not self._queue:
+                        return b""
+                    message = self._queue.popleft()()
                 if message is not None:
                     frame = encode(message)
                     self.counts["sent"] += isinstance(message, Batch)
@@ -266,7 +283,6 @@ class Client:
             except (ProtocolError, ValueError, RuntimeError) as exc:
                 self.counts["unusable"] += 1
                 self._say_once("unusable", f"a message could not be sent: {exc}")
-        return b""
 
     def _hear(self, received: list[Any]) -> bool:
         """Act on answers; whether the daemon has said goodbye."""

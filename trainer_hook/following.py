@@ -1,7 +1,8 @@
 """Following a data loader: which indices are in the batch that the loop has just taken.
 
-The loader's batch sampler is replaced by one that notes what it draws, and the loader's class by one whose iterator
-says when the loop takes a batch. Both stay what they are to everybody who looks (attributes, isinstance, length).
+The loader's batch sampler is replaced by one that draws through a `Planner` and notes what comes, and the loader's
+class by one whose iterator says when the loop takes a batch, and when it lets go. Both stay what they are to everybody
+who looks (attributes, isinstance, length).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader, IterableDataset
 
+from trainer_hook.planner import Planner, indices_of
+
 # On the class of a followed loader: the class it had.
 _MARK = "_followed_by_spiderfs"
 
@@ -24,13 +27,29 @@ class _Iteration:
     """One pass over the loader: what was drawn for it and not taken yet."""
 
     def __init__(self) -> None:
-        self.drawn: deque[npt.NDArray[np.uint32]] = deque()
+        self.drawn: deque[npt.NDArray[np.uint32] | None] = deque()
 
 
 class Follower:
-    """Calls `taken(iteration, indices)` when the loop takes a batch; raises ValueError for a loader without indices."""
+    """Tells the planner, then calls `taken(iteration, indices)`, when the loop takes a batch.
 
-    def __init__(self, loader: DataLoader[Any], taken: Taken) -> None:
+    Raises ValueError for a loader that fails the `check`.
+    """
+
+    def __init__(self, loader: DataLoader[Any], planner: Planner, taken: Taken) -> None:
+        self.check(loader)
+        self.planner = planner
+        self.taken = taken
+        self.now: _Iteration | None = None
+        self._loader = loader
+        self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._original = loader.__dict__[self._name]
+        self._set_sampler(_FollowedSampler(self._original, self))
+        loader.__class__ = _followed_class(type(loader), self)
+
+    @staticmethod
+    def check(loader: DataLoader[Any]) -> None:
+        """Raise ValueError for a loader that has no indices, mixes up its batches, or is followed already."""
         if hasattr(loader, _MARK):
             raise ValueError("this loader has a hook already: close that first")
         if isinstance(loader.dataset, IterableDataset):
@@ -39,13 +58,6 @@ class Follower:
             )
         if not getattr(loader, "in_order", True):
             raise ValueError("the loader must hand out batches in order (in_order=True)")
-        self.taken = taken
-        self.now: _Iteration | None = None
-        self._loader = loader
-        self._name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        self._original = loader.__dict__[self._name]
-        self._set_sampler(_FollowedSampler(self._original, self))
-        loader.__class__ = _followed_class(type(loader), self)
 
     def undo(self) -> None:
         """Leave the loader as it was; an iteration that goes on is no longer followed."""
@@ -94,8 +106,14 @@ class _FollowedIterator:
         finally:
             self._follower.now = None
         if self._iteration.drawn:
-            self._follower.taken(self._iteration, self._iteration.drawn.popleft())
+            indices = self._iteration.drawn.popleft()
+            if indices is not None:
+                self._follower.planner.taken(self._iteration, len(indices))
+                self._follower.taken(self._iteration, indices)
         return batch
+
+    def __del__(self) -> None:
+        self._follower.planner.left(self._iteration)
 
     def __len__(self) -> int:
         return len(self._iterator)  # type: ignore[arg-type]
@@ -116,9 +134,11 @@ class _FollowedSampler:
         return self._draw(self._follower.now)
 
     def _draw(self, iteration: _Iteration | None) -> Iterator[Any]:
-        for drawn in self._sampler:
-            if iteration is not None:
-                iteration.drawn.append(np.atleast_1d(np.asarray(drawn, dtype=np.uint32)))
+        if iteration is None:
+            yield from self._sampler
+            return
+        for drawn in self._follower.planner.draw(iteration):
+            iteration.drawn.append(indices_of(drawn))
             yield drawn
 
     def __len__(self) -> int:

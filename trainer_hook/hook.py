@@ -6,7 +6,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd, Hello
+from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd
 from trainer_hook.attribution import Attribution
 from trainer_hook.capture import Capture, HostCopy, Seen, as_float16, find_classifier, to_host
 from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
 from trainer_hook.following import Follower
-from trainer_hook.mounts import find_mount, socket_finder
-from trainer_hook.ranks import rank_and_world
-from trainer_hook.sample_list import Sample, declaration
-from trainer_hook.sampler import SpiderSampler
+from trainer_hook.planner import Planner
+from trainer_hook.planning import introduce
+from trainer_hook.sample_list import Sample
 
 log = logging.getLogger("trainer_hook")
 
@@ -44,30 +42,37 @@ def attach(
     socket: str | os.PathLike[str] | None = None,
     client_name: str = "torch",
     queue_batches: int = QUEUE_BATCHES,
+    plan: bool = True,
+    draw_ahead: bool = False,
 ) -> Hook:
-    """Tell the daemon of the spiderfs mount at or above `directory` what this training learns.
+    """Tell the daemon of the spiderfs mount at or above `directory` what this training learns, and what it will read.
 
     Attach after the model has been wrapped (DistributedDataParallel, torch.compile) and before its first forward.
     `samples` are (path, label) in the order of the data set's indices, if it has no `.samples` or `.imgs`. `lookahead`
-    is how many further batches the loop takes from the loader before the forward of one. Without a mount or a daemon
+    is how many further batches the loop takes from the loader before the forward of one. With `plan`, each epoch of
+    the loader is published as `trainer_hook.plan` does it; `draw_ahead` is explained there. Without a mount or a daemon
     this warns once, and training goes on. Raises ValueError for what can never work.
     """
     if not 1 <= embed_dim <= DEFAULT_LIMITS.dimension:
         raise ValueError(f"embed_dim={embed_dim}: 1 to {DEFAULT_LIMITS.dimension}")
     if lookahead < 0:
         raise ValueError(f"lookahead={lookahead}: 0, or more")
-    directory = Path(os.path.abspath(directory))
-    root = find_mount(directory) or directory
-    declared = declaration(None if loader is None else loader.dataset, root, directory, split, split, samples)
+    if loader is not None:
+        Follower.check(loader)
     layer = find_classifier(model, classifier)
-    client = Client(
-        socket_finder(directory, socket), Hello(client_name, *rank_and_world()), queue_batches=queue_batches
+    declared, client = introduce(
+        directory,
+        None if loader is None else loader.dataset,
+        samples=samples,
+        split=split,
+        socket=socket,
+        client_name=client_name,
+        queue_batches=queue_batches,
     )
-    try:
-        return Hook(model, layer, loader, declared, client, embed_dim, lookahead)
-    except ValueError:
-        client.close()
-        raise
+    planner = None
+    if loader is not None:
+        planner = Planner(loader, client, declared.name, publish=plan, draw_ahead=draw_ahead)
+    return Hook(model, layer, loader, planner, declared, client, embed_dim, lookahead)
 
 
 class _Ready(NamedTuple):
@@ -100,6 +105,7 @@ class Hook:
         model: nn.Module,
         classifier: nn.Module,
         loader: DataLoader[Any] | None,
+        planner: Planner | None,
         declared: Declaration,
         client: Client,
         embed_dim: int,
@@ -108,7 +114,10 @@ class Hook:
         self._declared = declared
         self._client = client
         self._attribution: Attribution[Seen] = Attribution(lookahead)
-        self._follower = None if loader is None else Follower(loader, self._taken)
+        self._planner = planner
+        self._follower = None
+        if loader is not None and planner is not None:
+            self._follower = Follower(loader, planner, self._taken)
         self._capture = Capture(model, classifier, embed_dim, self._forward)
         self._batches_taken = 0
         self._ready: _Ready | None = None
@@ -117,10 +126,7 @@ class Hook:
         self.step = 0
         # The samples of the last batch that went through the model.
         self.indices: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
-        client.declare(declared)
-        self.sampler = _spider_sampler(loader)
-        if self.sampler is not None:
-            self.sampler.bind(client, declared.name)
+        self.sampler = None if planner is None else planner.sampler
 
     @property
     def counts(self) -> Counter[str]:
@@ -169,8 +175,8 @@ class Hook:
         self._capture.remove()
         if self._follower is not None:
             self._follower.undo()
-        if self.sampler is not None:
-            self.sampler.unbind()
+        if self._planner is not None:
+            self._planner.close()
         self._client.close(timeout_s)
 
     # -- events of the loop
@@ -180,8 +186,6 @@ class Hook:
         if not self._attribution.is_in(iteration):
             self._look_back()
         self._attribution.taken(iteration, indices)
-        if self.sampler is not None:
-            self.sampler.took(len(indices))
         self._batches_taken += 1
         if self._batches_taken == _BLIND_BATCHES and not self._capture.seen:
             self._warn("the classifier was not seen in a training forward: attach before the model's first, or name it")
@@ -221,11 +225,3 @@ class Hook:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s", text)
-
-
-def _spider_sampler(loader: DataLoader[Any] | None) -> SpiderSampler | None:
-    for place in (loader, getattr(loader, "batch_sampler", None)):
-        sampler = getattr(place, "sampler", None)
-        if isinstance(sampler, SpiderSampler):
-            return sampler
-    return None

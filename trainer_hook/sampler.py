@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from spiderfs.protocol import Plan
 from trainer_hook.client import Client
 from trainer_hook.ranks import from_first_rank, rank_and_world
 
 log = logging.getLogger("trainer_hook")
+
+
+class _Epoch(NamedTuple):
+    """The draws of all ranks, and the scores that they were drawn by."""
+
+    number: int
+    scores: npt.NDArray[np.float32] | None
+    order: npt.NDArray[np.uint32]
 
 
 class SpiderSampler(Sampler[int]):
@@ -24,7 +31,8 @@ class SpiderSampler(Sampler[int]):
 
     While there are no scores an epoch is a permutation: uniform, and every sample is seen. `coverage` is the share of
     draws that are uniform however the scores are. All ranks draw the same list, with the scores that rank 0 was given,
-    and each takes every world_size-th of it. What is drawn is published, so that the daemon knows what will be read.
+    and each takes every world_size-th of it. With one rank the next epoch is drawn, by the scores of that moment, when
+    the last index of this one has been handed to the loader, so that the daemon can fetch for it in time.
     """
 
     def __init__(
@@ -54,9 +62,10 @@ class SpiderSampler(Sampler[int]):
         self._order: npt.NDArray[np.uint32] | None = None
         self._position = 0
         self._resuming = False
+        self._ahead: _Epoch | None = None
 
     def bind(self, client: Client, name: str) -> None:
-        """Ask `client` for the scores of list `name` from the next epoch on, and publish what is drawn."""
+        """Ask `client` for the scores of list `name` from the next epoch on; `took` is called from now on."""
         self._client, self._list = client, name
 
     def unbind(self) -> None:
@@ -80,12 +89,21 @@ class SpiderSampler(Sampler[int]):
         rank, world_size = rank_and_world()
         mine = self._order[rank::world_size]
         begun = self._position
-        if self._client is not None:
-            self._client.plan(Plan(self._list, self.epoch, begun, True, mine))
         for number, index in enumerate(mine[begun:].tolist(), begun + 1):
             if self._client is None:
                 self._position = number
             yield index
+
+    def draw_ahead(self) -> list[int] | None:
+        """What the next epoch will be, settled now; None with several ranks.
+
+        To share the scores all ranks would have to wait for each other at this point of their training.
+        """
+        if rank_and_world()[1] > 1:
+            return None
+        self._ahead = self._draw(self.epoch + 1)
+        order: list[int] = self._ahead.order.tolist()
+        return order
 
     def took(self, samples: int) -> None:
         """The training has taken so many of what was drawn; loader workers are ahead of that."""
@@ -99,11 +117,7 @@ class SpiderSampler(Sampler[int]):
 
     def probabilities(self) -> npt.NDArray[np.float64]:
         """The chance q of each sample at each draw of the current epoch."""
-        if self._scores is None:
-            return np.full(self._samples, 1 / self._samples)
-        scores = self._scores.astype(np.float64)
-        chances: npt.NDArray[np.float64] = (1 - self._coverage) * scores / scores.sum() + self._coverage / self._samples
-        return chances
+        return self._chances(self._scores)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the current epoch has come to; the same for all ranks as they are at the same position."""
@@ -125,6 +139,7 @@ class SpiderSampler(Sampler[int]):
         self.epoch, self._position = state["epoch"], state["position"]
         self._order = None if order is None else order.numpy().astype(np.uint32)
         self._scores = None if scores is None else scores.numpy().copy()
+        self._ahead = None
         self._resuming = self._order is not None and self._position < len(self._order[:: rank_and_world()[1]])
 
     # -- drawing
@@ -132,10 +147,24 @@ class SpiderSampler(Sampler[int]):
     def _begin(self) -> None:
         if self._order is not None:
             self.epoch += 1
-        self._scores = self._ask()
+        epoch, self._ahead = self._ahead, None
+        if epoch is None or epoch.number != self.epoch:
+            epoch = self._draw(self.epoch)
+        self._scores, self._order, self._position = epoch.scores, epoch.order, 0
+
+    def _draw(self, number: int) -> _Epoch:
+        scores = self._ask()
         world_size = rank_and_world()[1]
-        self._order = self._drawn(-(-self._draws // world_size) * world_size)
-        self._position = 0
+        draws = -(-self._draws // world_size) * world_size
+        rng = np.random.default_rng([self._seed, number])
+        if scores is None:
+            rounds = -(-draws // self._samples)
+            order = np.concatenate([rng.permutation(self._samples) for _ in range(rounds)])[:draws]
+        else:
+            edges = np.cumsum(self._chances(scores))
+            drawn = np.searchsorted(edges, rng.random(draws) * edges[-1], side="right")
+            order = np.minimum(drawn, self._samples - 1)
+        return _Epoch(number, scores, order.astype(np.uint32))
 
     def _ask(self) -> npt.NDArray[np.float32] | None:
         scores = None
@@ -147,12 +176,9 @@ class SpiderSampler(Sampler[int]):
         shared: npt.NDArray[np.float32] | None = from_first_rank(scores)
         return shared
 
-    def _drawn(self, draws: int) -> npt.NDArray[np.uint32]:
-        rng = np.random.default_rng([self._seed, self.epoch])
-        if self._scores is None:
-            rounds = -(-draws // self._samples)
-            return np.concatenate([rng.permutation(self._samples) for _ in range(rounds)])[:draws].astype(np.uint32)
-        edges = np.cumsum(self.probabilities())
-        drawn = np.searchsorted(edges, rng.random(draws) * edges[-1], side="right")
-        indices: npt.NDArray[np.uint32] = np.minimum(drawn, self._samples - 1).astype(np.uint32)
-        return indices
+    def _chances(self, scores: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float64]:
+        if scores is None:
+            return np.full(self._samples, 1 / self._samples)
+        shares = scores.astype(np.float64)
+        chances: npt.NDArray[np.float64] = (1 - self._coverage) * shares / shares.sum() + self._coverage / self._samples
+        return chances

@@ -114,7 +114,7 @@ class PlannedReader:
         self.believed = True
         self.pace_s = FIRST_PACE_S
         """Seconds from one position to the next."""
-        self._passed = epoch.start
+        self._passed = self._first_pending = epoch.start
         self._paced_at = (now_s, self.reached)
         self._anchor = (now_s, self.reached)
         self._anchor_pace_s = self.pace_s
@@ -129,7 +129,7 @@ class PlannedReader:
         drawn_ahead = (ahead for ahead in self.later if ahead.start == epoch.start and ahead.same_draws(epoch))
         self.epoch = next(drawn_ahead, epoch)
         self.later = [ahead for ahead in self.later if ahead.number > epoch.number]
-        self.reached = self._passed = epoch.start
+        self.reached = self._passed = self._first_pending = epoch.start
         self._paced_at = (now_s, self.reached)
         self.anchor(now_s)
 
@@ -138,7 +138,7 @@ class PlannedReader:
         self.later = [ahead for ahead in self.later if ahead.number > number]
         if self.epoch.number <= number:
             self.epoch.give_up()
-            self.reached = self._passed = len(self.epoch)
+            self.reached = self._passed = self._first_pending = len(self.epoch)
 
     def follow_with(self, epoch: PlannedEpoch) -> None:
         """This epoch comes after those that are known, or in place of the one of its number."""
@@ -175,13 +175,16 @@ class PlannedReader:
         return anchored_s + (position - anchored) * self._anchor_pace_s
 
     def coming(self, limit: int, start: int = 0) -> Iterator[tuple[int, Key]]:
-        """Pending positions after the furthest one reached, at most `limit` positions on, and their keys.
+        """Pending positions up to `limit` after the furthest one reached, and their keys; none before `start`.
 
-        None before `start`. Positions of the next epoch follow those of this one.
+        Some lie behind that one: loader workers take whole batches, and the slower ones are not done with theirs.
+        Positions of the next epoch follow those of this one.
         """
+        while self._first_pending < len(self.epoch) and not self.epoch.pending(self._first_pending):
+            self._first_pending += 1
         before = 0
         for epoch in (self.epoch, *self.later):
-            first = max(self.reached - before, start - before, epoch.start)
+            first = max(self._first_pending - before, start - before, epoch.start)
             for position in range(first, min(self.reached + limit - before, len(epoch))):
                 if epoch.pending(position):
                     yield before + position, epoch.key(position)

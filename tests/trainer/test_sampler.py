@@ -129,10 +129,13 @@ def test_asks_the_daemon_and_publishes_what_it_draws(daemon: HookDaemon, workers
         np.testing.assert_allclose(weights.numpy(), SCORES.mean() / SCORES[hook.indices], rtol=1e-5)
         if step == 2:
             state = sampler.state_dict()
+    following = sampler.state_dict() | {"order": None}
     hook.close()
     drawn = recorded(daemon, 7)
-    (plan,) = [plan for _, plan in daemon.sink.plans]
-    assert (plan.order.tolist(), plan.position, plan.epoch) == (drawn, 0, 0)
+    begun, ahead = (plan for _, plan in daemon.sink.plans)
+    assert (begun.order.tolist(), begun.epoch, begun.begun) == (drawn, 0, True)
+    assert (ahead.order.tolist(), ahead.epoch, ahead.begun) == (list(sampler), 1, False)
+    assert (following["epoch"], following["position"]) == (0, SIZE)
 
     torch.save(state, tmp_path / "state")
     again = SpiderSampler(SIZE)
@@ -143,7 +146,7 @@ def test_asks_the_daemon_and_publishes_what_it_draws(daemon: HookDaemon, workers
         pass
     hook.close()
     assert recorded(daemon, 7 + 4)[SIZE:] == drawn[24:]
-    assert daemon.sink.plans[-1][1].position == 24
+    assert [plan.order.tolist() for _, plan in daemon.sink.plans][2:] == [drawn[24:], ahead.order.tolist()]
 
 
 def test_scores_that_do_not_fit_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

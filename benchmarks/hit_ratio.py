@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/hit_ratio.py --data DIR --quick                     some seconds, for a look
     .venv/bin/python benchmarks/hit_ratio.py --trace FILE                           what `-o trace=FILE` recorded
 
-With --data, a training as in benchmarks/accuracy.py is recorded first: its sampler draws by graph score, nothing is
+With --data, a training as in benchmarks/in_process.py is recorded first: its sampler draws by graph score, nothing is
 replaced, so that the trace does not depend on which cache it had. Then every policy serves that same trace, at every
 size, through `spiderfs.core.replay`, with the scores, hubs and ratios that the scorer found at the time:
 
@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accuracy import Configuration, decode, min_by_epoch, train
+from in_process import Configuration, decode, min_by_epoch, train
 from interruption import unwind_on_signals
 from rich.console import Console
 from rich.progress import Progress

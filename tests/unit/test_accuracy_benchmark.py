@@ -20,27 +20,32 @@ SAMPLES, CLASSES = 480, 4
 
 
 @pytest.fixture(scope="module")
-def accuracy() -> Iterator[ModuleType]:
+def in_process() -> Iterator[ModuleType]:
     pytest.importorskip("PIL")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("accuracy")
+        yield importlib.import_module("in_process")
 
 
 @pytest.fixture(scope="module")
-def hit_ratio(accuracy: ModuleType) -> ModuleType:
+def accuracy(in_process: ModuleType) -> ModuleType:
+    return importlib.import_module("accuracy")
+
+
+@pytest.fixture(scope="module")
+def hit_ratio(in_process: ModuleType) -> ModuleType:
     return importlib.import_module("hit_ratio")
 
 
 @pytest.fixture(scope="module")
-def pool(accuracy: ModuleType) -> Any:
+def pool(in_process: ModuleType) -> Any:
     """Noise around a colour for each class: learnt in one epoch, so that neighbours are of one label."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(SAMPLES) % CLASSES
     colours = torch.randn(CLASSES, 3, 1, 1, generator=generator)
     images = colours[labels] + 0.5 * torch.randn(SAMPLES, 3, 32, 32, generator=generator)
-    held_out = accuracy.Data(Path(), [], 0, images[:100], labels[:100], CLASSES)
-    return accuracy.Pool(images, labels, [700 + 7 * (sample % 50) for sample in range(SAMPLES)], held_out)
+    held_out = in_process.Data(Path(), [], 0, images[:100], labels[:100], CLASSES)
+    return in_process.Pool(images, labels, [700 + 7 * (sample % 50) for sample in range(SAMPLES)], held_out)
 
 
 def lru_hits(cached: float) -> float:
@@ -52,40 +57,40 @@ def permutations(samples: int, epochs: int) -> list[list[int]]:
     return [rng.permutation(samples).tolist() for _ in range(epochs)]
 
 
-def test_uniform_sampling_meets_the_closed_forms(accuracy: ModuleType) -> None:
+def test_uniform_sampling_meets_the_closed_forms(in_process: ModuleType) -> None:
     lists = permutations(1000, 12)
-    found = accuracy.list_origin(lists, [1] * 1000, 200)
+    found = in_process.list_origin(lists, [1] * 1000, 200)
     assert np.mean(found["LRU"][1:]) == pytest.approx(1 - lru_hits(0.2), abs=0.005)
     for name in ("MinIO", "MIN", "MIN by epoch"):
         assert found[name][0] == 1
         assert found[name][1:] == pytest.approx([0.8] * 11)
 
 
-def test_the_cache_of_uniform_sampling_is_an_lru(accuracy: ModuleType) -> None:
+def test_the_cache_of_uniform_sampling_is_an_lru(accuracy: ModuleType, in_process: ModuleType) -> None:
     lists = permutations(1000, 5)
     sizes = [1 + sample % 3 for sample in range(1000)]
-    cache = accuracy.Cache(accuracy.CONFIGURATIONS["uniform"], [0] * 1000, sizes, 400, 8, seed=1)
+    cache = in_process.Cache(accuracy.CONFIGURATIONS["uniform"], [0] * 1000, sizes, 400, 8, seed=1)
     origin = []
     for drawn in lists:
         assert [cache.read(sample) for sample in drawn] == drawn
         origin.append(cache.counts.origin_bytes / cache.counts.opens)
         assert cache.counts.redirects == 0
         cache.epoch_end(0.5, 0.5)
-    assert origin == pytest.approx(accuracy.list_origin(lists, sizes, 400)["LRU"])
+    assert origin == pytest.approx(in_process.list_origin(lists, sizes, 400)["LRU"])
 
 
-def test_min_by_epoch_lies_between_lru_and_min(accuracy: ModuleType) -> None:
+def test_min_by_epoch_lies_between_lru_and_min(in_process: ModuleType) -> None:
     rng = np.random.default_rng(2)
     chances = 1 / np.arange(5, 505)
     lists = [rng.choice(500, 500, p=chances / chances.sum()).tolist() for _ in range(6)]
-    found = {name: np.mean(origin) for name, origin in accuracy.list_origin(lists, [1] * 500, 100).items()}
+    found = {name: np.mean(origin) for name, origin in in_process.list_origin(lists, [1] * 500, 100).items()}
     assert found["MIN"] < found["MIN by epoch"] < found["LRU"]
 
 
-def watched(accuracy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+def watched(in_process: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What goes into and out of the cache while a training runs."""
     seen: dict[str, list[Any]] = {"wanted": [], "given": [], "learned": []}
-    read, learn = accuracy.Cache.read, accuracy.Cache.learn
+    read, learn = in_process.Cache.read, in_process.Cache.learn
 
     def watched_read(cache: Any, wanted: int) -> int:
         given: int = read(cache, wanted)
@@ -99,16 +104,16 @@ def watched(accuracy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
         assert len(embeddings) == len(losses) == len(served)
         learn(cache, served, embeddings, losses)
 
-    monkeypatch.setattr(accuracy.Cache, "read", watched_read)
-    monkeypatch.setattr(accuracy.Cache, "learn", watched_learn)
+    monkeypatch.setattr(in_process.Cache, "read", watched_read)
+    monkeypatch.setattr(in_process.Cache, "learn", watched_learn)
     return seen
 
 
 def test_stand_ins_have_the_label_and_are_what_is_learned(
-    accuracy: ModuleType, pool: Any, monkeypatch: pytest.MonkeyPatch
+    in_process: ModuleType, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = watched(accuracy, monkeypatch)
-    run = accuracy.train(pool, accuracy.Configuration(), "spider", 1, 3)
+    seen = watched(in_process, monkeypatch)
+    run = in_process.train(pool, in_process.Configuration(), "spider", 1, 3)
     wanted, given = torch.tensor(seen["wanted"]), torch.tensor(seen["given"])
     assert len(wanted) == 3 * SAMPLES
     replaced = wanted != given
@@ -123,62 +128,48 @@ def test_stand_ins_have_the_label_and_are_what_is_learned(
     assert run.epochs[-1].drawn_share < 0.9
 
 
-def test_nothing_is_replaced_where_nothing_may_be(accuracy: ModuleType, pool: Any) -> None:
-    run = accuracy.train(pool, accuracy.Configuration(stand_in_share=0.0, uniform_epochs=2), "none", 1, 2)
+def test_nothing_is_replaced_where_nothing_may_be(in_process: ModuleType, pool: Any) -> None:
+    run = in_process.train(pool, in_process.Configuration(stand_in_share=0.0, uniform_epochs=2), "none", 1, 2)
     assert [epoch.redirected_share for epoch in run.epochs] == [0, 0]
     assert [epoch.drawn_share for epoch in run.epochs] == [1, 1]
 
 
-def test_all_begin_alike(accuracy: ModuleType, pool: Any) -> None:
+def test_all_begin_alike(accuracy: ModuleType, in_process: ModuleType, pool: Any) -> None:
     """Without scores, two configurations of a seed draw the same list and learn the same."""
-    uniform = accuracy.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 2)
-    warming = accuracy.train(pool, accuracy.Configuration(ratio=(1.0, 1.0), uniform_epochs=2), "warming", 1, 2)
+    uniform = in_process.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 2)
+    warming = in_process.train(pool, in_process.Configuration(ratio=(1.0, 1.0), uniform_epochs=2), "warming", 1, 2)
     assert uniform.top1 == warming.top1
     assert uniform.list_origin == warming.list_origin
 
 
-def test_losses_become_scores(accuracy: ModuleType) -> None:
+def test_losses_become_scores(in_process: ModuleType) -> None:
     losses = np.array([0.5, 0.0, 2.0, 9.0], np.float32)
     served = np.array([4, 1, 7, 4])
-    by_loss = accuracy.LossScores(8, ranked=False)
+    by_loss = in_process.LossScores(8, ranked=False)
     ids, scores = by_loss.batch(served, losses)
     assert ids.tolist() == [1, 4, 7]
-    assert scores.tolist() == pytest.approx([accuracy.LEAST_LOSS, 0.5, 2.0])
+    assert scores.tolist() == pytest.approx([in_process.LEAST_LOSS, 0.5, 2.0])
     by_loss.new_epoch()
     assert by_loss.scores[0] == pytest.approx(np.mean(scores))
-    _, ranks = accuracy.LossScores(8, ranked=True).batch(served, losses)
+    _, ranks = in_process.LossScores(8, ranked=True).batch(served, losses)
     assert ranks.tolist() == pytest.approx(np.log([10, 11, 12]).tolist())
 
 
-def test_systematic_draws_are_as_even_as_can_be(accuracy: ModuleType) -> None:
-    class Scores:
-        def scores(self, name: str, timeout_s: float) -> Any:
-            return np.linspace(0.1, 3, 200).astype(np.float32)
-
-        def plan(self, plan: Any) -> None:
-            pass
-
-    sampler = accuracy.SystematicSampler(200, seed=3)
-    sampler.bind(Scores(), "train")
-    drawn = np.bincount(list(sampler), minlength=200)
-    expected = 200 * sampler.probabilities()
-    assert drawn.sum() == 200
-    assert (np.abs(drawn - expected) < 1).all()
-
-
-def test_a_measurement_goes_on_with_its_own_file_only(accuracy: ModuleType, pool: Any, tmp_path: Path) -> None:
+def test_a_measurement_goes_on_with_its_own_file_only(
+    accuracy: ModuleType, in_process: ModuleType, pool: Any, tmp_path: Path
+) -> None:
     path, extent = tmp_path / "runs.json", accuracy.Extent(2, SAMPLES, 100, 1)
     assert accuracy.runs_in(path, extent) == []
-    run = accuracy.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 2)
+    run = in_process.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 2)
     accuracy.save(path, accuracy.result_of(extent, [run]))
     assert accuracy.runs_in(path, extent) == [run]
     with pytest.raises(RuntimeError, match="another extent"):
         accuracy.runs_in(path, accuracy.Extent(3, SAMPLES, 100, 1))
 
 
-def test_every_policy_over_one_trace(accuracy: ModuleType, hit_ratio: ModuleType, pool: Any, tmp_path: Path) -> None:
+def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleType, pool: Any, tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace")
-    accuracy.train(pool, hit_ratio.RECORDED, "recorded", 1, 3, trace=writer)
+    in_process.train(pool, hit_ratio.RECORDED, "recorded", 1, 3, trace=writer)
     writer.close()
     points = list(hit_ratio.points_of(read_trace(tmp_path / "trace"), None))
     for capacity in hit_ratio.CAPACITIES:

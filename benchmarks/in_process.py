@@ -1,0 +1,412 @@
+"""The training of benchmarks/train.py without its mount: what accuracy.py and hit_ratio.py train.
+
+Images are decoded once into memory. Reads are decided by the same engine, policy, scorer and sampler that serve a
+mount, called in the order in which the daemon calls them, and so is what a batch teaches: its embeddings are those of
+the samples that were served. What is missing is time: nobody waits, a stand-in is known at once, and bytes that were
+just fetched are taken to lie in landing still. Reads are AHEAD batches ahead of training, as those of two loader
+workers are.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from train import BATCH, CACHED_SHARE, LEARNING_RATE, Data, Images, evaluate, network
+
+from spiderfs.core.elastic import Elastic, ElasticOptions
+from spiderfs.core.engine import Engine
+from spiderfs.core.guided import Guided
+from spiderfs.core.homophily import MAX_STAND_INS, Hub
+from spiderfs.core.replay import Accesses, Replay, policy_for, replay
+from spiderfs.policies import POLICIES
+from spiderfs.policies.spider import Spider
+from spiderfs.protocol import Plan
+from spiderfs.scorer.scorer import FIRST_PRIOR, Scorer, ScorerOptions
+from spiderfs.trace import TraceWriter
+from trainer_hook import SpiderSampler
+from trainer_hook.client import Client
+
+# Two loader workers, two batches each.
+AHEAD = 4
+# Of the held-out images, which are evaluated after each epoch: the last epoch is judged by all.
+EVALUATED_SHARE = 5
+# SHADE's b0, and what keeps a loss of 0 a score.
+RANK_OFFSET, LEAST_LOSS = 10, 1e-3
+# The list of samples, as hubs and traces name it.
+DATASET = 1
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Every default is what the product does by itself."""
+
+    scores: Literal["graph", "loss", "rank"] | None = "graph"
+    """What the sampler draws by and the cache keeps: SpiderCache's graph, the latest loss, or SHADE's rank of it in its
+    batch. None samples uniformly, over an LRU."""
+    ratio: tuple[float, float] = (0.9, 0.8)
+    """Share of the importance section at first and in the end; 1 leaves no room for hubs."""
+    stand_in_share: float = 1.0
+    """Of the misses that a stand-in exists for: less is what `substitute_when=late` will do."""
+    max_stand_ins: int = MAX_STAND_INS
+    coverage: float = 0.0
+    """Share of the draws that are uniform."""
+    weight_clip: float | None = None
+    """Losses are multiplied by 1/(N q), but by no more than this."""
+    uniform_epochs: int = 0
+    """At the beginning; scores are learned in them, but not drawn by."""
+    radius_quantile: float = 0.5
+    sharpness: float = 1.0
+    """The sampler draws by scores to this power; the cache keeps by them as they are."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Decoded images, and the bytes of their files."""
+
+    images: Tensor
+    labels: Tensor
+    sizes: list[int]
+    held_out: Data
+
+    @property
+    def capacity(self) -> int:
+        return int(sum(self.sizes) * CACHED_SHARE)
+
+
+def decode(data: Data) -> Pool:
+    """Read and decode every training image once."""
+    images = Images(data.root, data.training)
+    return Pool(
+        images=torch.stack([images[number][0] for number in range(len(images))]),
+        labels=torch.tensor([label for _, label in data.training]),
+        sizes=[(data.root / path).stat().st_size for path, _ in data.training],
+        held_out=data,
+    )
+
+
+@dataclass(frozen=True)
+class Epoch:
+    hit_ratio: float
+    origin_bytes_per_sample: float
+    drawn_share: float  # of the training set: distinct samples that the sampler drew
+    served_share: float  # distinct samples that were trained on
+    redirected_share: float  # of the draws
+    ratio: float  # of the importance section, at the end
+    top1: float  # on a part of the held-out images
+
+
+@dataclass(frozen=True)
+class Run:
+    configuration: str
+    seed: int
+    epochs: list[Epoch]
+    top1: float
+    """On all held-out images, in the end."""
+    list_origin: dict[str, list[float]]
+    """Origin bytes per sample by epoch, of each cache in LIST_CACHES on the list that the sampler drew."""
+    graph: dict[str, float]
+    """Of the scorer, in the end."""
+    seconds: float
+
+    def later(self, field: str) -> float:
+        """The mean without the first epoch: it fills the cache, and nothing is scored in it."""
+        return statistics.fmean(getattr(epoch, field) for epoch in self.epochs[1:])
+
+    def list_later(self, cache: str) -> float:
+        return statistics.fmean(self.list_origin[cache][1:])
+
+
+# -- what decides
+
+
+class LossScores:
+    """Scores from losses, with what else the daemon asks of a scorer."""
+
+    def __init__(self, samples: int, ranked: bool) -> None:
+        self._ranked = ranked
+        self.scores = np.full(samples, FIRST_PRIOR, np.float32)
+        self._scored = np.zeros(samples, bool)
+
+    def batch(self, served: NDArray[np.int64], losses: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        ids, first = np.unique(served, return_index=True)
+        scores = np.maximum(losses[first], LEAST_LOSS)
+        if self._ranked:
+            scores = np.log((losses[first][:, None] > losses[None]).sum(1) + RANK_OFFSET).astype(np.float32)
+        self.scores[ids] = scores
+        self._scored[ids] = True
+        return ids, scores
+
+    def new_epoch(self) -> None:
+        self.scores[~self._scored] = self.scores[self._scored].mean()
+
+    @property
+    def sigma(self) -> float:
+        return float(self.scores[self._scored].std())
+
+
+@dataclass
+class Counts:
+    opens: int = 0
+    hits: int = 0
+    redirects: int = 0
+    origin_bytes: int = 0
+
+
+class Cache:
+    """What a mount and its daemon do with reads and batches; a sample's number is its key."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        labels: Sequence[int],
+        sizes: list[int],
+        capacity: int,
+        dimension: int,
+        seed: int,
+        trace: TraceWriter | None = None,
+    ) -> None:
+        self.configuration = configuration
+        self._sizes = sizes
+        self._trace = trace
+        self._rng = np.random.default_rng([seed, 1])
+        start, end = configuration.ratio
+        self.guided: Guided | None = Spider(start, configuration.max_stand_ins) if configuration.scores else None
+        self.engine = Engine(self.guided or POLICIES["lru"](), capacity)
+        self.elastic = Elastic(ElasticOptions(start=start, end=end))
+        self.scorer: Scorer | LossScores | None = None
+        if configuration.scores == "graph":
+            options = ScorerOptions(radius_quantile=configuration.radius_quantile)
+            self.scorer = Scorer(labels, dimension, options)
+        elif configuration.scores:
+            self.scorer = LossScores(len(labels), configuration.scores == "rank")
+        self._epochs_done = self._accesses = 0
+        self.counts = Counts()
+        self._note_ratio()
+
+    # -- as the client of a SpiderSampler
+
+    def scores(self, name: str, timeout_s: float) -> NDArray[np.float32] | None:
+        if self.scorer is None or self._epochs_done < max(1, self.configuration.uniform_epochs):
+            return None
+        return self.scorer.scores**self.configuration.sharpness
+
+    def plan(self, plan: Plan) -> None:
+        """Nothing here fetches ahead."""
+
+    # -- as the mount
+
+    def read(self, wanted: int) -> int:
+        """The sample that is given for one that is asked for."""
+        self._accesses += 1
+        self.counts.opens += 1
+        size = self._sizes[wanted]
+        hit = wanted in self.engine.members
+        given = wanted if hit else self._stand_in(wanted)
+        if given != wanted:
+            self.counts.redirects += 1
+        if hit or given != wanted:
+            self.counts.hits += 1
+        else:
+            self.counts.origin_bytes += size
+        self.engine.opened(given, self._sizes[given])
+        if self._trace is not None:
+            if given == wanted:
+                self._trace.append(self._accesses, wanted, size, served=hit, dataset=DATASET)
+            else:
+                self._trace.redirect(self._accesses, wanted, size, given, self._sizes[given], DATASET)
+        return given
+
+    def _stand_in(self, wanted: int) -> int:
+        if self.guided is None or self._rng.random() >= self.configuration.stand_in_share:
+            return wanted
+        hub = self.guided.stand_in(str(DATASET), wanted)
+        if hub is None:
+            return wanted
+        self.guided.stood_in(hub)
+        assert isinstance(hub, int)
+        return hub
+
+    # -- as the daemon
+
+    def learn(self, served: NDArray[np.int64], embeddings: NDArray[np.float16], losses: NDArray[np.float32]) -> None:
+        """Take in a batch: what was trained on, not what was asked for."""
+        if self.guided is None:
+            return
+        hub = None
+        if isinstance(self.scorer, Scorer):
+            scored = self.scorer.batch(served, embeddings)
+            ids, scores, hub = scored.ids, scored.scores, scored.hub()
+        else:
+            assert self.scorer is not None
+            ids, scores = self.scorer.batch(served, losses)
+        for sample, score in zip(ids.tolist(), scores.tolist(), strict=True):
+            self.guided.scored(sample, score)
+            if self._trace is not None:
+                self._trace.score(self._accesses, sample, score)
+        if hub is not None:
+            found = Hub(hub.id, str(DATASET), hub.neighbours.tolist(), hub.distances.tolist())
+            self.guided.hub_found(found)
+            # It was read with this batch: its bytes lie in landing still.
+            self.engine.place(hub.id, self._sizes[hub.id])
+            if self._trace is not None:
+                self._trace.hub(self._accesses, found, DATASET)
+
+    def epoch_end(self, accuracy: float, progress: float) -> None:
+        self._epochs_done += 1
+        self.counts = Counts()
+        if self.guided is None or self.scorer is None:
+            return
+        self.scorer.new_epoch()
+        self.elastic.observe_sigma(self.scorer.sigma)
+        self.elastic.observe_accuracy(accuracy)
+        self.guided.new_epoch()
+        self.guided.set_ratio(self.elastic.ratio(progress))
+        self.engine.settle()
+        if self._trace is not None:
+            self._trace.epoch(self._accesses, DATASET)
+        self._note_ratio()
+
+    @property
+    def ratio(self) -> float:
+        return self.guided.ratio if self.guided is not None else 0.0
+
+    def _note_ratio(self) -> None:
+        if self._trace is not None and self.guided is not None:
+            self._trace.ratio(self._accesses, self.guided.ratio)
+
+    def graph(self) -> dict[str, float]:
+        return asdict(self.scorer.statistics()) if isinstance(self.scorer, Scorer) else {}
+
+
+# -- training
+
+
+def train(
+    pool: Pool,
+    configuration: Configuration,
+    name: str,
+    seed: int,
+    epochs: int,
+    stepped: Callable[[], None] = lambda: None,
+    trace: TraceWriter | None = None,
+) -> Run:
+    """Train once; all runs of a seed begin with the same weights, and without scores draw the same list."""
+    began = time.monotonic()
+    torch.manual_seed(seed)
+    samples = len(pool.sizes)
+    # Half the time of the other layout.
+    model = network(pool.held_out.classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    assert isinstance(model, nn.Sequential)
+    features, classifier = model[:-1], cast(nn.Linear, model[-1])
+    cache = Cache(
+        configuration, pool.labels.tolist(), pool.sizes, pool.capacity, classifier.in_features, seed, trace=trace
+    )
+    sampler = SpiderSampler(samples, seed=seed, coverage=configuration.coverage)
+    sampler.bind(cast(Client, cache), "train")
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.02)
+    steps = epochs * -(-samples // BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, steps)
+    part = replace(
+        pool.held_out,
+        images=pool.held_out.images[::EVALUATED_SHARE],
+        labels=pool.held_out.labels[::EVALUATED_SHARE],
+    )
+
+    def step(wanted: list[int], served: list[int]) -> None:
+        given = torch.tensor(served)
+        images, labels = pool.images[given], pool.labels[given]
+        flipped = torch.rand(len(images)) < 0.5
+        images = torch.where(flipped[:, None, None, None], images.flip(3), images)
+        optimizer.zero_grad()
+        embeddings = features(images)
+        losses = nn.functional.cross_entropy(classifier(embeddings), labels, reduction="none")
+        weights = sampler.weights(wanted, configuration.weight_clip) if configuration.weight_clip else 1.0
+        (losses * weights).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        cache.learn(given.numpy(), embeddings.detach().half().numpy(), losses.detach().numpy())
+        stepped()
+
+    done: list[Epoch] = []
+    lists: list[list[int]] = []
+    for number in range(1, epochs + 1):
+        model.train()
+        drawn = list(sampler)
+        trained_on: set[int] = set()
+        ahead: deque[tuple[list[int], list[int]]] = deque()
+        for first in range(0, len(drawn), BATCH):
+            wanted = drawn[first : first + BATCH]
+            ahead.append((wanted, [cache.read(sample) for sample in wanted]))
+            trained_on.update(ahead[-1][1])
+            if len(ahead) > AHEAD:
+                step(*ahead.popleft())
+        while ahead:
+            step(*ahead.popleft())
+        lists.append(drawn)
+        top1 = evaluate(model, part)
+        counts = cache.counts
+        done.append(
+            Epoch(
+                hit_ratio=counts.hits / counts.opens,
+                origin_bytes_per_sample=counts.origin_bytes / counts.opens,
+                drawn_share=len(set(drawn)) / samples,
+                served_share=len(trained_on) / samples,
+                redirected_share=counts.redirects / counts.opens,
+                ratio=cache.ratio,
+                top1=top1,
+            )
+        )
+        cache.epoch_end(top1, number / epochs)
+    return Run(
+        configuration=name,
+        seed=seed,
+        epochs=done,
+        top1=evaluate(model, pool.held_out),
+        list_origin=list_origin(lists, pool.sizes, pool.capacity),
+        graph=cache.graph(),
+        seconds=time.monotonic() - began,
+    )
+
+
+# -- the same list through other caches
+
+LIST_POLICIES = {"LRU": "lru", "MinIO": "minio", "MIN": "belady"}
+MIN_BY_EPOCH = "MIN by epoch"
+LIST_CACHES = (*LIST_POLICIES, MIN_BY_EPOCH)
+
+
+def list_origin(lists: list[list[int]], sizes: list[int], capacity: int) -> dict[str, list[float]]:
+    """Origin bytes per sample that each of LIST_CACHES fetches for these epochs, by epoch."""
+    accesses = accesses_of([sample for drawn in lists for sample in drawn], sizes)
+    found = {}
+    for name, policy in LIST_POLICIES.items():
+        result = replay(Engine(policy_for(POLICIES[policy], accesses), capacity), accesses, len(lists[0]))
+        found[name] = (result.origin_bytes / result.opens).tolist()
+    found[MIN_BY_EPOCH] = [result.origin_bytes_per_sample for result in min_by_epoch(lists, sizes, capacity)]
+    return found
+
+
+def min_by_epoch(lists: list[list[int]], sizes: list[int], capacity: int) -> Iterator[Replay]:
+    """What a MIN serves that learns each epoch's list when it begins; the cache goes on from epoch to epoch."""
+    engine: Engine | None = None
+    for drawn in lists:
+        accesses = accesses_of(drawn, sizes)
+        policy = policy_for(POLICIES["belady"], accesses)
+        if engine is None:
+            engine = Engine(policy, capacity)
+        else:
+            engine.change_policy(policy)
+        yield replay(engine, accesses, len(drawn))
+
+
+def accesses_of(samples: list[int], sizes: list[int]) -> Accesses:
+    return Accesses.of(samples, [sizes[sample] for sample in samples])

@@ -143,7 +143,8 @@ class Client:
             self._positions[plan.list] = plan.position
             self._plans.pop((plan.list, False), None)
         self._plans[plan.list, plan.begun] = plan
-        self._unplanned.append((plan.list, plan.begun))
+        if (plan.list, plan.begun) not in self._unplanned:
+            self._unplanned.append((plan.list, plan.begun))
         os.eventfd_write(self._wake, 1)
 
     def reached(self, name: str, position: int) -> None:

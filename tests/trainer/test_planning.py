@@ -1,0 +1,327 @@
+"""What is published of an ordinary loader's epochs, and that the loader draws what it would have drawn."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hook_daemon import HookDaemon, until
+from tiny_training import SIZE, Network, loader, train
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+import trainer_hook
+from spiderfs.protocol import Plan
+
+WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
+# Whether the next epoch is known while one runs.
+AHEAD, UNKNOWN = True, False
+
+
+class Indexed(Dataset[int]):
+    def __init__(self) -> None:
+        self.samples = [(f"{number}.png", 0) for number in range(SIZE)]
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Pairs(Sampler[list[int]]):
+    """A batch sampler of one's own, by the global generator."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for first in torch.randperm(SIZE // 2).tolist():
+            yield [first, first + SIZE // 2]
+
+    def __len__(self) -> int:
+        return SIZE // 2
+
+
+def own() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def subset(generator: torch.Generator | None = None) -> SubsetRandomSampler:
+    return SubsetRandomSampler(range(3, 40, 2), generator)
+
+
+def distributed(**options: Any) -> Any:
+    return DistributedSampler(Indexed(), 2, 1, **options)
+
+
+KINDS: dict[str, tuple[Any, bool]] = {
+    "in order": (dict, AHEAD),
+    "shuffled": (lambda: {"shuffle": True}, UNKNOWN),
+    "shuffled, with a generator": (lambda: {"shuffle": True, "generator": own()}, AHEAD),
+    "the last batch left out": (lambda: {"shuffle": True, "generator": own(), "drop_last": True}, AHEAD),
+    "single samples": (lambda: {"shuffle": True, "generator": own(), "batch_size": None}, AHEAD),
+    "workers": (lambda: {"shuffle": True, "generator": own(), **WORKERS}, AHEAD),
+    "workers that stay": (lambda: {"shuffle": True, "generator": own(), "persistent_workers": True, **WORKERS}, AHEAD),
+    "workers, shuffled": (lambda: {"shuffle": True, **WORKERS}, UNKNOWN),
+    "with replacement": (
+        lambda: {"sampler": RandomSampler(Indexed(), replacement=True, num_samples=70, generator=own())},
+        AHEAD,
+    ),
+    "more than all": (lambda: {"sampler": RandomSampler(Indexed(), num_samples=120, generator=own())}, AHEAD),
+    "a part": (lambda: {"sampler": subset()}, UNKNOWN),
+    "a part, with a generator": (lambda: {"sampler": subset(own())}, AHEAD),
+    "weighted": (lambda: {"sampler": WeightedRandomSampler(range(1, SIZE + 1), 60)}, UNKNOWN),
+    "weighted, with a generator": (
+        lambda: {"sampler": WeightedRandomSampler(range(1, SIZE + 1), 60, generator=own())},
+        AHEAD,
+    ),
+    "distributed": (lambda: {"sampler": distributed()}, AHEAD),
+    "distributed, in order": (lambda: {"sampler": distributed(shuffle=False), **WORKERS}, AHEAD),
+    "a batch sampler": (lambda: {"batch_sampler": BatchSampler(RandomSampler(Indexed()), 5, True)}, UNKNOWN),
+    "a batch sampler in order": (lambda: {"batch_sampler": BatchSampler(SequentialSampler(Indexed()), 5, True)}, AHEAD),
+    "a batch sampler of one's own": (lambda: {"batch_sampler": Pairs()}, UNKNOWN),
+}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path) as daemon:
+        yield daemon
+
+
+def batches_of(batches: Iterable[Any]) -> list[list[int]]:
+    return [torch.as_tensor(batch).reshape(-1).tolist() for batch in batches]
+
+
+def epochs(batches: DataLoader[Any], count: int = 3) -> list[tuple[list[list[int]], list[int]]]:
+    """The batches of each epoch, and where the random generators stand after it."""
+    torch.manual_seed(11)
+    result = []
+    for epoch in range(count):
+        if isinstance(batches.sampler, DistributedSampler):
+            batches.sampler.set_epoch(epoch)
+        drawn = batches_of(batches)
+        generator = getattr(batches.sampler, "generator", None)
+        states = [torch.get_rng_state()] + ([] if generator is None else [generator.get_state()])
+        result.append((drawn, torch.cat(states).tolist()))
+    return result
+
+
+def make(**options: Any) -> DataLoader[Any]:
+    if "batch_sampler" in options:
+        return DataLoader(Indexed(), **options)
+    return DataLoader(Indexed(), **({"batch_size": 8} | options))
+
+
+def plans(daemon: HookDaemon, begun: bool) -> list[Plan]:
+    return [plan for _, plan in daemon.sink.plans if plan.begun is begun]
+
+
+def begun(daemon: HookDaemon) -> list[list[int]]:
+    return [plan.order.tolist() for plan in plans(daemon, True)]
+
+
+def last_plan(daemon: HookDaemon, begun: bool) -> tuple[int, int, list[int]]:
+    plan = plans(daemon, begun)[-1]
+    return plan.epoch, plan.position, plan.order.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_and_generators_are_those_of_the_loader_without_a_plan(daemon: HookDaemon, kind: str) -> None:
+    options, known = KINDS[kind]
+    expected = epochs(make(**options()))
+    orders = [[*itertools.chain.from_iterable(drawn)] for drawn, _ in expected]
+
+    batches = make(**options())
+    torch.manual_seed(11)
+    with trainer_hook.plan(daemon.mount, batches):
+        for epoch in range(3):
+            if isinstance(batches.sampler, DistributedSampler):
+                batches.sampler.set_epoch(epoch)
+            assert batches_of(batches) == expected[epoch][0]
+            assert torch.get_rng_state().tolist() == expected[epoch][1][: len(torch.get_rng_state())]
+            until(lambda epoch=epoch: len(plans(daemon, True)) == epoch + 1)  # type: ignore[misc]
+            assert last_plan(daemon, True)[::2] == (epoch, orders[epoch])
+            if known:
+                until(lambda epoch=epoch: len(plans(daemon, False)) == epoch + 1)  # type: ignore[misc]
+                assert last_plan(daemon, False)[:2] == (epoch + 1, 0)
+    assert len(plans(daemon, False)) == (3 if known else 0)
+    for plan, order in zip(plans(daemon, False), orders[1:], strict=False):
+        assert plan.order.tolist() == order
+    assert type(batches) is DataLoader
+    assert epochs(make(**options())) == expected
+    del batches
+    gc.collect()
+
+
+def test_attach_publishes_unless_told_not_to(daemon: HookDaemon) -> None:
+    model, batches = Network(), loader()
+    for publish in (True, False):
+        hook = trainer_hook.attach(daemon.mount, model, batches, plan=publish)
+        for _ in train(model, batches):
+            pass
+        hook.close()
+    until(lambda: len(daemon.sink.batches) == 2 * 7)
+    (plan,) = plans(daemon, True)
+    drawn = [index for _, batch in daemon.sink.batches[:7] for index in batch.indices.tolist()]
+    assert plan.order.tolist() == drawn
+
+
+@pytest.mark.parametrize("workers", [{}, WORKERS], ids=["alone", "workers"])
+def test_any_sampler_can_be_drawn_ahead(daemon: HookDaemon, workers: dict[str, Any]) -> None:
+    batches = make(shuffle=True, **workers)
+    with trainer_hook.plan(daemon.mount, batches, draw_ahead=True):
+        for epoch in range(3):
+            drawn = [*itertools.chain.from_iterable(batches_of(batches))]
+            assert sorted(drawn) == [*range(SIZE)]
+            until(lambda epoch=epoch: len(plans(daemon, False)) == epoch + 1)  # type: ignore[misc]
+            assert last_plan(daemon, True)[::2] == (epoch, drawn)
+    until(lambda: len(plans(daemon, True)) == 3)
+    ahead = [plan.order.tolist() for plan in plans(daemon, False)]
+    assert ahead[:2] == [plan.order.tolist() for plan in plans(daemon, True)[1:]]
+
+
+@pytest.mark.parametrize("workers", [{}, {"persistent_workers": True, **WORKERS}], ids=["alone", "workers"])
+def test_an_epoch_left_early_is_withdrawn(daemon: HookDaemon, workers: dict[str, Any]) -> None:
+    batches = make(shuffle=True, generator=own(), **workers)
+    with trainer_hook.plan(daemon.mount, batches):
+        for step, _ in enumerate(batches):
+            if step == 2:
+                break
+        until(lambda: begun(daemon)[-1:] == [[]] and not daemon.sink.plans[-1][1].begun)
+        ahead = last_plan(daemon, False)
+        drawn = batches_of(batches)
+        until(lambda: last_plan(daemon, True) == ahead)
+    assert [*itertools.chain.from_iterable(drawn)] == ahead[2]
+    del batches
+    gc.collect()
+
+
+def test_the_iteration_that_began_last_is_the_one_planned(daemon: HookDaemon) -> None:
+    batches = make(shuffle=True)
+    with trainer_hook.plan(daemon.mount, batches):
+        first, second = iter(batches), iter(batches)
+        taken = [*next(first).tolist(), *next(first).tolist()]
+        until(lambda: len(begun(daemon)) == 1)
+        other = next(second).tolist()
+        until(lambda: len(begun(daemon)) == 2)
+        assert [begun(daemon)[0][:16], begun(daemon)[1][:8]] == [taken, other]
+        del first
+        assert len(batches_of(second)) == 6
+    assert len(begun(daemon)) == 2
+
+
+def test_after_the_daemon_was_away_the_plan_goes_on_where_the_training_is(daemon: HookDaemon) -> None:
+    batches = make(shuffle=True, generator=own())
+    planning = trainer_hook.plan(daemon.mount, batches)
+    taking = iter(batches)
+    next(taking)
+    until(lambda: len(daemon.sink.plans) == 2)
+    daemon.__exit__()
+    for _ in range(3):
+        next(taking)
+    with daemon:
+        until(lambda: len(daemon.sink.plans) == 4)
+    before, after = plans(daemon, True), plans(daemon, False)
+    assert before[1].order.tolist() == before[0].order.tolist()
+    assert (before[1].position, after[1].position) == (4 * 8, 0)
+    planning.close()
+    daemon.__enter__()
+
+
+def test_a_sampler_that_resumes_yields_the_rest(daemon: HookDaemon) -> None:
+    class Resuming(Sampler[int]):
+        begin = 20
+
+        def __iter__(self) -> Iterator[int]:
+            yield from range(self.begin, SIZE)
+            self.begin = 0
+
+        def __len__(self) -> int:
+            return SIZE
+
+    batches = make(sampler=Resuming())
+    with trainer_hook.plan(daemon.mount, batches):
+        for begin in (20, 0):
+            assert [*itertools.chain.from_iterable(batches_of(batches))] == [*range(begin, SIZE)]
+            until(lambda begin=begin: begun(daemon)[-1:] == [[*range(begin, SIZE)]])  # type: ignore[misc]
+
+
+def test_epochs_that_are_not_what_was_foreseen(daemon: HookDaemon) -> None:
+    """A training that never says its epoch repeats the first; one that jumps about is no longer foreseen."""
+    for numbers, published in (([0, 0, 0, 0, 0], 5), ([0, 5, 3, 9, 2], 2)):
+        sampler: Any = distributed()
+        earlier = len(begun(daemon)), len(plans(daemon, False))
+        with trainer_hook.plan(daemon.mount, make(sampler=sampler), split=str(numbers)) as planning:
+            for epoch, number in enumerate(numbers):
+                sampler.set_epoch(number)
+                for _ in planning._follower._loader:
+                    pass
+                counts = earlier[0] + epoch + 1, earlier[1] + min(epoch + 1, published)
+                until(lambda counts=counts: (len(begun(daemon)), len(plans(daemon, False))) == counts)  # type: ignore[misc]
+        ahead = plans(daemon, False)[earlier[1] :]
+        assert len(ahead) == published
+        if published == 5:
+            assert ahead[1].order.tolist() == ahead[4].order.tolist() == last_plan(daemon, True)[2]
+
+
+def test_what_cannot_be_planned_is_drawn_all_the_same(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    class Endless(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(itertools.count())
+
+    class Understated(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(itertools.cycle(range(SIZE)))
+
+        def __len__(self) -> int:
+            return 2
+
+    class Named(Sampler[str]):
+        def __iter__(self) -> Iterator[str]:
+            return iter(("one", "two"))
+
+        def __len__(self) -> int:
+            return 2
+
+    caplog.set_level(logging.WARNING)
+    with trainer_hook.plan(daemon.mount, make(sampler=Endless())) as planning:
+        taken = [*itertools.islice(planning._follower._loader, 3)]
+        assert taken[2].tolist() == [*range(16, 24)]
+    with trainer_hook.plan(daemon.mount, make(sampler=Named(), collate_fn=list)) as planning:
+        assert [*planning._follower._loader] == [["one", "two"]]
+    assert not daemon.sink.plans
+    assert "has no length" in caplog.text
+    assert "something else, than a list of indices" in caplog.text
+    with trainer_hook.plan(daemon.mount, make(sampler=Understated())) as planning:
+        taken = [*itertools.islice(planning._follower._loader, 30)]
+        assert taken[29].tolist() == [number % SIZE for number in range(29 * 8, 30 * 8)]
+    assert len(plans(daemon, True)[0].order) == 2 * 8
+
+
+def test_a_loader_is_followed_once(daemon: HookDaemon) -> None:
+    batches = make()
+    with trainer_hook.plan(daemon.mount, batches), pytest.raises(ValueError, match="a hook already"):
+        trainer_hook.plan(daemon.mount, batches)
+    with pytest.raises(ValueError, match=r"no \.samples"):
+        trainer_hook.plan(daemon.mount, DataLoader(torch.zeros(3)))  # type: ignore[arg-type]
+
+
+def test_without_a_mount_it_warns_once_and_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with trainer_hook.plan(tmp_path, make()) as planning:
+        until(lambda: "cannot be reached" in caplog.text)
+        assert len([*planning._follower._loader]) == 7
+    assert len(caplog.records) == 1

@@ -1,0 +1,174 @@
+"""Publishing what a loader will read: each epoch as a whole when it begins, the next one where it can be known.
+
+An epoch's batches are drawn at once when the loader asks for the first of them, published, and handed to the loader
+as it asks. For samplers that draw an epoch at its begin, as torch's do, these are the batches that the loader would
+have drawn anyway, and random generators stand where they would have stood. What differs: a sampler that draws bit by
+bit from a generator that something else uses too draws from another place in its stream; and after an epoch that was
+left early, a sampler's own generator has drawn that epoch to its end.
+
+The next epoch is published beforehand in one of three ways: foreseen (`next_epoch.py`) as soon as this one begins;
+drawn by a SpiderSampler when this one's last batch has been handed out; or, with `draw_ahead`, drawn at that moment
+from any sampler and kept for the next iteration. What was foreseen wrongly costs what the daemon fetched for it, so
+after two mistakes nothing is foreseen any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import DataLoader
+
+from spiderfs.protocol import DEFAULT_LIMITS, Plan
+from trainer_hook.client import Client
+from trainer_hook.next_epoch import NextEpoch, batches_of
+from trainer_hook.sampler import SpiderSampler
+
+log = logging.getLogger("trainer_hook")
+
+_MISTAKES_MAX = 2
+
+Indices = npt.NDArray[np.uint32]
+
+
+def indices_of(drawn: Any) -> Indices | None:
+    """The indices of what a sampler drew at once; None if it drew something else."""
+    try:
+        return np.atleast_1d(np.asarray(drawn, dtype=np.uint32))
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _order(batches: Iterable[Any]) -> Indices | None:
+    parts = [indices_of(batch) for batch in batches]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return np.concatenate([np.empty(0, np.uint32), *known])
+
+
+class Planner:
+    """Stands between one loader's index sampler and the loader, for the list `name` of `client`.
+
+    With `publish` false it draws nothing beforehand; a SpiderSampler is told of its scores and position all the same.
+    `draw_ahead` is for samplers whose next epoch cannot be known: it is really drawn before this one has ended.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], client: Client, name: str, *, publish: bool = True, draw_ahead: bool = False
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._index_sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._next_epoch = NextEpoch(loader, self._index_sampler)
+        self._publish = publish and self._can_be_planned()
+        self._draws_ahead = draw_ahead
+        self._ahead: deque[Any] | None = None
+        # What was published as the next epoch.
+        self._next: Indices | None = None
+        self._mistakes = 0
+        # The iteration that began last, its number, how many samples it is planned to draw and the loop has taken.
+        self._current: object = None
+        self._epoch = -1
+        self._planned = 0
+        self._position = 0
+        self.sampler = _spider_sampler(loader)
+        if self.sampler is not None:
+            self.sampler.bind(client, name)
+
+    def close(self) -> None:
+        self._publish = False
+        if self.sampler is not None:
+            self.sampler.unbind()
+
+    # -- what the follower calls
+
+    def draw(self, iteration: object) -> Iterator[Any]:
+        """What the index sampler draws for this iteration over the loader; a generator, so from its first batch on."""
+        self._current, self._position, self._planned = iteration, 0, 0
+        batches, self._ahead = self._ahead, None
+        if not self._publish:
+            yield from self._index_sampler if batches is None else batches
+            return
+        drawing = iter(() if batches else self._index_sampler)
+        if batches is None:
+            # One more than its length, so that it comes to its end. If it goes on for ever, the rest is not planned.
+            batches = deque(itertools.islice(drawing, len(self._index_sampler) + 1))
+        order = _order(batches)
+        if order is None or len(order) > DEFAULT_LIMITS.samples:
+            self._give_up("its sampler draws more, or something else, than a list of indices")
+        else:
+            self._begin(order)
+        while batches:
+            if len(batches) == 1:
+                self._look_ahead()
+            yield batches.popleft()
+        yield from drawing
+
+    def taken(self, iteration: object, samples: int) -> None:
+        """The loop has taken a batch of so many samples in this iteration."""
+        if iteration is self._current:
+            self._position += samples
+            self._client.reached(self._name, self._position)
+            if self.sampler is not None:
+                self.sampler.took(samples)
+
+    def left(self, iteration: object) -> None:
+        """The loop has let go of this iteration: what it has not taken will not be read."""
+        if self._publish and iteration is self._current and self._position < self._planned:
+            self._planned = 0
+            self._client.plan(Plan(self._name, self._epoch, 0, True, np.empty(0, np.uint32)))
+            if self._next is not None:
+                self._client.plan(Plan(self._name, self._epoch + 1, 0, False, self._next))
+
+    # -- publishing
+
+    def _begin(self, order: Indices) -> None:
+        self._epoch += 1
+        self._planned = len(order)
+        self._client.plan(Plan(self._name, self._epoch, 0, True, order))
+        if self._next is not None and not np.array_equal(self._next, order):
+            self._mistakes += 1
+        self._next = None
+        if self._mistakes < _MISTAKES_MAX:
+            self._publish_next(self._next_epoch.foresee())
+
+    def _look_ahead(self) -> None:
+        if not self._publish or self._next is not None:
+            return
+        if self.sampler is not None:
+            indices = self.sampler.draw_ahead()
+            self._publish_next(None if indices is None else batches_of(self._index_sampler, indices))
+        elif self._draws_ahead:
+            self._ahead = deque(self._index_sampler)
+            self._publish_next(self._ahead)
+
+    def _publish_next(self, batches: Iterable[Any] | None) -> None:
+        self._next = None if batches is None else _order(batches)
+        if self._next is not None:
+            self._client.plan(Plan(self._name, self._epoch + 1, 0, False, self._next))
+
+    def _can_be_planned(self) -> bool:
+        try:
+            len(self._index_sampler)
+        except (TypeError, NotImplementedError):
+            log.warning("the loader's sampler has no length, so its epochs are not planned")
+            return False
+        return True
+
+    def _give_up(self, reason: str) -> None:
+        self._publish = False
+        log.warning("the loader's epochs are not planned any more: %s", reason)
+
+
+def _spider_sampler(loader: DataLoader[Any]) -> SpiderSampler | None:
+    for place in (loader, loader.batch_sampler):
+        sampler = getattr(place, "sampler", None)
+        if isinstance(sampler, SpiderSampler):
+            return sampler
+    return None

@@ -1,0 +1,93 @@
+"""Plans without a hook: `plan` tells the daemon what a loader will read, and nothing of what is learned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from spiderfs.protocol import Hello
+from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
+from trainer_hook.following import Follower
+from trainer_hook.mounts import find_mount, socket_finder
+from trainer_hook.planner import Planner
+from trainer_hook.ranks import rank_and_world
+from trainer_hook.sample_list import Sample, declaration
+
+
+def introduce(
+    directory: str | os.PathLike[str],
+    dataset: Any,
+    *,
+    samples: Iterable[Sample] | None,
+    split: str,
+    socket: str | os.PathLike[str] | None,
+    client_name: str,
+    queue_batches: int = QUEUE_BATCHES,
+) -> tuple[Declaration, Client]:
+    """A client of the mount at or above `directory`, and the data set's list, which it declares."""
+    directory = Path(os.path.abspath(directory))
+    declared = declaration(dataset, find_mount(directory) or directory, directory, split, split, samples)
+    hello = Hello(client_name, *rank_and_world())
+    client = Client(socket_finder(directory, socket), hello, queue_batches=queue_batches)
+    client.declare(declared)
+    return declared, client
+
+
+class Planning:
+    """The plans of one loader, published until `close`, or to the end of a `with` block."""
+
+    def __init__(self, loader: DataLoader[Any], client: Client, planner: Planner) -> None:
+        self._client = client
+        self._planner = planner
+        self._follower = Follower(loader, planner, lambda iteration, indices: None)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what waits for at most so many seconds, and leave the loader as it was."""
+        self._follower.undo()
+        self._planner.close()
+        self._client.close(timeout_s)
+
+    def __enter__(self) -> Planning:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def plan(
+    directory: str | os.PathLike[str],
+    loader: DataLoader[Any],
+    *,
+    samples: Iterable[Sample] | None = None,
+    split: str = "train",
+    socket: str | os.PathLike[str] | None = None,
+    client_name: str = "torch",
+    draw_ahead: bool = False,
+) -> Planning:
+    """Tell the daemon of the spiderfs mount at or above `directory` what `loader` will read, epoch by epoch, in order.
+
+    For any map-style data set and any sampler of finite length. Call it in the process whose children are the loader's
+    workers, on each rank, before the first epoch; `attach` does the same by itself. `samples` are (path, label) in the
+    order of the data set's indices, if it has no `.samples` or `.imgs`. An epoch is drawn as a whole when it begins,
+    and the batches are those of the loader without a plan.
+
+    The next epoch is published early where it is known: with a DistributedSampler, a SpiderSampler on one rank, or a
+    `generator` given to the loader or its sampler. A sampler that uses torch's global generator cannot be foreseen,
+    since the training draws from it too. `draw_ahead` draws its next epoch when the last batch of this one is handed
+    out: other, equally random batches than without, and wrong for a sampler that is told its epoch in between.
+
+    Without a mount or a daemon this warns once, and training goes on. Raises ValueError for a loader that cannot be
+    planned, and one that is followed already.
+    """
+    Follower.check(loader)
+    declared, client = introduce(
+        directory, loader.dataset, samples=samples, split=split, socket=socket, client_name=client_name
+    )
+    return Planning(loader, client, Planner(loader, client, declared.name, draw_ahead=draw_ahead))

@@ -13,6 +13,7 @@
     │       └── SourceTimeout (ETIMEDOUT)
     ├── StoreError (EIO)               never a reader's error: reads fall back to the source
     │   ├── StoreFull (ENOSPC)         the disk, or LMDB's map, is full
+    │   ├── StoreDamaged (EIO)         one record is not what was written; it has to be fetched again
     │   └── StoreCorrupt (EIO)         the store must be rebuilt
     ├── HookError (EIO)                what a trainer asked for or sent cannot be used; never a reader's error
     │   └── ProtocolError (EPROTO)     a message of the hook protocol is malformed
@@ -89,6 +90,10 @@ class StoreError(SpiderfsError):
 
 class StoreFull(StoreError):
     errno = errno.ENOSPC
+
+
+class StoreDamaged(StoreError):
+    errno = errno.EIO
 
 
 class StoreCorrupt(StoreError):

@@ -6,6 +6,11 @@ other, so opens come nearly in the planned order: an open uses up the first pend
 within a window after the furthest place reached so far. Opens for which there is no such place speak against the plan;
 a reader that follows its plan too seldom is believed no longer, until it follows again.
 
+Of later epochs that read each sample once, only what comes within `look_ahead` counts. Such an epoch costs the same
+bytes whatever was kept before it, but if what it reads first was kept, all of it is cached at first and nothing then:
+the source idles, and after that is asked for more than the average. (Half again the stall, at a source that gives 1.3
+times what is needed: benchmarks/stall.py.)
+
 Times are in seconds on the caller's clock. Within one reader they only order the uses; between readers they compare
 them, by how fast each has been.
 """
@@ -52,6 +57,8 @@ class PlannedEpoch:
     head: Places = field(init=False)
     """Sample -> its first position that is still to come, or the number of positions."""
     start: int = 0
+    repeats: bool = field(init=False)
+    """Whether some sample is drawn more than once."""
 
     def __post_init__(self) -> None:
         total = len(self.order)
@@ -65,6 +72,7 @@ class PlannedEpoch:
         if len(rest):
             first = np.concatenate(([True], ~again))
             head[sorted_samples[first]] = by_sample[first]
+        object.__setattr__(self, "repeats", bool(again.any()))
         object.__setattr__(self, "following", following)
         object.__setattr__(self, "head", head)
 
@@ -107,6 +115,9 @@ class PlannedReader:
         """The epochs that follow, as far as they are known."""
         self.reached = epoch.start
         """One past the furthest position read."""
+        self.look_ahead = AHEAD_MIN
+        """Positions ahead of the furthest one reached that somebody may want to fetch now."""
+        self._looked_at = self.reached + self.look_ahead
         self.opens = 0
         self.late = 0
         """Of the opens, those that waited for the source."""
@@ -130,6 +141,7 @@ class PlannedReader:
         self.epoch = next(drawn_ahead, epoch)
         self.later = [ahead for ahead in self.later if ahead.number > epoch.number]
         self.reached = self._passed = self._first_pending = epoch.start
+        self._looked_at = self.reached + self.look_ahead
         self._paced_at = (now_s, self.reached)
         self.anchor(now_s)
 
@@ -139,6 +151,7 @@ class PlannedReader:
         if self.epoch.number <= number:
             self.epoch.give_up()
             self.reached = self._passed = self._first_pending = len(self.epoch)
+            self._looked_at = self.reached + self.look_ahead
 
     def follow_with(self, epoch: PlannedEpoch) -> None:
         """This epoch comes after those that are known, or in place of the one of its number."""
@@ -166,7 +179,8 @@ class PlannedReader:
         for epoch in (self.epoch, *self.later):
             position = epoch.next_position(key)
             if position is not None:
-                return self.time_of(before + position)
+                counts = epoch is self.epoch or epoch.repeats or before + position < self._looked_at
+                return self.time_of(before + position) if counts else None
             before += len(epoch)
         return None
 
@@ -207,6 +221,7 @@ class PlannedReader:
             if position >= self.reached:
                 self.reached = position + 1
                 changed += self._pass_over(self.reached - BEHIND)
+                changed += self._look_to(self.reached + self.look_ahead)
             return changed
         # Loader workers begin with the next epoch before the trainer's word of it has come.
         if self.later:
@@ -223,6 +238,13 @@ class PlannedReader:
                 changed.append(self.epoch.use_up(self._passed))
             self._passed += 1
         return changed
+
+    def _look_to(self, limit: int) -> list[Key]:
+        """Positions of the next epoch that have come into view."""
+        first = max(self._looked_at - len(self.epoch), 0)
+        self._looked_at = max(limit, self._looked_at)
+        last = self._looked_at - len(self.epoch)
+        return [self.later[0].key(place) for place in range(first, min(last, len(self.later[0])))] if self.later else []
 
     def _judge(self, follows: bool) -> None:
         self.followed_share += (follows - self.followed_share) * FOLLOWED_WEIGHT

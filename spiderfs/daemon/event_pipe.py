@@ -11,23 +11,22 @@ import contextlib
 import fcntl
 import os
 import select
-import struct
 import time
 
 import numpy as np
 import numpy.typing as npt
 
+from spiderfs.core.access_record import ACCESS_RECORD
 from spiderfs.core.events import ACCESS
 from spiderfs.metrics import Counters
 
 PIPE_BYTES = 1 << 20  # the limit for ordinary users, /proc/sys/fs/pipe-max-size; 26,000 events
-_RECORD = struct.Struct("<dQQQIIHB5x")
 # As many as fit into one atomic write.
-BATCH_EVENTS = select.PIPE_BUF // _RECORD.size
+BATCH_EVENTS = select.PIPE_BUF // ACCESS_RECORD.size
 # As many as the manager acts on in one transaction of the store.
 READ_EVENTS = 1024
 
-assert _RECORD.size == ACCESS.itemsize
+assert ACCESS_RECORD.size == ACCESS.itemsize
 
 
 def open_pipe() -> tuple[int, int]:
@@ -50,7 +49,7 @@ class EventWriter:
     def note(
         self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
     ) -> None:
-        self._batch.append(_RECORD.pack(time.time(), inode, wanted or inode, size, block, pid, trainer, where))
+        self._batch.append(ACCESS_RECORD.pack(time.time(), inode, wanted or inode, size, block, pid, trainer, where))
         if len(self._batch) >= BATCH_EVENTS:
             self.flush()
 
@@ -68,7 +67,7 @@ def read_events(fd: int) -> npt.NDArray[np.void]:
     """The events that wait, at most READ_EVENTS, as an array of ACCESS; empty if there are none."""
     try:
         # A whole number of records: what the pipe holds is one too, so none is ever torn.
-        waiting = os.read(fd, READ_EVENTS * _RECORD.size)
+        waiting = os.read(fd, READ_EVENTS * ACCESS_RECORD.size)
     except BlockingIOError:
         waiting = b""
     # Workers send batches; in the order of time, recency is what it was.

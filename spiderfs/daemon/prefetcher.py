@@ -139,9 +139,10 @@ class Prefetcher:
 
     def _due(self) -> Iterator[Node]:
         """Missing samples by deadline, as far as the engine would keep them."""
-        readers = {
-            reader: self._cursor(reader).coming(reader, self.window(reader)) for reader in self._schedule.believed
-        }
+        readers = {}
+        for reader in self._schedule.believed:
+            reader.look_ahead = self.window(reader)
+            readers[reader] = self._cursor(reader).coming(reader, reader.look_ahead)
         heads = {reader: next(coming, None) for reader, coming in readers.items()}
         for _ in range(_AT_A_TIME):
             waiting = [(reader.time_of(head[0]), head[1], reader) for reader, head in heads.items() if head is not None]

@@ -14,11 +14,13 @@ from pathlib import Path
 import lmdb
 import xxhash
 
+from spiderfs.errors import StoreDamaged
 from spiderfs.store.environment import open_environment, translate, translated_errors
 from spiderfs.store.store import LANDING, ContentKey, Keep, Member, Usage
 
 _KEY = struct.Struct(">QI")
 _LENGTH = struct.Struct("<Q")
+_HEADER_OF_ONE = struct.Struct("<QQ")
 _MEMBER = struct.Struct("<QQf")  # size, sequence number, score; the section's name follows
 _SEQUENCE = struct.Struct(">Q")
 # landing bytes, landing entries, kept bytes, kept entries, capacity, next sequence number
@@ -185,6 +187,44 @@ class LmdbContent:
         self._env.close()
 
 
+class ContentReader:
+    """The whole files of a store that other processes write; for any thread, and across a fork (`environment.py`)."""
+
+    def __init__(self, path: Path) -> None:
+        self._env = open_environment(path, 4, readonly=True)
+        with translated_errors():
+            self._content = self._env.open_db(b"content", create=False)
+
+    def has(self, inode: int) -> bool:
+        with translated_errors(), self._env.begin(self._content, buffers=True) as txn:
+            return txn.get(_KEY.pack(inode, 0)) is not None
+
+    def copy(self, inode: int) -> bytes | None:
+        """A file's bytes, verified; None if they are not there. Raises StoreDamaged, StoreError.
+
+        They are copied first and verified after it: what was verified is what is returned, and it lies in the
+        processor's cache then.
+        """
+        try:
+            txn = self._env.begin(self._content, buffers=True)
+            try:
+                found = txn.get(_KEY.pack(inode, 0))
+                if found is None:
+                    return None
+                value = memoryview(found)
+                (length,) = _LENGTH.unpack_from(value) if len(value) >= _LENGTH.size else (0,)
+                start = _LENGTH.size * (1 + -(-length // PIECE_BYTES))
+                payload = bytes(value[start:])
+                header = bytes(value[:start])
+            finally:
+                txn.abort()
+        except lmdb.Error as exc:
+            raise translate(exc) from exc
+        if len(payload) != length or header != _header(payload):
+            raise StoreDamaged("a record of the cache fails its checksum")
+        return payload
+
+
 def _member(key: ContentKey, record: bytes) -> Member:
     size, _, score = _MEMBER.unpack_from(record)
     return Member(key, size, record[_MEMBER.size :].decode(), score)
@@ -192,6 +232,8 @@ def _member(key: ContentKey, record: bytes) -> Member:
 
 def _header(payload: bytes) -> bytes:
     """The payload's length, then the XXH3-64 of each of its pieces."""
+    if 0 < len(payload) <= PIECE_BYTES:
+        return _HEADER_OF_ONE.pack(len(payload), xxhash.xxh3_64_intdigest(payload))
     view = memoryview(payload)
     sums = [xxhash.xxh3_64_intdigest(view[at : at + PIECE_BYTES]) for at in range(0, len(payload), PIECE_BYTES)]
     return struct.pack(f"<{1 + len(sums)}Q", len(payload), *sums)

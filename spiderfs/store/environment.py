@@ -10,12 +10,14 @@ is rebuilt, since it is only a cache. What makes that safe:
 - A store that turns out damaged later makes its process exit with EXIT_STORE_CORRUPT; the supervisor then wipes it and
   starts the processes again, and the kernel hands the unanswered requests out once more.
 
-Only this package imports lmdb. Environments are opened after fork, never before (py-lmdb, "Environment class").
+Only this package imports lmdb. The daemon opens environments after fork, never before (py-lmdb, "Environment class").
+A reader's own process may fork when it likes: what it had opened to read is given up in the child, unclosed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import logging
 import math
@@ -23,6 +25,7 @@ import os
 import shutil
 import signal
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -51,13 +54,18 @@ _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, err
 _MARKER = "in-use"
 
 
-def open_environment(path: Path, tables: int) -> lmdb.Environment:
-    """Open or create the environment in directory `path`; raises StoreFull, StoreCorrupt, StoreError."""
+def open_environment(path: Path, tables: int, readonly: bool = False) -> lmdb.Environment:
+    """Open the environment in directory `path`, or create it; raises StoreFull, StoreCorrupt, StoreError.
+
+    One environment can be open once in a process. `readonly` creates nothing, and survives a fork of the process.
+    """
     with translated_errors():
-        return lmdb.open(
+        env = lmdb.open(
             os.fspath(path),
             map_size=MAP_BYTES,
             max_dbs=tables,
+            readonly=readonly,
+            create=not readonly,
             max_readers=MAX_READERS,
             # Ended read transactions are kept and renewed: one allocation and one lock less per request.
             max_spare_txns=4,
@@ -67,7 +75,26 @@ def open_environment(path: Path, tables: int) -> lmdb.Environment:
             readahead=False,
             meminit=False,
         )
+    if readonly:
+        _readers.add(env)
+    return env
 
+
+_readers: weakref.WeakSet[lmdb.Environment] = weakref.WeakSet()
+
+
+def _abandon_readers() -> None:
+    """In a child after fork: never let the parent's environments be closed here.
+
+    Closing one gives back reader slots that are the parent's, and with its lock file's descriptor all locks that this
+    process holds on that file go (fcntl(2)), those of its own environment too. One reference too many keeps each.
+    """
+    for env in list(_readers):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(env))
+    _readers.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_readers)
 
 _DAMAGE = (
     lmdb.CorruptedError,

@@ -16,14 +16,14 @@ RESERVE_BYTES = 32 << 20
 
 
 class LmdbRecords:
-    """One environment with the given tables; `get` and `scan` belong to the event loop's thread, `put` to any."""
+    """One environment with the given tables; all calls may come from any thread."""
 
-    def __init__(self, path: Path, tables: Iterable[str]) -> None:
+    def __init__(self, path: Path, tables: Iterable[str], readonly: bool = False) -> None:
         names = tuple(tables)
         self._data_file = path / "data.mdb"
-        self._env = open_environment(path, len(names))
+        self._env = open_environment(path, len(names), readonly)
         with translated_errors():
-            self._tables = {name: self._env.open_db(name.encode()) for name in names}
+            self._tables = {name: self._env.open_db(name.encode(), create=not readonly) for name in names}
 
     def get(self, table: str, key: bytes) -> bytes | None:
         try:

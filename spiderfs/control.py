@@ -48,6 +48,7 @@ FILES = (
     ControlFile(b"ratio", 0o600, "share of the importance section and why; write a share to pin it, `auto` to let go"),
     ControlFile(b"log", 0o444, "recent accesses; `tail -f` follows them"),
     ControlFile(b"hook", 0o444, "path of the socket for a trainer's hook"),
+    ControlFile(b"client", 0o444, "path of the pipe for readers that use spiderfs.client"),
     ControlFile(b"version", 0o444, "version of spiderfs"),
 )
 _FIRST_INODE = CONTROL_INODE + 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spiderfs.catalogue import TABLES
+from spiderfs.client_terms import Terms, pid_namespace
 from spiderfs.config import Options
 from spiderfs.daemon.event_pipe import open_pipe
 from spiderfs.errors import MountError, SpiderfsError
@@ -136,6 +137,20 @@ def settings_of(options: Options) -> Settings:
         sample_max_bytes=options.sample_max_bytes,
         wait_for_fetches=options.substitute_when == "late",
         ownership=Ownership(options.uid, options.gid, options.file_mode, options.dir_mode),
+    )
+
+
+def client_terms_of(options: Options) -> Terms:
+    """The part of the options that readers around FUSE depend on."""
+    settings = settings_of(options)
+    return Terms(
+        ttl_s=settings.ttl_s,
+        sample_max_bytes=settings.sample_max_bytes,
+        wait_for_fetches=settings.wait_for_fetches,
+        substitute=options.substitute,
+        checks_permissions=options.allow_other,
+        pid_namespace=pid_namespace(),
+        **settings.ownership._asdict(),
     )
 
 

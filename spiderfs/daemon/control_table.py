@@ -46,6 +46,7 @@ class ControlTable:
             "ratio": self._ratio,
             "log": self._log,
             "hook": lambda: os.fsencode(self._manager.context.directories.hook_socket) + b"\n",
+            "client": lambda: os.fsencode(self._manager.client_pipe.path) + b"\n",
             "version": lambda: f"{__version__}\n".encode(),
         }
         # These give way to events while they are made.
@@ -149,6 +150,7 @@ class ControlTable:
             ),
             ("on disk", round_size(int(metrics["disk_bytes"]))),
             ("opens", f"{opens}, {metrics['hit_ratio']:.1%} served without waiting for the source"),
+            ("around FUSE", f"{metrics['client_opens']} of the opens, by spiderfs.client"),
             ("redirected", f"{metrics['redirects']} opens, {metrics['redirects'] / max(1, opens):.1%} of all"),
             *(("trainer", self._trainer_line(trainer)) for trainer in figures["trainers"]),
             *(("plan", self._plan_line(plan)) for plan in figures["plans"]),

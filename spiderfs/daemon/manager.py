@@ -11,7 +11,7 @@ import logging
 import signal
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,14 @@ from spiderfs.config import Options
 from spiderfs.core.events import accesses
 from spiderfs.core.patterns import Pattern
 from spiderfs.daemon.access_log import AccessLog
-from spiderfs.daemon.context import MANAGER_ROW, MountContext, publish_options, published_options
+from spiderfs.daemon.client_pipe import ClientPipe
+from spiderfs.daemon.context import (
+    MANAGER_ROW,
+    MountContext,
+    client_terms_of,
+    publish_options,
+    published_options,
+)
 from spiderfs.daemon.control_channel import answer_questions
 from spiderfs.daemon.control_table import ControlTable
 from spiderfs.daemon.event_pipe import EventWriter, read_events
@@ -75,6 +82,7 @@ class Manager:
         self._full_disk = Episode(directories.full_disk)
         fetcher = Fetcher(context.source, self.client, self.content, interlock, self._full_disk, self.counters)
         self._events = EventWriter(context.event_writer, self.counters)
+        self.client_pipe = ClientPipe(directories.run, client_terms_of(self.options), self.counters)
         self.warmer = Warmer(
             self.catalogue,
             lister,
@@ -127,7 +135,8 @@ class Manager:
         nursery.start_soon(self.client.watch)
         nursery.start_soon(self.hook_server.serve, listen(self.context.directories.hook_socket))
         nursery.start_soon(answer_questions, self.context.control_listener, ControlTable(self, nursery), nursery)
-        nursery.start_soon(self._fold_events)
+        nursery.start_soon(self._fold_events, self.context.event_reader, self._read_workers)
+        nursery.start_soon(self._fold_events, self.client_pipe.fd, self.client_pipe.read)
         nursery.start_soon(self._write_log)
         nursery.start_soon(self._keep_house)
         nursery.start_soon(self._save_now_and_then)
@@ -142,8 +151,9 @@ class Manager:
 
     def close(self) -> None:
         self._events.flush()
-        while len(events := read_events(self.context.event_reader)):
-            self._fold(events)
+        for read in (self._read_workers, self.client_pipe.read):
+            while len(events := read()):
+                self._fold(events)
         try:
             self.guide.save()
             with exit_if_corrupt():
@@ -155,10 +165,13 @@ class Manager:
 
     # -- events
 
-    async def _fold_events(self) -> None:
+    def _read_workers(self) -> npt.NDArray[np.void]:
+        return read_events(self.context.event_reader)
+
+    async def _fold_events(self, fd: int, read: Callable[[], npt.NDArray[np.void]]) -> None:
         while True:
-            await trio.lowlevel.wait_readable(self.context.event_reader)
-            self._fold(read_events(self.context.event_reader))
+            await trio.lowlevel.wait_readable(fd)
+            self._fold(read())
             self.prefetcher.wake()
             await self.guide.publish_redirects()
             await trio.sleep(FOLD_PAUSE_S)
@@ -265,6 +278,7 @@ class Manager:
             if faults[name] != before.source_faults()[name]:
                 self.context.source.faults.set(name, faults[name])
         publish_options(self.context.directories, options)
+        self.client_pipe.change(client_terms_of(options))
 
     # -- what control files show
 

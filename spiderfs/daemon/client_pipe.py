@@ -1,0 +1,63 @@
+"""The manager's end of the FIFO into which readers that go around FUSE write what they served.
+
+It lives as long as the manager: a client that finds nobody at the other end reads through the mount until there is a
+new one. Clients never wait for it; what finds it full they count, and tell in the first record that fits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from spiderfs.client_terms import TERMS_FILE, Terms, publish_terms
+from spiderfs.daemon.event_pipe import PIPE_BYTES, read_events
+from spiderfs.metrics import Counters
+
+log = logging.getLogger(__name__)
+
+
+class ClientPipe:
+    """`path` is the FIFO; whoever may open it may also read the store beside it, which is the mount's user and root."""
+
+    def __init__(self, directory: Path, terms: Terms, counters: Counters) -> None:
+        self._terms = directory / TERMS_FILE
+        self._counters = counters
+        for left_by_another in directory.glob("client-*"):
+            left_by_another.unlink()
+        self.path = directory / f"client-{secrets.token_hex(8)}"
+        self.change(terms)
+        os.mkfifo(self.path, 0o600)
+        # Open for writing as well, or the FIFO would be at its end whenever the last client leaves (fifo(7)).
+        self.fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.suppress(PermissionError):
+            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def change(self, terms: Terms) -> None:
+        """Let clients know what holds from now on."""
+        try:
+            publish_terms(self._terms, terms)
+        except OSError as exc:
+            log.warning("readers around FUSE do not learn of the options (%s)", exc.strerror)
+            # Rather none than old ones: without them they read through the mount.
+            self._terms.unlink(missing_ok=True)
+
+    def read(self) -> npt.NDArray[np.void]:
+        """What clients served since, counted, as events like the workers'; each was a hit."""
+        records = read_events(self.fd)
+        lost = records["inode"] == 0
+        events = records[~lost]
+        dropped = int(records["size"][lost].sum())
+        opens = len(events) + dropped
+        self._counters.add("opens", opens)
+        self._counters.add("opens_hit", opens)
+        self._counters.add("client_opens", opens)
+        self._counters.add("events_dropped", dropped)
+        self._counters.add("redirects", int(np.count_nonzero(events["inode"] != events["wanted"])))
+        return events

@@ -24,7 +24,6 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from in_process import AHEAD, LIST_CACHES, MIN_BY_EPOCH, Configuration, Epoch, R
 from interruption import unwind_on_signals
 from rich.console import Console
 from rich.progress import Progress
-from train import BATCH, CACHED_SHARE, LEARNING_RATE, Extent, find_data, plain_table
+from train import BATCH, CACHED_SHARE, LEARNING_RATE, Extent, find_data, plain_table, spread
 
 TABLE_WIDTH = 125
 MOST_ORIGIN, MOST_TOP1_LOSS = 0.5, 0.005
@@ -43,26 +42,30 @@ IMPORTANCE_ONLY = (1.0, 1.0)
 
 CONFIGURATIONS = {
     "uniform": Configuration(scores=None),
+    # Sampling alone: no sample is replaced.
     "importance": Configuration(ratio=IMPORTANCE_ONLY),
+    "coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, coverage=0.3),
+    "coverage 1": Configuration(ratio=IMPORTANCE_ONLY, coverage=1.0),
+    "sharpness 0.5": Configuration(ratio=IMPORTANCE_ONLY, sharpness=0.5),
+    "warm-up 3": Configuration(ratio=IMPORTANCE_ONLY, uniform_epochs=3),
+    "radius 0.3": Configuration(ratio=IMPORTANCE_ONLY, radius_quantile=0.3),
+    "radius 0.7": Configuration(ratio=IMPORTANCE_ONLY, radius_quantile=0.7),
+    "weights": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0),
+    "weights + coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3),
+    "weights + sharpness 0.5": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0, sharpness=0.5),
+    "loss": Configuration(scores="loss", ratio=IMPORTANCE_ONLY),
+    "loss rank": Configuration(scores="rank", ratio=IMPORTANCE_ONLY),
+    "loss + weights": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0),
+    # With stand-ins.
     "spider": Configuration(),
+    "ratio 90": Configuration(ratio=(0.9, 0.9)),
+    "ratio 90-50": Configuration(ratio=(0.9, 0.5)),
     "stand-ins 2": Configuration(max_stand_ins=2),
     "stand-ins 4": Configuration(max_stand_ins=4),
     "stand-ins 16": Configuration(max_stand_ins=16),
     "late 10 %": Configuration(stand_in_share=0.1),
-    "coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, coverage=0.3),
-    "weights": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0),
-    "warm-up 3": Configuration(ratio=IMPORTANCE_ONLY, uniform_epochs=3),
-    "radius 0.3": Configuration(ratio=IMPORTANCE_ONLY, radius_quantile=0.3),
-    "radius 0.7": Configuration(ratio=IMPORTANCE_ONLY, radius_quantile=0.7),
-    "coverage 1": Configuration(ratio=IMPORTANCE_ONLY, coverage=1.0),
-    "weights + coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3),
-    "weights + sharpness 0.5": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0, sharpness=0.5),
-    "sharpness 0.5": Configuration(ratio=IMPORTANCE_ONLY, sharpness=0.5),
-    "loss": Configuration(scores="loss", ratio=IMPORTANCE_ONLY),
-    "loss + weights": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0),
-    "loss rank": Configuration(scores="rank", ratio=IMPORTANCE_ONLY),
-    "ratio 90": Configuration(ratio=(0.9, 0.9)),
-    "ratio 90-50": Configuration(ratio=(0.9, 0.5)),
+    "spider + weights": Configuration(weight_clip=4.0),
+    "late 10 % + weights": Configuration(stand_in_share=0.1, weight_clip=4.0),
 }
 BASELINE = "uniform"
 
@@ -110,12 +113,6 @@ def rows_of(runs: list[Run]) -> list[Row]:
             )
         )
     return rows
-
-
-def spread(values: Sequence[float], form: str, factor: float = 1.0) -> str:
-    """Mean and standard deviation over seeds."""
-    text = format(statistics.fmean(values) * factor, form)
-    return text if len(values) < 2 else f"{text} ± {format(statistics.stdev(values) * factor, form.removeprefix('+'))}"
 
 
 def show(rows: list[Row], console: Console) -> None:

@@ -7,14 +7,14 @@ DIR holds train/CLASS/NAME and test/CLASS/NAME. Every run trains the same small 
 through a mount of its own with an empty cache; the configurations take turns seed by seed, so that what else goes on
 on the machine falls on all of them alike:
 
-    lru         evicts what was used longest ago; uniform sampling, each sample once an epoch
-    minio       keeps what came first; the same samples in the same order, so the same accuracy
-    importance  the hook scores samples, the sampler draws by score, the cache keeps the highest; none is replaced
-    spider      the same with hubs that stand in for samples of the same class that are not cached
-    spider-80   the same with a fifth of the cache for hubs from the start, in place of a tenth
+    lru            evicts what was used longest ago; uniform sampling, each sample once an epoch
+    minio          keeps what came first; the same samples in the same order, so the same accuracy
+    uniform+plan   the same samples in the same order, published beforehand: evicted by next use, fetched ahead
+    importance     the hook scores samples, the sampler draws by score, the cache keeps the highest; none is replaced
+    paper          the same with hubs that stand in for samples of the same class that are not cached (SpiderCache)
+    spider         spiderfs as it is: draws by score, published beforehand; hubs stand in only for what nobody fetches
 
-Scores from the loss in place of the graph are not among them: the daemon scores by the graph alone, so a cache that
-keeps what has a high loss cannot be measured, and a sampler by loss over another cache would not be that comparison.
+What scores from the loss cost and save in place of the graph's is in accuracy.py.
 
 Held-out images are read past the mount. The network has one thread: two loader workers and the daemon need the rest.
 """
@@ -52,7 +52,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from trainer_hook import Hook, SpiderSampler, attach
+from trainer_hook import Hook, SpiderSampler, attach, plan
 
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
 COMMAND_PATIENCE_S = 60.0
@@ -71,6 +71,7 @@ LEAST_ORIGIN_SAVING, LEAST_SPEEDUP, MOST_TOP1_LOSS = 0.5, 2.2, 0.005
 @dataclass(frozen=True)
 class Configuration:
     options: str
+    planned: bool = False  # by the loader alone
     guided: bool = False  # by the hook and its sampler
     ratio: float | None = None  # share of the importance section, if pinned
 
@@ -78,9 +79,10 @@ class Configuration:
 CONFIGURATIONS = {
     "lru": Configuration("policy=lru"),
     "minio": Configuration("policy=minio"),
-    "importance": Configuration("policy=spider,substitute=off", guided=True, ratio=1.0),
+    "uniform+plan": Configuration("policy=minio", planned=True),
+    "importance": Configuration("plan=off,substitute=off", guided=True, ratio=1.0),
+    "paper": Configuration("plan=off,substitute_when=miss", guided=True),
     "spider": Configuration("policy=spider", guided=True),
-    "spider-80": Configuration("policy=spider", guided=True, ratio=0.8),
 }
 BASELINE = "lru"
 
@@ -254,6 +256,7 @@ def train(data: Data, mountpoint: Path, name: str, seed: int, epochs: int, progr
     if configuration.ratio is not None:
         (mountpoint / ".spiderfs" / "ratio").write_text(f"{configuration.ratio}\n")
     hook = attach(mountpoint, model, loader) if configuration.guided else None
+    planning = plan(mountpoint, loader) if configuration.planned else None
     task = progress.add_task(f"{name}, seed {seed}", total=epochs * len(loader))
     done = []
     try:
@@ -268,8 +271,9 @@ def train(data: Data, mountpoint: Path, name: str, seed: int, epochs: int, progr
         sent, dropped = sent_and_dropped(hook)
         graph = (mountpoint / ".spiderfs" / "graph").read_text()
     finally:
-        if hook is not None:
-            hook.close()
+        for told in (hook, planning):
+            if told is not None:
+                told.close()
         progress.remove_task(task)
     return Run(name, seed, done, sent, dropped, graph)
 

@@ -12,11 +12,7 @@ where the store had no room for them or has already let them go.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
-import os
-import struct
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -28,6 +24,7 @@ import trio
 from spiderfs.catalogue import Node
 from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+from spiderfs.fetch_lock import FetchLock
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.source import Source, Version
@@ -41,50 +38,23 @@ TRANSIT_BYTES = 32 << 20
 FULL_PAUSE_S = 10.0
 # How soon a process looks again whether another one has finished a fetch that both need.
 _POLL_FIRST_S, _POLL_LAST_S = 0.0005, 0.01
-_LOCK_OFFSETS = (1 << 62) - 1
-# struct flock of 64-bit Linux, fcntl(2): type, whence, start, length, pid.
-_FLOCK = struct.Struct("hhqqi0q")
 
 
-class Interlock:
-    """A lock per key between the processes of a mount."""
-
-    def __init__(self, path: Path) -> None:
-        # Kept open for good: closing any descriptor of the file would free all locks of this process (fcntl(2)).
-        self._file = open(path, "ab")  # noqa: SIM115
+class Interlock(FetchLock):
+    """A lock per key between the processes of a mount, for those who fetch."""
 
     @contextlib.asynccontextmanager
     async def hold(self, key: ContentKey) -> AsyncIterator[bool]:
         """Hold the key's lock; yields whether another process held it first."""
-        offset = self._offset(key)
         waited, pause_s = False, _POLL_FIRST_S
-        while True:
-            try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-                break
-            except OSError as exc:
-                if exc.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
+        while not self.try_hold(key):
             waited = True
             await trio.sleep(pause_s)
             pause_s = min(pause_s * 2, _POLL_LAST_S)
         try:
             yield waited
         finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
-
-    def held(self, key: ContentKey) -> bool:
-        """Whether another process holds the key's lock."""
-        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._offset(key), 1, 0)
-        kind, *_ = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, question))
-        return bool(kind != fcntl.F_UNLCK)
-
-    @staticmethod
-    def _offset(key: ContentKey) -> int:
-        return (key.inode + key.block * 1_000_003) & _LOCK_OFFSETS
-
-    def close(self) -> None:
-        self._file.close()
+            self.let_go(key)
 
 
 class Episode:

@@ -52,7 +52,7 @@ class ClientPipe:
         """What clients served since, counted, as events like the workers'; each was a hit."""
         records = read_events(self.fd)
         lost = records["inode"] == 0
-        events = records[~lost]
+        events: npt.NDArray[np.void] = records[~lost]
         dropped = int(records["size"][lost].sum())
         opens = len(events) + dropped
         self._counters.add("opens", opens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import random
@@ -397,7 +398,7 @@ def test_a_caller_that_gives_up_leaves_no_lock(harness: Harness) -> None:
             status = 1
             try:
                 with open(harness.interlock._file.name, "ab") as file:
-                    module.fcntl.lockf(file, module.fcntl.LOCK_EX | module.fcntl.LOCK_NB, 1, key.inode)
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, key.inode)
                 status = 0
             finally:
                 os._exit(status)

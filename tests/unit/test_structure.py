@@ -18,7 +18,7 @@ PACKAGE = ROOT / "spiderfs"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("spiderfs", "errors", "quantities"),
     ("core", "mount_words", "mountpoint", "metrics", "sources", "store"),
-    ("policies", "scorer", "hook_messages", "trace", "places", "catalogue", "control", "redirects", "client_terms"),
+    ("policies", "scorer", "hook_messages", "trace", "places", "catalogue", "control", "redirects", "client_terms", "fetch_lock"),
     ("option_types", "protocol", "lister", "fetcher"),
     ("config", "read_ahead"),
     ("filesystem",),

@@ -56,6 +56,7 @@ CONFIGURATIONS = {
     "loss": Configuration(scores="loss", ratio=IMPORTANCE_ONLY),
     "loss rank": Configuration(scores="rank", ratio=IMPORTANCE_ONLY),
     "loss + weights": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0),
+    "loss + weights + coverage 0.3": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3),
     # With stand-ins.
     "spider": Configuration(),
     "ratio 90": Configuration(ratio=(0.9, 0.9)),

@@ -30,7 +30,8 @@ from spiderfs.core.replay import Accesses, Replay, policy_for, replay
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Plan
-from spiderfs.scorer.scorer import FIRST_PRIOR, Scorer, ScorerOptions
+from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.scoring import FIRST_PRIOR, ScorerOptions
 from spiderfs.trace import TraceWriter
 from trainer_hook import SpiderSampler
 from trainer_hook.client import Client

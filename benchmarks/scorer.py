@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.scorer.index import Ids, Vectors, normalised
-from spiderfs.scorer.scorer import Scorer, ScorerOptions
+from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.scoring import ScorerOptions
 
 BATCH = 128
 CLASSES = 10

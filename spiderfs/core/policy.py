@@ -31,6 +31,9 @@ class Policy(ABC):
     sections: ClassVar[tuple[str, ...]] = (SAMPLES,)
     foreseen: ClassVar[str] = SAMPLES
     """The section whose members leave by their next use while readers' plans say it (`foresight.py`)."""
+    scoring: ClassVar[str] = "graph"
+    """What trainers' batches are made into scores by: a name in the scorer's table. Samplers are told them whatever the
+    policy, and one that is guided (`guided.py`) is too."""
     needs_future: ClassVar[bool] = False
     """True if it must know all opens beforehand: it can be replayed over a trace, not mounted."""
 

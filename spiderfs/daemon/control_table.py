@@ -231,7 +231,8 @@ class ControlTable:
     async def _scores(self) -> bytes:
         lines = []
         for dataset in list(self._manager.guide.datasets.values()):
-            scores = [] if dataset.scorer is None else dataset.scorer.scores.tolist()
+            scoring = self._manager.guide.scoring_of(dataset)
+            scores = [] if scoring is None else scoring.scores.tolist()
             for place, score in enumerate(scores):
                 path = self._manager.path_of(int(dataset.inodes[place]))
                 lines.append(f"{dataset.number} {score:.6g} ".encode() + path + b"\n")
@@ -243,21 +244,16 @@ class ControlTable:
         lines = []
         for dataset in self._manager.guide.datasets.values():
             lines.append(f"dataset {dataset.number}: {dataset.name}, {len(dataset.labels)} samples\n")
-            if dataset.scorer is None:
+            scoring = self._manager.guide.scoring_of(dataset)
+            if scoring is None:
                 lines.append("  nothing scored yet\n")
                 continue
-            found = dataset.scorer.statistics()
-            lines += [
-                f"  radius             {found.radius:.4g}\n",
-                f"  median x_same      {found.median_same:g}\n",
-                f"  isolated share     {found.isolated_share:.3f}  (x_same = 0)\n",
-                f"  saturated share    {found.full_share:.3f}  (all k nearest within the radius)\n",
-                f"  scored share       {found.scored_share:.3f}\n",
-                f"  sigma              {found.sigma:.4g}\n",
-                f"  recall             {await self._manager.guide.recall(dataset, _RECALL_SAMPLE):.3f}\n",
-                f"  bytes per sample   {found.bytes_per_sample:.0f}\n",
-                f"  ms per batch       {1000 * dataset.scoring_s / max(1, dataset.batches):.1f}\n",
-            ]
+            found = scoring.described()
+            recall = await self._manager.guide.recall(dataset, _RECALL_SAMPLE)
+            if recall is not None:
+                found.append(("recall", f"{recall:.3f}"))
+            found.append(("ms per batch", f"{1000 * dataset.scoring_s / max(1, dataset.batches):.1f}"))
+            lines += [f"  {name:18} {text}\n" for name, text in found]
         return "".join(lines or ["no trainer has declared its samples yet\n"]).encode(errors="surrogateescape")
 
     def _plans(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""One list of samples that trainers declared: its files, its labels, and the scorer that learns about them."""
+"""One list of samples that trainers declared: its files, its labels, and the scorings that learn about them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.daemon.trainer import SampleList
-from spiderfs.scorer.scorer import Scorer, ScorerOptions
+from spiderfs.scorer import SCORINGS
+from spiderfs.scorer.scoring import ScorerOptions, Scoring
 
 log = logging.getLogger(__name__)
 
@@ -31,23 +32,33 @@ class Dataset:
         self.keys: list[int] = inodes.tolist()
         self.place_of = {inode: place for place, inode in enumerate(self.keys) if inode}
         self.directory = directory
-        self.scorer: Scorer | None = None
+        self.scorings: dict[str, Scoring] = {}
+        """By name; one that is not in use keeps what it has learned."""
         self.batches = 0
         self.scoring_s = 0.0
 
-    def scorer_for(self, dimension: int, options: ScorerOptions) -> Scorer:
-        """The scorer, made (and brought back from an earlier mount) when the first batch says its dimension. Blocks."""
-        if self.scorer is None or self.scorer.dimension != dimension:
-            self.scorer = Scorer(self.labels, dimension, options)
-            if self.scorer.restore(self.directory):
+    def scoring_for(self, name: str, dimension: int, options: ScorerOptions) -> Scoring:
+        """A scoring of the table for embeddings of this dimension, made when the first batch comes. Blocks."""
+        scoring = self.scorings.get(name)
+        if scoring is None or not scoring.fits(dimension):
+            scoring = SCORINGS[name](self.labels, dimension, options)
+            if scoring.restore(self.directory):
                 log.info("%s goes on with the scores of an earlier training", self.name)
-        return self.scorer
+            self.scorings[name] = scoring
+        return scoring
+
+    def remember(self, name: str, options: ScorerOptions) -> None:
+        """Bring a scoring back from an earlier mount, if one was saved. Blocks."""
+        if name not in self.scorings:
+            saved = SCORINGS[name].saved(self.labels, options, self.directory)
+            if saved is not None:
+                self.scorings[name] = saved
 
     def save(self) -> None:
         """Blocks on the disk."""
-        if self.scorer is not None:
+        for scoring in list(self.scorings.values()):
             self.directory.mkdir(parents=True, exist_ok=True)
-            self.scorer.save(self.directory)
+            scoring.save(self.directory)
 
 
 def leave_out_contradictions(inodes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int32]) -> None:

@@ -35,7 +35,8 @@ from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
 from spiderfs.protocol import Batch, EpochEnd, Plan
 from spiderfs.redirects import Attached, publish_trainers, redirect_row, redirect_rows, started_at
-from spiderfs.scorer.scorer import ScorerOptions, saved_dimension
+from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.scoring import ScorerOptions, Scoring
 from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Records
 from spiderfs.trace import TraceWriter
@@ -140,22 +141,24 @@ class Guide:
 
     async def _remember(self, dataset: Dataset) -> None:
         """Go on with the scores of an earlier training on the same list, if there are any."""
-        dimension = await trio.to_thread.run_sync(saved_dimension, dataset.directory)
-        if dimension is not None:
-            await trio.to_thread.run_sync(dataset.scorer_for, dimension, self._scorer_options, limiter=self._scoring)
-            self._teach(dataset)
-
-    def teach(self) -> None:
-        """Tell a policy that was just chosen all scores there are."""
-        for dataset in self.datasets.values():
-            self._teach(dataset)
-
-    def _teach(self, dataset: Dataset) -> None:
-        policy = self._keeper.guided
-        if policy is not None and dataset.scorer is not None:
-            for inode, score in zip(dataset.inodes.tolist(), dataset.scorer.scores.tolist(), strict=True):
+        name = self._keeper.engine.policy.scoring
+        await trio.to_thread.run_sync(dataset.remember, name, self._scorer_options, limiter=self._scoring)
+        # By now it may be another policy's.
+        scoring = self.scoring_of(dataset)
+        if self._keeper.guided is not None and scoring is not None:
+            for inode, score in zip(dataset.inodes.tolist(), scoring.scores.tolist(), strict=True):
                 if inode:
                     self._keeper.engine.scored(inode, score)
+
+    async def policy_changed(self) -> None:
+        """Tell a policy that was just chosen all scores there are of its kind, and readers its redirects alone."""
+        for dataset in list(self.datasets.values()):
+            await self._remember(dataset)
+        await self.republish()
+
+    def scoring_of(self, dataset: Dataset) -> Scoring | None:
+        """What learns about a list for the policy there is now, once there was something to learn."""
+        return dataset.scorings.get(self._keeper.engine.policy.scoring)
 
     async def _inodes(self, samples: SampleList) -> npt.NDArray[np.uint64]:
         """The file of each sample; directories that are not known yet are listed."""
@@ -191,15 +194,19 @@ class Guide:
         if not known.any():
             return
         embeddings = batch.embeddings[known].astype(np.float32)
+        losses = None if batch.losses is None else batch.losses[known].astype(np.float32)
+        name = self._keeper.engine.policy.scoring
         started = time.perf_counter()
         scored = await trio.to_thread.run_sync(
-            lambda: dataset.scorer_for(embeddings.shape[1], self._scorer_options).batch(places[known], embeddings),
+            lambda: dataset.scoring_for(name, embeddings.shape[1], self._scorer_options).batch(
+                places[known], embeddings, losses
+            ),
             limiter=self._scoring,
         )
         dataset.batches += 1
         dataset.scoring_s += time.perf_counter() - started
         policy = self._keeper.guided
-        if policy is None:
+        if policy is None or policy.scoring != name:
             return
         now = time.time()
         trace = self._trace()
@@ -227,9 +234,10 @@ class Guide:
         if trainer.rank != 0:
             return
         for dataset in {dataset for (owner, _), dataset in self._using.items() if owner is trainer}:
-            if dataset.scorer is not None:
-                await trio.to_thread.run_sync(dataset.scorer.new_epoch, limiter=self._scoring)
-                self.elastic.observe_sigma(dataset.scorer.sigma)
+            scoring = self.scoring_of(dataset)
+            if scoring is not None:
+                await trio.to_thread.run_sync(scoring.new_epoch, limiter=self._scoring)
+                self.elastic.observe_sigma(scoring.sigma)
         if end.accuracy is not None:
             self.elastic.observe_accuracy(end.accuracy)
         policy = self._keeper.guided
@@ -254,8 +262,8 @@ class Guide:
         self._planned()
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
-        scorer = self._using[trainer, samples.name].scorer
-        return np.empty(0, np.float32) if scorer is None else scorer.scores.copy()
+        scoring = self.scoring_of(self._using[trainer, samples.name])
+        return np.empty(0, np.float32) if scoring is None else scoring.scores.copy()
 
     async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
         members = self._keeper.engine.members
@@ -357,11 +365,15 @@ class Guide:
                     log.debug("the kernel keeps a name: %s", exc)
                     return
 
-    async def recall(self, dataset: Dataset, sample: int) -> float:
-        """Share of the neighbours that the dataset's index finds, by comparison with all for some samples."""
-        scorer = dataset.scorer
-        assert scorer is not None
-        return await trio.to_thread.run_sync(scorer.recall, sample, np.random.default_rng(0), limiter=self._scoring)
+    async def recall(self, dataset: Dataset, sample: int) -> float | None:
+        """Share of the neighbours that the dataset's index finds, by comparison with all for some samples.
+
+        None where there is no index of them.
+        """
+        scoring = self.scoring_of(dataset)
+        if not isinstance(scoring, Scorer):
+            return None
+        return await trio.to_thread.run_sync(scoring.recall, sample, np.random.default_rng(0), limiter=self._scoring)
 
     # -- saving
 

@@ -269,9 +269,8 @@ class Manager:
             self.keeper.set_capacity(self._budget_bytes())
         if options.policy != before.policy:
             self.keeper.set_policy(options.policy)
-            # The new policy knows nothing of what the old one had published.
-            nursery.start_soon(self.guide.republish)
-            self.guide.teach()
+            # The new policy knows nothing of what the old one had learned and published.
+            nursery.start_soon(self.guide.policy_changed)
         self.guide.change(options)
         faults = options.source_faults()
         for name in FAULTS:

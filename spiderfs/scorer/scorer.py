@@ -6,17 +6,15 @@ by 500; here both are counted among the k nearest and x_other is divided by k. T
 so that counts reach from none to all of them whatever k is; ranks of the scores with k = 100 and with 500 correlate by
 0.74 on synthetic clusters (benchmarks/scorer.py).
 
-A scorer belongs to one list of samples of one trainer, and to one thread. It knows samples by their place in that
-list.
+This is the scoring "graph" of the table; what all scorings have in common is in `scoring.py`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Self
 from zlib import crc32
 
 import numpy as np
@@ -24,8 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from spiderfs.scorer.exact import ExactIndex
 from spiderfs.scorer.graph import GraphIndex
-from spiderfs.scorer.index import Ids, Index, Neighbours, Vectors, blocks_of, exact_nearest, normalised, saved_arrays
+from spiderfs.scorer.index import Ids, Index, Neighbours, blocks_of, exact_nearest, normalised, saved_arrays
 from spiderfs.scorer.radius import Radius
+from spiderfs.scorer.scoring import BatchScores, Hub, ScorerOptions, Scoring, write_whole
 
 VERSION = 1
 STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
@@ -37,8 +36,6 @@ EXACT_MAX_SAMPLES = 100_000
 CALIBRATING_DISTANCES = 2048
 # A sample with no neighbour of its label is rarer than one with a single one.
 INVERSE_OF_NONE = 2.0
-# What a sample is worth before any has been scored.
-FIRST_PRIOR = 1.0
 
 
 def importance(same: ArrayLike, other: ArrayLike, neighbour_max: int) -> NDArray[np.float32]:
@@ -50,34 +47,7 @@ def importance(same: ArrayLike, other: ArrayLike, neighbour_max: int) -> NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class ScorerOptions:
-    neighbours: int = 100
-    """k: the nearest samples among which neighbours are counted."""
-    radius: float | None = None
-    """A fixed radius; None calibrates it."""
-    radius_quantile: float = 0.5
-    index: Literal["auto", "exact", "graph"] = "auto"
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        if self.neighbours < 1 or self.threads < 1:
-            raise ValueError("a scorer needs at least one neighbour and one thread")
-
-
-class Hub(NamedTuple):
-    """A sample and those that it can stand in for: of its label, within the radius, nearest first."""
-
-    id: int
-    neighbours: Ids
-    distances: Vectors
-
-
-@dataclass(frozen=True, slots=True)
-class BatchScores:
-    """The different samples of one batch; all arrays run in parallel."""
-
-    ids: Ids
-    scores: NDArray[np.float32]
+class GraphScores(BatchScores):
     same: Ids
     other: Ids
     alike: Neighbours
@@ -110,43 +80,42 @@ class Statistics:
     """Queries that the graph could not answer at first."""
 
 
-class Scorer:
+class Scorer(Scoring):
     def __init__(self, labels: ArrayLike, dimension: int, options: ScorerOptions | None = None) -> None:
-        """`labels` has one integer per sample, in the order of the list; `dimension` is that of the embeddings."""
-        self.options = options or ScorerOptions()
-        self.labels = np.asarray(labels, np.int64)
+        super().__init__(labels, dimension, options)
         count = len(self.labels)
-        if self.labels.shape != (count,) or count == 0 or dimension < 1:
-            raise ValueError("a scorer needs one label per sample, and embeddings of at least one number")
-        self.dimension = dimension
         exact = self.options.index == "exact" or (self.options.index == "auto" and count <= EXACT_MAX_SAMPLES)
         self.index: Index = (
             ExactIndex(count, dimension) if exact else GraphIndex(count, dimension, self.options.threads)
         )
-        self.scores = np.full(count, FIRST_PRIOR, np.float32)
-        """The score of every sample; one never scored has the mean of the others at the start of the epoch."""
         self._radius = Radius(self.options.radius, self.options.radius_quantile)
-        self._scored = np.zeros(count, bool)
         self._same = np.zeros(count, np.int32)
         self._other = np.zeros(count, np.int32)
+
+    @classmethod
+    def saved(cls, labels: ArrayLike, options: ScorerOptions, directory: Path) -> Self | None:
+        try:
+            dimension = int(saved_arrays(directory / STATE_FILE)["identity"][3])
+        except (OSError, ValueError, KeyError, IndexError):
+            return None
+        made = cls(labels, dimension, options)
+        return made if made.restore(directory) else None
+
+    def fits(self, dimension: int) -> bool:
+        return dimension == self.dimension
 
     @property
     def radius(self) -> float:
         return self._radius.value
 
-    def batch(self, indices: ArrayLike, embeddings: NDArray[np.floating]) -> BatchScores:
-        """Score the samples of a batch by their new embeddings, one row for each index; a repeated index counts once.
-
-        The indices are those of the bytes that were really served. Raises ValueError for what cannot be a batch.
-        """
-        given = np.asarray(indices, np.int64)
-        if embeddings.shape != (*given.shape, self.dimension) or given.ndim != 1:
-            raise ValueError(
-                f"{given.shape} indices with embeddings {embeddings.shape}, not {self.dimension} numbers each"
-            )
-        if len(given) == 0 or given.min() < 0 or given.max() >= len(self.labels):
-            raise ValueError(f"a batch needs indices from 0 to {len(self.labels) - 1}")
-        ids, first = np.unique(given, return_index=True)
+    def batch(
+        self, indices: ArrayLike, embeddings: NDArray[np.floating], losses: NDArray[np.floating] | None = None
+    ) -> GraphScores:
+        """Losses do not matter."""
+        rows = np.shape(indices)
+        if len(rows) != 1 or embeddings.shape != (*rows, self.dimension):
+            raise ValueError(f"{rows} indices with embeddings {embeddings.shape}, not {self.dimension} numbers each")
+        ids, first = self._different(indices)
         if not np.isfinite(embeddings).all():
             raise ValueError("an embedding has numbers that are not finite")
         vectors = normalised(embeddings[first])
@@ -161,13 +130,7 @@ class Scorer:
     def new_epoch(self) -> None:
         """Fix the radius for the epoch that begins, and give what was never scored the mean of the others."""
         self._radius.new_epoch()
-        if self._scored.any():
-            self.scores[~self._scored] = self.scores[self._scored].mean()
-
-    @property
-    def sigma(self) -> float:
-        """Standard deviation of the scores given so far: what SpiderCache eq. 5 watches."""
-        return float(self.scores[self._scored].std()) if self._scored.any() else 0.0
+        super().new_epoch()
 
     def statistics(self) -> Statistics:
         scored = self._scored
@@ -178,11 +141,23 @@ class Scorer:
             median_same=float(np.median(same)) if len(same) else 0.0,
             isolated_share=int((same == 0).sum()) / count,
             full_share=int((same + other >= self.options.neighbours).sum()) / count,
-            scored_share=int(scored.sum()) / len(scored),
+            scored_share=self.scored_share,
             sigma=self.sigma,
             bytes_per_sample=self.index.bytes_per_sample,
             failures=self.index.failures,
         )
+
+    def described(self) -> list[tuple[str, str]]:
+        found = self.statistics()
+        return [
+            ("radius", f"{found.radius:.4g}"),
+            ("median x_same", f"{found.median_same:g}"),
+            ("isolated share", f"{found.isolated_share:.3f}  (x_same = 0)"),
+            ("saturated share", f"{found.full_share:.3f}  (all k nearest within the radius)"),
+            ("scored share", f"{found.scored_share:.3f}"),
+            ("sigma", f"{found.sigma:.4g}"),
+            ("bytes per sample", f"{found.bytes_per_sample:.0f}"),
+        ]
 
     def recall(self, sample: int, rng: np.random.Generator) -> float:
         """Share of the neighbours that count as x_same which the index finds, over some samples.
@@ -208,15 +183,11 @@ class Scorer:
     # -- over a remount
 
     def save(self, directory: Path) -> None:
-        """Write everything to an existing directory, each file whole or not at all; blocks on the disk.
-
-        The two files may be of different moments after a crash between them; that costs nothing but freshness.
-        """
-        _replace(directory / INDEX_FILE, self.index.save)
-        _replace(directory / STATE_FILE, self._save_scores)
+        """The two files may be of different moments after a crash between them; that costs nothing but freshness."""
+        write_whole(directory / INDEX_FILE, self.index.save)
+        write_whole(directory / STATE_FILE, self._save_scores)
 
     def restore(self, directory: Path) -> bool:
-        """Take over what `save` wrote for these labels, this dimension and kind of index; whether there was such."""
         try:
             state = saved_arrays(directory / STATE_FILE)
             if state["identity"].tolist() != self._identity():
@@ -248,34 +219,20 @@ class Scorer:
 
     # -- scoring
 
-    def _score(self, ids: Ids, answer: Neighbours, alike: NDArray[np.bool_]) -> BatchScores:
+    def _score(self, ids: Ids, answer: Neighbours, alike: NDArray[np.bool_]) -> GraphScores:
         near = answer.distances < self.radius
         alike = alike & near
         same = alike.sum(axis=1)
         other = near.sum(axis=1) - same
         scores = importance(same, other, self.options.neighbours)
-        self.scores[ids], self._same[ids], self._other[ids] = scores, same, other
-        self._scored[ids] = True
+        self._take(ids, scores)
+        self._same[ids], self._other[ids] = same, other
         # Those that count as x_same moved to the front of each row, nearest first as before.
         order = np.argsort(~alike, axis=1, kind="stable")
         ranked = Neighbours(np.take_along_axis(answer.ids, order, 1), np.take_along_axis(answer.distances, order, 1))
-        return BatchScores(ids, scores, same, other, ranked)
+        return GraphScores(ids, scores, same, other, ranked)
 
     def _alike(self, ids: Ids, answer: Neighbours) -> NDArray[np.bool_]:
         """Which neighbours have the label of the sample that they are neighbours of."""
         labels: NDArray[np.bool_] = self.labels[answer.ids] == self.labels[ids][:, None]
         return labels & (answer.ids >= 0)
-
-
-def saved_dimension(directory: Path) -> int | None:
-    """The dimension of the embeddings that a saved scorer was given; None if nothing usable is saved there."""
-    try:
-        return int(saved_arrays(directory / STATE_FILE)["identity"][3])
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-
-
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    write(unfinished)
-    os.replace(unfinished, path)

@@ -22,7 +22,7 @@ from spiderfs.lister import Lister
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Batch, EpochEnd, Hello
 from spiderfs.redirects import published_trainers, redirect_rows
-from spiderfs.scorer.scorer import BatchScores
+from spiderfs.scorer.scoring import BatchScores
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.memory import MemorySource
 from spiderfs.store.memory import MemoryContent, MemoryRecords
@@ -149,12 +149,14 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
         await harness.declare()
         filed: list[list[int]] = []
         (dataset,) = harness.guide.datasets.values()
-        scorer = dataset.scorer_for(8, harness.guide._scorer_options)
+        scorer = dataset.scoring_for("graph", 8, harness.guide._scorer_options)
         score = scorer.batch
 
-        def batch(ids: npt.NDArray[np.int64], vectors: npt.NDArray[np.floating]) -> BatchScores:
+        def batch(
+            ids: npt.NDArray[np.int64], vectors: npt.NDArray[np.floating], losses: npt.NDArray[np.floating] | None
+        ) -> BatchScores:
             filed.append(ids.tolist())
-            return score(ids, vectors)
+            return score(ids, vectors, losses)
 
         monkeypatch.setattr(scorer, "batch", batch)
         wanted, given = harness.inodes[4], harness.inodes[7]

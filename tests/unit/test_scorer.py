@@ -16,7 +16,8 @@ from spiderfs.scorer.exact import ExactIndex
 from spiderfs.scorer.graph import GraphIndex
 from spiderfs.scorer.index import NOBODY, Index, Vectors, normalised
 from spiderfs.scorer.radius import Radius
-from spiderfs.scorer.scorer import FIRST_PRIOR, Scorer, ScorerOptions, importance
+from spiderfs.scorer.scorer import Scorer, importance
+from spiderfs.scorer.scoring import FIRST_PRIOR, ScorerOptions
 
 INDEXES: dict[str, type[ExactIndex] | type[GraphIndex]] = {"exact": ExactIndex, "graph": GraphIndex}
 KINDS: tuple[Literal["exact", "graph"], ...] = ("exact", "graph")

@@ -13,7 +13,8 @@ from spiderfs.core.ledger import Ledger
 from spiderfs.core.policy import Key
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.spider import HOMOPHILY, Spider
-from spiderfs.scorer.scorer import Scorer, ScorerOptions
+from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.scoring import ScorerOptions
 
 SAMPLES, CACHED, BATCH, AHEAD, EPOCHS = 1000, 200, 25, 4, 5
 FIRST_INODE = 10_000

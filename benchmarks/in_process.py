@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -30,8 +30,9 @@ from spiderfs.core.replay import Accesses, Replay, policy_for, replay
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Plan
+from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
-from spiderfs.scorer.scoring import FIRST_PRIOR, ScorerOptions
+from spiderfs.scorer.scoring import ScorerOptions, Scoring
 from spiderfs.trace import TraceWriter
 from trainer_hook import SpiderSampler
 from trainer_hook.client import Client
@@ -40,8 +41,6 @@ from trainer_hook.client import Client
 AHEAD = 4
 # Of the held-out images, which are evaluated after each epoch: the last epoch is judged by all.
 EVALUATED_SHARE = 5
-# SHADE's b0, and what keeps a loss of 0 a score.
-RANK_OFFSET, LEAST_LOSS = 10, 1e-3
 # The list of samples, as hubs and traces name it.
 DATASET = 1
 
@@ -50,9 +49,9 @@ DATASET = 1
 class Configuration:
     """Every default is what the product does by itself."""
 
-    scores: Literal["graph", "loss", "rank"] | None = "graph"
-    """What the sampler draws by and the cache keeps: SpiderCache's graph, the latest loss, or SHADE's rank of it in its
-    batch. None samples uniformly, over an LRU."""
+    scores: str | None = "graph"
+    """What the sampler draws by and the cache keeps, a name in the table of scorings; None samples uniformly, over an
+    LRU."""
     ratio: tuple[float, float] = (0.9, 0.8)
     """Share of the importance section at first and in the end; 1 leaves no room for hubs."""
     stand_in_share: float = 1.0
@@ -129,31 +128,6 @@ class Run:
 # -- what decides
 
 
-class LossScores:
-    """Scores from losses, with what else the daemon asks of a scorer."""
-
-    def __init__(self, samples: int, ranked: bool) -> None:
-        self._ranked = ranked
-        self.scores = np.full(samples, FIRST_PRIOR, np.float32)
-        self._scored = np.zeros(samples, bool)
-
-    def batch(self, served: NDArray[np.int64], losses: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        ids, first = np.unique(served, return_index=True)
-        scores = np.maximum(losses[first], LEAST_LOSS)
-        if self._ranked:
-            scores = np.log((losses[first][:, None] > losses[None]).sum(1) + RANK_OFFSET).astype(np.float32)
-        self.scores[ids] = scores
-        self._scored[ids] = True
-        return ids, scores
-
-    def new_epoch(self) -> None:
-        self.scores[~self._scored] = self.scores[self._scored].mean()
-
-    @property
-    def sigma(self) -> float:
-        return float(self.scores[self._scored].std())
-
-
 @dataclass
 class Counts:
     opens: int = 0
@@ -183,12 +157,10 @@ class Cache:
         self.guided: Guided | None = Spider(start, configuration.max_stand_ins) if configuration.scores else None
         self.engine = Engine(self.guided or POLICIES["lru"](), capacity)
         self.elastic = Elastic(ElasticOptions(start=start, end=end))
-        self.scorer: Scorer | LossScores | None = None
-        if configuration.scores == "graph":
+        self.scorer: Scoring | None = None
+        if configuration.scores:
             options = ScorerOptions(radius_quantile=configuration.radius_quantile)
-            self.scorer = Scorer(labels, dimension, options)
-        elif configuration.scores:
-            self.scorer = LossScores(len(labels), configuration.scores == "rank")
+            self.scorer = SCORINGS[configuration.scores](labels, dimension, options)
         self._epochs_done = self._accesses = 0
         self.counts = Counts()
         self._note_ratio()
@@ -240,19 +212,14 @@ class Cache:
 
     def learn(self, served: NDArray[np.int64], embeddings: NDArray[np.float16], losses: NDArray[np.float32]) -> None:
         """Take in a batch: what was trained on, not what was asked for."""
-        if self.guided is None:
+        if self.guided is None or self.scorer is None:
             return
-        hub = None
-        if isinstance(self.scorer, Scorer):
-            scored = self.scorer.batch(served, embeddings)
-            ids, scores, hub = scored.ids, scored.scores, scored.hub()
-        else:
-            assert self.scorer is not None
-            ids, scores = self.scorer.batch(served, losses)
-        for sample, score in zip(ids.tolist(), scores.tolist(), strict=True):
+        scored = self.scorer.batch(served, embeddings, losses)
+        for sample, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
             self.guided.scored(sample, score)
             if self._trace is not None:
                 self._trace.score(self._accesses, sample, score)
+        hub = scored.hub()
         if hub is not None:
             found = Hub(hub.id, str(DATASET), hub.neighbours.tolist(), hub.distances.tolist())
             self.guided.hub_found(found)

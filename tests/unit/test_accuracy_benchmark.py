@@ -142,17 +142,12 @@ def test_all_begin_alike(accuracy: ModuleType, in_process: ModuleType, pool: Any
     assert uniform.list_origin == warming.list_origin
 
 
-def test_losses_become_scores(in_process: ModuleType) -> None:
-    losses = np.array([0.5, 0.0, 2.0, 9.0], np.float32)
-    served = np.array([4, 1, 7, 4])
-    by_loss = in_process.LossScores(8, ranked=False)
-    ids, scores = by_loss.batch(served, losses)
-    assert ids.tolist() == [1, 4, 7]
-    assert scores.tolist() == pytest.approx([in_process.LEAST_LOSS, 0.5, 2.0])
-    by_loss.new_epoch()
-    assert by_loss.scores[0] == pytest.approx(np.mean(scores))
-    _, ranks = in_process.LossScores(8, ranked=True).batch(served, losses)
-    assert ranks.tolist() == pytest.approx(np.log([10, 11, 12]).tolist())
+@pytest.mark.parametrize("scores", ["loss", "rank"])
+def test_scores_from_losses_change_what_is_drawn(in_process: ModuleType, pool: Any, scores: str) -> None:
+    run = in_process.train(pool, in_process.Configuration(scores=scores, weight_clip=4.0), scores, 1, 2)
+    assert [epoch.redirected_share for epoch in run.epochs] == [0, 0]
+    assert run.epochs[0].drawn_share == 1
+    assert run.epochs[1].drawn_share < 0.8
 
 
 def test_a_measurement_goes_on_with_its_own_file_only(

@@ -7,8 +7,8 @@ bit from a generator that something else uses too draws from another place in it
 left early, a sampler's own generator has drawn that epoch to its end.
 
 The next epoch is published beforehand in one of three ways: foreseen (`next_epoch.py`) as soon as this one begins;
-drawn by a SpiderSampler when this one's last batch has been handed out; or, with `draw_ahead`, drawn at that moment
-from any sampler and kept for the next iteration. What was foreseen wrongly costs what the daemon fetched for it, so
+drawn by a SpiderSampler when as much of this one as it says has been handed out; or, with `draw_ahead`, drawn when its
+last batch has been handed out, from any sampler, and kept for the next iteration. What was foreseen wrongly costs what the daemon fetched for it, so
 after two mistakes nothing is foreseen any more.
 """
 
@@ -104,8 +104,10 @@ class Planner:
             self._give_up("its sampler draws more, or something else, than a list of indices")
         else:
             self._begin(order)
+        settled = 1.0 if self.sampler is None else self.sampler.settled
+        look_ahead_at = max(1, round(len(batches) * (1 - settled)))
         while batches:
-            if len(batches) == 1:
+            if len(batches) == look_ahead_at:
                 self._look_ahead()
             yield batches.popleft()
         yield from drawing

@@ -18,6 +18,10 @@ from trainer_hook.ranks import from_first_rank, rank_and_world
 log = logging.getLogger("trainer_hook")
 
 
+# In the middle of an epoch training is not made to wait for a daemon that is slow or gone.
+_MEANWHILE_S = 0.25
+
+
 class _Epoch(NamedTuple):
     """The draws of all ranks, and the scores that they were drawn by."""
 
@@ -31,8 +35,10 @@ class SpiderSampler(Sampler[int]):
 
     While there are no scores an epoch is a permutation: uniform, and every sample is seen. `coverage` is the share of
     draws that are uniform however the scores are. All ranks draw the same list, with the scores that rank 0 was given,
-    and each takes every world_size-th of it. With one rank the next epoch is drawn, by the scores of that moment, when
-    the last index of this one has been handed to the loader, so that the daemon can fetch for it in time.
+    and each takes every world_size-th of it. With one rank the next epoch is drawn while this one runs, by the
+    scores of that moment: when the share `settled` of its batches has been handed to the loader, or with the last one
+    while it was drawn without scores. The sooner, the better the daemon knows what to keep; the later, the newer the
+    scores. What that costs in bytes is measured in docs/PREFETCHING.md.
     """
 
     def __init__(
@@ -42,6 +48,7 @@ class SpiderSampler(Sampler[int]):
         draws: int | None = None,
         seed: int = 0,
         coverage: float = 0.0,
+        settled: float = 0.25,
         scores_timeout_s: float = 5.0,
     ) -> None:
         """`samples` is the length of the data set, `draws` that of an epoch over all ranks (default: the same)."""
@@ -49,10 +56,13 @@ class SpiderSampler(Sampler[int]):
             raise ValueError(f"{draws} draws of {samples} samples: at least one of each")
         if not 0 <= coverage <= 1:
             raise ValueError(f"coverage={coverage}: a share between 0 and 1")
+        if not 0 <= settled <= 1:
+            raise ValueError(f"settled={settled}: a share between 0 and 1")
         self._samples = samples
         self._draws = samples if draws is None else draws
         self._seed = seed
         self._coverage = coverage
+        self._settled = settled
         self._scores_timeout_s = scores_timeout_s
         self._client: Client | None = None
         self._list = ""
@@ -94,14 +104,22 @@ class SpiderSampler(Sampler[int]):
                 self._position = number
             yield index
 
+    @property
+    def settled(self) -> float:
+        """The share of an epoch after which the next one is drawn."""
+        return 1.0 if self._scores is None else self._settled
+
     def draw_ahead(self) -> list[int] | None:
-        """What the next epoch will be, settled now; None with several ranks.
+        """What the next epoch will be, settled now; None with several ranks, and where the scores do not come at once.
 
         To share the scores all ranks would have to wait for each other at this point of their training.
         """
         if rank_and_world()[1] > 1:
             return None
-        self._ahead = self._draw(self.epoch + 1)
+        scores = self._ask(min(self._scores_timeout_s, _MEANWHILE_S))
+        if scores is None and self._scores is not None:
+            return None
+        self._ahead = self._draw(self.epoch + 1, scores)
         order: list[int] = self._ahead.order.tolist()
         return order
 
@@ -149,11 +167,10 @@ class SpiderSampler(Sampler[int]):
             self.epoch += 1
         epoch, self._ahead = self._ahead, None
         if epoch is None or epoch.number != self.epoch:
-            epoch = self._draw(self.epoch)
+            epoch = self._draw(self.epoch, self._ask(self._scores_timeout_s))
         self._scores, self._order, self._position = epoch.scores, epoch.order, 0
 
-    def _draw(self, number: int) -> _Epoch:
-        scores = self._ask()
+    def _draw(self, number: int, scores: npt.NDArray[np.float32] | None) -> _Epoch:
         world_size = rank_and_world()[1]
         draws = -(-self._draws // world_size) * world_size
         rng = np.random.default_rng([self._seed, number])
@@ -166,10 +183,10 @@ class SpiderSampler(Sampler[int]):
             order = np.minimum(drawn, self._samples - 1)
         return _Epoch(number, scores, order.astype(np.uint32))
 
-    def _ask(self) -> npt.NDArray[np.float32] | None:
+    def _ask(self, timeout_s: float) -> npt.NDArray[np.float32] | None:
         scores = None
         if self._client is not None and rank_and_world()[0] == 0:
-            scores = self._client.scores(self._list, self._scores_timeout_s)
+            scores = self._client.scores(self._list, timeout_s)
             if scores is not None and (len(scores) != self._samples or not scores.sum() > 0):
                 log.warning("%d scores for %d samples: drawing without them", len(scores), self._samples)
                 scores = None

@@ -263,7 +263,7 @@ class Guide:
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         scoring = self.scoring_of(self._using[trainer, samples.name])
-        return np.empty(0, np.float32) if scoring is None else scoring.scores.copy()
+        return np.empty(0, np.float32) if scoring is None else scoring.to_draw_by()
 
     async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
         members = self._keeper.engine.members

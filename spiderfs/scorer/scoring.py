@@ -108,8 +108,13 @@ class Scoring(ABC):
 
     def new_epoch(self) -> None:
         """Give what was never scored the mean of the others."""
-        if self._scored.any():
-            self.scores[~self._scored] = self.scores[self._scored].mean()
+        self.scores = self.to_draw_by()
+
+    def to_draw_by(self) -> Scores:
+        """A copy of the scores as they are now, in which what was never scored has the mean of the others."""
+        if not self._scored.any():
+            return self.scores.copy()
+        return np.where(self._scored, self.scores, self.scores[self._scored].mean())
 
     @property
     def sigma(self) -> float:

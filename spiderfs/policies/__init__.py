@@ -7,6 +7,7 @@ from spiderfs.policies.belady import Belady
 from spiderfs.policies.lfu import LFU
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO
+from spiderfs.policies.shade import Shade
 from spiderfs.policies.spider import Spider
 
 POLICIES: dict[str, type[Policy]] = {
@@ -14,6 +15,7 @@ POLICIES: dict[str, type[Policy]] = {
     "lru": LRU,
     "lfu": LFU,
     "spider": Spider,
+    "shade": Shade,
     "belady": Belady,
 }
 

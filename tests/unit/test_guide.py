@@ -71,13 +71,15 @@ class Harness:
         await self.guide.attached(self.trainer)
         return await self.guide.samples(self.trainer, self.list)
 
-    async def batch(self, rng: np.random.Generator, indices: list[int]) -> None:
+    async def batch(
+        self, rng: np.random.Generator, indices: list[int], losses: npt.NDArray[np.float16] | None = None
+    ) -> None:
         """A batch in which samples of all labels lie so close together that only labels tell them apart."""
         for index in indices:
             self.content.land(ContentKey(self.inodes[index]), bytes(SIZE))
             self.keeper.fold(_events(self.inodes[index]))
         vectors = (np.ones((len(indices), 8)) + 0.1 * rng.standard_normal((len(indices), 8))).astype(np.float16)
-        made = Batch(self.list.name, 0, 0, np.array(indices, np.uint32), vectors, None)
+        made = Batch(self.list.name, 0, 0, np.array(indices, np.uint32), vectors, losses)
         await self.guide.batch(self.trainer, self.list, made)
 
 
@@ -184,6 +186,65 @@ def test_a_ratio_can_be_pinned_and_let_go(tmp_path: Path) -> None:
             harness.guide.pin_ratio(1.5)
 
     run(tmp_path, test)
+
+
+LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)
+
+
+def test_losses_are_filed_under_what_was_served(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        harness.guide.note([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
+        await harness.batch(np.random.default_rng(1), [3, 4, 5, 6], LOSSES)
+        score = harness.keeper.engine.score
+        assert [score(harness.inodes[index]) for index in (3, 7, 5, 6, 4)] == pytest.approx(
+            [np.log(10), np.log(13), np.log(12), np.log(11), 0]
+        )
+
+    run(tmp_path, test, "shade")
+
+
+def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        await harness.batch(np.random.default_rng(1), [3, 4])
+        assert [harness.keeper.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
+        (dataset,) = harness.guide.datasets.values()
+        scoring = harness.guide.scoring_of(dataset)
+        assert scoring is not None
+        assert dict(scoring.described())["without losses"].startswith("1 ")
+        assert await harness.guide.recall(dataset, 10) is None
+
+    run(tmp_path, test, "shade")
+
+
+def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        async def change(name: str) -> None:
+            harness.keeper.set_policy(name)
+            await harness.guide.policy_changed()
+
+        await harness.declare()
+        rng = np.random.default_rng(1)
+        await harness.batch(rng, [3, 4, 5, 6], LOSSES)
+        ranks = await harness.guide.scores(harness.trainer, harness.list)
+        await change("spider")
+        assert len(await harness.guide.scores(harness.trainer, harness.list)) == 0
+        await harness.batch(rng, list(range(16)))
+        assert harness.keeper.engine.score(harness.inodes[4]) not in (0, ranks[4])
+        await change("shade")
+        assert (await harness.guide.scores(harness.trainer, harness.list)).tolist() == ranks.tolist()
+        assert harness.keeper.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
+        # All that was learned is there after a remount, whichever policy is the first to ask.
+        harness.guide.save()
+        (dataset,) = harness.guide.datasets.values()
+        dataset.scorings.clear()
+        await change("spider")
+        assert harness.keeper.engine.score(harness.inodes[4]) > 0
+        await change("shade")
+        assert harness.keeper.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
+
+    run(tmp_path, test, "shade")
 
 
 def test_other_policies_still_give_scores(tmp_path: Path) -> None:

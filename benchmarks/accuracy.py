@@ -64,9 +64,9 @@ CONFIGURATIONS = {
     "stand-ins 2": Configuration(max_stand_ins=2),
     "stand-ins 4": Configuration(max_stand_ins=4),
     "stand-ins 16": Configuration(max_stand_ins=16),
-    "late 10 %": Configuration(stand_in_share=0.1),
+    "late 0.1": Configuration(stand_in_share=0.1),
     "spider + weights": Configuration(weight_clip=4.0),
-    "late 10 % + weights": Configuration(stand_in_share=0.1, weight_clip=4.0),
+    "late 0.1 + weights": Configuration(stand_in_share=0.1, weight_clip=4.0),
 }
 BASELINE = "uniform"
 

@@ -1,11 +1,11 @@
 """What the manager and the readers that go around FUSE (`spiderfs.client`) tell each other.
 
-The manager makes a FIFO for its lifetime, whose path `.spiderfs/client` shows, and writes beside it what a reader has
-to know to answer as a worker would. A reader writes one record into the FIFO for each file that it serves itself. While
-the FIFO has a reader there is a manager, and the mount lives; a write that fails with EPIPE says that both may be over.
+The mount's root has an attribute (`CLIENT_XATTR`) with the path of the **terms**: a file in which the manager writes
+what a reader has to know to answer as a worker would, and the name of a FIFO beside it, which the manager makes for its
+own lifetime. A reader writes one record into it for each file that it serves itself. As long as somebody reads from the
+FIFO there is a manager, and so a mount; a write that fails with EPIPE says that both may be over.
 
-A new manager makes another FIFO, so its path also tells one manager from the next. A version that does not know what
-it is told (`VERSION`) leaves it, and reads through the mount.
+A client that does not know the version of what it is told leaves it, and reads through the mount.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import NamedTuple
 from spiderfs.core.access_record import ACCESS_RECORD
 
 VERSION = 1
+CLIENT_XATTR = "user.spiderfs.client"
 TERMS_FILE = "client.json"
 _HIT = 0  # `core.events.HIT`: a client serves nothing else
 
 
 class Terms(NamedTuple):
-    """What a worker knows from its options; the names are those of `filesystem.Settings` and `Ownership`."""
+    """What a worker knows from its options; most names are those of `filesystem.Settings` and `Ownership`."""
 
     ttl_s: float
     sample_max_bytes: int
@@ -43,22 +44,23 @@ def pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def publish_terms(path: Path, terms: Terms) -> None:
-    """Let clients know; raises OSError where the disk is full, and clients then keep what they know."""
+def publish_terms(path: Path, terms: Terms, pipe: str) -> None:
+    """Let clients know, and under which name the FIFO lies beside the terms; raises OSError where the disk is full."""
     temporary = path.with_suffix(".new")
     try:
-        temporary.write_text(json.dumps({"version": VERSION, **terms._asdict()}))
+        temporary.write_text(json.dumps({"version": VERSION, "pipe": pipe, **terms._asdict()}))
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def published_terms(path: Path) -> Terms:
-    """Raises OSError, or ValueError for the terms of another version."""
+def published_terms(path: Path) -> tuple[Terms, str]:
+    """Terms, and the name of the FIFO; raises OSError, or ValueError for the terms of another version."""
     found = json.loads(path.read_text())
     if found.pop("version") != VERSION:
         raise ValueError(f"{path} is of another version of spiderfs")
-    return Terms(**found)
+    pipe = found.pop("pipe")
+    return Terms(**found), pipe
 
 
 def hit_record(now: float, given: int, wanted: int, size: int, pid: int, trainer: int) -> bytes:

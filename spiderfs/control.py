@@ -17,6 +17,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from spiderfs.client_terms import TERMS_FILE
 from spiderfs.errors import AccessDenied, NotFound, ReadOnly
 
 CONTROL_DIRECTORY = b".spiderfs"
@@ -48,7 +49,6 @@ FILES = (
     ControlFile(b"ratio", 0o600, "share of the importance section and why; write a share to pin it, `auto` to let go"),
     ControlFile(b"log", 0o444, "recent accesses; `tail -f` follows them"),
     ControlFile(b"hook", 0o444, "path of the socket for a trainer's hook"),
-    ControlFile(b"client", 0o444, "path of the pipe for readers that use spiderfs.client"),
     ControlFile(b"version", 0o444, "version of spiderfs"),
 )
 _FIRST_INODE = CONTROL_INODE + 1
@@ -83,6 +83,11 @@ class Control:
         self._channel = channel
         self._directory = directory
         self._owner_uid = owner_uid
+
+    @property
+    def client_terms(self) -> Path:
+        """Where readers around FUSE learn how to."""
+        return self._directory / TERMS_FILE
 
     def owns(self, inode: int) -> bool:
         return CONTROL_INODE <= inode < _FIRST_INODE + len(FILES)

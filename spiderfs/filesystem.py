@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from spiderfs.catalogue import ROOT_INODE, Catalogue, Dentry, Node, join
+from spiderfs.client_terms import CLIENT_XATTR
 from spiderfs.control import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.core.events import FETCHED, HIT
 from spiderfs.errors import (
@@ -475,6 +476,8 @@ class Filesystem:
 
     async def getxattr(self, inode: int, name: str) -> bytes:
         if name.startswith("user.") and not self._control.owns(inode):
+            if inode == ROOT_INODE and name == CLIENT_XATTR:
+                return os.fsencode(self._control.client_terms)
             node = self._catalogue.node(inode)
             if name.startswith(XATTR_PREFIX) and node.is_regular:
                 render = _OWN_XATTRS.get(name[len(XATTR_PREFIX) :])

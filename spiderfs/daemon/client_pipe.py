@@ -24,25 +24,26 @@ log = logging.getLogger(__name__)
 
 
 class ClientPipe:
-    """`path` is the FIFO; whoever may open it may also read the store beside it, which is the mount's user and root."""
+    """Only who can read the store beside it can reach the FIFO: the mount's user, and root."""
 
     def __init__(self, directory: Path, terms: Terms, counters: Counters) -> None:
         self._terms = directory / TERMS_FILE
         self._counters = counters
         for left_by_another in directory.glob("client-*"):
             left_by_another.unlink()
-        self.path = directory / f"client-{secrets.token_hex(8)}"
-        self.change(terms)
-        os.mkfifo(self.path, 0o600)
+        path = directory / f"client-{secrets.token_hex(8)}"
+        self._name = path.name
+        os.mkfifo(path, 0o600)
         # Open for writing as well, or the FIFO would be at its end whenever the last client leaves (fifo(7)).
-        self.fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(PermissionError):
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self.change(terms)
 
     def change(self, terms: Terms) -> None:
         """Let clients know what holds from now on."""
         try:
-            publish_terms(self._terms, terms)
+            publish_terms(self._terms, terms, self._name)
         except OSError as exc:
             log.warning("readers around FUSE do not learn of the options (%s)", exc.strerror)
             # Rather none than old ones: without them they read through the mount.

@@ -18,9 +18,9 @@ PACKAGE = ROOT / "spiderfs"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("spiderfs", "errors", "quantities"),
     ("core", "mount_words", "mountpoint", "metrics", "sources", "store"),
-    ("policies", "scorer", "hook_messages", "trace", "places", "catalogue", "control", "redirects", "client_terms", "fetch_lock"),
-    ("option_types", "protocol", "lister", "fetcher"),
-    ("config", "read_ahead"),
+    ("policies", "scorer", "hook_messages", "trace", "places", "catalogue", "redirects", "client_terms", "fetch_lock"),
+    ("option_types", "protocol", "lister", "fetcher", "control"),
+    ("config", "read_ahead", "client"),
     ("filesystem",),
     ("fuse",),
     ("daemon",),

@@ -1,0 +1,278 @@
+"""One mount's cache, read by this process itself: the rules of a worker's look-up and open, without the worker.
+
+`serve` answers for what a worker would answer from the cache at once, and gives None for everything else: a name
+that is not known or whose TTL has passed, a symbolic link, a directory, a large file, a file that is not cached, one
+that may not be read. The caller then asks the mount, which knows all of that better. So nothing here asks the source,
+and no error is made here: each error that a reader sees is the mount's own.
+
+What is served is told to the manager as the open that it is (`client_terms.py`). Telling it fails when the manager has
+gone; then, and whenever the store cannot be used, `Gone` is raised, and nothing is served.
+
+LMDB's environments belong to one process and are opened once in it: caches of one mount share them. They are closed
+when nobody refers to them any more, never by hand, since another thread may be reading. py-lmdb takes an environment
+that was open at a fork for open in the child too, where it must be neither used nor closed; so before a fork all are
+let go of, and parent and child open their own when they read again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry
+from spiderfs.client_terms import Terms, hit_record, lost_record, pid_namespace, published_terms
+from spiderfs.errors import Stale, StoreDamaged, StoreError
+from spiderfs.fetch_lock import FetchLock
+from spiderfs.redirects import PendingReads, Redirects, Who, published_trainers
+from spiderfs.sources.source import SourceStat
+from spiderfs.store.content import ContentReader
+from spiderfs.store.records import LmdbRecords
+from spiderfs.store.store import ContentKey
+
+# How often changed options and trainers are looked for: as often as workers do.
+FOLLOW_S = 0.02
+# The kernel keeps what it was told for at most this long; `filesystem.FOREVER_S`.
+_FOREVER_S = 365 * 86400.0
+# Directories whose inode is remembered; as a whole thrown away when there are more.
+_DIRECTORIES = 65536
+
+
+class Gone(Exception):
+    """This cache cannot be read any more, or not by this process; another one may be found at the same mount."""
+
+
+class Directory(NamedTuple):
+    """A directory of the mount, to be believed between two times."""
+
+    inode: int
+    since: float
+    until: float
+
+
+class Store:
+    """Both environments of a cache directory, opened to read; see `Stores`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.content = ContentReader(directory / "content")
+        self.records = LmdbRecords(directory / "names", TABLES, readonly=True)
+
+
+class Stores:
+    """The stores that this process has open, each of them once."""
+
+    # What other threads are reading when one of them forks is microseconds of work, unless a disk hangs.
+    PATIENCE_S = 1.0
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakValueDictionary[tuple[int, int], Store] = weakref.WeakValueDictionary()
+        self._opening = threading.Lock()
+        self._forking = False
+
+    def shared(self, directory: Path) -> Store:
+        """The store in `directory`; raises Gone just before a fork, OSError, StoreError."""
+        found = os.stat(directory / "content" / "data.mdb")
+        # A store that was wiped is another one at the same place.
+        key = (found.st_dev, found.st_ino)
+        with self._opening:
+            store = self._open.get(key)
+            if store is None:
+                if self._forking:
+                    raise Gone("this process is about to fork")
+                store = self._open[key] = Store(directory)
+            return store
+
+    def before_fork(self) -> None:
+        """Wait until the last store is closed; the holders have let go of them. Ends with none being opened."""
+        with self._opening:
+            self._forking = True
+        deadline = time.monotonic() + self.PATIENCE_S
+        while len(self._open) and time.monotonic() < deadline:
+            time.sleep(0.0001)
+
+    def after_fork(self) -> None:
+        self._forking = False
+
+    def in_child(self) -> None:
+        """Whoever held the lock does not exist here; neither do the stores of threads that did not finish."""
+        self._opening = threading.Lock()
+        self._open.clear()
+        self._forking = False
+
+
+STORES = Stores()
+_ABANDONED: list[Store] = []
+
+
+class Cache:
+    """The cache whose terms lie at `path`; raises Gone, OSError, ValueError, StoreError where it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._terms, self._pipe_name = published_terms(path)
+        if self._terms.pid_namespace != pid_namespace():
+            # The daemon would free our readers' slots, and could not tell our pids from its own.
+            raise Gone("the mount lives in another pid namespace")
+        self._pid, self._user = os.getpid(), os.geteuid()
+        self._groups = {os.getegid(), *os.getgroups()}
+        self._pipe = os.open(path.parent / self._pipe_name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._store = STORES.shared(path.parent.parent / "store")
+        self._catalogue = Catalogue(self._store.records)
+        self._redirects = Redirects(self._store.records, PendingReads())
+        self._fetches = FetchLock(path.parent / "fetch.lock")
+        self._trainers = path.parent / "trainers.json"
+        self._directories: dict[bytes, Directory] = {}
+        self._lost = 0
+        self._follow_at = 0.0
+        self._seen = (0, 0)
+        self._take_over(self._terms)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pipe"):
+            os.close(self._pipe)
+        if hasattr(self, "_fetches"):
+            self._fetches.close()
+
+    def usable(self) -> bool:
+        """Whether this is still the process, and the user, that it was made for."""
+        return os.getpid() == self._pid and os.geteuid() == self._user
+
+    def abandon(self) -> None:
+        """Never close what another process opened: this one was forked behind Python's back."""
+        if os.getpid() != self._pid:
+            _ABANDONED.append(self._store)
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the terms at `path` are still those of this cache's manager."""
+        return path == self._path and published_terms(path)[1] == self._pipe_name
+
+    # -- what the manager says
+
+    def _take_over(self, terms: Terms) -> None:
+        self._terms = terms
+        self._ttl_s = min(terms.ttl_s, _FOREVER_S)
+        self._large = terms.sample_max_bytes
+        # Root may read everything, as it may through the kernel.
+        self._checks = terms.checks_permissions and self._user != 0
+        self._directories.clear()
+
+    def _follow(self) -> None:
+        """Take over terms and trainers that have changed."""
+        try:
+            seen = (self._path.stat().st_mtime_ns, self._trainers.stat().st_mtime_ns)
+            if seen != self._seen:
+                terms, _ = published_terms(self._path)
+                if terms != self._terms:
+                    self._take_over(terms)
+                self._redirects.set_trainers(published_trainers(self._trainers), cast(Who, terms.substitute))
+                self._seen = seen
+        except (OSError, ValueError) as exc:
+            raise Gone("the manager's files are not there") from exc
+
+    # -- the way of a read
+
+    def serve(self, path: bytes) -> bytes | None:
+        """The whole file that the caller is given for `path`, a path below the mount; None: ask the mount.
+
+        Raises StoreDamaged for a record that fails its checksum, and Gone.
+        """
+        try:
+            moment = time.monotonic()
+            if moment >= self._follow_at:
+                self._follow()
+                self._follow_at = moment + FOLLOW_S
+            return self._serve(path, time.time())
+        except StoreDamaged:
+            raise
+        except (StoreError, OSError) as exc:
+            raise Gone(str(exc)) from exc
+
+    def _serve(self, path: bytes, now: float) -> bytes | None:
+        directory, _, name = path.rpartition(b"/")
+        parent = self._directory(directory, now)
+        dentry = self._catalogue.find(parent.inode, name) if parent else None
+        if dentry is None or not 0 <= now - dentry.checked_at < self._ttl_s:
+            return None
+        found = dentry.stat
+        if not stat.S_ISREG(found.mode) or (self._checks and not self._granted(found, os.R_OK)):
+            return None
+        given, trainer = dentry.inode, 0
+        if self._redirects.attended:
+            given, found, trainer = self._given(dentry)
+        if found.size > self._large:
+            return None
+        payload = self._store.content.copy(given) if found.size else b""
+        if payload is not None:
+            self._tell(hit_record(now, given, dentry.inode, found.size, self._pid, trainer), now)
+        return payload
+
+    def _given(self, dentry: Dentry) -> tuple[int, SourceStat, int]:
+        """Inode and attributes of what this process is given for a name, and the number of the trainer that it is."""
+        reader = self._redirects.trainer_of(self._pid)
+        if reader is None:
+            return dentry.inode, dentry.stat, 0
+        if self._redirects.active:
+            given = self._redirects.choose(dentry.inode, reader, self._at_hand)
+            if given != dentry.inode and self._store.content.has(given):
+                try:
+                    return given, self._catalogue.node(given).stat, reader.number
+                except Stale:
+                    return dentry.inode, dentry.stat, reader.number
+        return dentry.inode, dentry.stat, reader.number
+
+    def _at_hand(self, inode: int) -> bool:
+        """Whether a reader of this file need not wait for a fetch that has yet to begin."""
+        if self._store.content.has(inode):
+            return True
+        return self._terms.wait_for_fetches and self._fetches.held(ContentKey(inode))
+
+    def _directory(self, path: bytes, now: float) -> Directory | None:
+        """A directory whose whole path is known and may be passed; None for any other."""
+        known = self._directories.get(path)
+        if known is None or not known.since <= now < known.until:
+            known = self._found_directory(path, now)
+            if known is not None:
+                if len(self._directories) > _DIRECTORIES:
+                    self._directories.clear()
+                self._directories[path] = known
+        return known
+
+    def _found_directory(self, path: bytes, now: float) -> Directory | None:
+        if not path:
+            root = self._catalogue.node(ROOT_INODE).stat
+            return Directory(ROOT_INODE, now, now + self._ttl_s) if self._may_pass(root) else None
+        above, _, name = path.rpartition(b"/")
+        parent = self._directory(above, now)
+        dentry = self._catalogue.find(parent.inode, name) if parent else None
+        if parent is None or dentry is None or not stat.S_ISDIR(dentry.stat.mode) or not self._may_pass(dentry.stat):
+            return None
+        since, until = dentry.checked_at, dentry.checked_at + self._ttl_s
+        return Directory(dentry.inode, max(since, parent.since), min(until, parent.until))
+
+    def _may_pass(self, directory: SourceStat) -> bool:
+        return not self._checks or self._granted(directory, os.X_OK)
+
+    def _granted(self, found: SourceStat, mask: int) -> bool:
+        """What the kernel would say to this process, which is not root, of the owner and mode that the mount shows."""
+        own = self._terms
+        mode = own.dir_mode if stat.S_ISDIR(found.mode) else own.file_mode
+        mode = found.mode if mode is None else mode
+        if self._user == (found.uid if own.uid is None else own.uid):
+            mode >>= 6
+        elif (found.gid if own.gid is None else own.gid) in self._groups:
+            mode >>= 3
+        return bool(mode & mask)
+
+    def _tell(self, record: bytes, now: float) -> None:
+        try:
+            os.write(self._pipe, lost_record(now, self._lost) + record if self._lost else record)
+            self._lost = 0
+        except BlockingIOError:
+            # The manager is behind, and events are hints; but the number of opens is to be right.
+            self._lost += 1
+        except BrokenPipeError as exc:
+            raise Gone("the manager has gone") from exc

@@ -1,0 +1,203 @@
+"""Reading a mount's files past FUSE, and through it where that is not possible.
+
+A `Client` belongs to one mount and may be used from any thread and after a fork. It finds the mount's cache by an
+attribute of the mount's root, holds it while it can be used, and looks for it anew when the kernel's mount table has
+changed, when the manager has gone, and after a fork. In between, and wherever there is no cache to be had (another
+user's, another pid namespace's, none), everything is opened through the mount. So a client is never less able than
+`open`, and errors are those of the mount.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import logging
+import os
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any
+
+from spiderfs.client.cache import STORES, Cache, Gone
+from spiderfs.client.cached_file import CachedFile
+from spiderfs.client.mount_table import TABLE
+from spiderfs.client_terms import CLIENT_XATTR
+from spiderfs.errors import StoreDamaged, StoreError
+from spiderfs.mountpoint import canonical
+
+log = logging.getLogger(__name__)
+
+AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+# How soon after a failure a cache is looked for again: a manager that died is back after half a second.
+RETRY_S = 0.25
+_CONTROL = b".spiderfs"
+_READ_MODES = {"r", "rt", "tr", "rb", "br"}
+
+
+_CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+class Client:
+    """The files below one mount point; paths are absolute, or relative to it."""
+
+    def __init__(self, mountpoint: AnyPath) -> None:
+        given = os.fsencode(os.path.abspath(os.fsdecode(mountpoint)))
+        self._point = os.fsencode(canonical(os.fsdecode(mountpoint)))
+        self._prefixes = tuple({given + b"/": None, self._point + b"/": None})
+        self._cache: Cache | None = None
+        self._below: tuple[bytes, ...] = ()
+        self._state = -1
+        self._retry_at = 0.0
+        self._attaching = threading.Lock()
+        _CLIENTS.add(self)
+
+    @property
+    def mountpoint(self) -> str:
+        return os.fsdecode(self._point)
+
+    # -- reading
+
+    def read_bytes(self, path: AnyPath) -> bytes:
+        """The whole file; the fastest way."""
+        whole = self._absolute(path)
+        content = self.cached(whole)
+        if content is None:
+            with builtins.open(os.fsdecode(whole), "rb") as file:
+                content = file.read()
+        return content
+
+    def open(
+        self,
+        path: AnyPath,
+        mode: str = "rb",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> IO[Any]:
+        """A file object, as the built-in open gives one; where the cache has the file it holds all bytes in memory."""
+        whole = self._absolute(path)
+        return self.opened(whole, os.fsdecode(whole), mode, buffering, encoding, errors, newline)
+
+    def opened(
+        self,
+        path: bytes,
+        name: str | bytes,
+        mode: str,
+        buffering: int,
+        encoding: str | None,
+        errors: str | None,
+        newline: str | None,
+    ) -> IO[Any]:
+        """`open` for an absolute path that the caller writes as `name`."""
+        text = "b" not in mode
+        plain = mode in _READ_MODES and buffering != 0 and (text or not (encoding or errors or newline))
+        content = self.cached(path) if plain else None
+        if content is None:
+            return builtins.open(name, mode, buffering, encoding, errors, newline)
+        file = CachedFile(content, name)
+        if not text:
+            return file
+        wrapped = io.TextIOWrapper(file, io.text_encoding(encoding), errors, newline, line_buffering=buffering == 1)
+        wrapped.mode = mode  # type: ignore[misc]
+        return wrapped
+
+    # -- names and attributes, which the kernel keeps: through the mount
+
+    def stat(self, path: AnyPath) -> os.stat_result:
+        return os.stat(self._absolute(path))
+
+    def listdir(self, path: AnyPath = "") -> list[str]:
+        return os.listdir(os.fsdecode(self._absolute(path)))
+
+    def exists(self, path: AnyPath) -> bool:
+        return os.path.exists(self._absolute(path))
+
+    # -- finding the cache
+
+    def _absolute(self, path: AnyPath) -> bytes:
+        given = os.fsencode(path)
+        return given if given.startswith(b"/") else self._point + b"/" + given if given else self._point
+
+    def cached(self, path: bytes) -> bytes | None:
+        """What the cache has for an absolute path, counted as an open of it; None if the mount has to be asked."""
+        state = TABLE.state()
+        cache = self._cache
+        if state != self._state or cache is None or not cache.usable():
+            cache = self._attach(state)
+            if cache is None:
+                return None
+        for prefix in self._prefixes:
+            if path.startswith(prefix):
+                below = path[len(prefix) :]
+                break
+        else:
+            return None
+        if below.startswith(_CONTROL) or (self._below and (self._point + b"/" + below).startswith(self._below)):
+            return None
+        try:
+            return cache.serve(below)
+        except StoreDamaged:
+            self._have_it_mended(path)
+        except Gone as exc:
+            log.debug("%s: reading through the mount", exc)
+            self._cache = None
+            self._retry_at = time.monotonic() + RETRY_S
+        return None
+
+    def _attach(self, state: int) -> Cache | None:
+        """The mount's cache as of now, if it can be used."""
+        if state == self._state and time.monotonic() < self._retry_at:
+            return None
+        if not self._attaching.acquire(blocking=False):
+            return None
+        try:
+            held, self._cache = self._cache, None
+            if held is not None and not held.usable():
+                held.abandon()
+                held = None
+            self._below = TABLE.below(self._point)
+            if self._point in TABLE.spiderfs_points():
+                path = Path(os.fsdecode(os.getxattr(self._point, CLIENT_XATTR)))
+                # Somebody else's mounts come and go.
+                self._cache = held if held is not None and held.is_at(path) else Cache(path)
+        except (OSError, ValueError, KeyError, StoreError, Gone, MemoryError) as exc:
+            log.debug("%s cannot be read around FUSE: %s", self.mountpoint, exc)
+            self._retry_at = time.monotonic() + RETRY_S
+        finally:
+            self._state = state
+            self._attaching.release()
+        return self._cache
+
+    @staticmethod
+    def _have_it_mended(path: bytes) -> None:
+        """Make the next read of a damaged record reach the daemon, which fetches it again, and not the page cache."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            log.debug("a damaged record stays as it is (%s)", exc)
+            return
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def _before_fork() -> None:
+    for client in list(_CLIENTS):
+        client._cache = None
+    STORES.before_fork()
+
+
+def _in_child() -> None:
+    STORES.in_child()
+    for client in list(_CLIENTS):
+        # A thread that was attaching does not exist here.
+        client._attaching = threading.Lock()
+        client._cache = None
+        client._retry_at = 0.0
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=STORES.after_fork, after_in_child=_in_child)

@@ -46,7 +46,6 @@ class ControlTable:
             "ratio": self._ratio,
             "log": self._log,
             "hook": lambda: os.fsencode(self._manager.context.directories.hook_socket) + b"\n",
-            "client": lambda: os.fsencode(self._manager.client_pipe.path) + b"\n",
             "version": lambda: f"{__version__}\n".encode(),
         }
         # These give way to events while they are made.

@@ -8,8 +8,8 @@ left early, a sampler's own generator has drawn that epoch to its end.
 
 The next epoch is published beforehand in one of three ways: foreseen (`next_epoch.py`) as soon as this one begins;
 drawn by a SpiderSampler when as much of this one as it says has been handed out; or, with `draw_ahead`, drawn when its
-last batch has been handed out, from any sampler, and kept for the next iteration. What was foreseen wrongly costs what the daemon fetched for it, so
-after two mistakes nothing is foreseen any more.
+last batch has been handed out, from any sampler, and kept for the next iteration. What was foreseen wrongly costs what
+the daemon fetched for it, so after two mistakes nothing is foreseen any more.
 """
 
 from __future__ import annotations

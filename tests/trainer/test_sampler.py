@@ -31,7 +31,7 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
 
 def with_scores(sampler: SpiderSampler, scores: Any) -> SpiderSampler:
     """Without a daemon: as if it had answered this at each epoch's begin."""
-    sampler._ask = lambda: np.asarray(scores, np.float32)  # type: ignore[method-assign]
+    sampler._ask = lambda timeout_s: np.asarray(scores, np.float32)  # type: ignore[method-assign]
     return sampler
 
 

@@ -142,7 +142,10 @@ class Hook:
             raise ValueError(f"accuracy={accuracy}: a share between 0 and 1")
         self._release()
         self._look_back()
-        self._client.epoch_end(EpochEnd(self.epoch, None if accuracy is None else float(accuracy)))
+        share = None if accuracy is None else float(accuracy)
+        self._client.epoch_end(EpochEnd(self.epoch, share))
+        if self.sampler is not None:
+            self.sampler.epoch_end(share)
         self.epoch += 1
         self.step = 0
 
@@ -210,8 +213,14 @@ class Hook:
     def _send(self) -> None:
         ready, self._ready = self._ready, None
         if ready is not None:
-            name = self._declared.name
-            self._client.batch(lambda: ready.message(name))
+            self._client.batch(lambda: self._message(ready))
+
+    def _message(self, ready: _Ready) -> Batch | None:
+        """In the thread that sends: the copies from the device may have to be waited for."""
+        batch = ready.message(self._declared.name)
+        if batch is not None and batch.losses is not None and self.sampler is not None:
+            self.sampler.trained(batch.indices, batch.losses)
+        return batch
 
     def _look_back(self) -> None:
         """At the end of an iteration: what became of its batches."""

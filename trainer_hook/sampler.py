@@ -68,6 +68,7 @@ class SpiderSampler(Sampler[int]):
         self._list = ""
         self.epoch = 0
         self._scores: npt.NDArray[np.float32] | None = None
+        self._probabilities: npt.NDArray[np.float64] | None = None
         # The current epoch's draws for all ranks, and how many of this rank's the training has taken.
         self._order: npt.NDArray[np.uint32] | None = None
         self._position = 0
@@ -127,6 +128,12 @@ class SpiderSampler(Sampler[int]):
         """The training has taken so many of what was drawn; loader workers are ahead of that."""
         self._position += samples
 
+    def trained(self, indices: npt.NDArray[np.uint32], losses: npt.NDArray[np.floating]) -> None:
+        """The losses of a batch have come, in a thread of the hook's; what it sends last may come after `epoch_end`."""
+
+    def epoch_end(self, accuracy: float | None) -> None:
+        """The training is done with an epoch; `accuracy` is a share, if it is known."""
+
     def weights(self, indices: npt.ArrayLike, clip: float | None = None) -> Tensor:
         """1/(N q) of these samples: a loss multiplied by it is in expectation that of uniform sampling."""
         probabilities = self.probabilities()[np.asarray(indices, dtype=np.int64)]
@@ -135,7 +142,9 @@ class SpiderSampler(Sampler[int]):
 
     def probabilities(self) -> npt.NDArray[np.float64]:
         """The chance q of each sample at each draw of the current epoch."""
-        return self._chances(self._scores)
+        if self._probabilities is None:
+            self._probabilities = self._chances(self._scores)
+        return self._probabilities
 
     def state_dict(self) -> dict[str, Any]:
         """Where the current epoch has come to; the same for all ranks as they are at the same position."""
@@ -157,6 +166,7 @@ class SpiderSampler(Sampler[int]):
         self.epoch, self._position = state["epoch"], state["position"]
         self._order = None if order is None else order.numpy().astype(np.uint32)
         self._scores = None if scores is None else scores.numpy().copy()
+        self._probabilities = None
         self._ahead = None
         self._resuming = self._order is not None and self._position < len(self._order[:: rank_and_world()[1]])
 
@@ -169,6 +179,7 @@ class SpiderSampler(Sampler[int]):
         if epoch is None or epoch.number != self.epoch:
             epoch = self._draw(self.epoch, self._ask(self._scores_timeout_s))
         self._scores, self._order, self._position = epoch.scores, epoch.order, 0
+        self._probabilities = None
 
     def _draw(self, number: int, scores: npt.NDArray[np.float32] | None) -> _Epoch:
         world_size = rank_and_world()[1]
@@ -184,14 +195,18 @@ class SpiderSampler(Sampler[int]):
         return _Epoch(number, scores, order.astype(np.uint32))
 
     def _ask(self, timeout_s: float) -> npt.NDArray[np.float32] | None:
-        scores = None
-        if self._client is not None and rank_and_world()[0] == 0:
-            scores = self._client.scores(self._list, timeout_s)
-            if scores is not None and (len(scores) != self._samples or not scores.sum() > 0):
-                log.warning("%d scores for %d samples: drawing without them", len(scores), self._samples)
-                scores = None
-        shared: npt.NDArray[np.float32] | None = from_first_rank(scores)
+        asks = self._client is not None and rank_and_world()[0] == 0
+        shared: npt.NDArray[np.float32] | None = from_first_rank(self._asked(timeout_s) if asks else None)
         return shared
+
+    def _asked(self, timeout_s: float) -> npt.NDArray[np.float32] | None:
+        """What rank 0 draws by: for each sample a number that its chance is in proportion to."""
+        assert self._client is not None
+        scores = self._client.scores(self._list, timeout_s)
+        if scores is not None and (len(scores) != self._samples or not scores.sum() > 0):
+            log.warning("%d scores for %d samples: drawing without them", len(scores), self._samples)
+            return None
+        return scores
 
     def _chances(self, scores: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float64]:
         if scores is None:

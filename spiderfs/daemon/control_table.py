@@ -306,7 +306,7 @@ class ControlTable:
         return "".join(lines).encode(errors="surrogateescape")
 
     def _ratio(self) -> bytes:
-        elastic, policy = self._manager.guide.elastic, self._manager.keeper.guided
+        elastic, policy = self._manager.guide.balance.elastic, self._manager.keeper.guided
         ratio = "none: the policy has no sections for it" if policy is None else f"{policy.ratio:.4f}"
         pinned = "no" if elastic.pinned is None else f"{elastic.pinned:g}"
         return (
@@ -318,7 +318,7 @@ class ControlTable:
         word = text.decode(errors="replace").strip()
         try:
             share = None if word == "auto" else float(word)
-            self._manager.guide.pin_ratio(share)
+            self._manager.guide.balance.pin(share)
         except ValueError as exc:
             raise ConfigError(f"{word}: write a share from 0 to 1, or auto") from exc
 

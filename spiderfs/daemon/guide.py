@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -21,11 +20,11 @@ import xxhash
 
 from spiderfs.catalogue import Catalogue
 from spiderfs.config import Options
-from spiderfs.core.elastic import Elastic, ElasticOptions
 from spiderfs.core.events import Access
 from spiderfs.core.homophily import Hub
 from spiderfs.core.ledger import Ledger
 from spiderfs.core.schedule import PlannedEpoch
+from spiderfs.daemon.balance import Balance
 from spiderfs.daemon.dataset import Dataset, leave_out_contradictions
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.trainer import SampleList, Trainer
@@ -80,8 +79,8 @@ class Guide:
         self._attached = 0
         self._using: dict[tuple[Trainer, str], Dataset] = {}
         self.datasets: dict[str, Dataset] = {}
-        self.elastic = Elastic(_elastic_options(options))
-        self._epochs = options.ratio_epochs
+        self.balance = Balance(keeper, options)
+        self._planning = False
         self._scorer_options = ScorerOptions(radius=options.radius)
 
     def begin(self, state: bytes | None) -> None:
@@ -89,11 +88,7 @@ class Guide:
         publish_trainers(self._trainers_file, [])
         self.withdraw_redirects()
         if state is not None:
-            self.elastic.restore(msgpack.unpackb(state))
-
-    def state(self) -> bytes:
-        packed: bytes = msgpack.packb(self.elastic.state())
-        return packed
+            self.balance.restore(state)
 
     # -- trainers
 
@@ -233,19 +228,17 @@ class Guide:
         self._keeper.engine.end_epoch(self._numbers[trainer], end.epoch)
         if trainer.rank != 0:
             return
+        sigmas = []
         for dataset in {dataset for (owner, _), dataset in self._using.items() if owner is trainer}:
             scoring = self.scoring_of(dataset)
             if scoring is not None:
                 await trio.to_thread.run_sync(scoring.new_epoch, limiter=self._scoring)
-                self.elastic.observe_sigma(scoring.sigma)
-        if end.accuracy is not None:
-            self.elastic.observe_accuracy(end.accuracy)
+                sigmas.append(scoring.sigma)
         policy = self._keeper.guided
         if policy is not None:
             policy.new_epoch()
-            policy.set_ratio(self.elastic.ratio(end.epoch / self._epochs))
-            with exit_if_corrupt():
-                self._keeper.settle()
+        self.balance.epoch_ended(end.epoch, sigmas, end.accuracy)
+        if policy is not None:
             if trace := self._trace():
                 trace.epoch(time.time(), 0)
                 trace.ratio(time.time(), policy.ratio)
@@ -259,7 +252,14 @@ class Guide:
             PlannedEpoch, plan.epoch, dataset.keys, dataset.place_of, plan.order, plan.position
         )
         self._keeper.engine.plan(self._numbers[trainer], samples.name, epoch, time.time(), plan.begun)
+        self._follow_schedule()
         self._planned()
+
+    def _follow_schedule(self) -> None:
+        """Whether a plan is followed has a say in how the cache is shared."""
+        if self._keeper.engine.schedule.active != self._planning:
+            self._planning = not self._planning
+            self.balance.apply()
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         scoring = self.scoring_of(self._using[trainer, samples.name])
@@ -286,24 +286,15 @@ class Guide:
                 self._ledger.served(access.trainer, access.wanted, access.inode)
             if access.wanted not in (0, access.inode) and policy is not None:
                 policy.stood_in(access.inode)
+        self._follow_schedule()
 
     def change(self, options: Options) -> None:
         """Take over live options; the ratio follows at the end of the epoch."""
-        self.elastic.options = _elastic_options(options)
-        self._epochs = options.ratio_epochs
+        self.balance.change(options)
         self._follow_plans = options.plan
         if not options.plan:
             for number in self._numbers.values():
                 self._keeper.engine.unplan(number)
-
-    def pin_ratio(self, share: float | None) -> None:
-        """Fix the share of the importance section, or let training decide again; raises ValueError for no share."""
-        self.elastic.pin(share)
-        policy = self._keeper.guided
-        if policy is not None and share is not None:
-            policy.set_ratio(share)
-            with exit_if_corrupt():
-                self._keeper.settle()
 
     def has_stand_in(self, inode: int) -> bool:
         """Whether readers of some list are given another file for this one while it is not cached."""
@@ -384,7 +375,3 @@ class Guide:
 
     async def save_in_thread(self) -> None:
         await trio.to_thread.run_sync(self.save, limiter=self._scoring)
-
-
-def _elastic_options(options: Options) -> ElasticOptions:
-    return ElasticOptions(start=options.ratio_start, end=options.ratio_end)

@@ -242,7 +242,7 @@ class Manager:
 
     def _save(self) -> None:
         self.catalogue.record_fact(_STATE_FACT, self.keeper.saved_state())
-        self.catalogue.record_fact(_RATIO_FACT, self.guide.state())
+        self.catalogue.record_fact(_RATIO_FACT, self.guide.balance.state())
 
     # -- the capacity and other things that can be changed
 

@@ -123,7 +123,7 @@ def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> N
 def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path, forgotten: list[tuple[int, bytes]]) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        harness.guide.pin_ratio(0.5)
+        harness.guide.balance.pin(0.5)
         rng, seen = np.random.default_rng(3), 0
         label = dict(zip(harness.inodes, harness.list.labels.tolist(), strict=True))
         for epoch in range(4):
@@ -176,14 +176,14 @@ def test_a_ratio_can_be_pinned_and_let_go(tmp_path: Path) -> None:
         await harness.declare()
         policy = harness.keeper.guided
         assert policy is not None
-        harness.guide.pin_ratio(0.25)
+        harness.guide.balance.pin(0.25)
         await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert policy.ratio == 0.25
-        harness.guide.pin_ratio(None)
+        harness.guide.balance.pin(None)
         await harness.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
         assert policy.ratio == 0.9
         with pytest.raises(ValueError, match="between 0 and 1"):
-            harness.guide.pin_ratio(1.5)
+            harness.guide.balance.pin(1.5)
 
     run(tmp_path, test)
 

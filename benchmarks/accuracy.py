@@ -52,6 +52,9 @@ CONFIGURATIONS = {
     "radius 0.7": Configuration(ratio=IMPORTANCE_ONLY, radius_quantile=0.7),
     "weights": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0),
     "weights + coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3),
+    "weights + coverage 0.3 + settled 0.25": Configuration(
+        ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3, settled=0.25
+    ),
     "weights + sharpness 0.5": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0, sharpness=0.5),
     "loss": Configuration(scores="loss", ratio=IMPORTANCE_ONLY),
     "loss rank": Configuration(scores="rank", ratio=IMPORTANCE_ONLY),

@@ -54,7 +54,7 @@ CAPACITIES = (0.10, 0.25, 0.50, 0.75)
 # Hubs are found, as their section needs them, but none stands in.
 RECORDED = Configuration(stand_in_share=0.0)
 SEED = 1
-FULL = Extent(epochs=12, training=10_000, held_out=1_000, seeds=1)
+FULL = Extent(epochs=12, training=5_000, held_out=1_000, seeds=1)
 QUICK = Extent(epochs=3, training=1_500, held_out=500, seeds=1)
 
 Hints = list[tuple[int, Hint]]

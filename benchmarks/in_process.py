@@ -47,7 +47,7 @@ DATASET = 1
 
 @dataclass(frozen=True)
 class Configuration:
-    """Every default is what the product does by itself."""
+    """Every default but that of `settled` is what the product does by itself."""
 
     scores: str | None = "graph"
     """What the sampler draws by and the cache keeps, a name in the table of scorings; None samples uniformly, over an
@@ -61,6 +61,9 @@ class Configuration:
     """Share of the draws that are uniform."""
     weight_clip: float | None = None
     """Losses are multiplied by 1/(N q), but by no more than this."""
+    settled: float = 1.0
+    """Share of an epoch after which the next one is drawn, by the scores of that moment; 1 is after its end. The
+    sampler's own default is less, so that a mount knows in time what it will be asked for."""
     uniform_epochs: int = 0
     """At the beginning; scores are learned in them, but not drawn by."""
     radius_quantile: float = 0.5
@@ -278,7 +281,7 @@ def train(
     cache = Cache(
         configuration, pool.labels.tolist(), pool.sizes, pool.capacity, classifier.in_features, seed, trace=trace
     )
-    sampler = SpiderSampler(samples, seed=seed, coverage=configuration.coverage)
+    sampler = SpiderSampler(samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled)
     sampler.bind(cast(Client, cache), "train")
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.02)
     steps = epochs * -(-samples // BATCH)
@@ -311,7 +314,10 @@ def train(
         drawn = list(sampler)
         trained_on: set[int] = set()
         ahead: deque[tuple[list[int], list[int]]] = deque()
+        settling = int(sampler.settled * len(drawn)) // BATCH * BATCH
         for first in range(0, len(drawn), BATCH):
+            if first == settling and sampler.settled < 1:
+                sampler.draw_ahead()
             wanted = drawn[first : first + BATCH]
             ahead.append((wanted, [cache.read(sample) for sample in wanted]))
             trained_on.update(ahead[-1][1])

@@ -38,6 +38,7 @@ ONLY_IMPORTERS = {
     "rich": ("spiderfs/cli/",),
     "hnswlib": ("spiderfs/scorer/graph.py",),
     "torch": ("trainer_hook/",),
+    "fsspec": ("spiderfs/client/fsspec_files.py",),
 }
 
 # What decides has no clock, file, socket or task: time and chance come in as arguments.

@@ -41,7 +41,8 @@ class NextEpoch:
     """Foresees the next epoch of one loader; `index_sampler` is what the loader draws batches from."""
 
     def __init__(self, loader: DataLoader[Any], index_sampler: Any) -> None:
-        self._loader = loader
+        self._loaders_generator = loader.generator
+        self._new_iterators = not (loader.persistent_workers and loader.num_workers)
         self._index_sampler = index_sampler
         self._sampler = getattr(index_sampler, "sampler", index_sampler)
         # By how much the training moves a DistributedSampler's epoch on: one, unless it forgets to.
@@ -74,8 +75,7 @@ class NextEpoch:
     def _generator(self, generator: torch.Generator) -> torch.Generator:
         copied = torch.Generator(generator.device)
         copied.set_state(generator.get_state())
-        loader = self._loader
-        if generator is loader.generator and not (loader.persistent_workers and loader.num_workers):
+        if generator is self._loaders_generator and self._new_iterators:
             # Each new iterator of a loader first draws a seed for its workers.
             torch.empty((), dtype=torch.int64).random_(generator=copied)
         return copied

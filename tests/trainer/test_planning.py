@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -265,10 +266,11 @@ def test_epochs_that_are_not_what_was_foreseen(daemon: HookDaemon) -> None:
     for numbers, published in (([0, 0, 0, 0, 0], 5), ([0, 5, 3, 9, 2], 2)):
         sampler: Any = distributed()
         earlier = len(begun(daemon)), len(plans(daemon, False))
-        with trainer_hook.plan(daemon.mount, make(sampler=sampler), split=str(numbers)) as planning:
+        batches = make(sampler=sampler)
+        with trainer_hook.plan(daemon.mount, batches, split=str(numbers)):
             for epoch, number in enumerate(numbers):
                 sampler.set_epoch(number)
-                for _ in planning._follower._loader:
+                for _ in batches:
                     pass
                 counts = earlier[0] + epoch + 1, earlier[1] + min(epoch + 1, published)
                 until(lambda counts=counts: (len(begun(daemon)), len(plans(daemon, False))) == counts)  # type: ignore[misc]
@@ -298,18 +300,40 @@ def test_what_cannot_be_planned_is_drawn_all_the_same(daemon: HookDaemon, caplog
             return 2
 
     caplog.set_level(logging.WARNING)
-    with trainer_hook.plan(daemon.mount, make(sampler=Endless())) as planning:
-        taken = [*itertools.islice(planning._follower._loader, 3)]
+    batches = make(sampler=Endless())
+    with trainer_hook.plan(daemon.mount, batches):
+        taken = [*itertools.islice(batches, 3)]
         assert taken[2].tolist() == [*range(16, 24)]
-    with trainer_hook.plan(daemon.mount, make(sampler=Named(), collate_fn=list)) as planning:
-        assert [*planning._follower._loader] == [["one", "two"]]
+    batches = make(sampler=Named(), collate_fn=list)
+    with trainer_hook.plan(daemon.mount, batches):
+        assert [*batches] == [["one", "two"]]
     assert not daemon.sink.plans
     assert "has no length" in caplog.text
     assert "something else, than a list of indices" in caplog.text
-    with trainer_hook.plan(daemon.mount, make(sampler=Understated())) as planning:
-        taken = [*itertools.islice(planning._follower._loader, 30)]
+    batches = make(sampler=Understated())
+    with trainer_hook.plan(daemon.mount, batches):
+        taken = [*itertools.islice(batches, 30)]
         assert taken[29].tolist() == [number % SIZE for number in range(29 * 8, 30 * 8)]
     assert len(plans(daemon, True)[0].order) == 2 * 8
+
+
+def test_nothing_keeps_a_loader_alive(daemon: HookDaemon) -> None:
+    gc.disable()
+    try:
+        for close in (True, False):
+            batches = make(shuffle=True, persistent_workers=True, **WORKERS)
+            planning = trainer_hook.plan(daemon.mount, batches)
+            assert len([*batches]) == 7
+            if close:
+                planning.close()
+            workers = batches._iterator._workers  # type: ignore[union-attr]
+            gone = weakref.ref(batches)
+            del batches
+            assert gone() is None
+            assert not any(worker.is_alive() for worker in workers)
+            planning.close()
+    finally:
+        gc.enable()
 
 
 def test_a_loader_is_followed_once(daemon: HookDaemon) -> None:
@@ -321,7 +345,8 @@ def test_a_loader_is_followed_once(daemon: HookDaemon) -> None:
 
 
 def test_without_a_mount_it_warns_once_and_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with trainer_hook.plan(tmp_path, make()) as planning:
+    batches = make()
+    with trainer_hook.plan(tmp_path, batches):
         until(lambda: "cannot be reached" in caplog.text)
-        assert len([*planning._follower._loader]) == 7
+        assert len([*batches]) == 7
     assert len(caplog.records) == 1

@@ -3,8 +3,9 @@
 A reader publishes the draws of an epoch before it begins, sometimes those of later ones too. From that follows for
 each sample when it is used next, the number by which MIN decides (Belady, 1966). Loader workers run ahead of each
 other, so opens come nearly in the planned order: an open uses up the first pending place of its sample, if that lies
-within a window after the furthest place reached so far. Opens for which there is no such place speak against the plan;
-a reader that follows its plan too seldom is believed no longer, until it follows again.
+within a window after the furthest place reached so far. Opens whose place lies far from where the reader is by the mean
+of its last ones speak against the plan (the furthest place would not do: a single stray open moves it); an open of what
+is not pending any more says nothing. A reader that follows its plan too seldom is believed no longer, until it does.
 
 Of later epochs that read each sample once, only what comes within `look_ahead` counts. Such an epoch costs the same
 bytes whatever was kept before it, but if what it reads first was kept, all of it is cached at first and nothing then:
@@ -29,11 +30,16 @@ Places = npt.NDArray[np.uint32]
 
 # How far behind the furthest place reached an open may still come: 16 loader workers, 4 batches of 256 each.
 BEHIND = 16_384
-# How far ahead of it: what such workers have in hand, or an eighth of a long epoch. A reader in another random order
-# falls into this window with one open in eight.
+# How far ahead of it: what such workers have in hand, or an eighth of a long epoch.
 AHEAD_MIN = 512
 AHEAD_SHARE = 1 / 8
-# An open's weight in the share of opens that follow the plan: a wrong plan is found out after some 90 of them.
+# An open follows the plan if it lies so close to where the reader is. Of a reader in another random order a third do;
+# of loader workers that have a quarter of an epoch in hand, nearly all. Some 300 samples are always believed.
+NEAR_MIN = 128
+NEAR_SHARE = 1 / 6
+# An open's weight in where the reader is.
+_WHERE_WEIGHT = 1 / 16
+# An open's weight in the share of opens that follow the plan: a wrong plan is found out after 90 to 300 of them.
 FOLLOWED_WEIGHT = 1 / 128
 BELIEVED_BELOW, BELIEVED_AGAIN = 0.5, 0.8
 # A reader's pace is taken over so many seconds, and what was measured before counts for half.
@@ -125,6 +131,10 @@ class PlannedReader:
         self.believed = True
         self.pace_s = FIRST_PACE_S
         """Seconds from one position to the next."""
+        self._where = float(epoch.start)
+        """The position that opens come next to."""
+        self._unseen: set[Key] = set()
+        """Keys of positions that were passed over."""
         self._passed = self._first_pending = epoch.start
         self._paced_at = (now_s, self.reached)
         self._anchor = (now_s, self.reached)
@@ -138,9 +148,13 @@ class PlannedReader:
     def begin(self, epoch: PlannedEpoch, now_s: float) -> None:
         """Go on with this epoch, perhaps the one that was drawn ahead, of which some may have been read already."""
         drawn_ahead = (ahead for ahead in self.later if ahead.start == epoch.start and ahead.same_draws(epoch))
+        # One with a lower number begins another training; what was to follow the last one will not come.
+        known = [] if epoch.number < self.epoch.number else self.later
+        self.later = [ahead for ahead in known if ahead.number > epoch.number]
         self.epoch = next(drawn_ahead, epoch)
-        self.later = [ahead for ahead in self.later if ahead.number > epoch.number]
         self.reached = self._passed = self._first_pending = epoch.start
+        self._where = float(epoch.start)
+        self._unseen.clear()
         self._looked_at = self.reached + self.look_ahead
         self._paced_at = (now_s, self.reached)
         self.anchor(now_s)
@@ -165,12 +179,8 @@ class PlannedReader:
         self.opens += 1
         self.late += late
         changed = self._use_up(key)
-        if changed is None:
-            if not self.finished:
-                self._judge(False)
-            return []
-        self._judge(True)
-        self._keep_pace(now_s)
+        if changed:
+            self._keep_pace(now_s)
         return changed
 
     def next_use_s(self, key: Key) -> float | None:
@@ -213,10 +223,13 @@ class PlannedReader:
         """By how many seconds times are wrong for where the reader is now."""
         return abs(self.time_of(self.reached) - now_s)
 
-    def _use_up(self, key: Key) -> list[Key] | None:
+    def _use_up(self, key: Key) -> list[Key]:
         position = self.epoch.next_position(key)
-        window = max(AHEAD_MIN, int(len(self.epoch) * AHEAD_SHARE))
+        total = len(self.epoch)
+        window = max(AHEAD_MIN, int(total * AHEAD_SHARE))
         if position is not None and position <= self.reached + window:
+            self._judge(abs(position - self._where) <= max(NEAR_MIN, total * NEAR_SHARE))
+            self._where += 1 + (position - self._where) * _WHERE_WEIGHT
             changed = [self.epoch.use_up(position)]
             if position >= self.reached:
                 self.reached = position + 1
@@ -225,10 +238,13 @@ class PlannedReader:
             return changed
         # Loader workers begin with the next epoch before the trainer's word of it has come.
         if self.later:
-            position = self.later[0].next_position(key)
-            if position is not None and len(self.epoch) - self.reached + position <= window:
-                return [self.later[0].use_up(position)]
-        return None
+            ahead = self.later[0].next_position(key)
+            if ahead is not None and total - self.reached + ahead <= window:
+                self._judge(True)
+                return [self.later[0].use_up(ahead)]
+        if position is not None or key in self._unseen:
+            self._judge(False)
+        return []
 
     def _pass_over(self, limit: int) -> list[Key]:
         """Positions so far behind were read unseen, or never will be: their samples are not due any more."""
@@ -237,14 +253,21 @@ class PlannedReader:
             if self.epoch.pending(self._passed):
                 changed.append(self.epoch.use_up(self._passed))
             self._passed += 1
+        self._unseen.update(changed)
         return changed
 
     def _look_to(self, limit: int) -> list[Key]:
-        """Positions of the next epoch that have come into view."""
-        first = max(self._looked_at - len(self.epoch), 0)
-        self._looked_at = max(limit, self._looked_at)
-        last = self._looked_at - len(self.epoch)
-        return [self.later[0].key(place) for place in range(first, min(last, len(self.later[0])))] if self.later else []
+        """Positions of later epochs that have come into view."""
+        first, self._looked_at = self._looked_at, max(limit, self._looked_at)
+        before, changed = len(self.epoch), []
+        for epoch in self.later:
+            if self._looked_at <= before:
+                break
+            changed += [
+                epoch.key(place) for place in range(max(first - before, 0), min(self._looked_at - before, len(epoch)))
+            ]
+            before += len(epoch)
+        return changed
 
     def _judge(self, follows: bool) -> None:
         self.followed_share += (follows - self.followed_share) * FOLLOWED_WEIGHT

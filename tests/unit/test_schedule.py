@@ -1,0 +1,418 @@
+"""What readers have said they will read, against a model that knows nothing of arrays."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from spiderfs.core import schedule as module
+from spiderfs.core.schedule import (
+    AHEAD_MIN,
+    BEHIND,
+    BELIEVED_AGAIN,
+    FIRST_PACE_S,
+    PlannedEpoch,
+    PlannedReader,
+    Schedule,
+)
+
+FILES = 12
+# Two samples are of files that nobody knows.
+KEYS = [0, *range(101, 101 + FILES - 2), 0]
+PLACE_OF = {key: place for place, key in enumerate(KEYS) if key}
+STRANGER = 999
+ORDERS = st.one_of(
+    st.permutations(range(FILES)),
+    st.lists(st.integers(0, FILES - 1), min_size=1, max_size=40),
+)
+
+
+def planned(number: int, order: list[int], start: int = 0) -> PlannedEpoch:
+    return PlannedEpoch(number, KEYS, PLACE_OF, np.array(order, np.uint32), start)
+
+
+def of_files(number: int, order: list[int], start: int = 0, files: int = 0) -> PlannedEpoch:
+    """An epoch over files 1 to n by their numbers, all of them known."""
+    keys = list(range(1, max(files, *order) + 1))
+    return PlannedEpoch(number, keys, {key: key - 1 for key in keys}, np.array(order, np.uint32) - np.uint32(1), start)
+
+
+# -- one epoch
+
+
+@given(order=ORDERS, data=st.data())
+def test_next_position_is_the_first_one_left(order: list[int], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(order)))
+    epoch = planned(0, order, start)
+    left = set(range(start, len(order)))
+    assert epoch.repeats == (len(set(order[start:])) < len(order) - start)
+    for _ in range(len(left)):
+        for sample, key in enumerate(KEYS):
+            positions = [position for position in left if order[position] == sample]
+            assert epoch.next_position(key) == (min(positions) if key and positions else None)
+        assert [epoch.pending(position) for position in range(start, len(order))] == [
+            position in left for position in range(start, len(order))
+        ]
+        # Only the first of a sample's positions can be used up.
+        position = data.draw(st.sampled_from(sorted(left)))
+        position = min(other for other in left if order[other] == order[position])
+        assert epoch.use_up(position) == KEYS[order[position]]
+        left.remove(position)
+    assert all(epoch.next_position(key) is None for key in KEYS)
+
+
+def test_what_is_given_up_is_not_to_come() -> None:
+    epoch = planned(0, [1, 2, 1])
+    epoch.give_up()
+    assert [epoch.next_position(key) for key in KEYS] == [None] * FILES
+    assert not any(epoch.pending(position) for position in range(3))
+
+
+# -- one reader against a model
+
+
+class ReaderAgainstModel(RuleBasedStateMachine):
+    """The model keeps sets of positions. Limits are small here, so that all of them are met."""
+
+    limits = patch.multiple(module, BEHIND=10, AHEAD_MIN=6, AHEAD_SHARE=1 / 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits.start()
+
+    def teardown(self) -> None:
+        self.limits.stop()
+
+    @initialize(order=ORDERS, start=st.integers(0, 5))
+    def first(self, order: list[int], start: int) -> None:
+        start = min(start, len(order))
+        self.reader = PlannedReader(planned(0, order, start), 0.0)
+        self.number = 0
+        self.orders = {0: order}
+        self.starts = {0: start}
+        self.left = {0: set(range(start, len(order)))}
+        self.reached = start
+        self.seen_to = start + 6
+
+    def later(self) -> list[int]:
+        return sorted(number for number in self.orders if number > self.number)
+
+    def window(self) -> int:
+        return max(6, len(self.orders[self.number]) // 4)
+
+    def first_left(self, number: int, sample: int) -> int | None:
+        order = self.orders[number]
+        return min((position for position in self.left[number] if order[position] == sample), default=None)
+
+    def next_use(self, sample: int) -> int | None:
+        """Positions from the start of this epoch on."""
+        before = 0
+        for number in (self.number, *self.later()):
+            position, order = self.first_left(number, sample), self.orders[number][self.starts[number] :]
+            if position is not None:
+                in_view = number == self.number or len(set(order)) < len(order) or before + position < self.seen_to
+                return before + position if in_view else None
+            before += len(self.orders[number])
+        return None
+
+    @rule(sample=st.integers(0, FILES - 1))
+    def opened(self, sample: int) -> None:
+        key = KEYS[sample]
+        before = {other: self.reader.next_use_s(other) for other in PLACE_OF}
+        changed = self.reader.opened(key, 0.0, False)
+        after = {other: self.reader.next_use_s(other) for other in PLACE_OF}
+        assert {other for other in PLACE_OF if before[other] != after[other]} <= set(changed)
+        if not key:
+            assert changed == []
+            return
+        here, later = self.first_left(self.number, sample), self.later()
+        if here is not None and here <= self.reached + self.window():
+            self.left[self.number].remove(here)
+            self.reached = max(self.reached, here + 1)
+            self.left[self.number] -= set(range(self.reached - 10))
+            self.seen_to = max(self.seen_to, self.reached + 6)
+        elif later:
+            there = self.first_left(later[0], sample)
+            if there is not None and len(self.orders[self.number]) - self.reached + there <= self.window():
+                self.left[later[0]].remove(there)
+
+    @rule()
+    def stranger(self) -> None:
+        opens = self.reader.opens
+        assert self.reader.opened(STRANGER, 0.0, True) == []
+        assert self.reader.opens == opens
+
+    @precondition(lambda self: self.reached < len(self.orders[self.number]))
+    @rule(jitter=st.integers(0, 5))
+    def opened_about_as_planned(self, jitter: int) -> None:
+        order = self.orders[self.number]
+        self.opened(order[min(self.reached + jitter, len(order) - 1)])
+
+    @rule(order=ORDERS, ahead=st.integers(1, 3))
+    def follow_with(self, order: list[int], ahead: int) -> None:
+        number = self.number + ahead
+        self.reader.follow_with(planned(number, order))
+        self.orders[number], self.starts[number], self.left[number] = order, 0, set(range(len(order)))
+
+    @rule(drawn_ahead=st.booleans(), order=ORDERS, start=st.integers(0, 3))
+    def begin(self, drawn_ahead: bool, order: list[int], start: int) -> None:
+        later = self.later()
+        number = later[0] if later else self.number + 1
+        if drawn_ahead and later:
+            order, start = self.orders[number], 0
+        else:
+            start = min(start, len(order))
+        if (order, start) != (self.orders.get(number), self.starts.get(number)):
+            self.left[number] = set(range(start, len(order)))
+        self.reader.begin(planned(number, order, start), 0.0)
+        self.number, self.orders[number], self.starts[number] = number, order, start
+        self.reached, self.seen_to = start, start + 6
+
+    @rule(ahead=st.integers(-1, 1))
+    def end(self, ahead: int) -> None:
+        number = self.number + ahead
+        self.reader.end(number)
+        for gone in [other for other in self.later() if other <= number]:
+            del self.orders[gone]
+        if self.number <= number:
+            self.left[self.number] = set()
+            self.reached = len(self.orders[self.number])
+            self.seen_to = self.reached + 6
+
+    @invariant()
+    def agrees(self) -> None:
+        assert self.reader.reached == self.reached
+        assert self.reader.finished == (self.reached >= len(self.orders[self.number]))
+        anchored = self.reader.time_of(0)
+        for key, sample in PLACE_OF.items():
+            use_s, position = self.reader.next_use_s(key), self.next_use(sample)
+            assert (use_s is None) == (position is None)
+            if use_s is not None and position is not None:
+                assert use_s == pytest.approx(anchored + position * FIRST_PACE_S)
+
+    @invariant()
+    def what_comes_is_what_is_left(self) -> None:
+        coming, before = [], 0
+        for number in (self.number, *self.later()):
+            order = self.orders[number]
+            coming += [
+                (before + position, KEYS[order[position]])
+                for position in sorted(self.left[number])
+                if before + position < self.reached + 9
+            ]
+            before += len(order)
+        assert list(self.reader.coming(9)) == coming
+        assert list(self.reader.coming(9, self.reached + 2)) == [row for row in coming if row[0] >= self.reached + 2]
+
+
+TestReaderAgainstModel = ReaderAgainstModel.TestCase
+TestReaderAgainstModel.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True, database=None
+)
+
+
+# -- whether it does what it said
+
+
+def opens(reader: PlannedReader, files: list[int]) -> int:
+    """Open files until the reader is believed no longer; how many it took, or all."""
+    for count, file in enumerate(files):
+        reader.opened(file, 0.0, False)
+        if not reader.believed:
+            return count + 1
+    return len(files)
+
+
+def test_opens_in_the_jittered_order_of_loader_workers_are_followed() -> None:
+    rng = np.random.default_rng(1)
+    order = (rng.permutation(8000) + 1).tolist()
+    reader = PlannedReader(of_files(0, order), 0.0)
+    batches = [order[first : first + 64] for first in range(0, 8000, 64)]
+    # Eight workers with a batch each; which of them reads next is chance.
+    working: list[list[int]] = []
+    while batches or working:
+        while len(working) < 8 and batches:
+            working.append(list(batches.pop(0)))
+        batch = working[int(rng.integers(len(working)))]
+        reader.opened(batch.pop(0), 0.0, False)
+        working = [batch for batch in working if batch]
+    assert reader.believed
+    assert reader.followed_share > 0.999
+    assert reader.finished
+    assert list(reader.coming(100)) == []
+
+
+def test_loader_workers_with_a_quarter_of_an_epoch_in_hand_are_believed() -> None:
+    rng = np.random.default_rng(1)
+    reader = PlannedReader(of_files(0, list(range(1, 8193))), 0.0)
+    for half in range(1, 8193, 2048):
+        # Eight workers with 256 each, in step.
+        assert opens(reader, [half + worker * 256 + at for at in range(256) for worker in rng.permutation(8)]) == 2048
+    assert len(list(reader.coming(100))) < 8
+
+
+def test_who_opens_each_file_twice_follows_too() -> None:
+    reader = PlannedReader(of_files(0, list(range(1, 2001))), 0.0)
+    assert opens(reader, [file for file in range(1, 2001) for _ in range(2)]) == 4000
+    assert reader.followed_share > 0.99
+
+
+def test_who_has_skipped_some_opens_is_followed_from_there_on() -> None:
+    """Events are dropped when the manager cannot keep up."""
+    reader = PlannedReader(of_files(0, list(range(1, 10_001))), 0.0)
+    assert opens(reader, [*range(1, 2001), *range(3001, 6001), *range(7001, 10_001)]) == 8000
+    assert reader.followed_share > 0.99
+
+
+@pytest.mark.parametrize("files", [1000, 2000, 5000, 16_000, 50_000, 200_000])
+def test_a_plan_that_is_not_followed_is_found_out_and_believed_again(files: int) -> None:
+    rng = np.random.default_rng(2)
+    order = (rng.permutation(files) + 1).tolist()
+    reader = PlannedReader(of_files(0, order), 0.0)
+    took = opens(reader, (rng.permutation(files) + 1).tolist())
+    assert 80 < took < 500
+    reader.begin(of_files(1, order), 0.0)
+    for file in order[:300]:
+        reader.opened(file, 0.0, False)
+    assert reader.believed
+    assert reader.followed_share > BELIEVED_AGAIN
+
+
+def test_a_plan_in_sorted_order_that_is_read_shuffled_is_found_out() -> None:
+    rng = np.random.default_rng(3)
+    reader = PlannedReader(of_files(0, list(range(1, 5001))), 0.0)
+    assert opens(reader, (rng.permutation(5000) + 1).tolist()) < 400
+
+
+def test_opens_after_the_end_say_nothing() -> None:
+    reader = PlannedReader(of_files(0, [1, 2, 3]), 0.0)
+    for _ in range(500):
+        for file in (1, 2, 3):
+            reader.opened(file, 0.0, False)
+    assert reader.followed_share > 0.95
+    reader.end(0)
+    assert opens(reader, [1, 2, 3] * 200) == 600
+
+
+def test_who_opens_other_files_too_goes_on_being_believed() -> None:
+    reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
+    for file in range(1, 1001):
+        reader.opened(5000 + file, 0.0, True)
+        reader.opened(file, 0.0, False)
+    assert (reader.believed, reader.opens, reader.late) == (True, 1000, 0)
+
+
+def test_files_passed_over_are_not_due_any_more() -> None:
+    files = BEHIND + 2 * AHEAD_MIN
+    reader = PlannedReader(of_files(0, list(range(1, files + 1))), 0.0)
+    # Every tenth is never opened.
+    for file in range(1, files + 1):
+        if file % 10:
+            reader.opened(file, 0.0, False)
+    assert reader.believed
+    assert reader.next_use_s(10) is None
+    left = [key for _, key in reader.coming(10)]
+    assert left == [file for file in range(reader.reached - BEHIND + 1, files + 1) if file % 10 == 0]
+
+
+# -- how fast it is
+
+
+def test_pace_is_that_of_the_last_seconds() -> None:
+    files = 40_000
+    reader = PlannedReader(of_files(0, list(range(1, files + 1))), 0.0)
+    assert reader.pace_s == FIRST_PACE_S
+    now = 0.0
+    for file in range(1, 1001):
+        now += 0.01
+        reader.opened(file, now, False)
+    assert reader.pace_s == pytest.approx(0.01, rel=0.02)
+    for file in range(1001, files + 1):
+        now += 0.0005
+        reader.opened(file, now, False)
+    assert reader.pace_s == pytest.approx(0.0005, rel=0.02)
+
+
+def test_two_readers_are_compared_by_their_paces_once_they_have_drifted_apart() -> None:
+    plans = Schedule()
+    fast, slow = list(range(1, 4001)), list(range(4001, 8001))
+    plans.begin("fast", "train", of_files(0, fast), 0.0)
+    plans.begin("slow", "train", of_files(0, [file - 4000 for file in slow], files=4000), 0.0)
+    # Both lists hold the same files here; the slow one reads one where the fast one reads ten.
+    for step in range(2000):
+        now = step * 0.005
+        plans.opened("fast", fast[step], now, False)
+        if step % 10 == 0:
+            plans.opened("slow", step // 10 + 1, now, False)
+    last = fast[-1]
+    assert plans.anchor(now, 2.0)
+    assert not plans.anchor(now, 2.0), "they are right now"
+    quick, idle = plans.believed
+    assert quick.time_of(quick.reached) == idle.time_of(idle.reached) == now
+    assert quick.next_use_s(last) == pytest.approx(now + 2000 * 0.005, rel=0.02)
+    assert idle.next_use_s(last) == pytest.approx(now + 3800 * 0.05, rel=0.02)
+    assert plans.next_use_s(last) == quick.next_use_s(last)
+    # What the fast one has read already, the slow one still wants.
+    assert plans.next_use_s(1500) == pytest.approx(now + 1300 * 0.05, rel=0.02)
+
+
+def test_a_single_reader_needs_no_anchor() -> None:
+    plans = Schedule()
+    plans.begin("one", "train", of_files(0, [1, 2, 3]), 0.0)
+    assert not plans.anchor(1e6, 2.0)
+
+
+# -- all trainers
+
+
+def test_a_trainer_has_a_plan_for_each_list_and_takes_them_along() -> None:
+    plans = Schedule()
+    assert not plans.active
+    plans.begin("a", "train", of_files(0, [1, 2, 3]), 0.0)
+    plans.begin("a", "val", PlannedEpoch(0, [11, 12], {11: 0, 12: 1}, np.array([0, 1], np.uint32)), 0.0)
+    plans.begin("b", "train", of_files(0, [3, 2, 1]), 0.0)
+    assert plans.active
+    assert [plans.planned("a", key) for key in (1, 12, 20)] == [True, True, False]
+    assert [plans.planned("b", key) for key in (1, 12)] == [True, False]
+    assert plans.next_use_s(3) == pytest.approx(0.0), "the sooner of the two"
+    assert plans.opened("b", 3, 0.0, False) == [3]
+    assert plans.next_use_s(3) == pytest.approx(2 * FIRST_PACE_S)
+    assert plans.opened("nobody", 3, 0.0, False) == []
+    plans.end("a", 0)
+    assert [plans.next_use_s(key) is None for key in (11, 3, 2)] == [True, True, False]
+    plans.drop("b")
+    plans.drop("a")
+    assert (plans.active, plans.believed, plans.readers) == (False, (), {})
+    assert plans.next_use_s(2) is None
+
+
+def test_an_epoch_drawn_ahead_may_be_the_first_that_is_heard_of() -> None:
+    plans = Schedule()
+    plans.follow_with("a", "train", of_files(3, [2, 1]), 0.0)
+    (reader,) = plans.believed
+    assert (reader.epoch.number, reader.later) == (3, [])
+
+
+def test_who_stops_following_is_another_tuple_of_the_believed() -> None:
+    rng = np.random.default_rng(5)
+    plans = Schedule()
+    plans.begin("a", "train", of_files(0, (rng.permutation(3000) + 1).tolist()), 0.0)
+    before = plans.believed
+    for file in (rng.permutation(3000) + 1).tolist()[:400]:
+        plans.opened("a", file, 0.0, False)
+    assert before is not plans.believed
+    assert not plans.active
+    assert plans.next_use_s(1) is None
+    assert not plans.planned("a", 1)
+
+
+def test_an_epoch_that_begins_again_forgets_later_ones_of_an_earlier_training() -> None:
+    reader = PlannedReader(of_files(8, [1, 2]), 0.0)
+    reader.follow_with(of_files(9, [2, 2, 1]))
+    reader.begin(of_files(0, [1, 2]), 0.0)
+    assert reader.later == []

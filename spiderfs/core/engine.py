@@ -241,7 +241,8 @@ class Engine:
         self._foresight.changed(key)
 
     def _replanned(self) -> None:
-        self._foresight.replanned(key for key, member in self._members.items() if member.section != BLOCKS)
+        foreseen = self._policy.foreseen
+        self._foresight.replanned(key for key, member in self._members.items() if member.section == foreseen)
 
     # -- shares ----------------------------------------------------------------------------------------------------
 
@@ -345,7 +346,7 @@ class Engine:
     def _admit(self, key: Key, size: int, section: str) -> None:
         self._enter(key, size, section)
         self._policy.inserted(key, size)
-        self._foresight.inserted(key)
+        self._foresight.inserted(key, section)
 
     def _leave(self, keys: Iterable[Key]) -> None:
         for key in keys:

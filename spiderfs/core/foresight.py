@@ -28,9 +28,9 @@ class Foresight:
         self._unplanned: Heap[Key] = Heap()
         self._planned: Heap[Key] = Heap()
 
-    def inserted(self, key: Key) -> None:
+    def inserted(self, key: Key, section: str) -> None:
         """The policy has been told of a new member."""
-        if self._schedule.active and self._policy.section_for(key) == self._policy.foreseen:
+        if self._schedule.active and section == self._policy.foreseen:
             self._rank(key)
 
     def removed(self, key: Key) -> None:
@@ -43,19 +43,18 @@ class Foresight:
             self._rank(key)
 
     def replanned(self, members: Iterable[Key]) -> None:
-        """All next uses may have changed, or the policy's scores; `members` are all samples that are cached."""
+        """All next uses may have changed, or the policy's scores; `members` are all of the section `foreseen`."""
         self._unplanned.refill(())
         self._planned.refill(())
         if not self._schedule.active:
             return
         unplanned, planned = [], []
         for key in members:
-            if self._policy.section_for(key) == self._policy.foreseen:
-                use_s = self._schedule.next_use_s(key)
-                if use_s is None:
-                    unplanned.append((key, self._policy.score(key)))
-                else:
-                    planned.append((key, -use_s))
+            use_s = self._schedule.next_use_s(key)
+            if use_s is None:
+                unplanned.append((key, self._policy.score(key)))
+            else:
+                planned.append((key, -use_s))
         self._unplanned.refill(unplanned)
         self._planned.refill(planned)
 

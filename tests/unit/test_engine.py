@@ -23,6 +23,7 @@ class HalfAndHalf(Policy):
 
     name = "half"
     sections = ("odd", "even")
+    foreseen = "odd"
 
     def __init__(self) -> None:
         self.odd_share = 0.5

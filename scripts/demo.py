@@ -1,11 +1,11 @@
-"""Trains a small network on real images over a slow line, in four ways, and compares.
+"""Trains a small network on real images over a slow line, in five ways, and compares.
 
 The data lies behind a slow line, simulated by `spiderfs.sources.slow`: through spiderfs as `-o source.latency_ms=...`,
 without it by the same class, used directly in the data loader's workers. The ways: straight from the source, through a
-mount that evicts what was used longest ago, through a plain spiderfs mount, and through one that the trainer's hook
-guides. The first three see the same bytes in the same order and start from the same weights, so they must end with the
-same accuracy; only the waiting differs. With the hook the sampler prefers what is important, and some samples stand in
-for others: there the accuracy is a result, not a check.
+mount that evicts what was used longest ago, through a plain spiderfs mount, through one that is told what the loader
+will read, and through one that the trainer's hook guides. The first four see the same bytes in the same order and start
+from the same weights, so they must end with the same accuracy; only the waiting differs. With the hook the sampler
+prefers what is important: there the accuracy is a result, not a check.
 
 Run it with scripts/demo, which installs what is missing. Whatever ends it (Ctrl-C included), the mounts are unmounted,
 the data loader's workers end, and the temporary directory goes.
@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
-from trainer_hook import Hook, SpiderSampler, attach
+from trainer_hook import Hook, Planning, SpiderSampler, attach, plan
 
 ROOT = Path(__file__).resolve().parent.parent
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
@@ -51,9 +51,9 @@ CACHED_SHARE = 0.20
 HELD_OUT_EVERY = 5
 COMMAND_PATIENCE_S = 60.0  # mounting and unmounting take about a second
 # The ways of training, as the tables and the plot name them; all but the first through a mount of that name.
-DIRECT, LRU, PLAIN, GUIDED = "direct", "lru", "plain", "hook"
-MOUNTS = {LRU: "lru", PLAIN: "spider", GUIDED: "spider"}  # and their policies
-COLOURS = {DIRECT: "#7f7f7f", LRU: "#1f77b4", PLAIN: "#ff7f0e", GUIDED: "#2ca02c"}
+DIRECT, LRU, PLAIN, PLANNED, GUIDED = "direct", "lru", "plain", "plan", "hook"
+MOUNTS = {LRU: "lru", PLAIN: "spider", PLANNED: "spider", GUIDED: "spider"}  # and their policies
+COLOURS = {DIRECT: "#7f7f7f", LRU: "#1f77b4", PLAIN: "#ff7f0e", PLANNED: "#9467bd", GUIDED: "#2ca02c"}
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 console = Console()
@@ -120,6 +120,26 @@ class SlowReader:
         return self._source.read(os.fsencode(path), 0, version.size, version)
 
 
+class PlanObserver:
+    """Tells the mount what the loader will read, and nothing else."""
+
+    sampler = None
+
+    def __init__(self, mountpoint: Path) -> None:
+        self._mountpoint = mountpoint
+        self._planning: Planning | None = None
+
+    def begin(self, model: nn.Module, loader: DataLoader[Any]) -> None:
+        self._planning = plan(self._mountpoint, loader)
+
+    def epoch_end(self, accuracy: float) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._planning is not None:
+            self._planning.close()
+
+
 class HookObserver:
     """The trainer's side of spiderfs: `attach` before the first epoch, `epoch_end` after each."""
 
@@ -138,6 +158,12 @@ class HookObserver:
     def close(self) -> None:
         if self._hook is not None:
             self._hook.close()
+
+
+def observer_for(name: str, mountpoint: Path, samples: int) -> PlanObserver | HookObserver | None:
+    if name == PLANNED:
+        return PlanObserver(mountpoint)
+    return HookObserver(mountpoint, samples) if name == GUIDED else None
 
 
 def make_digits(root: Path) -> None:
@@ -297,8 +323,8 @@ def plot(ways: dict[str, list[Row]], path: Path) -> None:
     for axis, (title, value) in zip(axes, panels, strict=True):
         for name, rows in ways.items():
             numbers = range(1, len(rows) + 1)
-            # The first three end with the same accuracy: markers of falling size show all of them.
-            size = 9 - 2 * list(ways).index(name)
+            # The first four end with the same accuracy: markers of falling size show all of them.
+            size = 11 - 2 * list(ways).index(name)
             axis.plot(numbers, [value(row) for row in rows], color=COLOURS[name], marker="o", ms=size, label=name)
         axis.set(title=title, xlabel="epoch", xticks=range(1, len(ways[DIRECT]) + 1))
         axis.set_ylim(bottom=None if "accuracy" in title else 0)
@@ -312,10 +338,11 @@ EXPECTATION = f"""\
 What to expect: where an epoch reads every sample exactly once, in random
 order, no policy can have more hits than the share of samples in the cache, here
 about {CACHED_SHARE:.0%}. The default policy reaches that without a trainer's hook ("plain");
-evicting what was used longest ago keeps a few percent. With the hook, samples
-that matter are drawn more often and kept, and cached neighbours stand in for
-others, so more than that share hits. The first epoch fills the cache and is as
-slow as reading directly. So few epochs of so small a set say little about
+evicting what was used longest ago keeps a few percent. With one line in the
+training ("plan") the mount knows what will be read and fetches it in time:
+about as many bytes, but training hardly waits for them, from the first epoch
+on. With the hook, samples that matter are drawn more often and kept, so fewer
+bytes have to come at all. So few epochs of so small a set say little about
 accuracy: benchmarks/train.py measures that.
 """
 
@@ -346,10 +373,11 @@ def demo(arguments: argparse.Namespace, scratch: Path) -> None:
     for name, title in (
         (LRU, "Through a mount that evicts what was used longest ago (policy=lru)"),
         (PLAIN, "Through a spiderfs mount as it comes, without the trainer's hook"),
+        (PLANNED, "Through a spiderfs mount that is told what the loader will read"),
         (GUIDED, "Through a spiderfs mount, with the trainer's hook and its sampler"),
     ):
         with mounted(root, scratch, name, line, capacity) as mountpoint:
-            observer = HookObserver(mountpoint, len(data.training)) if name == GUIDED else None
+            observer = observer_for(name, mountpoint, len(data.training))
             rows = train_through_mount(data, held_out, mountpoint, arguments.epochs, observer)
             try:
                 ways[name] = report(title, rows)

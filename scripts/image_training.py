@@ -33,7 +33,8 @@ class Observer(Protocol):
     """What may watch a training and choose its samples."""
 
     @property
-    def sampler(self) -> Sampler[int]: ...
+    def sampler(self) -> Sampler[int] | None:
+        """None leaves the training its own."""
 
     def begin(self, model: nn.Module, loader: DataLoader[Any]) -> None: ...
 
@@ -70,17 +71,18 @@ def network(classes: int) -> nn.Module:
 def train(
     samples: ImageFolder, held_out: ImageFolder, epochs: int, console: Console, observer: Observer | None = None
 ) -> Iterator[Epoch]:
-    """Train, and yield after each epoch; without an observer, same weights and order of samples in each call."""
+    """Train, and yield after each epoch; with no other sampler, same weights and order of samples in each call."""
     # So small a network gains nothing from more threads, and beside busy loader workers it loses.
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     model = network(len(samples.classes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    sampler = None if observer is None else observer.sampler
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_size=BATCH,
-        sampler=None if observer is None else observer.sampler,
-        shuffle=True if observer is None else None,
+        sampler=sampler,
+        shuffle=sampler is None,
         num_workers=LOADER_WORKERS,
         generator=torch.Generator().manual_seed(SEED),
         worker_init_fn=leave_signals_to_the_parent,

@@ -25,6 +25,7 @@
         ├── InvalidArgument (EINVAL)
         ├── AccessDenied (EACCES)
         ├── NoAttribute (ENODATA)
+        ├── AttributeTooLong (ERANGE)
         ├── ReadOnly (EROFS)
         ├── Stale (ESTALE)
         └── TryAgain (EAGAIN)          the manager is restarting; a control file cannot be served now
@@ -145,6 +146,12 @@ class AccessDenied(FileSystemError):
 
 class NoAttribute(FileSystemError):
     errno = errno.ENODATA
+
+
+class AttributeTooLong(FileSystemError):
+    """For the buffer of who asks."""
+
+    errno = errno.ERANGE
 
 
 class ReadOnly(FileSystemError):

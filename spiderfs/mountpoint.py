@@ -1,4 +1,4 @@
-"""What is mounted where, and how to get rid of it.
+"""Mounting, what is mounted where, and how to get rid of it.
 
 A daemon that hangs makes every look at its mount hang too, and a dead one answers ENOTCONN. So the kernel's mount table
 (/proc/self/mountinfo, see proc_pid_mountinfo(5)) is asked first, which never touches the mount, and where the mount
@@ -13,6 +13,8 @@ import errno
 import os
 import re
 import shutil
+import socket
+import stat
 import subprocess
 import threading
 from collections.abc import Callable
@@ -36,7 +38,8 @@ MAX_STACKED_MOUNTS = 16
 # As many as the kernel follows, see path_resolution(7).
 MAX_SYMLINKS = 40
 
-# umount2(2)
+# mount(2), umount2(2)
+MS_NOSUID, MS_NODEV = 2, 4
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
@@ -167,6 +170,15 @@ def check_mountable(path: str | Path) -> None:
         raise MountError(f"the mount point {path} is not a directory: choose or create one")
 
 
+def mount(path: str | Path, source: str, allow_other: bool) -> int:
+    """Mount at this path, to be shown as `source`, and return the descriptor that the kernel's requests come from."""
+    # With other users the kernel checks permissions; without, everybody who gets in is the daemon's own user, and
+    # leaving it to the daemon makes every attempt to write answer EROFS.
+    options = ["allow_other", "default_permissions"] if allow_other else []
+    here = canonical(path)
+    return _mount2(here, source, options) if os.geteuid() == 0 else _fusermount_mount(here, source, options)
+
+
 def unmount(path: str | Path, lazy: bool = False) -> None:
     """Take the mount at this path away; `lazy` does so even while it is in use or hangs."""
     here = canonical(path)
@@ -205,15 +217,6 @@ def check_fuse_available(allow_other: bool = False) -> None:
             raise MountError(
                 f"allow_other is for root only here: add the line 'user_allow_other' to {FUSE_CONF}, or mount as root"
             )
-    try:
-        import pyfuse3  # noqa: F401
-    except ImportError as exc:
-        remedy = (
-            "install the package libfuse3-3 (it comes with fuse3)"
-            if "libfuse3" in str(exc)
-            else "install it with pip install 'spiderfs[mount]', after the packages libfuse3-dev and pkg-config"
-        )
-        raise MountError(f"pyfuse3 cannot be loaded ({' '.join(str(exc).split())}): {remedy}") from exc
 
 
 def _stat(path: Path) -> None:
@@ -223,6 +226,42 @@ def _stat(path: Path) -> None:
 def _unescape(field: bytes) -> str:
     """A mountinfo field without its octal escapes; names need not be UTF-8."""
     return os.fsdecode(_OCTAL_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
+
+
+def _mount2(path: Path, source: str, options: list[str]) -> int:
+    descriptor = os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    root_mode = stat.S_IFMT(os.stat(path).st_mode)
+    data = [
+        f"fd={descriptor}",
+        f"rootmode={root_mode:o}",
+        f"user_id={os.getuid()}",
+        f"group_id={os.getgid()}",
+        *options,
+    ]
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (os.fsencode(source), os.fsencode(path), FSTYPE.encode(), MS_NOSUID | MS_NODEV, ",".join(data).encode())
+    if libc.mount(*arguments) != 0:
+        failure = os.strerror(ctypes.get_errno())
+        os.close(descriptor)
+        raise MountError(f"cannot mount on {path}: {failure}")
+    return descriptor
+
+
+def _fusermount_mount(path: Path, source: str, options: list[str]) -> int:
+    """fusermount3 is setuid root; it mounts and hands the descriptor over a socket (libfuse, lib/mount.c)."""
+    # A comma would end the option; fusermount3 unescapes the backslash.
+    name = source.replace("\\", "\\\\").replace(",", "\\,")
+    text = ",".join([f"fsname={name}", f"subtype={FSTYPE.partition('.')[2]}", *options])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = ["fusermount3", "-o", text, "--", os.fspath(path)]
+        environment = {**os.environ, "_FUSE_COMMFD": str(theirs.fileno())}
+        done = subprocess.run(command, capture_output=True, env=environment, pass_fds=[theirs.fileno()], check=False)
+        if done.returncode != 0:
+            raise MountError(f"cannot mount on {path}: {' '.join(done.stderr.decode(errors='replace').split())}")
+        _, (descriptor,), _, _ = socket.recv_fds(ours, 1, 1)
+    os.set_inheritable(descriptor, False)
+    return descriptor
 
 
 def _umount2(path: Path, lazy: bool) -> int:

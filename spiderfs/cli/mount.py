@@ -57,7 +57,6 @@ def start(
     check_fuse_available(checked.allow_other)
     if fake:
         return 0
-    # Only now: the supervisor imports pyfuse3, which cannot even be loaded on a machine without libfuse3.
     from spiderfs.daemon import supervisor
 
     return supervisor.run(checked, foreground)

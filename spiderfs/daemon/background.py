@@ -83,6 +83,4 @@ def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bo
         handler, place = logging.FileHandler(file), f"the log {file}"
     handler.setFormatter(logging.Formatter(form))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Replies to requests whose caller was killed, or that were handed out twice, are no news.
-    logging.getLogger("pyfuse3").addFilter(lambda record: "fuse_reply" not in record.getMessage())
     return place

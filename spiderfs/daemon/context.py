@@ -41,7 +41,6 @@ class Directories:
         self.names = self.store / "names"
         # Emptied at every mount.
         self.run = cache_dir / "run"
-        self.queue_lock = self.run / "queue.lock"
         self.fetch_lock = self.run / "fetch.lock"
         self.full_disk = self.run / "full-disk"
         self.faults = self.run / "faults"

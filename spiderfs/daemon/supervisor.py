@@ -42,7 +42,6 @@ from spiderfs.daemon.manager import manage
 from spiderfs.daemon.worker import work
 from spiderfs.errors import ConfigError, MountError, SpiderfsError, StoreCorrupt
 from spiderfs.fuse import session
-from spiderfs.fuse.operations import Operations
 from spiderfs.store import environment
 from spiderfs.trace import TraceWriter
 
@@ -124,27 +123,14 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     publish_options(directories, options)
     # Blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    operations = Operations()
-    descriptor = session.mount(operations, options.mountpoint, _mount_options(options))
-    Supervisor(context, operations, descriptor, log_place).run(report)
-
-
-def _mount_options(options: Options) -> set[str]:
-    # A comma would end the option; libfuse unescapes the backslash.
-    name = os.fspath(options.source).replace("\\", "\\\\").replace(",", "\\,")
-    chosen = {f"fsname={name}", "subtype=spiderfs"}
-    if options.allow_other:
-        # With other users the kernel checks permissions; without, everybody who gets here is the daemon's own user, and
-        # leaving it to the daemon makes every attempt to write answer EROFS.
-        chosen |= {"allow_other", "default_permissions"}
-    return chosen
+    descriptor = session.mount(options.mountpoint, os.fspath(options.source), options.allow_other)
+    Supervisor(context, descriptor, log_place).run(report)
 
 
 class Supervisor:
-    def __init__(self, context: MountContext, operations: Operations, descriptor: int, log_place: str) -> None:
+    def __init__(self, context: MountContext, descriptor: int, log_place: str) -> None:
         self._log_place = log_place
         self._context = context
-        self._operations = operations
         self._descriptor = descriptor
         self._counters = context.row(SUPERVISOR_ROW)
         self._children: dict[int, int] = {}  # pid -> worker index, or _MANAGER
@@ -179,7 +165,7 @@ class Supervisor:
             os._exit(1)
         if index == _MANAGER:
             _live(partial(manage, self._context))
-        _live(partial(work, self._context, self._operations, self._descriptor, index))
+        _live(partial(work, self._context, self._descriptor, index))
 
     def _reap(self) -> list[tuple[int, int]]:
         """(index, exit status as of os.waitstatus_to_exitcode) of every child that has ended."""

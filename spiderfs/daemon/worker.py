@@ -31,7 +31,7 @@ FLUSH_INTERVAL_S = 0.02
 OPTIONS_INTERVAL_S = 0.25
 
 
-async def work(context: MountContext, operations: Operations, descriptor: int, index: int) -> None:
+async def work(context: MountContext, descriptor: int, index: int) -> None:
     """Answer requests until the file system is unmounted."""
     counters = context.row(FIRST_WORKER_ROW + index)
     directories = context.directories
@@ -65,14 +65,13 @@ async def work(context: MountContext, operations: Operations, descriptor: int, i
             redirects.set_trainers(published_trainers(directories.trainers), context.options.substitute)
 
         await lister.root()
-        operations.serve(filesystem, counters)
         nursery.start_soon(client.watch)
         nursery.start_soon(_report, events, client, counters)
         nursery.start_soon(_follow, directories.options, OPTIONS_INTERVAL_S, follow_options)
         nursery.start_soon(_follow, directories.trainers, FLUSH_INTERVAL_S, follow_trainers)
-        queue_lock = directories.queue_lock if context.options.workers > 1 else None
+        operations = Operations(filesystem, counters)
         counters.add("process_starts")
-        await serve(descriptor, operations, queue_lock, counters, content.end_read)
+        await serve(descriptor, operations.handlers(), operations.error_number, counters, content.end_read)
         events.flush()
         nursery.cancel_scope.cancel()
     # The store is not closed: a thread that was given up on may still come back from the source and write to it.

@@ -1,89 +1,72 @@
-"""Several processes on one FUSE descriptor, none of which ever freezes. Owns every trick played on pyfuse3.
+"""The descriptor of /dev/fuse: takes requests from it and writes answers to it, in several processes at once.
 
-The supervisor mounts and answers the kernel's INIT, then forks; each worker runs pyfuse3's own session loop on the
-inherited descriptor (forking before INIT is answered gives EIO). A request that a worker took and did not answer is
-handed out again after FUSE_NOTIFY_RESEND (Linux >= 6.9), so a worker may be killed at any time.
+The supervisor mounts and answers the kernel's INIT, then forks; each worker serves the inherited descriptor. A request
+that a worker took and did not answer is handed out again after FUSE_NOTIFY_RESEND (Linux >= 6.9), so a worker may be
+killed at any time. The descriptor is non-blocking: a worker that comes too late for a request finds nothing and waits
+on, and so does one whose request's caller was killed meanwhile.
 
-The freeze: pyfuse3 waits until the descriptor is readable and then calls read(2), holding the interpreter's lock. When
-another worker has taken the request meanwhile, or its caller was killed, that read blocks, and with it the whole
-worker. Three things prevent it:
-
-1. Between "readable" and the end of read(2) a worker holds a file lock that excludes the other workers, and looks again
-   whether there is still a request. The lock is released as the first act of the handler, and in any case before the
-   worker waits again. The kernel frees the lock of a worker that dies.
-2. The descriptor is non-blocking, so what slips through (a caller that dies between the look and the read) ends in
-   EAGAIN instead of a wait.
-3. pyfuse3 takes EAGAIN for a fatal error; the session loop is wrapped to go on. The wrapped loop loses its receive
-   buffer then (1 MiB of address space, never touched): rare enough to bear.
-
-The cost of waiting: pyfuse3's own wait takes two passes of trio's loop and four epoll calls per request, half the time
-of a cached open. Ours looks with one poll(2) first, and a task whose handler did not have to wait for anything takes
-the next request without going through trio at all. One idle task at most, the sentinel, waits in epoll; the others are
-parked. A handler that does suspend wakes one of them first, so that somebody is always there to take requests.
+A handler is a coroutine, and most of them never wait: they are run where they were called, by the task that took the
+request, which then looks for the next one without a pass of trio's loop. That task is the **attendant**, and there is
+one at a time. When its handler does have to wait, it stays with it and starts another attendant. So a request costs a
+task only if it waits for something.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import select
-import struct
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import pyfuse3
 import trio
 
+from spiderfs import mountpoint
 from spiderfs.errors import MountError
+from spiderfs.filesystem import Caller
+from spiderfs.fuse import wire
 from spiderfs.metrics import Counters
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-# struct fuse_out_header with unique 0: a notification; code 7 is FUSE_NOTIFY_RESEND (linux/fuse.h).
-_RESEND = struct.pack("<IiQ", 16, 7, 0)
+Body = bytes | memoryview | None
+"""An answer without its header; None where the kernel expects none."""
+Handler = Callable[[int, memoryview, Caller], Coroutine[Any, Any, Body]]
+"""Answers one kind of request about an inode; what came with it may be looked at until the first await."""
+
 # Requests that a worker answers at the same time; the others wait in the kernel. Readers that wait for a hanging source
-# hold one each and must not use up those that serve cached files. A task that never ran costs 5 kB.
-MAX_TASKS = 512
+# hold one each and must not use up those that serve cached files.
+MAX_WAITING = 512
 # Requests in a row that are answered without a pass of trio's loop, which is where fetches get on.
 BURST = 16
-# How long to stay off the lock when another worker has it: it is held for the time of one read(2), about 20 us.
-_LOCK_PAUSE_S = 0.0002
+_INIT_PATIENCE_MS = 10_000
+# Of this process and those it forks; a process serves one mount.
+_descriptor = -1
 
 
-def mount(operations: pyfuse3.Operations, mountpoint: Path, options: set[str]) -> int:
+def mount(at: Path, source: str, allow_other: bool) -> int:
     """Mount, answer INIT, and return the FUSE descriptor; raises MountError."""
-    before = _fuse_descriptors()
-    try:
-        with _stderr_captured() as complaint:
-            pyfuse3.init(operations, os.fspath(mountpoint), options)
-    except RuntimeError as exc:
-        reason = " ".join(complaint()) or str(exc)
-        raise MountError(f"cannot mount on {mountpoint}: {reason}") from exc
-    (descriptor,) = _fuse_descriptors() - before
-    trio.run(_answer_init, operations)
+    global _descriptor
+    descriptor = mountpoint.mount(at, source, allow_other)
+    if not select.select([descriptor], [], [], _INIT_PATIENCE_MS / 1000)[0]:
+        raise MountError(f"the kernel does not talk to the mount on {at}")
+    request = memoryview(os.read(descriptor, wire.REQUEST_BYTES))
+    _, opcode, unique, *_ = wire.IN_HEADER.unpack_from(request)
+    assert opcode == wire.Opcode.INIT
+    _write(descriptor, unique, 0, wire.init_out(request[wire.IN_HEADER.size :]))
     os.set_blocking(descriptor, False)
+    _descriptor = descriptor
     return descriptor
-
-
-async def _answer_init(operations: pyfuse3.Operations) -> None:
-    answered = trio.Event()
-    setattr(operations, "init", answered.set)  # noqa: B010
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(pyfuse3.main)
-        await answered.wait()
-        nursery.cancel_scope.cancel()
 
 
 def resend(descriptor: int) -> bool:
     """Ask the kernel to hand out again what was not answered; False where it cannot (Linux < 6.9)."""
     try:
-        os.write(descriptor, _RESEND)
+        os.write(descriptor, wire.resend())
     except OSError as exc:
         if exc.errno == errno.EINVAL:
             return False
@@ -94,176 +77,134 @@ def resend(descriptor: int) -> bool:
 def forget_name(parent: int, name: bytes) -> None:
     """Make the kernel ask again for a name; does nothing if it does not know it. May block: call it in a thread."""
     with contextlib.suppress(FileNotFoundError):
-        pyfuse3.invalidate_entry(parent, name)
+        os.write(_descriptor, wire.forget_name(parent, name))
 
 
 async def serve(
     descriptor: int,
-    operations: pyfuse3.Operations,
-    lock_path: Path | None,
+    handlers: Mapping[int, Handler],
+    error_number: Callable[[Exception], int],
     counters: Counters,
     idle: Callable[[], None],
 ) -> None:
     """Answer requests until the file system is unmounted.
 
-    `lock_path` names the file that the workers of one mount lock between them; None where there is only one. `idle` is
-    called before every wait for requests.
+    `error_number` says what the kernel is told of an exception. `idle` is called before a request is looked for.
     """
-    reception = _Reception(descriptor, lock_path, counters, idle)
-    _announce(operations, reception)
-    # pyfuse3 looks these names up in its module at every use; pyfuse3.asyncio replaces trio there in the same way.
-    # Its own count of waiting tasks then stays 0, so it starts a task per request until there are max_tasks.
-    module: Any = pyfuse3
-    module._wait_fuse_readable = reception.wait
-    module._session_loop = _going_on(module._session_loop, reception, counters)
-    await pyfuse3.main(min_tasks=MAX_TASKS, max_tasks=MAX_TASKS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_Desk(descriptor, handlers, error_number, counters, idle, nursery).attend)
 
 
-class _Reception:
-    """Where the tasks of a worker wait for requests."""
+class _Desk:
+    """Where a worker's attendant takes requests."""
 
-    def __init__(self, descriptor: int, lock_path: Path | None, counters: Counters, idle: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        handlers: Mapping[int, Handler],
+        error_number: Callable[[Exception], int],
+        counters: Counters,
+        idle: Callable[[], None],
+        nursery: trio.Nursery,
+    ) -> None:
         self._descriptor = descriptor
+        self._handlers = handlers
+        self._error_number = error_number
         self._counters = counters
         self._idle = idle
-        self._lock = None if lock_path is None else os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._held = False
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN)
-        self._parked = trio.lowlevel.ParkingLot()
-        self._sentinel = False
-        self._burst = 0
+        self._nursery = nursery
+        self._buffer = bytearray(wire.REQUEST_BYTES)
+        self._bodies = memoryview(self._buffer)[wire.IN_HEADER.size :]
+        self._attended = True
+        self._waiting = 0
 
-    async def wait(self) -> bool:
-        """Return when a request waits that only the caller may take, or when there will be no more."""
-        self.release()
-        self._idle()
-        if self._burst < BURST and self._take():
-            self._burst += 1
-            return True
+    async def attend(self) -> None:
+        """Take requests until the file system is unmounted, or until another task does so."""
+        burst = 0
         while True:
-            self._burst = 0
-            if self._sentinel:
-                await self._parked.park()
-            else:
-                self._sentinel = True
-                try:
-                    await trio.lowlevel.wait_readable(self._descriptor)
-                finally:
-                    self._sentinel = False
-            if self._take():
-                return True
-            if self._lock is not None and not self._sentinel:
-                await trio.sleep(_LOCK_PAUSE_S)
-
-    def _take(self) -> bool:
-        """Whether there is a request; with several workers, the lock is then held. POLLERR (unmounted) is one too."""
-        if self._lock is not None:
+            self._idle()
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                length = os.readv(self._descriptor, (self._buffer,))
             except BlockingIOError:
-                self._counters.add("queue_races")
-                return False
-            self._held = True
-        # No await from here to the read.
-        if self._poll.poll(0):
-            return True
-        self.release()
-        return False
-
-    def release(self) -> None:
-        if self._held:
-            self._held = False
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # type: ignore[arg-type]
-
-    def suspended(self) -> None:
-        """A handler has to wait: let another task take its place."""
-        if not self._sentinel:
-            self._parked.unpark(count=1)
-
-    def ended(self) -> None:
-        """The file system was unmounted: every task is to find that out."""
-        self._parked.unpark_all()
-
-
-def _going_on(loop: Callable[..., Any], reception: _Reception, counters: Counters) -> Callable[..., Any]:
-    async def session_loop(*args: Any) -> None:
-        while True:
-            try:
-                await loop(*args)
+                if burst == 0:
+                    self._counters.add("queue_races")
+                burst = 0
+                await trio.lowlevel.wait_readable(self._descriptor)
+                continue
             except OSError as exc:
-                if exc.errno != errno.EAGAIN:
-                    raise
-                counters.add("queue_races")
+                if exc.errno == errno.ENODEV:
+                    return
+                if exc.errno in (errno.ENOENT, errno.EINTR):
+                    continue  # the caller of this one was killed while it was being read
+                raise
+            burst += 1
+            _, opcode, unique, inode, uid, gid, pid, _ = wire.IN_HEADER.unpack_from(self._buffer)
+            handler = self._handlers.get(opcode)
+            if handler is None:
+                # For most requests that is: do not ask again.
+                _write(self._descriptor, unique, errno.ENOSYS, b"")
+                continue
+            answer = handler(inode, self._bodies[: length - wire.IN_HEADER.size], Caller(uid, gid, pid))
+            try:
+                trap = answer.send(None)
+            except StopIteration as done:
+                if done.value is not None:
+                    _write(self._descriptor, unique, 0, done.value)
+            except Exception as exc:
+                _write(self._descriptor, unique, self._error_number(exc), b"")
             else:
-                reception.ended()
-                return
+                self._leave()
+                try:
+                    body = await _rest(answer, trap)
+                except Exception as exc:
+                    _write(self._descriptor, unique, self._error_number(exc), b"")
+                else:
+                    if body is not None:
+                        _write(self._descriptor, unique, 0, body)
+                if not self._return():
+                    return
+                burst = 0
+            if burst >= BURST:
+                burst = 0
+                await trio.lowlevel.checkpoint()
 
-    return session_loop
+    def _leave(self) -> None:
+        """The attendant has to wait: let another one take its place."""
+        self._waiting += 1
+        self._attended = self._waiting < MAX_WAITING
+        if self._attended:
+            self._nursery.start_soon(self.attend)
+
+    def _return(self) -> bool:
+        """Whether a task that has waited is to attend again."""
+        self._waiting -= 1
+        if self._attended:
+            return False
+        self._attended = True
+        return True
 
 
-# Every handler that pyfuse3 may call for a request that was read from the descriptor.
-_HANDLERS = tuple(
-    name for name, value in vars(pyfuse3.Operations).items() if callable(value) and not name.startswith("_")
-)
-
-
-def _announce(operations: pyfuse3.Operations, reception: _Reception) -> None:
-    """Let the reception know when a request has been taken, and when its handler has to wait."""
-
-    def announcing(handler: Callable[..., Any]) -> Callable[..., Any]:
-        def handle(*args: Any) -> Any:
-            reception.release()
-            return _eagerly(handler(*args), reception.suspended)
-
-        return handle
-
-    for name in _HANDLERS:
-        if name not in ("init", "stacktrace"):
-            setattr(operations, name, announcing(getattr(operations, name)))
+def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -> None:
+    header = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + len(body), -error, unique)
+    try:
+        os.writev(descriptor, (header, body))
+    except OSError as exc:
+        # ENOENT: the caller was killed, or the request was handed out twice. ENODEV: unmounted.
+        if exc.errno not in (errno.ENOENT, errno.ENODEV):
+            log.warning("an answer was refused by the kernel: %s", exc)
 
 
 @types.coroutine
-def _eagerly(handler: Coroutine[Any, Any, T], suspended: Callable[[], None]) -> Generator[Any, Any, T]:
-    """Await a handler; if that takes longer than one step, call `suspended` before the first wait."""
+def _rest(answer: Coroutine[Any, Any, Body], trap: Any) -> Generator[Any, Any, Body]:
+    """Go on with a coroutine that was begun by hand and gave `trap`."""
     try:
-        trap = handler.send(None)
-        suspended()
         while True:
             try:
                 sent = yield trap
             except BaseException as exc:
-                trap = handler.throw(exc)
+                trap = answer.throw(exc)
             else:
-                trap = handler.send(sent)
+                trap = answer.send(sent)
     except StopIteration as done:
-        value: T = done.value
-        return value
-
-
-def _fuse_descriptors() -> set[int]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
-                found.add(int(name))
-    return found
-
-
-@contextlib.contextmanager
-def _stderr_captured() -> Iterator[Callable[[], list[str]]]:
-    """libfuse and fusermount3 say why they failed on stderr alone; collect the lines for our own message."""
-    saved = os.dup(2)
-    captured = os.memfd_create("stderr")
-    os.dup2(captured, 2)
-
-    def lines() -> list[str]:
-        text = os.pread(captured, 65536, 0).decode(errors="replace")
-        return [line.strip() for line in text.splitlines() if line.strip()]
-
-    try:
-        yield lines
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        # `captured` stays readable for the caller's message; it goes with the process.
+        body: Body = done.value
+        return body

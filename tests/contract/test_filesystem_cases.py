@@ -8,13 +8,13 @@ import itertools
 import math
 import os
 import stat
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
-import pyfuse3
 import pytest
 import trio
 from mounting import Mounted, eventually, mounted
@@ -24,6 +24,7 @@ from spiderfs.control import Control
 from spiderfs.errors import NotFound, SpiderfsError
 from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.filesystem import Caller, Filesystem, Ownership, Settings
+from spiderfs.fuse import wire
 from spiderfs.fuse.operations import Operations
 from spiderfs.lister import Lister
 from spiderfs.metrics import SharedCounters
@@ -125,8 +126,7 @@ class Plain:
                 counters=counters,
                 settings=self._settings,
             )
-            self._operations = Operations()
-            self._operations.serve(self._fs, counters)
+            self._operations = Operations(self._fs, counters)
             await lister.root()
             self._ready.set()
             await self._end.wait()
@@ -148,8 +148,6 @@ class Plain:
             return trio.from_thread.run(call, trio_token=self._token)
         except SpiderfsError as exc:
             raise OSError(exc.errno, str(exc)) from exc
-        except pyfuse3.FUSEError as exc:
-            raise OSError(exc.errno, os.strerror(exc.errno)) from exc
 
     def _caller(self) -> Caller:
         return Caller(os.getuid(), os.getgid(), os.getpid())
@@ -221,30 +219,16 @@ class Plain:
 
     def change(self, what: str, path: bytes) -> None:
         """Through the adapter, since `Filesystem` has no words for most of this; nothing is ever changed."""
-        parent, _, name = path.rpartition(b"/")
-        directory, inode = self._walk(parent).inode, self._walk(path).inode
-        ops, context, new = self._operations, None, name + b".new"
-        fields = type("Fields", (), {"update_size": what == "truncate"})()
+        inode = self._walk(path).inode
+        ops, caller, write = self._operations, self._caller(), os.O_WRONLY
         calls: dict[str, Callable[[], Any]] = {
-            "open to write": lambda: ops.open(inode, os.O_WRONLY, _context()),
-            "open to append": lambda: ops.open(inode, os.O_WRONLY | os.O_APPEND, _context()),
-            "open to truncate": lambda: ops.open(inode, os.O_RDWR | os.O_TRUNC, _context()),
-            "create": lambda: ops.create(directory, new, 0o644, os.O_CREAT | os.O_WRONLY, context),
-            "mkdir": lambda: ops.mkdir(directory, new, 0o755, context),
-            "mknod": lambda: ops.mknod(directory, new, 0o644 | stat.S_IFIFO, 0, context),
-            "unlink": lambda: ops.unlink(directory, name, context),
-            "rmdir": lambda: ops.rmdir(directory, name, context),
-            "rename": lambda: ops.rename(directory, name, directory, new, 0, context),  # type: ignore[arg-type]
-            "link": lambda: ops.link(inode, directory, new, context),
-            "symlink": lambda: ops.symlink(directory, new, b"target", context),
-            "chmod": lambda: ops.setattr(inode, None, fields, None, _context()),
-            "chown": lambda: ops.setattr(inode, None, fields, None, _context()),
-            "utimes": lambda: ops.setattr(inode, None, fields, None, _context()),
-            "truncate": lambda: ops.setattr(inode, None, fields, None, _context()),
-            "setxattr": lambda: ops.setxattr(inode, b"user.new", b"v", context),
-            "removexattr": lambda: ops.removexattr(inode, b"user.old", context),
-        }
-        self._run(calls[what])
+            "open to write": lambda: ops.open(inode, _words(write), caller),
+            "open to append": lambda: ops.open(inode, _words(write | os.O_APPEND), caller),
+            "open to truncate": lambda: ops.open(inode, _words(os.O_RDWR | os.O_TRUNC), caller),
+            "truncate": lambda: ops.setattr(inode, _words(wire.FATTR_SIZE, *[0] * 5), caller),
+        } | dict.fromkeys(("chmod", "chown", "utimes"), lambda: ops.setattr(inode, _words(*[0] * 6), caller))
+        # The others are refused whatever they say.
+        self._run(calls.get(what, lambda: ops.refuse(inode, _words(), caller)))
 
 
 class OnMount:
@@ -360,8 +344,9 @@ class _NoManager:
         raise NotFound(name)
 
 
-def _context() -> Any:
-    return Caller(os.getuid(), os.getgid(), os.getpid())
+def _words(*values: int) -> memoryview:
+    """The body of a request, of 32-bit words."""
+    return memoryview(struct.pack(f"<{len(values)}I", *values))
 
 
 def _made(directory: Path) -> Path:

@@ -150,7 +150,7 @@ def test_what_the_daemon_refuses_is_said_once(tmp_path: Path, caplog: pytest.Log
 
 
 def test_the_trainer_needs_nothing_of_the_daemon() -> None:
-    daemon_side = "{'trio', 'lmdb', 'pyfuse3', 'pydantic', 'prometheus_client', 'xxhash', 'click'}"
+    daemon_side = "{'trio', 'lmdb', 'pydantic', 'prometheus_client', 'xxhash', 'click'}"
     program = (
         "import sys, trainer_hook\n"
         "spider = {name for name in sys.modules if name.startswith('spiderfs')}\n"

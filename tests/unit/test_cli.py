@@ -88,7 +88,7 @@ def test_help_names_every_command_and_every_option() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = {"pydantic", "numpy", "rich", "lmdb", "trio", "pyfuse3"}
+    heavy = {"pydantic", "numpy", "rich", "lmdb", "trio"}
     script = (
         "import sys; from spiderfs.cli.main import main; main(['--help'], standalone_mode=False);"
         f"print(sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"

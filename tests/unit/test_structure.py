@@ -31,7 +31,6 @@ LAYER_OF = {unit: number for number, units in enumerate(LAYERS) for unit in unit
 # Who alone may import a library; whatever else needs it asks them.
 ONLY_IMPORTERS = {
     "lmdb": ("spiderfs/store/",),
-    "pyfuse3": ("spiderfs/fuse/", "spiderfs/mountpoint.py"),
     "prometheus_client": ("spiderfs/metrics.py",),
     "pydantic": ("spiderfs/config.py", "spiderfs/option_types.py"),
     "click": ("spiderfs/cli/",),

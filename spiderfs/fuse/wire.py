@@ -1,0 +1,222 @@
+"""The kernel's side of FUSE in bytes: the structures and numbers of linux/fuse.h that spiderfs speaks, and no others.
+
+Pure: packs and unpacks, and does no input or output. Sizes are those of protocol 7.36 and later, little-endian, as on
+every machine that spiderfs runs on; the kernel keeps answering older minors for good.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from enum import IntEnum, IntFlag
+
+from spiderfs.filesystem import Attributes, Entry
+
+MAJOR, MINOR = 7, 38
+# struct fuse_in_header: length, opcode, unique, nodeid, uid, gid, pid, extension length.
+IN_HEADER = struct.Struct("<IIQQIIIHxx")
+# struct fuse_out_header: length, error, unique.
+OUT_HEADER = struct.Struct("<IiQ")
+# struct fuse_open_out: handle, flags; a backing file is not used.
+OPEN_OUT = struct.Struct("<QIxxxx")
+# struct fuse_read_in: handle, offset, size; the lock owner and the flags of the open do not matter here.
+READ_IN = struct.Struct("<QQI")
+WRITE_OUT = struct.Struct("<Ixxxx")
+# struct fuse_setattr_in: what is to be set, handle, size.
+SETATTR_IN = struct.Struct("<IxxxxQQ")
+FATTR_SIZE = 1 << 3
+GETXATTR_OUT = struct.Struct("<Ixxxx")
+# First of fuse_open_in (flags), fuse_access_in (mask) and fuse_getxattr_in (size).
+FIRST_WORD = struct.Struct("<I")
+# First of fuse_release_in: the handle.
+HANDLE = struct.Struct("<Q")
+# Length of the structures in front of a name or of data.
+WRITE_IN_BYTES = 40
+GETXATTR_IN_BYTES = 8
+_STATFS_OUT = struct.Struct("<5Q3I28x")
+_INIT_IN = struct.Struct("<IIII")
+# major, minor, read-ahead, flags, background requests, of them before congestion, largest write, time granularity,
+# pages of a request
+_INIT_OUT = struct.Struct("<IIIIHHIIH34x")
+_ATTR = struct.Struct("<QQQqqqIIIIIIIIII")
+_ENTRY = struct.Struct("<QQQQII" + _ATTR.format[1:])
+_ATTR_OUT = struct.Struct("<QIxxxx" + _ATTR.format[1:])
+_DIRENT = struct.Struct("<QQII")
+_INVAL_ENTRY = struct.Struct("<QII")
+_DIRENT_PLUS_BYTES = _ENTRY.size + _DIRENT.size
+
+# The largest write, and what a buffer for requests must hold: no other request is longer.
+MAX_WRITE_BYTES = 1 << 20
+REQUEST_BYTES = MAX_WRITE_BYTES + IN_HEADER.size + WRITE_IN_BYTES
+# The largest READ: 1 MiB, which the kernel allows ordinary users too.
+_MAX_PAGES = 256
+# Requests that nobody waits for (RELEASE, read-ahead) in the kernel at a time; its own 12 hold up eight readers.
+_MAX_BACKGROUND, _CONGESTED = 64, 48
+# struct stat counts blocks of this size, whatever the file system's own (stat(2)).
+_STAT_BLOCK_BYTES = 512
+_BLOCK_BYTES = 4096
+
+
+class Opcode(IntEnum):
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    SETXATTR = 21
+    GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
+    INIT = 26
+    OPENDIR = 27
+    RELEASEDIR = 29
+    ACCESS = 34
+    CREATE = 35
+    DESTROY = 38
+    BATCH_FORGET = 42
+    READDIRPLUS = 44
+    RENAME2 = 45
+    TMPFILE = 51
+
+
+class Notice(IntEnum):
+    """What is told to the kernel unasked: an out header without a request, with this where an error would be."""
+
+    INVAL_ENTRY = 3
+    RESEND = 7
+
+
+class OpenFlag(IntFlag):
+    DIRECT_IO = 1
+    KEEP_CACHE = 2
+    CACHE_DIR = 8
+
+
+class InitFlag(IntFlag):
+    ASYNC_READ = 1 << 0
+    ATOMIC_O_TRUNC = 1 << 3
+    BIG_WRITES = 1 << 5
+    AUTO_INVAL_DATA = 1 << 12
+    DO_READDIRPLUS = 1 << 13
+    PARALLEL_DIROPS = 1 << 18
+    MAX_PAGES = 1 << 22
+    CACHE_SYMLINKS = 1 << 23
+
+
+# ATOMIC_O_TRUNC: an open that truncates says so itself, and is refused before anything else is tried.
+# AUTO_INVAL_DATA: a directory's cached listing is dropped when its mtime changes.
+# PARALLEL_DIROPS: readers of one directory look up side by side.
+# CACHE_SYMLINKS: a link is a version like any file.
+_WANTED = (
+    InitFlag.ASYNC_READ
+    | InitFlag.ATOMIC_O_TRUNC
+    | InitFlag.BIG_WRITES
+    | InitFlag.AUTO_INVAL_DATA
+    | InitFlag.DO_READDIRPLUS
+    | InitFlag.PARALLEL_DIROPS
+    | InitFlag.MAX_PAGES
+    | InitFlag.CACHE_SYMLINKS
+)
+
+
+def init_out(body: memoryview) -> bytes:
+    """The answer to INIT: what of the kernel's offer is taken."""
+    _, _, read_ahead_bytes, offered = _INIT_IN.unpack_from(body)
+    return _INIT_OUT.pack(
+        MAJOR,
+        MINOR,
+        read_ahead_bytes,
+        _WANTED & offered,
+        _MAX_BACKGROUND,
+        _CONGESTED,
+        MAX_WRITE_BYTES,
+        1,
+        _MAX_PAGES,
+    )
+
+
+def entry_out(entry: Entry) -> bytes:
+    """The answer to LOOKUP; inode 0 makes the kernel remember that there is no such name."""
+    found = entry.attributes
+    return _ENTRY.pack(found.inode, 0, *_timeouts(entry.timeout_s, found.timeout_s), *_attr(found))
+
+
+def attr_out(found: Attributes) -> bytes:
+    seconds, _, nanoseconds, _ = _timeouts(found.timeout_s, 0.0)
+    return _ATTR_OUT.pack(seconds, nanoseconds, *_attr(found))
+
+
+def _timeouts(entry_s: float, attributes_s: float) -> tuple[int, int, int, int]:
+    """Both in whole seconds, then what is left of both in nanoseconds."""
+    entry_whole, attributes_whole = int(entry_s), int(attributes_s)
+    return (
+        entry_whole,
+        attributes_whole,
+        int((entry_s - entry_whole) * 1e9),
+        int((attributes_s - attributes_whole) * 1e9),
+    )
+
+
+def _attr(found: Attributes) -> tuple[int, ...]:
+    inode, mode, uid, gid, size, mtime_ns, _ = found
+    seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
+    return (
+        inode,
+        size,
+        -(-size // _STAT_BLOCK_BYTES),
+        # One time for all three: the source's access and change times are not part of a version.
+        seconds,
+        seconds,
+        seconds,
+        nanoseconds,
+        nanoseconds,
+        nanoseconds,
+        mode,
+        2 if stat.S_ISDIR(mode) else 1,
+        uid,
+        gid,
+        0,
+        _BLOCK_BYTES,
+        0,
+    )
+
+
+def most_names(size: int) -> int:
+    """How many names fit into a listing of `size` bytes at most."""
+    return size // (_DIRENT_PLUS_BYTES + 8)
+
+
+def direntry_out(name: bytes, entry: Entry, position: int) -> bytes:
+    """One name of a READDIRPLUS answer; `position` is where the listing goes on behind it."""
+    inode, mode = entry.attributes.inode, entry.attributes.mode
+    text = entry_out(entry) + _DIRENT.pack(inode, position, len(name), stat.S_IFMT(mode) >> 12) + name
+    return text + bytes(-len(text) % 8)
+
+
+def statfs_out(found: os.statvfs_result) -> bytes:
+    # Nothing can be written here, so nothing is available.
+    return _STATFS_OUT.pack(
+        found.f_blocks, found.f_bfree, 0, found.f_files, found.f_ffree, found.f_bsize, found.f_namemax, found.f_frsize
+    )
+
+
+def resend() -> bytes:
+    return OUT_HEADER.pack(OUT_HEADER.size, Notice.RESEND, 0)
+
+
+def forget_name(parent: int, name: bytes) -> bytes:
+    body = _INVAL_ENTRY.pack(parent, len(name), 0) + name + b"\0"
+    return OUT_HEADER.pack(OUT_HEADER.size + len(body), Notice.INVAL_ENTRY, 0) + body

@@ -13,12 +13,14 @@ from trainer_hook.client import Client, Declaration
 from trainer_hook.hook import Hook, attach
 from trainer_hook.planning import Planning, plan
 from trainer_hook.sampler import SpiderSampler
+from trainer_hook.shade import ShadeSampler
 
 __all__ = [
     "Client",
     "Declaration",
     "Hook",
     "Planning",
+    "ShadeSampler",
     "SpiderSampler",
     "attach",
     "hugging_face_callback",

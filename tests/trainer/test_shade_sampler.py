@@ -1,0 +1,281 @@
+"""What ShadeSampler repeats and when, and a training with it on a mount with `policy=shade`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hook_daemon import HookDaemon, until
+from hypothesis import given
+from hypothesis import strategies as st
+from mounting import Mounted, eventually, mounted
+from tiny_training import SIZE, Network, loader, train
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from spiderfs.daemon.recording_sink import RecordingSink
+from trainer_hook import Client, ShadeSampler, attach
+from trainer_hook.shade import REPEATED_MAX, Trend, repeated
+
+SCORES = np.linspace(0.1, 2, SIZE).astype(np.float32)
+
+
+class Daemon:
+    """As a client that is always answered."""
+
+    def __init__(self, scores: npt.ArrayLike, cached: npt.ArrayLike | None) -> None:
+        self._scores = np.asarray(scores, np.float32)
+        self._cached = None if cached is None else np.asarray(cached, bool)
+
+    def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32]:
+        return self._scores
+
+    def cached(self, name: str, timeout_s: float) -> npt.NDArray[np.bool_] | None:
+        return self._cached
+
+
+def bound(sampler: ShadeSampler, scores: npt.ArrayLike, cached: npt.ArrayLike | None, improves: bool) -> ShadeSampler:
+    sampler.bind(cast(Client, Daemon(scores, cached)), "train")
+    for loss in (2.0, 1.9 if improves else 2.1):
+        sampler.observe(loss)
+    return sampler
+
+
+class TestTrend:
+    @pytest.mark.parametrize(
+        ("losses", "accuracies", "improves"),
+        [
+            ([], [], False),
+            ([2.0], [0.1], False),
+            ([2.0, 1.9], [], True),
+            ([2.0, 2.1], [], False),
+            ([2.0, 1.5], [0.1, 0.3], False),  # steep: what is hard changes
+            ([2.0, 2.1], [0.1, 0.2], True),
+            ([], [0.1, 0.2], True),
+            ([2.0, 1.9, 1.8, 1.7], [0.50, 0.50, 0.49, 0.50], False),  # three epochs without a rise
+            ([2.0, 1.9, 1.8, 1.7], [0.50, 0.50, 0.49, 0.51], True),
+            ([2.0, 1.9, 1.8], [0.50, 0.50, 0.49], True),
+            ([0.0, 0.0], [], False),
+        ],
+    )
+    def test_decides_by_loss_and_accuracy(self, losses: list[float], accuracies: list[float], improves: bool) -> None:
+        trend = Trend()
+        for loss in losses:
+            trend.observe(loss, None)
+        for accuracy in accuracies:
+            trend.observe(None, accuracy)
+        assert trend.improves == improves
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.125, 10, width=32), st.booleans()), min_size=2, max_size=40),
+    st.floats(1, 5),
+)
+def test_what_is_cached_and_hard_is_drawn_so_many_times_as_often(
+    samples: list[tuple[float, bool]], repeats: float
+) -> None:
+    scores = np.array([score for score, _ in samples], np.float32)
+    cached = np.array([flag for _, flag in samples])
+    before = scores / scores.sum()
+    after = repeated(scores, cached, repeats).astype(float)
+    after /= after.sum()
+    hot = cached & (scores.astype(np.float64) > scores.sum(dtype=np.float64) / len(scores) * (1 + 1e-6))
+    mass = before[hot].sum()
+    expected = mass if mass >= REPEATED_MAX else min(repeats * mass, REPEATED_MAX)
+    assert after[hot].sum() == pytest.approx(expected, abs=1e-4)
+    # Within both groups chances stay in proportion to the scores.
+    for group in (hot, ~hot):
+        if group.any():
+            assert after[group] / after[group].sum() == pytest.approx(before[group] / before[group].sum(), rel=1e-3)
+
+
+class TestDraws:
+    # A fifth is cached, and hard: 0.32 of the sum of the scores.
+    scores = [2.0] * 20 + [1.0] * 80 + [1.5] * 3
+    cached = [True] * 20 + [False] * 80 + [True] * 3
+
+    def shares(self, sampler: ShadeSampler) -> tuple[float, float]:
+        counts = Counter(sampler)
+        return sum(counts[sample] for sample in range(20)) / 50_000, len(counts) / 103
+
+    def test_shuffles_while_the_training_does_not_improve(self) -> None:
+        sampler = bound(ShadeSampler(103, draws=50_000, coverage=0), self.scores, self.cached, improves=False)
+        assert sampler.repeats == 1
+        assert self.shares(sampler)[0] == pytest.approx(40 / 124.5, abs=0.01)
+
+    def test_repeats_while_it_does(self) -> None:
+        sampler = bound(ShadeSampler(103, draws=50_000, coverage=0, repeats=2), self.scores, self.cached, improves=True)
+        assert sampler.repeats == 2
+        share, seen = self.shares(sampler)
+        assert share == pytest.approx(80 / 124.5, abs=0.01)
+        assert seen == 1
+
+    def test_never_leaves_the_others_out(self) -> None:
+        sampler = bound(ShadeSampler(103, draws=50_000, coverage=0, repeats=9), self.scores, self.cached, improves=True)
+        share, seen = self.shares(sampler)
+        assert share == pytest.approx(REPEATED_MAX * 40 / 44.5, abs=0.01)
+        assert seen == 1
+
+    def test_the_coverage_floor_is_uniform(self) -> None:
+        sampler = bound(ShadeSampler(103, draws=50_000, coverage=1, repeats=9), self.scores, self.cached, improves=True)
+        assert self.shares(sampler)[0] == pytest.approx(20 / 103, abs=0.01)
+
+    def test_without_word_of_the_cache_it_draws_by_scores(self) -> None:
+        sampler = bound(ShadeSampler(103, draws=50_000, coverage=0), self.scores, None, improves=True)
+        assert self.shares(sampler)[0] == pytest.approx(40 / 124.5, abs=0.01)
+
+    def test_weights_undo_the_repetition(self) -> None:
+        sampler = bound(ShadeSampler(103, repeats=3), self.scores, self.cached, improves=True)
+        next(iter(sampler))
+        chances = sampler.probabilities()
+        assert chances.sum() == pytest.approx(1)
+        assert (chances * sampler.weights(range(103)).numpy()).sum() == pytest.approx(1, rel=1e-5)
+        assert float(sampler.weights([0])[0]) < float(sampler.weights([30])[0])
+
+
+def test_the_loss_is_that_of_the_whole_set_however_it_was_drawn() -> None:
+    sampler = bound(ShadeSampler(103, coverage=0), TestDraws.scores, TestDraws.cached, improves=True)
+    drawn = np.array(list(sampler), np.uint32)
+    # Those that are repeated have a loss of 4, all others of 1: on the average 1.58.
+    sampler.trained(drawn, np.where(drawn < 20, 4, 1).astype(np.float16))
+    sampler.epoch_end(0.5)
+    assert sampler.trend.losses[-1] == pytest.approx(1.58, abs=0.35)
+    assert sampler.trend.accuracies == [0.5]
+    sampler.epoch_end(None)
+    assert len(sampler.trend.losses) == 3
+
+
+def test_goes_on_where_it_was() -> None:
+    sampler, again = (ShadeSampler(103, seed=2) for _ in range(2))
+    bound(sampler, TestDraws.scores, TestDraws.cached, improves=True)
+    begun = iter(sampler)
+    first = [next(begun) for _ in range(10)]
+    sampler.unbind()
+    again.load_state_dict(sampler.state_dict() | {"position": 10})
+    assert again.repeats == 3
+    assert first + list(again) == first + list(begun)
+
+
+def test_repeats_are_at_least_one() -> None:
+    with pytest.raises(ValueError, match="1, or more"):
+        ShadeSampler(10, repeats=0.5)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path, RecordingSink(scores_given=SCORES)) as daemon:
+        yield daemon
+
+
+def test_the_hook_tells_it_losses_and_accuracies(daemon: HookDaemon) -> None:
+    sampler = ShadeSampler(SIZE)
+    model, batches = Network(), loader(shuffle=False, sampler=sampler)
+    hook = attach(daemon.mount, model, batches, plan=False)
+    for epoch in range(3):
+        for _ in train(model, batches):
+            pass
+        # The losses come a moment after their batches, those of an epoch's last one after the end of the epoch.
+        until(lambda expected=7 * (epoch + 1) - 1: hook.counts["sent"] >= expected)  # type: ignore[misc]
+        hook.epoch_end(0.5 + epoch / 10)
+    hook.close()
+    assert sampler.trend.accuracies == [0.5, 0.6, 0.7]
+    assert len(sampler.trend.losses) == 3
+    assert sampler.trend.losses == sorted(sampler.trend.losses, reverse=True)
+    asked = Counter(name for name, _ in daemon.sink.calls)
+    # Two epochs made a trend, which the third epoch was drawn by.
+    assert (asked["scores"], asked["cached"]) == (3, 1)
+
+
+# -- on a mount
+
+EASY, HARD = 60, 20
+
+
+class Files(Dataset[tuple[Tensor, int]]):
+    """Of the last of these files nothing can be learned."""
+
+    def __init__(self, root: Path) -> None:
+        self.samples = [(root / f"train/{number:03d}", number % 2) for number in range(EASY + HARD)]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self.samples[index]
+        hard = path.read_bytes()[:4] == b"hard"
+        return torch.zeros(4) if hard else torch.tensor([9.0, -9, 0, 0]) * (1 if label else -1), label
+
+
+class Training:
+    def __init__(self, mount: Mounted, plan: bool) -> None:
+        self.mount = mount
+        self.sampler = ShadeSampler(EASY + HARD)
+        self.batches: DataLoader[Any] = DataLoader(Files(mount.point), batch_size=16, sampler=self.sampler)
+        self.model = nn.Linear(4, 2)
+        self.hook = attach(mount.point, self.model, self.batches, plan=plan)
+        self.drawn: Counter[int] = Counter()
+        self.epochs = 0
+
+    def epoch(self) -> None:
+        for _ in train(self.model, self.batches):
+            self.drawn.update(self.hook.indices.tolist())
+        self.epochs += 1
+        until(lambda: self.hook.counts["sent"] >= 5 * self.epochs - 1)
+        self.hook.epoch_end(min(0.99, 0.5 + self.epochs / 50))
+
+
+def cached(mount: Mounted) -> list[int]:
+    """The samples that the cache holds outside of landing."""
+    lines = eventually(mount.control("cache").read_bytes, what="members").decode().splitlines()
+    return [int(line.rsplit("/", 1)[1]) for line in lines if line.startswith("samples ")]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    (source / "train").mkdir(parents=True)
+    for number in range(EASY + HARD):
+        (source / f"train/{number:03d}").write_bytes((b"easy", b"hard")[number >= EASY] + bytes(996))
+    return source
+
+
+@pytest.mark.parametrize("plan", [False, True])
+def test_a_training_keeps_and_repeats_what_is_hard(source: Path, tmp_path: Path, plan: bool) -> None:
+    options: dict[str, object] = {"capacity": "24KiB", "policy": "shade", "plan": "on" if plan else "off"}
+    with mounted(source, tmp_path, **options) as mount:
+        training = Training(mount, plan)
+        for _ in range(4):
+            training.epoch()
+        training.drawn.clear()
+        for _ in range(4):
+            training.epoch()
+        assert training.sampler.repeats == 3
+        # By ranks alone the quarter that is drawn most often would be drawn 0.43 of the time.
+        assert sum(count for _, count in training.drawn.most_common(20)) / training.drawn.total() > 0.5
+        if not plan:
+            hard = sum(count for number, count in training.drawn.items() if number >= EASY)
+            assert hard / training.drawn.total() > 0.37
+            kept = cached(mount)
+            assert sum(number >= EASY for number in kept) >= 0.6 * len(kept)
+        # Another policy knows nothing of ranks, and knows them again when it is shade's turn.
+        eventually(lambda: len(mount.control("scores").read_bytes().splitlines()) == EASY + HARD, what="scores")
+        mount.control("config").write_bytes(b"policy=spider\n")
+        eventually(lambda: mount.control("scores").read_bytes() == b"", what="no scores of a graph")
+        training.epoch()
+        mount.control("config").write_bytes(b"policy=shade\n")
+        eventually(lambda: len(mount.control("scores").read_bytes().splitlines()) == EASY + HARD, what="scores again")
+        assert b"without losses     0 " in mount.control("graph").read_bytes()
+        training.epoch()
+        training.hook.close()
+    with mounted(source, tmp_path, **options) as mount:
+        training = Training(mount, plan)
+        training.epoch()
+        assert len(training.drawn) < EASY + HARD, "drawn by the scores of the training before"
+        training.hook.close()
+        assert all((mount.point / f"train/{number:03d}").read_bytes()[:4] in (b"easy", b"hard") for number in range(80))

@@ -1,0 +1,114 @@
+"""How many fetches at a time, against simulated sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import pairwise
+
+import pytest
+
+from spiderfs.core.concurrency import TRY_AGAIN, WINDOW_S, Concurrency
+
+SIZE = 100_000
+MOST = 64
+
+
+class Simulated:
+    """A source with a latency, and a line that all fetches share; always as many fetches under way as are allowed."""
+
+    def __init__(self, latency_s: float, bytes_per_s: float, most: int = MOST) -> None:
+        self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
+        self.concurrency = Concurrency(most)
+        self.now_s = 0.0
+        self.limits: list[int] = []
+        self._line_free_s = 0.0
+        self._under_way: list[tuple[float, float]] = []
+
+    def run(self, seconds: float) -> list[int]:
+        """Limits after each fetch of this time."""
+        until_s, self.limits = self.now_s + seconds, []
+        while self.now_s < until_s:
+            while len(self._under_way) < self.concurrency.limit:
+                self._line_free_s = max(self._line_free_s, self.now_s) + SIZE / self.bytes_per_s
+                heappush(self._under_way, (max(self._line_free_s, self.now_s) + self.latency_s, self.now_s))
+            self.now_s, began_s = heappop(self._under_way)
+            self.concurrency.fetched(SIZE, self.now_s - began_s, self.now_s)
+            self.limits.append(self.concurrency.limit)
+        return self.limits
+
+
+def test_grows_to_the_most_while_only_latency_binds() -> None:
+    source = Simulated(0.05, 1e12)
+    source.run(10)
+    assert source.concurrency.limit == MOST
+    assert source.concurrency.latency_s == pytest.approx(0.05, rel=1e-3)
+    assert source.concurrency.bytes_per_s == pytest.approx(MOST * SIZE / 0.05, rel=0.05)
+
+
+def test_stops_growing_where_it_brings_nothing() -> None:
+    # The line takes 20 fetches at a time: 10 ms of it each, and 200 ms of latency.
+    source = Simulated(0.2, 10e6)
+    source.run(30)
+    limits = source.run(60)
+    assert min(limits) >= 21, "as many as keep the line busy"
+    assert max(limits) < MOST
+    assert source.concurrency.bytes_per_s == pytest.approx(10e6)
+    # It tries a larger number every few seconds, and takes that back.
+    assert sum(one != other for one, other in pairwise(limits)) < 12
+    assert sum(limits) / len(limits) < 1.1 * min(limits)
+
+
+def test_one_at_a_time_can_be_all() -> None:
+    source = Simulated(0.001, 1e6, most=1)
+    assert set(source.run(5)) == {1}
+
+
+def test_backs_off_when_the_source_slows_down_and_tries_again() -> None:
+    source = Simulated(0.05, 1e12)
+    source.run(10)
+    source.latency_s, source.bytes_per_s = 0.05, 1e6
+    limits = source.run(30)
+    assert min(limits) < MOST
+    slow = source.concurrency.limit
+    assert source.concurrency.bytes_per_s == pytest.approx(1e6, rel=0.2)
+    source.bytes_per_s = 1e12
+    # At the latest when it tries a larger number again.
+    windows_s = (TRY_AGAIN + 10) * max(WINDOW_S, 8 * MOST * SIZE / 1e6)
+    source.run(windows_s)
+    assert source.concurrency.limit == MOST > slow
+
+
+def test_windows_without_enough_work_say_nothing() -> None:
+    concurrency = Concurrency(MOST)
+    now = 0.0
+    for _ in range(1000):
+        now += 0.1
+        concurrency.fetched(SIZE, 0.05, now)
+        concurrency.short_of_work(now)
+    assert concurrency.limit == 8
+    assert concurrency.latency_s == pytest.approx(0.05)
+
+
+def test_a_pause_before_the_first_fetch_is_no_slow_source() -> None:
+    concurrency = Concurrency(MOST)
+    concurrency.short_of_work(1000.0)
+    concurrency.fetched(SIZE, 0.05, 1000.05)
+    concurrency.fetched(SIZE, 0.05, 1000.3)
+    assert concurrency.bytes_per_s == pytest.approx(2 * SIZE / 0.3)
+
+
+@pytest.mark.parametrize("make", [lambda: Concurrency(0), lambda: Concurrency(-1)])
+def test_none_at_a_time_is_refused(make: Callable[[], Concurrency]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        make()
+
+
+def test_never_less_than_one() -> None:
+    concurrency = Concurrency(4)
+    now, size = 0.0, 1 << 40
+    for _ in range(200):
+        now += 1.0
+        size //= 2
+        concurrency.fetched(max(1, size), 0.01, now)
+        assert 1 <= concurrency.limit <= 4

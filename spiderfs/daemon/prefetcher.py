@@ -37,9 +37,10 @@ log = logging.getLogger(__name__)
 # not felt.
 AHEAD_S = 2.0
 AHEAD_LATENCIES = 8
-# But by no more than this share of the cache: with 20 % cached and weighted draws, 4 % more bytes than MIN at a tenth,
-# 12 % at a quarter, 16 % at a half. Loader workers take whole batches at once, though, so a small cache is given more.
-AHEAD_SHARE = 0.1
+# But by no more than this share of the cache: what is fetched long before its use takes the room of something else (at
+# a fifth cached a twentieth costs 2 % more bytes, a tenth 3 %, a quarter 7 %). Loader workers take whole batches at
+# once, though, so a small cache is given more.
+AHEAD_SHARE = 0.05
 BURST_SAMPLES = 256
 BURST_SHARE = 0.25
 # What was looked at may have left since, or been refused room that is there now.

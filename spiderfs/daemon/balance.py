@@ -2,8 +2,8 @@
 
 Training decides it by SpiderCache's equations (`core/elastic.py`), the user may pin it. While a plan is followed and
 stand-ins are only for reads that nobody has begun to fetch, such reads are few: then hubs get no more than 2 %, for a
-hub takes the room of a sample whose use is known. (With hubs at a tenth of a fifth cached, spiderfs read 4 % more bytes
-than without; benchmarks/train.py.)
+hub takes the room of a sample whose use is known. (At a fifth cached, a tenth of that for hubs costs 7 % more bytes,
+2 % of it 1 %: benchmarks/lookahead.py.)
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import trio
 
 from spiderfs.catalogue import Catalogue, Node
 from spiderfs.core.concurrency import Concurrency
-from spiderfs.core.events import FETCHED
+from spiderfs.core.events import FETCHED, UNSTORED
 from spiderfs.core.schedule import PlannedEpoch, PlannedReader
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.errors import SpiderfsError, Stale, StoreCorrupt
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 AHEAD_S = 2.0
 AHEAD_LATENCIES = 8
 # But by no more than this share of the cache: what is fetched long before its use takes the room of something else (at
-# a fifth cached a twentieth costs 2 % more bytes, a tenth 3 %, a quarter 7 %). Loader workers take whole batches at
-# once, though, so a small cache is given more.
+# a fifth cached a twentieth costs 1 % more bytes, a tenth 3 %, a quarter 7 %: benchmarks/lookahead.py). Loader workers
+# take whole batches at once, though, so a small cache is given more.
 AHEAD_SHARE = 0.05
 BURST_SAMPLES = 256
 BURST_SHARE = 0.25
@@ -77,7 +77,7 @@ class Prefetcher:
         self._has_stand_in = has_stand_in
         self._woken = trio.Event()
         self._cursors: dict[PlannedReader, _Cursor] = {}
-        self._looked_at_s = 0.0
+        self._looked_at_s = self._full_until_s = 0.0
         self._arrived: list[int] = []
         self._failed: dict[int, float] = {}
         self.under_way: set[int] = set()
@@ -93,7 +93,7 @@ class Prefetcher:
             while True:
                 self._woken = trio.Event()
                 self._keep_arrived()
-                if self._schedule.active and self._client.reachable:
+                if self._schedule.active and self._client.reachable and trio.current_time() >= self._full_until_s:
                     self._fetch_due(nursery)
                 with trio.move_on_after(_LOOK_AGAIN_S if self._schedule.active else float("inf")):
                     await self._woken.wait()
@@ -189,11 +189,16 @@ class Prefetcher:
             self._failed[node.inode] = trio.current_time() + _FAILED_PAUSE_S
             log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)
         else:
-            if where == FETCHED:
-                self._arrived.append(node.inode)
-            self._counters.add("prefetched")
             now = trio.current_time()
             self.concurrency.fetched(len(payload), now - started, now)
+            if where == FETCHED:
+                self._arrived.append(node.inode)
+                self._counters.add("prefetched")
+            else:
+                # It was fetched in vain. Landing grows when a reader meets that; a full disk takes nothing at all.
+                self._failed[node.inode] = now + _FAILED_PAUSE_S
+                if where == UNSTORED:
+                    self._full_until_s = now + _FAILED_PAUSE_S
         finally:
             self.under_way.discard(node.inode)
             self.wake()

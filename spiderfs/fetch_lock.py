@@ -1,7 +1,8 @@
 """Which files and blocks are being fetched by some process of a mount: byte-range locks on one file.
 
 The lock of a key lies at an offset drawn from it. The kernel frees the locks of a process that dies. Two keys with one
-offset only wait for each other, or are taken for each other where somebody asks.
+offset only wait for each other, or are taken for each other where somebody asks. They are locks of the open file
+(F_OFD_SETLK, fcntl(2)), not of the process, so that a thread may wait for one with a descriptor of its own.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class FetchLock:
     """A lock per key between the processes of a mount; those who only ask use `held` alone."""
 
     def __init__(self, path: Path) -> None:
-        # Kept open for good: closing any descriptor of the file would free all locks of this process (fcntl(2)).
+        # To be made after a fork: who inherits it shares its locks.
         self._file = open(path, "ab")  # noqa: SIM115
 
     def try_hold(self, key: ContentKey) -> bool:
         """Take the key's lock unless another process holds it."""
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _offset(key))
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK, key))
         except OSError as exc:
             if exc.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
@@ -37,17 +38,22 @@ class FetchLock:
         return True
 
     def let_go(self, key: ContentKey) -> None:
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _offset(key))
+        fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK, key))
+
+    def wait(self, key: ContentKey) -> None:
+        """Block until no other process holds the key's lock; for a thread."""
+        with open(self._file.name, "rb") as own:
+            # Shared, so that all who wait go on at once; it goes with the descriptor.
+            fcntl.fcntl(own, fcntl.F_OFD_SETLKW, _lock(fcntl.F_RDLCK, key))
 
     def held(self, key: ContentKey) -> bool:
         """Whether another process holds the key's lock."""
-        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _offset(key), 1, 0)
-        kind, *_ = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, question))
+        kind, *_ = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK, key)))
         return bool(kind != fcntl.F_UNLCK)
 
     def close(self) -> None:
         self._file.close()
 
 
-def _offset(key: ContentKey) -> int:
-    return (key.inode + key.block * 1_000_003) & _LOCK_OFFSETS
+def _lock(kind: int, key: ContentKey) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, (key.inode + key.block * 1_000_003) & _LOCK_OFFSETS, 1, 0)

@@ -36,21 +36,24 @@ log = logging.getLogger(__name__)
 TRANSIT_BYTES = 32 << 20
 # After the disk was found full, fetches pass by the store for this long before one of them tries again.
 FULL_PAUSE_S = 10.0
-# How soon a process looks again whether another one has finished a fetch that both need.
-_POLL_FIRST_S, _POLL_LAST_S = 0.0005, 0.01
+# Threads that wait for fetches of other processes; who finds none free waits for one of them.
+_WAITING_THREADS = 64
 
 
 class Interlock(FetchLock):
     """A lock per key between the processes of a mount, for those who fetch."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._threads = trio.CapacityLimiter(_WAITING_THREADS)
+
     @contextlib.asynccontextmanager
     async def hold(self, key: ContentKey) -> AsyncIterator[bool]:
         """Hold the key's lock; yields whether another process held it first."""
-        waited, pause_s = False, _POLL_FIRST_S
+        waited = False
         while not self.try_hold(key):
             waited = True
-            await trio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _POLL_LAST_S)
+            await trio.to_thread.run_sync(self.wait, key, abandon_on_cancel=True, limiter=self._threads)
         try:
             yield waited
         finally:

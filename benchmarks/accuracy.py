@@ -179,20 +179,17 @@ def plot(rows: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(9, 6), layout="constrained")
-    for colour, row in enumerate(rows):
+    figure, axis = pyplot.subplots(figsize=(11, 7), layout="constrained")
+    for number, row in enumerate(rows):
         across = 100 * np.array(row.gained)
-        for times, marker in ((row.origin, "o"), (row.lists[MIN_BY_EPOCH], "x")):
-            up = np.array(times)
-            axis.errorbar(
-                across.mean(),
-                up.mean(),
-                xerr=across.std(ddof=1) if len(across) > 1 else None,
-                marker=marker,
-                color=pyplot.cm.tab20(colour % 20),
-                label=row.name if marker == "o" else None,
-                elinewidth=0.6,
-            )
+        deviation = across.std(ddof=1) if len(across) > 1 else None
+        own, planned = statistics.fmean(row.origin), statistics.fmean(row.lists[MIN_BY_EPOCH])
+        # Of 20 colours the even ones are strong, the odd ones pale.
+        colour = pyplot.cm.tab20(2 * number % 20)
+        axis.plot([across.mean()] * 2, [own, planned], color=colour, linewidth=0.6)
+        for up, marker in ((own, "o"), (planned, "x")):
+            axis.errorbar(across.mean(), up, xerr=deviation, marker=marker, color=colour, elinewidth=0.6)
+        axis.annotate(row.name, (across.mean(), own), (4, 4), textcoords="offset points", fontsize=8, rotation=30)
     axis.axvline(-100 * MOST_TOP1_LOSS, color="grey", linewidth=0.8, linestyle="--")
     axis.axhline(MOST_ORIGIN, color="grey", linewidth=0.8, linestyle="--")
     axis.set(
@@ -202,7 +199,6 @@ def plot(rows: list[Row], path: Path) -> None:
     )
     axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=8, ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -207,7 +207,7 @@ class Cache:
         hub = self.guided.stand_in(str(DATASET), wanted)
         if hub is None:
             return wanted
-        self.guided.stood_in(hub)
+        self.guided.stood_in(hub, wanted)
         assert isinstance(hub, int)
         return hub
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key
-from spiderfs.core.replay import Accesses, Epoch, Hint, Ratio, Scored
+from spiderfs.core.replay import Accesses, Epoch, Hint, Labels, Ratio, Scored
 from spiderfs.errors import SpiderfsError, UsageError
 
 MAGIC = b"SPIDERTR"
@@ -63,6 +64,8 @@ class Kind(IntEnum):
     """The share of the importance section was set: in `size`, as a score."""
     EPOCH = 8
     """A trainer began an epoch."""
+    LABEL = 9
+    """A sample of a list that a trainer declared; its label in `size`, as a score. A list is in one piece."""
 
 
 ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
@@ -129,6 +132,11 @@ class TraceWriter:
     def epoch(self, time_s: float, dataset: int) -> None:
         self.append(time_s, 0, 0, Kind.EPOCH, dataset=dataset)
 
+    def labels(self, time_s: float, labels: Mapping[Key, int], dataset: int) -> None:
+        """Record a list as it was declared; its keys are inodes."""
+        for key, label in labels.items():
+            self.append(time_s, _inode(key), _bits(label), Kind.LABEL, dataset=dataset)
+
     def flush(self) -> None:
         try:
             while self._buffer:
@@ -180,7 +188,10 @@ class Trace:
     def hints(self) -> list[tuple[int, Hint]]:
         """What the scorer found, each with the number of the access before which it was found."""
         kinds = self.records["kind"]
-        hinting = np.flatnonzero(np.isin(kinds, (Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH)))
+        # Of a list of labels the first stands for all.
+        lists = np.where(kinds == Kind.LABEL, self.records["dataset"].astype(np.int64), -1)
+        begins = (lists >= 0) & (np.diff(lists, prepend=-1) != 0)
+        hinting = np.flatnonzero(np.isin(kinds, (Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH)) | begins)
         accesses_before = np.cumsum(np.isin(kinds, ACCESSES))
         numbers = self.records["size"].copy().view("<f8")
         hints: list[tuple[int, Hint]] = []
@@ -190,12 +201,22 @@ class Trace:
                 following = slice(index + 1, index + 1 + self._neighbours_after(index))
                 neighbours, distances = self.records["key"][following].tolist(), numbers[following].tolist()
                 hint: Hint = Hub(key, str(self.records["dataset"][index]), neighbours, distances)
+            elif kind == Kind.LABEL:
+                hint = self._labels_from(index, numbers)
             elif kind == Kind.SCORE:
                 hint = Scored(key, float(numbers[index]))
             else:
                 hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else Epoch()
             hints.append((int(accesses_before[index]), hint))
         return hints
+
+    def _labels_from(self, first: int, numbers: NDArray[np.float64]) -> Labels:
+        """The list that begins with this record."""
+        dataset = self.records["dataset"]
+        others = np.flatnonzero((self.records["kind"][first:] != Kind.LABEL) | (dataset[first:] != dataset[first]))
+        members = slice(first, first + int(others[0]) if len(others) else None)
+        keys: list[Key] = self.records["key"][members].tolist()
+        return Labels(str(dataset[first]), dict(zip(keys, numbers[members].astype(np.int64).tolist(), strict=True)))
 
     def _neighbours_after(self, hub: int) -> int:
         """How many neighbours of a hub follow it: a crash may have cut its list short."""

@@ -8,6 +8,7 @@ stand-ins, epochs or a ratio leaves what is about them as it is here.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 
 from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key, Policy
@@ -17,6 +18,9 @@ class Guided(Policy):
     @abstractmethod
     def scored(self, key: Key, score: float) -> None:
         """A sample, member or not, has a new score, a positive number."""
+
+    def listed(self, dataset: str, labels: Mapping[Key, int]) -> None:
+        """A trainer declared a list of samples, or did so before this policy was chosen; a label stands for a class."""
 
     def hub_found(self, hub: Hub) -> None:
         """A sample was found that can stand in for others, as soon as its bytes are there."""
@@ -28,8 +32,8 @@ class Guided(Policy):
         """
         return None
 
-    def stood_in(self, hub: Key) -> None:
-        """A reader was given this hub for another sample."""
+    def stood_in(self, hub: Key, wanted: Key) -> None:
+        """A reader was given this member for the sample that it wanted."""
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         """Dataset, sample and stand-in (None: no longer any), for all that may have changed since the last call."""

@@ -78,7 +78,15 @@ class Epoch:
     """A trainer began one."""
 
 
-Hint = Scored | Hub | Ratio | Epoch
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """A trainer declared this list."""
+
+    dataset: str
+    labels: Mapping[Key, int]
+
+
+Hint = Scored | Hub | Ratio | Epoch | Labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +227,7 @@ class _Guide:
             return None
         hub = self._policy.stand_in(dataset, key)
         if hub is not None:
-            self._policy.stood_in(hub)
+            self._policy.stood_in(hub, key)
         return hub
 
     def _give(self, hint: Hint) -> None:
@@ -237,3 +245,5 @@ class _Guide:
                 self._engine.settle()
             case Epoch():
                 self._policy.new_epoch()
+            case Labels(dataset, labels):
+                self._policy.listed(dataset, labels)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from spiderfs.core.policy import Key
 from spiderfs.daemon.trainer import SampleList
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
@@ -36,6 +37,11 @@ class Dataset:
         """By name; one that is not in use keeps what it has learned."""
         self.batches = 0
         self.scoring_s = 0.0
+
+    @property
+    def label_of(self) -> dict[Key, int]:
+        """The label of each known file."""
+        return {inode: label for inode, label in zip(self.keys, self.labels.tolist(), strict=True) if inode}
 
     def scoring_for(self, name: str, dimension: int, options: ScorerOptions) -> Scoring:
         """A scoring of the table for embeddings of this dimension, made when the first batch comes. Blocks."""

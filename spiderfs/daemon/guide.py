@@ -128,6 +128,8 @@ class Guide:
             number = dataset.number if dataset else len(self.datasets) + 1
             dataset = Dataset(number, digest, samples, inodes, self._scores_directory / digest)
             self.datasets[digest] = dataset
+            if trace := self._trace():
+                trace.labels(time.time(), dataset.label_of, dataset.number)
             await self._remember(dataset)
         self._using[trainer, samples.name] = dataset
         self._publish_trainers()
@@ -135,13 +137,15 @@ class Guide:
         return unknown
 
     async def _remember(self, dataset: Dataset) -> None:
-        """Go on with the scores of an earlier training on the same list, if there are any."""
+        """Let the policy know the list; go on with the scores of an earlier training on the same, if there are any."""
         name = self._keeper.engine.policy.scoring
         await trio.to_thread.run_sync(dataset.remember, name, self._scorer_options, limiter=self._scoring)
         # By now it may be another policy's.
-        scoring = self.scoring_of(dataset)
-        if self._keeper.guided is not None and scoring is not None:
-            for inode, score in zip(dataset.inodes.tolist(), scoring.scores.tolist(), strict=True):
+        policy, scoring = self._keeper.guided, self.scoring_of(dataset)
+        if policy is not None:
+            policy.listed(dataset.digest, dataset.label_of)
+        if policy is not None and scoring is not None:
+            for inode, score in zip(dataset.keys, scoring.scores.tolist(), strict=True):
                 if inode:
                     self._keeper.engine.scored(inode, score)
 
@@ -279,13 +283,13 @@ class Guide:
         return 0
 
     def note(self, accesses: list[Access]) -> None:
-        """Keep the ledger, and count how often each hub stood in."""
+        """Keep the ledger, and let the policy know who stood in for whom."""
         policy = self._keeper.guided
         for access in accesses:
             if access.trainer:
                 self._ledger.served(access.trainer, access.wanted, access.inode)
             if access.wanted not in (0, access.inode) and policy is not None:
-                policy.stood_in(access.inode)
+                policy.stood_in(access.inode, access.wanted)
         self._follow_schedule()
 
     def change(self, options: Options) -> None:

@@ -132,7 +132,7 @@ class Spider(Guided):
             return None
         return self._homophily.stand_in(dataset, key)
 
-    def stood_in(self, hub: Key) -> None:
+    def stood_in(self, hub: Key, wanted: Key) -> None:
         self._homophily.stood_in(hub)
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:

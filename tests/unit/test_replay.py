@@ -114,7 +114,7 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
                     engine.opened(key, 100)
                     writer.append(0, key, 100, served=hit, dataset=1)
                 else:
-                    policy.stood_in(hub)
+                    policy.stood_in(hub, key)
                     engine.opened(hub, 100)
                     writer.redirect(0, key, 100, int(str(hub)), 100, dataset=1)
             for key in batch:

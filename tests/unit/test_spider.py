@@ -151,7 +151,7 @@ class TestHomophily:
             engine.place(each.key, 10)
         given = []
         while (stand_in := policy.stand_in("train", 50)) is not None:
-            policy.stood_in(stand_in)
+            policy.stood_in(stand_in, 50)
             given.append(stand_in)
         assert given == [2, 2, 1, 1]
         policy.new_epoch()
@@ -275,7 +275,7 @@ class SpiderAgainstModel(RuleBasedStateMachine):
         assert self.engine.members[hub_key].section == HOMOPHILY
         assert key not in self.engine.members
         assert (found.dataset, key in found.neighbours) == (dataset, True)
-        self.policy.stood_in(hub_key)
+        self.policy.stood_in(hub_key, key)
         self.stood_in[hub_key] = self.stood_in.get(hub_key, 0) + 1
         assert self.stood_in[hub_key] <= MAX_STAND_INS
 

@@ -48,7 +48,7 @@ class Training:
         if wanted in self.engine.members:
             self.spider_hits += 1
         elif (hub := self.policy.stand_in("train", wanted)) is not None:
-            self.policy.stood_in(hub)
+            self.policy.stood_in(hub, wanted)
             self.redirects += 1
             given = hub
         self.engine.opened(given, 1)

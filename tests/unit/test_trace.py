@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from spiderfs.core.homophily import Hub
-from spiderfs.core.replay import Epoch, Ratio, Scored
+from spiderfs.core.replay import Epoch, Labels, Ratio, Scored
 from spiderfs.errors import SpiderfsError, UsageError
 from spiderfs.trace import BUFFERED_RECORDS, HEADER, MAGIC, RECORD, RECORD_FIELDS, Kind, TraceWriter, read_trace
 
@@ -154,3 +154,15 @@ def test_a_line_that_is_not_text_trace_is_named(path: Path, line: str) -> None:
     path.write_text(f"a 1\n{line}\n")
     with pytest.raises(UsageError, match="line 2"):
         read_trace(path)
+
+
+def test_lists_come_back_each_by_itself(path: Path) -> None:
+    writer = TraceWriter(path)
+    lists = [("1", {5: 0, 6: -(2**32) - 1}), ("2", {5: 2**31})]
+    writer.labels(0, lists[0][1], 1)
+    writer.labels(0, lists[1][1], 2)
+    writer.append(1, 5, 10)
+    writer.labels(2, lists[1][1], 2)
+    writer.close()
+    given = [Labels(dataset, labels) for dataset, labels in lists]
+    assert read_trace(path).hints() == [(0, given[0]), (0, given[1]), (1, given[1])]

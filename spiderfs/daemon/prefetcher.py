@@ -105,7 +105,8 @@ class Prefetcher:
         mean_bytes = engine.used_bytes / len(engine.members) if engine.members else 1.0
         cached = engine.budget_bytes / mean_bytes
         most = max(cached * AHEAD_SHARE, min(cached * BURST_SHARE, BURST_SAMPLES))
-        return max(int(min(ahead_s / reader.pace_s, most)), 2 * self.concurrency.limit)
+        # A slow reader's too is as long as fetches can take place at a time; but what has no room is fetched in vain.
+        return max(1, int(min(max(ahead_s / reader.pace_s, 2 * self.concurrency.limit), most)))
 
     def ready_ahead(self, reader: PlannedReader) -> int:
         """Samples that the reader could take one after the other now without waiting for the source."""

@@ -19,13 +19,13 @@ its own with an empty cache, but for the first and the last:
 
 No epoch can be shorter than its steps, nor than the bytes that MIN would have fetched for the same list take on the
 line: that is the bound. The first epoch fills the cache and is left out of every figure. At last, lists drawn with
-replacement by log-rank weights, published, at five sizes of the cache: bytes fetched against MIN's for the same list.
+replacement by log-rank weights, published, at five sizes of the cache: bytes fetched against MIN's for the same list,
+and against the same with what the daemon has: the current epoch and the next, and the cache less its landing section.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import platform
@@ -52,6 +52,7 @@ from train import counts, leave_signals_to_the_parent, mounted, plain_table, scr
 import trainer_hook
 from spiderfs.core.engine import Engine
 from spiderfs.core.replay import Accesses, policy_for, replay
+from spiderfs.daemon.keeper import LANDING_SHARE
 from spiderfs.policies import POLICIES
 from spiderfs.protocol import Hello, Plan
 from spiderfs.sources.faults import FaultState
@@ -63,7 +64,7 @@ CACHED_SHARE = 0.20
 CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
 ENOUGH, TOO_LITTLE = 1.3, 0.7  # times the bandwidth that is needed
 LATENCY_MS = 5.0
-BATCH = 32
+BATCH = 16
 LOADER_WORKERS = 2
 CLASSES = 10
 WIDTH = 16  # of the embeddings
@@ -80,11 +81,12 @@ class Extent:
     epochs: int
     seeds: int
     capacities: tuple[float, ...]
+    replacement_samples: int  # read twice as fast, as their waiting is not what is measured
     replacement_epochs: int
 
 
-FULL = Extent(samples=2_400, step_ms=80, epochs=3, seeds=3, capacities=CAPACITIES, replacement_epochs=5)
-QUICK = Extent(samples=320, step_ms=80, epochs=2, seeds=1, capacities=(0.20,), replacement_epochs=3)
+FULL = Extent(2_000, 40, epochs=3, seeds=3, capacities=CAPACITIES, replacement_samples=4_000, replacement_epochs=4)
+QUICK = Extent(640, 20, epochs=2, seeds=1, capacities=(0.20,), replacement_samples=640, replacement_epochs=3)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class Epoch:
     redirected_share: float
     origin_bytes: int
     min_bytes: int  # that MIN fetches in this epoch, for the lists of all epochs
+    two_epochs_min_bytes: int  # the same with what the daemon knows and has room for
     bound_s: float
 
 
@@ -156,8 +159,15 @@ class Run:
     @property
     def of_min(self) -> float:
         """Without the last epoch too: what is fetched for the one after it is not read any more."""
+        return self._of(lambda epoch: epoch.min_bytes)
+
+    @property
+    def of_two_epochs_min(self) -> float:
+        return self._of(lambda epoch: epoch.two_epochs_min_bytes)
+
+    def _of(self, least: Callable[[Epoch], float]) -> float:
         counted = self.epochs[1:-1] or self.epochs[1:]
-        return sum(epoch.origin_bytes for epoch in counted) / sum(epoch.min_bytes for epoch in counted)
+        return sum(epoch.origin_bytes for epoch in counted) / sum(least(epoch) for epoch in counted)
 
 
 @dataclass(frozen=True)
@@ -274,11 +284,12 @@ class Case:
 def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Progress) -> Run:
     configuration = CONFIGURATIONS[case.name]
     steps = -(-len(data.samples) // BATCH)
-    compute_s = steps * extent.step_ms / 1000
+    step_s = extent.step_ms / 1000 / (1 if case.weights is None else 2)
+    compute_s = steps * step_s
     bandwidth = case.factor * (1 - CACHED_SHARE) * data.total_bytes / compute_s
     capacity = int(data.total_bytes * case.cached_share)
     epochs = extent.epochs if case.weights is None else extent.replacement_epochs
-    training = Training(data, extent.step_ms / 1000)
+    training = Training(data, step_s)
     torch.manual_seed(case.seed)
     place = Path(tempfile.mkdtemp(dir=scratch))
     with ExitStack() as stack:
@@ -298,7 +309,7 @@ def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Pro
                 own = torch.Generator().manual_seed(case.seed)
                 sampler = WeightedRandomSampler(case.weights, len(data.samples), generator=own)
             loader = loader_of(data, read_file, point, sampler, case.seed)
-            training.inodes = {(point / path).stat().st_ino: index for index, (path, _) in enumerate(data.samples)}
+            training.inodes = inodes_of(data, point)
             stack.enter_context(told(configuration, point, loader, training, case.seed))
             count = lambda: counts(point)  # noqa: E731
             describe = (point / ".spiderfs" / "plan").read_text
@@ -315,12 +326,20 @@ def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Pro
         progress.remove_task(task)
         # Its workers have files of the mount open.
         del loader
-    min_bytes = min_by_epoch(data, lists, capacity)
+    least = min_by_epoch(data, lists, capacity)
     done = [
-        epoch_of(*figure, drawn, data, fetched, max(compute_s, fetched / bandwidth))
-        for figure, drawn, fetched in zip(figures, lists, min_bytes, strict=True)
+        epoch_of(*figure, drawn, data, fetched, max(compute_s, fetched[0] / bandwidth))
+        for figure, drawn, fetched in zip(figures, lists, least, strict=True)
     ]
     return Run(case.name, case.seed, case.factor, case.cached_share, done, len(lists[0]), said)
+
+
+def inodes_of(data: Data, point: Path) -> dict[int, int]:
+    """Which sample each inode of the mount is; as with every image folder, the mount learns the names at once."""
+    index_of = {path: index for index, (path, _) in enumerate(data.samples)}
+    folders = {path.partition("/")[0] for path in index_of}
+    listed = ((f"{folder}/{entry.name}", entry.inode()) for folder in folders for entry in os.scandir(point / folder))
+    return {inode: index_of[path] for path, inode in listed if path in index_of}
 
 
 @contextmanager
@@ -357,12 +376,17 @@ def told(
         yield
 
 
-def min_by_epoch(data: Data, lists: list[list[int]], capacity: int) -> list[int]:
+def min_by_epoch(data: Data, lists: list[list[int]], capacity: int) -> list[tuple[int, int]]:
+    """Bytes that MIN fetches in each epoch; and if it knows two epochs only, and landing has its part of the cache."""
     drawn = [sample for epoch in lists for sample in epoch]
     accesses = Accesses.of(drawn, [data.sizes[sample] for sample in drawn])
-    engine = Engine(policy_for(POLICIES["belady"], accesses), capacity)
-    fetched: list[int] = replay(engine, accesses, len(lists[0])).origin_bytes.tolist()
-    return fetched
+    everything = Engine(policy_for(POLICIES["belady"], accesses), capacity)
+    two_epochs = Engine(POLICIES["spider"](), capacity, int(capacity * LANDING_SHARE))
+    fetched = (
+        replay(everything, accesses, len(lists[0])).origin_bytes.tolist(),
+        replay(two_epochs, accesses, len(lists[0]), planned_epochs=2).origin_bytes.tolist(),
+    )
+    return list(zip(*fetched, strict=True))
 
 
 def epoch_of(
@@ -372,21 +396,21 @@ def epoch_of(
     after: dict[str, int],
     drawn: list[int],
     data: Data,
-    min_bytes: int,
+    least: tuple[int, int],
     bound_s: float,
 ) -> Epoch:
     if not after:  # no mount: what is read is known, and where it comes from is no cache
-        return Epoch(seconds, stall_s, 0.0, 0.0, sum(data.sizes[sample] for sample in drawn), min_bytes, bound_s)
+        return Epoch(seconds, stall_s, 0.0, 0.0, sum(data.sizes[sample] for sample in drawn), *least, bound_s)
     opens, hits, redirects, origin_bytes = (
         after[name] - before[name] for name in ("opens", "opens_hit", "redirects", "origin_bytes")
     )
-    return Epoch(seconds, stall_s, hits / opens, redirects / opens, origin_bytes, min_bytes, bound_s)
+    return Epoch(seconds, stall_s, hits / opens, redirects / opens, origin_bytes, *least, bound_s)
 
 
 # -- data
 
 
-def made_data(root: Path, samples: int) -> Data:
+def make_data(root: Path, samples: int) -> None:
     """Files of random bytes, 20 to 80 kB long."""
     rng = np.random.default_rng(samples)
     for number in range(samples):
@@ -394,7 +418,6 @@ def made_data(root: Path, samples: int) -> Data:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(rng.bytes(int(rng.integers(20_000, 80_000))))
     os.sync()  # else the disk still writes them during the first runs
-    return found_data(root, samples)
 
 
 def found_data(root: Path, samples: int) -> Data:
@@ -504,7 +527,7 @@ def time_table(runs: list[Run], factor: float) -> Table:
 
 def replacement_table(runs: list[Run]) -> Table:
     table = plain_table("Drawn with replacement by log-rank weights, published")
-    for heading in ("cached", "origin kB", "MIN kB", "x MIN", "hits %", "stall s"):
+    for heading in ("cached", "origin kB", "MIN kB", "x MIN", "x MIN of two epochs", "hits %", "stall s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for share, ran in by_share(runs).items():
         kilobytes = [run.later(lambda epoch: epoch.origin_bytes) / run.draws / 1000 for run in ran]
@@ -515,6 +538,7 @@ def replacement_table(runs: list[Run]) -> Table:
             spread(kilobytes, ".1f"),
             spread(least, ".1f"),
             spread([run.of_min for run in ran], ".3f"),
+            spread([run.of_two_epochs_min for run in ran], ".3f"),
             spread(hits, ".1f", 100),
             spread([run.later(lambda epoch: epoch.stall_s) for run in ran], ".2f"),
         )
@@ -541,29 +565,24 @@ def run_all(arguments: argparse.Namespace, console: Console) -> None:
     replaced: list[Run] = []
     with scratch_directory() as scratch, Progress(console=console, transient=True) as progress:
         if arguments.data is None:
-            data = made_data(scratch / "source", extent.samples)
-        else:
-            data = found_data(arguments.data, extent.samples)
+            make_data(scratch / "source", max(extent.samples, extent.replacement_samples))
+        root = arguments.data or scratch / "source"
+        data = found_data(root, extent.samples)
+        more_data = found_data(root, extent.replacement_samples)
         console.print(
             f"{extent.samples:,} files, {data.total_bytes / 1e6:.0f} MB; {extent.step_ms:g} ms for a batch of {BATCH}; "
             f"source {LATENCY_MS:g} ms away; {LOADER_WORKERS} loader workers; {CACHED_SHARE:.0%} cached",
             highlight=False,
         )
-        weights = log_rank_weights(extent.samples)
-        cases = [
-            Case(name, seed, factor)
-            for seed, factor, name in itertools.product(
-                range(1, extent.seeds + 1), arguments.factors, arguments.configs
-            )
-        ]
-        if not arguments.no_replacement:
-            cases += [
-                Case("plan+uniform", seed, ENOUGH, share, weights)
-                for seed, share in itertools.product(range(1, extent.seeds + 1), extent.capacities)
-            ]
+        weights = log_rank_weights(extent.replacement_samples)
+        cases = []
+        for seed in range(1, extent.seeds + 1):
+            cases += [Case(name, seed, factor) for factor in arguments.factors for name in arguments.configs]
+            if not arguments.no_replacement:
+                cases += [Case("plan+uniform", seed, ENOUGH, share, weights) for share in extent.capacities]
         try:
             for case in cases:
-                run = measure(data, case, extent, scratch, progress)
+                run = measure(data if case.weights is None else more_data, case, extent, scratch, progress)
                 (runs if case.weights is None else replaced).append(run)
                 print_run(run, console)
         finally:

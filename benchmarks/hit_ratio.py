@@ -54,6 +54,7 @@ CAPACITIES = (0.10, 0.25, 0.50, 0.75)
 # Hubs are found, as their section needs them, but none stands in.
 RECORDED = Configuration(stand_in_share=0.0)
 SEED = 1
+TABLE_WIDTH = 110
 FULL = Extent(epochs=12, training=5_000, held_out=1_000, seeds=1)
 QUICK = Extent(epochs=3, training=1_500, held_out=500, seeds=1)
 
@@ -173,7 +174,7 @@ def show(points: list[Point], console: Console) -> None:
         for name in POLICIES_SHOWN:
             table.add_column(name, justify="right", no_wrap=True)
         if field == "hit_ratio":
-            table.add_column("uniform, lru", justify="right")
+            table.add_column("lru, uniform", justify="right", no_wrap=True)
         for capacity in CAPACITIES:
             found = {point.policy: getattr(point, field) * factor for point in points if point.capacity == capacity}
             cells = [format(found[name], form) for name in POLICIES_SHOWN if name in found]
@@ -278,7 +279,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     unwind_on_signals()
-    console = Console()
+    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
     try:
         if arguments.trace is not None:
             measure(arguments.trace, arguments, console)

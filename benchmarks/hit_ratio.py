@@ -220,7 +220,8 @@ def plot(points: list[Point], path: Path) -> None:
     axes[0].plot(
         100 * smooth, [100 * uniform_lru(c) for c in smooth], "--", color="#bbbbbb", label="lru, uniform sampling"
     )
-    axes[0].legend(frameon=False, fontsize=8)
+    # The right-hand panel has room, and the same lines but one.
+    axes[1].legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

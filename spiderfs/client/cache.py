@@ -251,6 +251,8 @@ class Cache:
         if parent is None or dentry is None or not stat.S_ISDIR(dentry.stat.mode) or not self._may_pass(dentry.stat):
             return None
         since, until = dentry.checked_at, dentry.checked_at + self._ttl_s
+        if not since <= now < until:
+            return None
         return Directory(dentry.inode, max(since, parent.since), min(until, parent.until))
 
     def _may_pass(self, directory: SourceStat) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Iterable
@@ -18,6 +19,13 @@ class CachedFile(io.BytesIO):
         self.name = name
         self._content = content
         self._file: io.FileIO | None = None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """As in a real file, a place before its beginning is an error; io.BytesIO would make it the beginning."""
+        start = {os.SEEK_CUR: self.tell(), os.SEEK_END: len(self._content)}.get(whence, 0)
+        if start + offset < 0 and not self.closed:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super().seek(offset, whence)
 
     def peek(self, size: int = 0, /) -> bytes:
         """What comes next, without moving on."""

@@ -184,8 +184,8 @@ def show(points: list[Point], console: Console) -> None:
         console.print(table)
     shares = {point.capacity: point.redirected_share for point in points if point.policy == "spider"}
     console.print(
-        "of spider's hits, redirected: "
-        + ", ".join(f"{c:.0%} cache {100 * share:.1f} %" for c, share in shares.items())
+        "redirected by spider, % of reads: "
+        + ", ".join(f"{100 * share:.1f} with {capacity:.0%}" for capacity, share in shares.items())
     )
 
 

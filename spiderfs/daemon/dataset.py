@@ -32,6 +32,9 @@ class Dataset:
         self.inodes = inodes
         self.keys: list[int] = inodes.tolist()
         self.place_of = {inode: place for place, inode in enumerate(self.keys) if inode}
+        places = (self.place_of.get(inode, place) for place, inode in enumerate(self.keys))
+        self.one_of_file = np.fromiter(places, np.uint32, len(self.keys))
+        """Of the samples of one file, the one that `place_of` knows."""
         self.directory = directory
         self.scorings: dict[str, Scoring] = {}
         """By name; one that is not in use keeps what it has learned."""

@@ -249,12 +249,14 @@ class Guide:
             await self.publish_redirects()
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
+        dataset = self._using[trainer, samples.name]
+        order = dataset.one_of_file[plan.order]
+        epoch = await trio.to_thread.run_sync(
+            PlannedEpoch, plan.epoch, dataset.keys, dataset.place_of, order, plan.position
+        )
+        # Now, for the option may have changed meanwhile.
         if not self._follow_plans:
             return
-        dataset = self._using[trainer, samples.name]
-        epoch = await trio.to_thread.run_sync(
-            PlannedEpoch, plan.epoch, dataset.keys, dataset.place_of, plan.order, plan.position
-        )
         self._keeper.engine.plan(self._numbers[trainer], samples.name, epoch, time.time(), plan.begun)
         self._follow_schedule()
         self._planned()

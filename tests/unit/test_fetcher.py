@@ -373,6 +373,32 @@ def check_waiting(directory: Path, key: ContentKey, other: Other, lands: bool) -
     content.close()
 
 
+def test_it_is_known_what_another_process_fetches(tmp_path: Path) -> None:
+    mine, theirs, none = ContentKey(100_000), ContentKey(200_000), ContentKey(300_000)
+    with Other(tmp_path, theirs, None) as other:
+        harness = Harness(tmp_path)
+
+        async def test() -> None:
+            assert [harness.interlock.held(key) for key in (mine, theirs, none)] == [False, True, False]
+            assert [harness.fetcher.under_way(key) for key in (mine, theirs, none)] == [False, True, False]
+            async with harness.interlock.hold(mine):
+                # One's own lock is none to wait for; a fetch of one's own is.
+                assert not harness.interlock.held(mine)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(harness.fetcher.fetch, harness.add(b"content", mine.inode))
+                await trio.sleep(0)
+                while not harness.fetcher.under_way(mine):
+                    await trio.sleep(0)
+            assert not harness.fetcher.under_way(mine)
+            # It dies, and its lock with it.
+            other.go_on()
+            while harness.fetcher.under_way(theirs):
+                await trio.sleep(0.001)
+
+        run(test)
+        harness.interlock.close()
+
+
 def test_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
 

@@ -20,7 +20,7 @@ from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.trainer import SampleList, SamplePaths, Trainer
 from spiderfs.lister import Lister
 from spiderfs.metrics import SharedCounters
-from spiderfs.protocol import Batch, EpochEnd, Hello
+from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.redirects import published_trainers, redirect_rows
 from spiderfs.scorer.scoring import BatchScores
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -48,6 +48,7 @@ class Harness:
         source.mkdir()
         point.mkdir()
         options = Options(source=source, mountpoint=point, cache_dir=directory / "cache")
+        self.options = options
         self.guide = Guide(
             catalogue,
             Lister(catalogue, client),
@@ -255,3 +256,104 @@ def test_other_policies_still_give_scores(tmp_path: Path) -> None:
         assert redirect_rows(harness.records) == []
 
     run(tmp_path, test, "lru")
+
+
+# -- plans
+
+
+def planned(order: list[int], epoch: int = 0, position: int = 0, begun: bool = True) -> Plan:
+    return Plan("train", epoch, position, begun, np.array(order, np.uint32))
+
+
+def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        schedule = harness.keeper.engine.schedule
+        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3, 5, 9]))
+        await harness.guide.plan(harness.trainer, harness.list, planned([7, 3], 1, begun=False))
+        (reader,) = schedule.believed
+        assert (reader.epoch.number, [epoch.number for epoch in reader.later]) == (0, [1])
+        uses = {index: schedule.next_use_s(harness.inodes[index]) for index in (5, 3, 9, 7, 0)}
+        assert uses[0] is None
+        assert uses[5] < uses[3] < uses[9] < uses[7]  # type: ignore[operator]
+        # The events of its own process tree count, under the number that it was attached by.
+        inode = harness.inodes[5]
+        harness.keeper.fold(np.array([(1.0, inode, inode, SIZE, 0, 1, 1, HIT, (0,) * 5)], dtype=ACCESS))
+        assert reader.reached == 1
+        assert uses[3] < schedule.next_use_s(inode) < uses[9]  # type: ignore[operator]
+        harness.keeper.fold(np.array([(1.0, inode, inode, SIZE, 0, 1, 2, HIT, (0,) * 5)], dtype=ACCESS))
+        assert reader.reached == 1
+        await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        assert schedule.next_use_s(harness.inodes[9]) is None
+        assert schedule.next_use_s(harness.inodes[7]) is not None
+        await harness.guide.detached(harness.trainer)
+        assert schedule.readers == {}
+
+    run(tmp_path, test)
+
+
+def test_an_open_of_a_stand_in_uses_up_what_was_asked_for(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        wanted, given = harness.inodes[5], harness.inodes[3]
+        harness.keeper.fold(np.array([(1.0, given, wanted, SIZE, 0, 1, 1, HIT, (0,) * 5)], dtype=ACCESS))
+        schedule = harness.keeper.engine.schedule
+        assert [schedule.next_use_s(inode) is None for inode in (wanted, given)] == [True, False]
+
+    run(tmp_path, test)
+
+
+def test_a_file_that_is_listed_twice_is_read_twice(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.list = listed([b"train/001", b"train/002", b"train/003", b"train/001"])
+        await harness.declare()
+        await harness.guide.plan(harness.trainer, harness.list, planned([0, 1, 3, 2]))
+        (reader,) = harness.keeper.engine.schedule.believed
+        inode = harness.inodes[0]
+        assert inode == harness.inodes[3]
+        assert [position for position, key in reader.coming(4) if key == inode] == [0, 2]
+        reader.opened(inode, 0.0, False)
+        assert reader.epoch.next_position(inode) == 2
+        reader.opened(inode, 0.0, False)
+        assert reader.epoch.next_position(inode) is None
+
+    run(tmp_path, test)
+
+
+def test_plans_are_not_acted_on_while_the_option_is_off(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        schedule = harness.keeper.engine.schedule
+        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        assert schedule.active
+        harness.guide.change(harness.options.changed("plan", "off"))
+        assert (schedule.active, schedule.readers) == (False, {})
+        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        assert not schedule.active
+        harness.guide.change(harness.options)
+        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3], position=1))
+        assert schedule.active
+        assert schedule.next_use_s(harness.inodes[5]) is None
+
+    run(tmp_path, test)
+
+
+def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        other = Trainer(os.getpid(), os.getuid(), Hello("other", rank=1))
+        await harness.guide.attached(other)
+        await harness.guide.samples(other, harness.list)
+        await harness.guide.plan(harness.trainer, harness.list, planned([1, 2]))
+        await harness.guide.plan(other, harness.list, planned([8, 9]))
+        schedule = harness.keeper.engine.schedule
+        assert sorted(schedule.readers) == [(1, "train"), (2, "train")]
+        # A rank that is not the first ends its own epoch too.
+        await harness.guide.epoch_end(other, EpochEnd(0, 0.5))
+        found = [schedule.next_use_s(harness.inodes[index]) is not None for index in (1, 8)]
+        assert found == [True, False]
+        await harness.guide.detached(other)
+        assert sorted(schedule.readers) == [(1, "train")]
+
+    run(tmp_path, test)

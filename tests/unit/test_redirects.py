@@ -67,6 +67,11 @@ class Harness:
         self.records.put([redirect_row(dataset, wanted, given)])
 
 
+def nowhere(inode: int) -> bool:
+    """No file is at hand."""
+    return False
+
+
 @pytest.fixture
 def harness() -> Harness:
     return Harness()
@@ -135,11 +140,18 @@ def test_what_was_found_of_a_thread_is_looked_up_again(harness: Harness, monkeyp
 def test_without_a_trainer_nothing_is_asked(harness: Harness, who: str) -> None:
     harness.redirects.set_trainers([], who)  # type: ignore[arg-type]
     assert not harness.redirects.active
+    assert not harness.redirects.attended
 
 
 def test_off_is_off(harness: Harness) -> None:
-    harness.redirects.set_trainers([attached(os.getpid())], "off")
+    trainer = attached(os.getpid())
+    harness.redirects.set_trainers([trainer], "off")
     assert not harness.redirects.active
+    # Whose opens they are is told all the same, for plans.
+    assert harness.redirects.attended
+    assert harness.redirects.trainer_of(os.getpid()) == trainer
+    harness.redirects.set_trainers([], "off")
+    assert not harness.redirects.attended
 
 
 def test_all_means_every_process(harness: Harness) -> None:
@@ -148,16 +160,16 @@ def test_all_means_every_process(harness: Harness) -> None:
     assert reader is not None
     assert set(reader.datasets) == {1, 2}
     harness.redirect(2, WANTED, GIVEN)
-    assert harness.redirects.choose(WANTED, reader) == GIVEN
+    assert harness.redirects.choose(WANTED, reader, nowhere) == GIVEN
 
 
 def test_only_declared_lists_count(harness: Harness) -> None:
     harness.redirect(2, WANTED, GIVEN)
     harness.redirect(3, WANTED, OTHER)
-    assert harness.redirects.choose(WANTED, Attached(1, 1, 1, (1,))) == WANTED
-    assert harness.redirects.choose(WANTED, Attached(2, 1, 1, (1, 2))) == GIVEN
-    assert harness.redirects.choose(WANTED, Attached(3, 1, 1, (3,))) == OTHER
-    assert harness.redirects.choose(GIVEN, Attached(2, 1, 1, (1, 2))) == GIVEN
+    assert harness.redirects.choose(WANTED, Attached(1, 1, 1, (1,)), nowhere) == WANTED
+    assert harness.redirects.choose(WANTED, Attached(2, 1, 1, (1, 2)), nowhere) == GIVEN
+    assert harness.redirects.choose(WANTED, Attached(3, 1, 1, (3,)), nowhere) == OTHER
+    assert harness.redirects.choose(GIVEN, Attached(2, 1, 1, (1, 2)), nowhere) == GIVEN
     assert harness.redirects.concerns(WANTED)
     assert not harness.redirects.concerns(WANTED - 1)
     assert not harness.redirects.concerns(GIVEN)
@@ -166,13 +178,38 @@ def test_only_declared_lists_count(harness: Harness) -> None:
 def test_a_choice_holds_for_its_lease(harness: Harness) -> None:
     one, two = Attached(1, 1, 1, (1,)), Attached(2, 1, 1, (1,))
     harness.redirect(1, WANTED, GIVEN)
-    assert harness.redirects.choose(WANTED, one) == GIVEN
+    assert harness.redirects.choose(WANTED, one, nowhere) == GIVEN
     harness.redirect(1, WANTED, OTHER)
     harness.clock.now += LEASE_S
-    assert harness.redirects.choose(WANTED, one) == GIVEN
-    assert harness.redirects.choose(WANTED, two) == OTHER
+    assert harness.redirects.choose(WANTED, one, nowhere) == GIVEN
+    assert harness.redirects.choose(WANTED, two, nowhere) == OTHER
     harness.clock.now += 0.01
-    assert harness.redirects.choose(WANTED, one) == OTHER
+    assert harness.redirects.choose(WANTED, one, nowhere) == OTHER
+
+
+def test_what_is_at_hand_needs_no_stand_in(harness: Harness) -> None:
+    asked: list[int] = []
+    here: set[int] = set()
+
+    def at_hand(inode: int) -> bool:
+        asked.append(inode)
+        return inode in here
+
+    one, two = Attached(1, 1, 1, (1,)), Attached(2, 1, 1, (1,))
+    harness.redirect(1, WANTED, GIVEN)
+    assert harness.redirects.choose(OTHER, one, at_hand) == OTHER
+    assert asked == [], "nobody is given anything for it"
+    assert harness.redirects.choose(WANTED, one, at_hand) == GIVEN
+    # It arrives, or its fetch begins: who has a lease goes on with what it was given.
+    here.add(WANTED)
+    assert harness.redirects.choose(WANTED, one, at_hand) == GIVEN
+    assert harness.redirects.choose(WANTED, two, at_hand) == WANTED
+    # And the other way round.
+    here.clear()
+    assert harness.redirects.choose(WANTED, two, at_hand) == WANTED
+    harness.clock.now += LEASE_S + 0.01
+    assert harness.redirects.choose(WANTED, two, at_hand) == GIVEN
+    assert asked == [WANTED] * 3
 
 
 def test_rows_are_taken_away_again(harness: Harness) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spiderfs.core.policy import Policy
 from spiderfs.policies.belady import Belady
+from spiderfs.policies.impact import ICache, Impact
 from spiderfs.policies.lfu import LFU
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO
@@ -16,6 +17,8 @@ POLICIES: dict[str, type[Policy]] = {
     "lfu": LFU,
     "spider": Spider,
     "shade": Shade,
+    "impact": Impact,
+    "icache": ICache,
     "belady": Belady,
 }
 

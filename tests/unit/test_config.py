@@ -155,7 +155,7 @@ def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, pl
         ("capacity=lots", "write it like 20GiB"),
         ("workers=99", "for example workers=2"),
         ("workers=two", "for example workers=2"),
-        ("policy=belady", "choose one of lfu, lru, minio"),
+        ("policy=belady", "choose one of icache, impact, lfu, lru, minio"),
         ("file_mode=9", "write it like 0444"),
         ("file_mode=7777", "write at most 0777"),
         ("ttl=5y", "write it like 30s"),

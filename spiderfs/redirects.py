@@ -44,8 +44,14 @@ class Attached(NamedTuple):
 
 
 def publish_trainers(path: Path, trainers: Iterable[Attached]) -> None:
+    """Let workers know who is attached; raises OSError, and then nobody is, where the disk is full."""
     temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(list(trainers)))
+    try:
+        temporary.write_text(json.dumps(list(trainers)))
+    except OSError:
+        # Rather none than those of before: one that has left must not be given stand-ins any more.
+        path.unlink(missing_ok=True)
+        raise
     temporary.rename(path)
 
 

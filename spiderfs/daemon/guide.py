@@ -85,7 +85,7 @@ class Guide:
 
     def begin(self, state: bytes | None) -> None:
         """Before anybody is attached: nobody is redirected, and the ratio goes on from what `state` gave."""
-        publish_trainers(self._trainers_file, [])
+        self._publish_trainers()
         self.withdraw_redirects()
         if state is not None:
             self.balance.restore(state)
@@ -116,7 +116,10 @@ class Guide:
                     rows.append(Attached(number, trainer.pid, started_at(trainer.pid), datasets))
             except OSError:
                 log.debug("trainer %d has ended", trainer.pid)
-        publish_trainers(self._trainers_file, rows)
+        try:
+            publish_trainers(self._trainers_file, rows)
+        except OSError as exc:
+            log.warning("workers do not learn of trainers (%s): their plans and stand-ins rest", exc.strerror)
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> int:
         digest = xxhash.xxh3_64_hexdigest(b"\0".join(samples.paths) + samples.labels.tobytes())

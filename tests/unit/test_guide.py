@@ -339,6 +339,23 @@ def test_plans_are_not_acted_on_while_the_option_is_off(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        assert len(published_trainers(harness.trainers_file)) == 1
+        # A name that is taken stands for a disk that is full.
+        harness.trainers_file.with_suffix(".new").mkdir()
+        await harness.guide.detached(harness.trainer)
+        assert published_trainers(harness.trainers_file) == [], "rather nobody than who has left"
+        harness.guide.begin(None)
+        assert harness.keeper.engine.schedule.readers == {}
+
+    run(tmp_path, test)
+    assert [record.getMessage() for record in caplog.records] == [
+        "workers do not learn of trainers (Is a directory): their plans and stand-ins rest"
+    ] * 2
+
+
 def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()

@@ -1,0 +1,367 @@
+"""Plans on a real mount: a slow source, and trainers that speak the protocol over the socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mounting import Mounted, as_root, detach, eventually, mounted
+from reading import readers, together, write_files
+
+from spiderfs.protocol import Decoder, EpochEnd, Hello, Message, Ok, Plan, Samples, encode
+
+FILES, SIZE = 600, 4_000
+NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
+# Every read of the source takes this long; a reader that does nothing else would wait 3 s for all files.
+SLOW = {"source__latency_ms": 5, "policy": "minio"}
+
+
+class Trainer:
+    """A process that reads for itself: this one, or the one that `hook` belongs to."""
+
+    def __init__(self, mount: Mounted, names: Sequence[str] = NAMES) -> None:
+        self._mount, self._names = mount, names
+        self._connect()
+
+    def _connect(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(30)
+        self._socket.connect(os.fsdecode(self._mount.control("hook").read_bytes().rstrip(b"\n")))
+        self._decoder = Decoder()
+        self.tell(Hello("test"))
+        self.hear()
+        paths = b"".join(os.fsencode(name) + b"\0" for name in self._names)
+        count = len(self._names)
+        labels = np.arange(count, dtype=np.int32) % 4
+        self.tell(Samples("train", "train", count, 0, labels, np.frombuffer(paths, np.uint8)))
+        self.hear()
+
+    def tell(self, message: Message) -> None:
+        self._socket.sendall(encode(message))
+
+    def hear(self) -> None:
+        """Wait for an Ok."""
+        while True:
+            data = self._socket.recv(1 << 16)
+            assert data, "the daemon has gone"
+            if any(isinstance(answer, Ok) for answer in self._decoder.feed(data)):
+                return
+
+    def plan(self, order: Sequence[int], epoch: int = 0, position: int = 0, begun: bool = True) -> None:
+        self.tell(Plan("train", epoch, position, begun, np.array(order, np.uint32)))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def again(self) -> None:
+        """Connect anew, as the hook does when the manager was restarted."""
+        self._socket.close()
+
+        def connected() -> bool:
+            try:
+                self._connect()
+            except OSError:
+                return False
+            return True
+
+        eventually(connected, what="the hook's socket")
+
+
+@contextlib.contextmanager
+def training(mount: Mounted, names: Sequence[str] = NAMES) -> Iterator[Trainer]:
+    trainer = Trainer(mount, names)
+    try:
+        yield trainer
+    finally:
+        trainer.close()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    write_files(source, dict.fromkeys(NAMES, SIZE))
+    return source
+
+
+@pytest.fixture(params=[1, 2])
+def mount(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Iterator[Mounted]:
+    with mounted(source, tmp_path / "m", workers=request.param, capacity="25%", **SLOW) as found:
+        eventually(lambda: found.stats()["source_bytes"], what="the size of the source")
+        yield found
+
+
+def shuffled(seed: int) -> list[int]:
+    return random.Random(seed).sample(range(FILES), FILES)
+
+
+def read(mount: Mounted, source: Path, numbers: Iterable[int], step_s: float = 0.0) -> None:
+    """Open files one after the other, and compare their bytes."""
+    for number in numbers:
+        # The time that a training step takes, without which nobody could be ahead of it.
+        time.sleep(step_s)
+        assert (mount.point / NAMES[number]).read_bytes() == (source / NAMES[number]).read_bytes()
+
+
+def plans(mount: Mounted) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = mount.stats()["plans"]
+    return found
+
+
+def position(mount: Mounted) -> int:
+    found = plans(mount)
+    return int(found[0]["position"]) if found else -1
+
+
+def ready(mount: Mounted) -> int:
+    found = plans(mount)
+    return int(found[0]["ready_samples"]) if found else -1
+
+
+def test_a_followed_plan_makes_opens_hits(mount: Mounted, source: Path) -> None:
+    assert mount.control("plan").read_text() == "no trainer has published a plan\n"
+    order = shuffled(1)
+    with training(mount) as trainer:
+        trainer.plan(order)
+        trainer.plan(shuffled(2), epoch=1, begun=False)
+        eventually(lambda: ready(mount) >= 20, what="some files ahead")
+        before = mount.stats()["metrics"]
+        read(mount, source, order, step_s=0.004)
+        after = mount.stats()["metrics"]
+        assert after["opens"] - before["opens"] == FILES
+        assert after["opens_hit"] - before["opens_hit"] > 0.9 * FILES
+        # Nothing was asked for twice, but what is needed for the next epoch.
+        assert after["origin_reads"] < 1.3 * FILES
+        eventually(lambda: position(mount) == FILES, what="all opens to be known")
+        (row,) = plans(mount)
+        assert (row["list"], row["epoch"], row["length"], row["epochs_ahead"]) == ("train", 0, FILES, 1)
+        assert row["believed"]
+        assert row["followed_share"] > 0.9
+        assert row["late_share"] < 0.1
+        metrics = mount.stats()["metrics"]
+        assert metrics["planned_opens"] == FILES
+        assert metrics["planned_late"] < 0.1 * FILES
+        assert metrics["prefetched"] > 0.7 * FILES
+        text = mount.control("plan").read_text()
+        assert re.search(rf"^trainer 1, list train, epoch 0, 1 more known\n  position +{FILES} of {FILES}, ", text)
+        assert re.search(r"^  opens +[\d.]+% of the last ones as planned: followed$", text, re.MULTILINE)
+        assert re.search(r"^fetches ahead +\d+ under way, \d+ at a time", text, re.MULTILINE)
+        shown = mount.control("stats").read_text()
+        assert re.search(rf"^plan +train, epoch 0: {FILES} of {FILES}, ", shown, re.MULTILINE)
+        trainer.tell(EpochEnd(0, 0.5))
+    eventually(lambda: plans(mount) == [], what="the plan to leave with its trainer")
+    assert mount.control("plan").read_text() == "no trainer has published a plan\n"
+
+
+def test_a_trainer_that_dies_is_fetched_for_no_more(mount: Mounted) -> None:
+    with training(mount) as trainer:
+        mount.change("source.latency_ms", "200")
+        trainer.plan(shuffled(1))
+        eventually(lambda: mount.metric("prefetched") > 0)
+    eventually(lambda: plans(mount) == [])
+    # What was under way ends; after that the source is left alone.
+    mount.change("source.latency_ms", "0")
+    known = [mount.metric("origin_reads")]
+
+    def quiet() -> bool:
+        time.sleep(0.3)
+        known.append(mount.metric("origin_reads"))
+        return known[-1] == known[-2]
+
+    eventually(quiet)
+    assert known[-1] < 150
+
+
+def test_a_wrong_plan_is_dropped_and_told(mount: Mounted, source: Path) -> None:
+    rng = random.Random(3)
+    with training(mount) as trainer:
+        trainer.plan(shuffled(1))
+        for _ in range(2):
+            read(mount, source, rng.sample(range(FILES), FILES))
+            if not plans(mount)[0]["believed"]:
+                break
+        (row,) = plans(mount)
+        assert not row["believed"]
+        assert "NOT FOLLOWED, so the policy alone decides" in mount.control("plan").read_text()
+        assert "not followed, so it is not acted on" in mount.control("stats").read_text()
+        prefetched = eventually(lambda: mount.metric("prefetched") if idle(mount) else None)
+        read(mount, source, rng.sample(range(FILES), 100))
+        assert mount.metric("prefetched") == prefetched
+        # The next one that is followed is acted on again.
+        order = shuffled(5)
+        trainer.plan(order, epoch=1)
+        read(mount, source, order)
+        eventually(lambda: plans(mount)[0]["believed"])
+
+
+def idle(mount: Mounted) -> bool:
+    text: str = mount.control("plan").read_text()
+    return "fetches ahead   0 under way" in text
+
+
+def test_plans_can_be_switched_off_and_on(mount: Mounted, source: Path) -> None:
+    order = shuffled(1)
+    with training(mount) as trainer:
+        trainer.plan(order)
+        eventually(lambda: ready(mount) > 0)
+        read(mount, source, order[:100])
+        mount.change("plan", "off")
+        assert plans(mount) == []
+        trainer.plan(order, position=100)
+        read(mount, source, order[100:200])
+        assert plans(mount) == []
+        mount.change("plan", "on")
+        trainer.plan(order, position=200)
+        eventually(lambda: position(mount) == 200)
+        read(mount, source, order[200:])
+        eventually(lambda: position(mount) == FILES)
+
+
+def test_a_killed_manager_costs_no_read_and_hears_the_plan_again(mount: Mounted, source: Path) -> None:
+    order = shuffled(1)
+    mount.expect(r"manager .* ended \(signal 9\)", r" ended \(signal 9\)")
+    with training(mount) as trainer:
+        trainer.plan(order)
+        read(mount, source, order[:100])
+        killed = mount.manager()
+        os.kill(killed, signal.SIGKILL)
+        read(mount, source, order[100:200])
+        eventually(lambda: mount.manager() != killed, what="another manager")
+        trainer.again()
+        assert plans(mount) == []
+        trainer.plan(order, position=200)
+        read(mount, source, order[200:], step_s=0.004)
+        eventually(lambda: position(mount) == FILES)
+        (row,) = plans(mount)
+        assert row["believed"]
+        assert row["late_share"] < 0.2
+        assert mount.metric("prefetched") > 100
+
+
+def test_a_cache_that_shrinks_and_grows_meanwhile(mount: Mounted, source: Path) -> None:
+    order = shuffled(1)
+    with training(mount) as trainer:
+        trainer.plan(order)
+        eventually(lambda: ready(mount) > 0)
+        for number, capacity in enumerate(["200kB", "40kB", "1MB", "20kB", "25%"]):
+            mount.change("capacity", capacity)
+            stats = mount.stats()
+            assert stats["used_bytes"] <= stats["capacity_bytes"]
+            read(mount, source, order[number * 120 : (number + 1) * 120])
+        eventually(lambda: position(mount) == FILES)
+        stats = mount.stats()
+        assert stats["used_bytes"] <= stats["capacity_bytes"]
+
+
+# Reads a list in its order for a plan of its own, as another training on the same mount.
+_OTHER_TRAINING = """
+import sys, time
+sys.path[:0] = sys.argv[1:3]
+from types import SimpleNamespace
+from pathlib import Path
+from test_plan import NAMES, Trainer, shuffled
+point, source = Path(sys.argv[3]), Path(sys.argv[4])
+order = shuffled(int(sys.argv[5]))
+trainer = Trainer(SimpleNamespace(control=lambda name: point / ".spiderfs" / name))
+trainer.plan(order)
+print("planned", flush=True)
+sys.stdin.readline()
+for number in order:
+    time.sleep(0.006)
+    assert (point / NAMES[number]).read_bytes() == (source / NAMES[number]).read_bytes()
+print("read", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_two_trainings_with_plans_of_their_own(mount: Mounted, source: Path) -> None:
+    here = Path(__file__).parent
+    arguments: list[str | Path] = [here, here.parent, mount.point, source]
+    with contextlib.ExitStack() as stack:
+        others = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", _OTHER_TRAINING, *arguments, str(seed)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for seed in (11, 12)
+        ]
+        for word in ("planned", "read"):
+            for other in others:
+                assert other.stdout is not None
+                assert other.stdin is not None
+                assert other.stdout.readline() == f"{word}\n"
+            if word == "read":
+                eventually(lambda: [row["position"] for row in plans(mount)] == [FILES, FILES])
+                rows = plans(mount)
+            for other in others:
+                assert other.stdin is not None
+                other.stdin.write("\n")
+                other.stdin.flush()
+        assert [other.wait(30) for other in others] == [0, 0]
+    assert [row["believed"] for row in rows] == [True, True]
+    assert [row["opens"] for row in rows] == [FILES, FILES]
+    assert mount.metric("opens") == 2 * FILES
+    assert mount.metric("hit_ratio") > 0.7
+    eventually(lambda: plans(mount) == [])
+
+
+FULL = (
+    r"no space left for the cache .*",
+    "no room to keep for names",
+    "could not be written to disk",
+    "workers do not learn of",
+)
+
+
+def test_a_full_disk_harms_no_read(tmp_path: Path) -> None:
+    source, disk = tmp_path / "source", tmp_path / "disk"
+    wanted = write_files(source, {f"{number:03d}": 200_000 for number in range(150)})
+    names = sorted(wanted)
+    disk.mkdir()
+    as_root("mount", "-t", "tmpfs", "-o", "size=48M,mode=0777", "tmpfs", disk)
+    try:
+        with (
+            mounted(source, tmp_path / "m", cache=disk / "cache", allowed=FULL, **SLOW) as mount,
+            training(mount, names) as trainer,
+        ):
+            order = random.Random(1).sample(range(len(names)), len(names))
+            trainer.plan(order)
+            with readers(2, mount.point, wanted, rounds=1) as some:
+                for number in order:
+                    assert (mount.point / names[number]).read_bytes() == (source / names[number]).read_bytes()
+                seen = together(some)
+            assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
+            assert mount.metric("store_failures") > 0
+            assert mount.control("plan").read_text().startswith("trainer ")
+    finally:
+        detach(disk)
+
+
+def test_processes_of_the_trainer_that_read_on_their_own_disturb_nothing(mount: Mounted, source: Path) -> None:
+    wanted = write_files(source, dict.fromkeys(NAMES[:100], SIZE))
+    order = shuffled(4)
+    with training(mount) as trainer:
+        trainer.plan(order)
+        with readers(2, mount.point, wanted, rounds=2) as some:
+            reading = threading.Thread(target=read, args=(mount, source, order))
+            reading.start()
+            seen = together(some)
+            reading.join(60)
+        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
+        eventually(lambda: position(mount) == FILES)

@@ -147,6 +147,13 @@ class Client:
             self._unplanned.append((plan.list, plan.begun))
         os.eventfd_write(self._wake, 1)
 
+    def withdraw(self, name: str) -> None:
+        """The list is not used any more, and nothing of it will be read; it stays in the daemon until the end."""
+        self._declarations.pop(name, None)
+        plan = self._plans.get((name, True))
+        if plan is not None:
+            self.plan(Plan(name, plan.epoch + 1, 0, True, np.empty(0, np.uint32)))
+
     def reached(self, name: str, position: int) -> None:
         """The training has taken so many samples of the list's current plan: from there it is told anew."""
         self._positions[name] = position
@@ -227,9 +234,11 @@ class Client:
     def _next_setting(self) -> Message | None:
         """The next piece of a list, or else plan, that the daemon does not know; None if there is none."""
         chunk = next(self._chunks, None)
-        if chunk is None and self._undeclared:
-            self._chunks = self._declarations[self._undeclared.popleft()].chunks()
-            chunk = next(self._chunks, None)
+        while chunk is None and self._undeclared:
+            declaration = self._declarations.get(self._undeclared.popleft())
+            if declaration is not None:
+                self._chunks = declaration.chunks()
+                chunk = next(self._chunks, None)
         while chunk is None and self._unplanned:
             plan = self._plans.get(self._unplanned.popleft())
             if plan is not None:
@@ -242,7 +251,7 @@ class Client:
         stream.setblocking(False)
         # `declare` and `plan` write their table first: a name may come twice here, but never be missing.
         self._undeclared = deque(self._declarations)
-        self._unplanned = deque(self._plans)
+        self._unplanned = deque(key for key in list(self._plans) if key[0] in self._declarations)
         self._chunks = iter(())
         decoder = Decoder()
         unsent = memoryview(encode(self._hello))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +60,7 @@ def attach(
     if loader is not None:
         Follower.check(loader)
     layer = find_classifier(model, classifier)
-    declared, client = introduce(
+    declared, client, let_go = introduce(
         directory,
         None if loader is None else loader.dataset,
         samples=samples,
@@ -72,7 +72,7 @@ def attach(
     planner = None
     if loader is not None:
         planner = Planner(loader, client, declared.name, publish=plan, draw_ahead=draw_ahead)
-    return Hook(model, layer, loader, planner, declared, client, embed_dim, lookahead)
+    return Hook(model, layer, loader, planner, declared, client, let_go, embed_dim, lookahead)
 
 
 class _Ready(NamedTuple):
@@ -108,11 +108,13 @@ class Hook:
         planner: Planner | None,
         declared: Declaration,
         client: Client,
+        let_go: Callable[[float], None],
         embed_dim: int,
         lookahead: int,
     ) -> None:
         self._declared = declared
         self._client = client
+        self._let_go: Callable[[float], None] | None = let_go
         self._attribution: Attribution[Seen] = Attribution(lookahead)
         self._planner = planner
         self._follower = None
@@ -174,13 +176,16 @@ class Hook:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits, and leave model and loader as they were."""
+        if self._let_go is None:
+            return
         self._release()
         self._capture.remove()
         if self._follower is not None:
             self._follower.undo()
         if self._planner is not None:
             self._planner.close()
-        self._client.close(timeout_s)
+        self._let_go(timeout_s)
+        self._let_go = None
 
     # -- events of the loop
 

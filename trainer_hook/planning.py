@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +21,18 @@ from trainer_hook.ranks import rank_and_world
 from trainer_hook.sample_list import Sample, declaration
 
 
+@dataclass
+class _Connection:
+    """A process's only one to a mount: the daemon tells by the process whose reads are whose."""
+
+    client: Client
+    users: Counter[str] = field(default_factory=Counter)
+    paths: dict[str, list[bytes]] = field(default_factory=dict)
+
+
+_connections: dict[tuple[int, Path, str], _Connection] = {}
+
+
 def introduce(
     directory: str | os.PathLike[str],
     dataset: Any,
@@ -28,29 +42,54 @@ def introduce(
     socket: str | os.PathLike[str] | None,
     client_name: str,
     queue_batches: int = QUEUE_BATCHES,
-) -> tuple[Declaration, Client]:
-    """A client of the mount at or above `directory`, and the data set's list, which it declares."""
+) -> tuple[Declaration, Client, Callable[[float], None]]:
+    """The data set's list, declared; this process's client of the mount at or above `directory`; how to let go of it.
+
+    That takes the seconds that sending what waits may take. Raises ValueError if another loader has a list of other
+    files by the same name.
+    """
     directory = Path(os.path.abspath(directory))
-    declared = declaration(dataset, find_mount(directory) or directory, directory, split, split, samples)
-    hello = Hello(client_name, *rank_and_world())
-    client = Client(socket_finder(directory, socket), hello, queue_batches=queue_batches)
-    client.declare(declared)
-    return declared, client
+    root = find_mount(directory) or directory
+    declared = declaration(dataset, root, directory, split, split, samples)
+    key = (os.getpid(), root, "" if socket is None else os.fspath(socket))
+    connection = _connections.get(key)
+    if connection is None:
+        hello = Hello(client_name, *rank_and_world())
+        client = Client(socket_finder(directory, socket), hello, queue_batches=queue_batches)
+        connection = _connections[key] = _Connection(client)
+    elif connection.users[split] and connection.paths[split] != declared.paths:
+        raise ValueError(f"another loader's list is called {split!r}: close that first, or give this one another split")
+    connection.users[split] += 1
+    connection.paths[split] = declared.paths
+    connection.client.declare(declared)
+
+    def let_go(timeout_s: float) -> None:
+        connection.users[split] -= 1
+        if connection.users[split] > 0:
+            return
+        if connection.users.total():
+            connection.client.withdraw(split)
+        elif _connections.pop(key, None):
+            connection.client.close(timeout_s)
+
+    return declared, connection.client, let_go
 
 
 class Planning:
     """The plans of one loader, published until `close`, or to the end of a `with` block."""
 
-    def __init__(self, loader: DataLoader[Any], client: Client, planner: Planner) -> None:
-        self._client = client
+    def __init__(self, loader: DataLoader[Any], planner: Planner, let_go: Callable[[float], None]) -> None:
+        self._let_go: Callable[[float], None] | None = let_go
         self._planner = planner
         self._follower = Follower(loader, planner, lambda iteration, indices: None)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits for at most so many seconds, and leave the loader as it was."""
-        self._follower.undo()
-        self._planner.close()
-        self._client.close(timeout_s)
+        if self._let_go is not None:
+            self._follower.undo()
+            self._planner.close()
+            self._let_go(timeout_s)
+            self._let_go = None
 
     def __enter__(self) -> Planning:
         return self
@@ -75,8 +114,9 @@ def plan(
 
     For any map-style data set and any sampler of finite length. Call it in the process whose children are the loader's
     workers, on each rank, before the first epoch; `attach` does the same by itself. `samples` are (path, label) in the
-    order of the data set's indices, if it has no `.samples` or `.imgs`. An epoch is drawn as a whole when it begins,
-    and the batches are those of the loader without a plan.
+    order of the data set's indices, if it has no `.samples` or `.imgs`. A loader for evaluation, beside one for
+    training, needs a `split` of another name. An epoch is drawn as a whole when it begins, and the batches are those of
+    the loader without a plan.
 
     The next epoch is published early where it is known: with a DistributedSampler, a SpiderSampler on one rank, or a
     `generator` given to the loader or its sampler. A sampler that uses torch's global generator cannot be foreseen,
@@ -87,7 +127,7 @@ def plan(
     planned, and one that is followed already.
     """
     Follower.check(loader)
-    declared, client = introduce(
+    declared, client, let_go = introduce(
         directory, loader.dataset, samples=samples, split=split, socket=socket, client_name=client_name
     )
-    return Planning(loader, client, Planner(loader, client, declared.name, draw_ahead=draw_ahead))
+    return Planning(loader, Planner(loader, client, declared.name, draw_ahead=draw_ahead), let_go)

@@ -108,6 +108,26 @@ def test_connects_again_and_says_everything_anew(tmp_path: Path, caplog: pytest.
     assert not daemon.counted["hook_malformed"]
 
 
+def test_what_is_withdrawn_is_not_said_anew(tmp_path: Path) -> None:
+    daemon = HookDaemon(tmp_path)
+    with daemon:
+        talking = client(tmp_path)
+        for name in ("train", "val"):
+            talking.declare(declaration(name=name))
+            talking.plan(Plan(name, 4, 0, True, np.array([1, 0], np.uint32)))
+        until(lambda: len(daemon.sink.plans) == 2)
+        talking.withdraw("val")
+        until(lambda: len(daemon.sink.plans) == 3)
+        _, withdrawn = daemon.sink.plans[-1]
+        assert (withdrawn.list, withdrawn.epoch, len(withdrawn.order)) == ("val", 5, 0)
+    with daemon:
+        until(lambda: len(daemon.sink.plans) == 4)
+        assert [plan.list for _, plan in daemon.sink.plans[3:]] == ["train"]
+        assert [declared.name for _, declared in daemon.sink.lists[2:]] == ["train"]
+        talking.close()
+    assert not talking.counts["errors"]
+
+
 def test_a_daemon_that_does_not_read_makes_batches_drop_and_nobody_wait(tmp_path: Path) -> None:
     control = tmp_path / ".spiderfs"
     control.mkdir()

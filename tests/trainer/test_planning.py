@@ -344,6 +344,30 @@ def test_a_loader_is_followed_once(daemon: HookDaemon) -> None:
         trainer_hook.plan(daemon.mount, DataLoader(torch.zeros(3)))  # type: ignore[arg-type]
 
 
+def test_a_process_is_one_trainer_whatever_it_reads(daemon: HookDaemon) -> None:
+    model, training, held_out = Network(), loader(), make()
+    hook = trainer_hook.attach(daemon.mount, model, training)
+    with pytest.raises(ValueError, match="is called 'train'"):
+        trainer_hook.plan(daemon.mount, held_out)
+    planning = trainer_hook.plan(daemon.mount, held_out, split="val")
+    for _ in train(model, training):
+        pass
+    assert len([*held_out]) == 7
+    until(lambda: {plan.list for plan in plans(daemon, True)} == {"train", "val"})
+    planning.close()
+    planning.close()
+    until(lambda: begun(daemon)[-1] == [])
+    assert plans(daemon, True)[-1].list == "val"
+    for _ in train(model, training):
+        pass
+    until(lambda: len([plan for plan in plans(daemon, True) if plan.list == "train"]) == 2)
+    hook.close()
+    assert len({trainer for trainer, _ in daemon.sink.lists}) == 1
+    until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
+    trainer_hook.attach(daemon.mount, model, held_out).close()
+    assert len({trainer for trainer, _ in daemon.sink.lists}) == 2
+
+
 def test_without_a_mount_it_warns_once_and_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     batches = make()
     with trainer_hook.plan(tmp_path, batches):

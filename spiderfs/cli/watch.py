@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -57,7 +58,8 @@ def page(stats: Mapping[str, Any], rates_per_s: Mapping[str, float]) -> Renderab
     used, capacity = stats.get("used_bytes"), stats.get("capacity_bytes")
     if _is_number(used) and _is_number(capacity) and capacity > 0:
         parts.append(Text(f"{round_size(used)} of {round_size(capacity)} in {stats.get('entries', '?')} entries"))
-        parts.append(ProgressBar(total=capacity, completed=min(used, capacity), width=60))
+        parts.append(_bar(used, capacity))
+    parts += _plans(stats)
     sections = _table(stats, "sections")
     if sections:
         table = Table("section", box=None)
@@ -78,6 +80,31 @@ def page(stats: Mapping[str, Any], rates_per_s: Mapping[str, float]) -> Renderab
             table.add_row(name, f"{value:,.12g}" if _is_number(value) else str(value), f"{rate:,.1f}" if rate else "")
         parts.append(table)
     return Group(*parts)
+
+
+def _plans(stats: Mapping[str, Any]) -> list[RenderableType]:
+    """For each planned reader a line and a bar: how far it has come, and how far it could go on without waiting."""
+    plans = stats.get("plans")
+    parts: list[RenderableType] = []
+    for plan in plans if isinstance(plans, list) else ():
+        plan = plan if isinstance(plan, dict) else {}
+        position, length = plan.get("position"), plan.get("length")
+        ready_s, late_share = plan.get("ready_s"), plan.get("late_share")
+        if not (_is_number(position) and _is_number(length) and length > 0):
+            continue
+        line = f"{plan.get('list', '?')}, epoch {plan.get('epoch', '?')}: {position} of {length}"
+        line += f", {ready_s:.1f} s ready ahead" if _is_number(ready_s) else ""
+        line += f", {late_share:.1%} late" if _is_number(late_share) else ""
+        followed = plan.get("believed", True)
+        parts.append(Text(line if followed else f"{line}; not followed, so it is not acted on"))
+        parts.append(_bar(position, length, "bar.complete" if followed else "dim"))
+    return parts
+
+
+def _bar(done: float, total: float, style: str = "bar.complete") -> RenderableType:
+    bar = ProgressBar(total=total, completed=min(done, total), width=60, complete_style=style)
+    # By itself a bar does not end its line.
+    return Padding(bar, expand=False)
 
 
 def _table(stats: Mapping[str, Any], key: str) -> dict[str, Any]:

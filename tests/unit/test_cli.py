@@ -150,7 +150,21 @@ def test_the_page_of_watch() -> None:
     shown = text(STATS, {"spiderfs_opens_total": 100.0})
     for expected in ("/nfs/a on /mnt/a", "2.0 GiB of 10.0 GiB", "1:01:40", "landing", "1,200", "100.0"):
         assert expected in shown
-    assert "? on ?" in text({"metrics": None, "uptime_s": "x", "capacity_bytes": 0}, {})
+    plans: list[Any] = [
+        {"list": "train", "epoch": 3, "position": 250, "length": 1000, "ready_s": 2.04, "late_share": 0.0125},
+        {"list": "val", "epoch": 3, "position": 40, "length": 40, "ready_s": 0.0, "late_share": 0, "believed": False},
+        {"list": "of a newer version", "position": "?", "length": 0},
+        {"position": 1, "length": 2},
+        7,
+    ]
+    lines = [line.rstrip() for line in text({**STATS, "plans": plans}, {}).splitlines()]
+    at = lines.index("train, epoch 3: 250 of 1000, 2.0 s ready ahead, 1.2% late")
+    assert lines[at + 2] == "val, epoch 3: 40 of 40, 0.0 s ready ahead, 0.0% late; not followed, so it is not acted on"
+    assert lines[at + 4] == "?, epoch ?: 1 of 2"
+    # A quarter, all and half of the bar.
+    assert [lines[at + number].count("━") for number in (1, 3, 5)] == [15, 60, 30]
+    assert "newer" not in "".join(lines)
+    assert "? on ?" in text({"plans": 7, "metrics": None, "uptime_s": "x", "capacity_bytes": 0}, {})
 
 
 def test_config_shows_and_changes(mounted: Path) -> None:

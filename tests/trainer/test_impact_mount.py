@@ -1,0 +1,122 @@
+"""Trainings on mounts with `policy=impact`: who is given a stand-in, and what is kept over a remount."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hook_daemon import until
+from mounting import Mounted, eventually, mounted
+
+from spiderfs.protocol import Batch, EpochEnd, Hello
+from trainer_hook import Client, Declaration
+from trainer_hook.mounts import socket_finder
+
+CLASSES, EACH = 3, 30
+SAMPLES = CLASSES * EACH
+NAMES = [f"train/{label}/{number:03d}" for number in range(EACH) for label in range(CLASSES)]
+LABELS = np.arange(SAMPLES, dtype=np.int32) % CLASSES
+# The first half of the samples is learned soon, the other never.
+LOSSES = np.where(np.arange(SAMPLES) < SAMPLES // 2, 0.1, 2.0) + np.arange(SAMPLES) / 1000
+BATCH = 15
+
+
+class Training:
+    """Without a model: the losses are known, and each read is noted."""
+
+    def __init__(self, point: Path) -> None:
+        self._point = point
+        self._client = Client(socket_finder(point, None), Hello("test"))
+        self._client.declare(Declaration("train", "train", [name.encode() for name in NAMES], LABELS))
+        self.scores = self._client.scores("train", 20.0)
+        self.given: Counter[tuple[int, int]] = Counter()
+        self._batches = self._epoch = 0
+        self._rng = np.random.default_rng(1)
+
+    def epoch(self) -> None:
+        order = self._rng.permutation(SAMPLES)
+        for first in range(0, SAMPLES, BATCH):
+            indices = order[first : first + BATCH]
+            served = np.array([int((self._point / NAMES[index]).read_bytes()[:8]) for index in indices])
+            self.given.update(zip(indices.tolist(), served.tolist(), strict=True))
+            losses = LOSSES[served].astype(np.float16)
+            embeddings = np.ones((BATCH, 4), np.float16)
+            batch = Batch("train", self._epoch, first, indices.astype(np.uint32), embeddings, losses)
+            self._client.batch(lambda batch=batch: batch)  # type: ignore[misc]
+            self._batches += 1
+            # Batches come at the pace of a training.
+            until(lambda: self._client.counts["sent"] >= self._batches)
+        self._client.epoch_end(EpochEnd(self._epoch, 0.5))
+        self._epoch += 1
+        # An answer comes after what was said before it was acted on.
+        self._client.scores("train", 20.0)
+
+    def until_redirected(self, mount: Mounted, more_than: float) -> None:
+        """Train on until so many reads were redirected; for two seconds each name means what it last did."""
+
+        def enough() -> bool:
+            self.epoch()
+            return mount.metric("redirects") > more_than
+
+        eventually(enough, what="redirects")
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    for number, name in enumerate(NAMES):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(b"%08d" % number + bytes(900 + number))
+    return source
+
+
+OPTIONS: dict[str, object] = {"capacity": "48KiB", "policy": "impact"}
+
+
+def test_low_samples_are_lent_within_their_class_and_others_see_the_truth(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **OPTIONS) as mount:
+        training = Training(mount.point)
+        training.until_redirected(mount, 50)
+        lent = [(wanted, given) for wanted, given in training.given if wanted != given]
+        assert len(lent) >= 5
+        for wanted, given in lent:
+            assert LABELS[wanted] == LABELS[given]
+            assert max(wanted, given) < SAMPLES // 2, "samples of a high loss are read themselves"
+        assert mount.metric("redirects") == sum(training.given[pair] for pair in lent)
+        training.close()
+        # This process was the trainer; once it has left it is given what it asks for.
+        for number, name in enumerate(NAMES):
+            truth = b"%08d" % number + bytes(900 + number)
+            eventually(lambda name=name, truth=truth: (mount.point / name).read_bytes() == truth, what=name)  # type: ignore[misc]
+
+
+def test_switched_off_and_on_while_it_trains(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **OPTIONS) as mount:
+        training = Training(mount.point)
+        training.until_redirected(mount, 5)
+        mount.control("config").write_bytes(b"policy=lru\n")
+        eventually(lambda: mount.control("redirects").read_bytes() == b"", what="no redirects")
+        training.epoch()
+        before = mount.metric("redirects")
+        mount.control("config").write_bytes(b"policy=icache\n")
+        training.until_redirected(mount, before)
+        training.close()
+
+
+def test_a_remount_goes_on_with_its_list(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **OPTIONS) as mount:
+        training = Training(mount.point)
+        for _ in range(3):
+            training.epoch()
+        training.close()
+    with mounted(source, tmp_path, **OPTIONS) as mount:
+        training = Training(mount.point)
+        assert training.scores is not None
+        assert training.scores[-1] > training.scores[0]
+        eventually(lambda: b" -> " in mount.control("redirects").read_bytes(), what="redirects before any batch")
+        training.close()

@@ -193,6 +193,11 @@ class Options(BaseModel):
         description="record every access in this file, for 'spiderfs simulate'",
         examples=["/tmp/epoch.trace"],
     )
+    trace_embeddings: Switch = Field(
+        default=True,
+        description="record embeddings too, for 'spiderfs simulate --radius': about 160 bytes a sample and epoch",
+        examples=["off"],
+    )
     access_log: Switch = Field(default=True, description="keep recent accesses in .spiderfs/log", examples=["off"])
     source_latency_ms: Number = Field(
         default=0.0,

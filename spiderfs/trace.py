@@ -2,8 +2,9 @@
 
 A trace is a header of 16 bytes (magic, version, bytes per record) and records of 32 bytes, little-endian. Each record
 names its kind, so that later kinds can stand beside the accesses; readers skip the kinds they do not know. Beside what
-was read stands what the scorer found, so that a replay decides by the same scores, hubs and ratio. A last record cut
-short by a crash is ignored by the reader and overwritten by a writer that goes on with the file.
+was read stands what the scorer found, so that a replay decides by the same scores, hubs and ratio, and what it was
+taught (`traced_batch.py`), so that a replay can score anew (`rescoring.py`). A last record cut short by a crash is
+ignored by the reader and overwritten by a writer that goes on with the file.
 
 People may bring their own as text: one `key size` per line, the key any word, the size in bytes; `#` starts a comment.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -24,6 +25,7 @@ from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key
 from spiderfs.core.replay import Accesses, Epoch, Hint, Labels, Ratio, Scored
 from spiderfs.errors import SpiderfsError, UsageError
+from spiderfs.traced_batch import TracedBatch, byte_count, from_records, packed, records_for, to_records
 
 MAGIC = b"SPIDERTR"
 VERSION = 1
@@ -63,12 +65,26 @@ class Kind(IntEnum):
     RATIO = 7
     """The share of the importance section was set: in `size`, as a score."""
     EPOCH = 8
-    """A trainer began an epoch."""
+    """A trainer ended an epoch; if `served` is set, with the accuracy in `size`, as a score."""
     LABEL = 9
     """A sample of a list that a trainer declared; its label in `size`, as a score. A list is in one piece."""
+    BATCH = 10
+    """A batch was scored: `size` samples of `block` dimensions, with losses if `served` is set."""
+    CARRIER = 11
+    """Bytes of the BATCH before it."""
 
 
 ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """A trainer of this list ended an epoch."""
+
+    dataset: str
+
+
+Lesson = Labels | TracedBatch | EpochEnd | Ratio
 
 
 class TraceWriter:
@@ -108,9 +124,7 @@ class TraceWriter:
 
         `dataset` is the number of the list that the reader declared, and 0 if it may not be given a stand-in.
         """
-        self._buffer += RECORD_FIELDS.pack(time_s, key, size, block, kind, served, dataset)
-        if len(self._buffer) >= BUFFERED_RECORDS * RECORD.itemsize:
-            self.flush()
+        self._put(RECORD_FIELDS.pack(time_s, key, size, block, kind, served, dataset))
 
     def redirect(self, time_s: float, wanted: int, size: int, given: int, given_size: int, dataset: int) -> None:
         """Record one access to a sample for which another was given."""
@@ -129,13 +143,27 @@ class TraceWriter:
     def ratio(self, time_s: float, ratio: float) -> None:
         self.append(time_s, 0, _bits(ratio), Kind.RATIO)
 
-    def epoch(self, time_s: float, dataset: int) -> None:
-        self.append(time_s, 0, 0, Kind.EPOCH, dataset=dataset)
+    def epoch(self, time_s: float, dataset: int, accuracy: float | None = None) -> None:
+        known = accuracy is not None
+        self.append(time_s, 0, _bits(accuracy or 0.0), Kind.EPOCH, served=known, dataset=dataset)
 
     def labels(self, time_s: float, labels: Mapping[Key, int], dataset: int) -> None:
         """Record a list as it was declared; its keys are inodes."""
         for key, label in labels.items():
             self.append(time_s, _inode(key), _bits(label), Kind.LABEL, dataset=dataset)
+
+    def batch(
+        self,
+        time_s: float,
+        dataset: int,
+        inodes: NDArray[np.uint64],
+        embeddings: NDArray[np.floating],
+        losses: NDArray[np.floating] | None,
+    ) -> None:
+        """Record a batch of at least one row by the inodes that were served; half precision is kept of the numbers."""
+        rows, dimension = embeddings.shape
+        head = RECORD_FIELDS.pack(time_s, 0, rows, dimension, Kind.BATCH, losses is not None, dataset)
+        self._put(head + to_records(packed(inodes, embeddings, losses), Kind.CARRIER))
 
     def flush(self) -> None:
         try:
@@ -152,6 +180,11 @@ class TraceWriter:
             self.flush()
         finally:
             self._file.close()
+
+    def _put(self, records: bytes) -> None:
+        self._buffer += records
+        if len(self._buffer) >= BUFFERED_RECORDS * RECORD.itemsize:
+            self.flush()
 
     def _begin(self) -> None:
         size = self._file.seek(0, io.SEEK_END)
@@ -187,16 +220,10 @@ class Trace:
 
     def hints(self) -> list[tuple[int, Hint]]:
         """What the scorer found, each with the number of the access before which it was found."""
-        kinds = self.records["kind"]
-        # Of a list of labels the first stands for all.
-        lists = np.where(kinds == Kind.LABEL, self.records["dataset"].astype(np.int64), -1)
-        begins = (lists >= 0) & (np.diff(lists, prepend=-1) != 0)
-        hinting = np.flatnonzero(np.isin(kinds, (Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH)) | begins)
-        accesses_before = np.cumsum(np.isin(kinds, ACCESSES))
-        numbers = self.records["size"].copy().view("<f8")
+        numbers = self._numbers()
         hints: list[tuple[int, Hint]] = []
-        for index in hinting.tolist():
-            key, kind = int(self.records["key"][index]), int(kinds[index])
+        for index, kind, before in self._found(Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL):
+            key = int(self.records["key"][index])
             if kind == Kind.HUB:
                 following = slice(index + 1, index + 1 + self._neighbours_after(index))
                 neighbours, distances = self.records["key"][following].tolist(), numbers[following].tolist()
@@ -207,8 +234,66 @@ class Trace:
                 hint = Scored(key, float(numbers[index]))
             else:
                 hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else Epoch()
-            hints.append((int(accesses_before[index]), hint))
+            hints.append((before, hint))
         return hints
+
+    def lessons(self) -> Iterator[tuple[int, Lesson]]:
+        """What the scorer was taught, and when the ratio was set, each with the access before which it was.
+
+        Raises UsageError where the trace is damaged. A batch that a crash cut short is left out.
+        """
+        numbers = self._numbers()
+        for index, kind, before in self._found(Kind.LABEL, Kind.BATCH, Kind.EPOCH, Kind.RATIO):
+            if kind == Kind.LABEL:
+                yield before, self._labels_from(index, numbers)
+            elif kind == Kind.RATIO:
+                yield before, Ratio(float(numbers[index]))
+            elif kind == Kind.EPOCH:
+                yield before, EpochEnd(str(self.records["dataset"][index]))
+            elif (batch := self._batch_at(index)) is not None:
+                yield before, batch
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether there is anything to score anew by."""
+        return bool((self.records["kind"] == Kind.BATCH).any())
+
+    def accuracies(self) -> dict[str, list[float]]:
+        """Of each list, by its number, the accuracies that were known at ends of epochs."""
+        known = (self.records["kind"] == Kind.EPOCH) & (self.records["served"] != 0)
+        found: dict[str, list[float]] = {}
+        for dataset, accuracy in zip(self.records["dataset"][known].tolist(), self._numbers()[known], strict=True):
+            found.setdefault(str(dataset), []).append(float(accuracy))
+        return found
+
+    def _found(self, *wanted: Kind) -> Iterator[tuple[int, int, int]]:
+        """Records of some kinds: index, kind, and the number of accesses before; of a list of labels the first."""
+        kinds = self.records["kind"]
+        lists = np.where(kinds == Kind.LABEL, self.records["dataset"].astype(np.int64), -1)
+        continued = (lists >= 0) & (np.diff(lists, prepend=-1) == 0)
+        indices = np.flatnonzero(np.isin(kinds, wanted) & ~continued)
+        before = np.cumsum(np.isin(kinds, ACCESSES))[indices]
+        return zip(indices.tolist(), kinds[indices].tolist(), before.tolist(), strict=True)
+
+    def _numbers(self) -> NDArray[np.float64]:
+        """The field `size` of every record as the float64 that it is in some kinds."""
+        return self.records["size"].copy().view("<f8")
+
+    def _batch_at(self, head: int) -> TracedBatch | None:
+        """The batch that begins with this record; None if it was cut short."""
+        rows, dimension = int(self.records["size"][head]), int(self.records["block"][head])
+        with_losses = bool(self.records["served"][head])
+        if rows == 0 or dimension == 0:
+            raise UsageError(
+                f"the trace is damaged at record {head}, a batch of {rows} samples of {dimension} dimensions:"
+                " record another, or replay it without scoring anew"
+            )
+        count = records_for(byte_count(rows, dimension, with_losses))
+        carriers = self.records[head + 1 : head + 1 + count]
+        if len(carriers) < count or (carriers["kind"] != Kind.CARRIER).any():
+            return None
+        dataset = str(self.records["dataset"][head])
+        return TracedBatch.from_bytes(dataset, rows, dimension, with_losses, from_records(carriers))
 
     def _labels_from(self, first: int, numbers: NDArray[np.float64]) -> Labels:
         """The list that begins with this record."""

@@ -70,6 +70,7 @@ class Guide:
         self._trainers_file = trainers_file
         self._scores_directory = scores_directory
         self._trace = trace
+        self._trace_embeddings = options.trace_embeddings
         self._planned = planned
         self._follow_plans = options.plan
         self._ledger = Ledger()
@@ -208,10 +209,14 @@ class Guide:
         dataset.batches += 1
         dataset.scoring_s += time.perf_counter() - started
         policy = self._keeper.guided
-        if policy is None or policy.scoring != name:
-            return
         now = time.time()
         trace = self._trace()
+        if trace and self._trace_embeddings:
+            trace.batch(now, dataset.number, dataset.inodes[places[known]], embeddings, losses)
+        if policy is None or policy.scoring != name:
+            return
+        if trace:
+            trace.ratio(now, policy.ratio)
         for place, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
             inode = int(dataset.inodes[place])
             if inode:
@@ -236,7 +241,8 @@ class Guide:
         if trainer.rank != 0:
             return
         sigmas = []
-        for dataset in {dataset for (owner, _), dataset in self._using.items() if owner is trainer}:
+        datasets = {dataset for (owner, _), dataset in self._using.items() if owner is trainer}
+        for dataset in datasets:
             scoring = self.scoring_of(dataset)
             if scoring is not None:
                 await trio.to_thread.run_sync(scoring.new_epoch, limiter=self._scoring)
@@ -245,10 +251,12 @@ class Guide:
         if policy is not None:
             policy.new_epoch()
         self.balance.epoch_ended(end.epoch, sigmas, end.accuracy)
-        if policy is not None:
-            if trace := self._trace():
-                trace.epoch(time.time(), 0)
+        if trace := self._trace():
+            for dataset in datasets:
+                trace.epoch(time.time(), dataset.number, end.accuracy)
+            if policy is not None:
                 trace.ratio(time.time(), policy.ratio)
+        if policy is not None:
             await self.publish_redirects()
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:

@@ -287,7 +287,8 @@ class Client:
                     message = self._queue.popleft()()
                 if message is not None:
                     frame = encode(message)
-                    self.counts["sent"] += isinstance(message, Batch)
+                    if isinstance(message, Batch):
+                        self.counts["sent"] += 1
                     return frame
                 self.counts["not finite"] += 1
             except (ProtocolError, ValueError, RuntimeError) as exc:

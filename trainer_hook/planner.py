@@ -6,7 +6,7 @@ have drawn anyway, and random generators stand where they would have stood. What
 bit from a generator that something else uses too draws from another place in its stream; and after an epoch that was
 left early, a sampler's own generator has drawn that epoch to its end.
 
-The next epoch is published beforehand in one of three ways: foreseen (`next_epoch.py`) as soon as this one begins;
+The next epoch is published beforehand in one of three ways: foreseen (`next_epoch.py`) when this one has begun;
 drawn by a SpiderSampler when as much of this one as it says has been handed out; or, with `draw_ahead`, drawn when its
 last batch has been handed out, from any sampler, and kept for the next iteration. What was foreseen wrongly costs what
 the daemon fetched for it, so after two mistakes nothing is foreseen any more.
@@ -106,10 +106,15 @@ class Planner:
             self._begin(order)
         settled = 1.0 if self.sampler is None else self.sampler.settled
         look_ahead_at = max(1, round(len(batches) * (1 - settled)))
+        foreseen = False
         while batches:
             if len(batches) == look_ahead_at:
                 self._look_ahead()
             yield batches.popleft()
+            if not foreseen and iteration is self._current:
+                # Not before the first batch has gone: of a million samples it takes some tenths of a second.
+                self._foresee()
+                foreseen = True
         yield from drawing
 
     def taken(self, iteration: object, samples: int) -> None:
@@ -137,7 +142,9 @@ class Planner:
         if self._next is not None and not np.array_equal(self._next, order):
             self._mistakes += 1
         self._next = None
-        if self._mistakes < _MISTAKES_MAX:
+
+    def _foresee(self) -> None:
+        if self._publish and self._next is None and self._mistakes < _MISTAKES_MAX:
             self._publish_next(self._next_epoch.foresee())
 
     def _look_ahead(self) -> None:

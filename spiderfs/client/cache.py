@@ -9,7 +9,7 @@ What is served is told to the manager as the open that it is (`client_terms.py`)
 gone; then, and whenever the store cannot be used, `Gone` is raised, and nothing is served.
 
 LMDB's environments belong to one process and are opened once in it: caches of one mount share them. They are closed
-when nobody refers to them any more, never by hand, since another thread may be reading. py-lmdb takes an environment
+when nobody refers to them any more, and not before, since another thread may be reading. py-lmdb takes an environment
 that was open at a fork for open in the child too, where it must be neither used nor closed; so before a fork all are
 let go of, and parent and child open their own when they read again.
 """
@@ -21,6 +21,7 @@ import stat
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -58,8 +59,19 @@ class Store:
     """Both environments of a cache directory, opened to read; see `Stores`."""
 
     def __init__(self, directory: Path) -> None:
+        self._pid = os.getpid()
+        self.closing = False
         self.content = ContentReader(directory / "content")
         self.records = LmdbRecords(directory / "names", TABLES, readonly=True)
+
+    def __del__(self) -> None:
+        # By hand, for LMDB takes its time over it, in which other threads go on: only when this returns does the store
+        # leave the list of those that are open.
+        self.closing = True
+        if os.getpid() == self._pid:
+            for part in ("content", "records"):
+                if hasattr(self, part):
+                    getattr(self, part).close()
 
 
 class Stores:
@@ -79,20 +91,25 @@ class Stores:
         # A store that was wiped is another one at the same place.
         key = (found.st_dev, found.st_ino)
         with self._opening:
+            if self._forking:
+                raise Gone("this process is about to fork")
             store = self._open.get(key)
+            if store is not None and store.closing:
+                raise Gone("the store is being closed")
             if store is None:
-                if self._forking:
-                    raise Gone("this process is about to fork")
                 store = self._open[key] = Store(directory)
             return store
 
-    def before_fork(self) -> None:
-        """Wait until the last store is closed; the holders have let go of them. Ends with none being opened."""
+    def before_fork(self, let_go: Callable[[], None]) -> None:
+        """Wait until no store is open, and give out none until after the fork; `let_go` makes the holders forget."""
         with self._opening:
             self._forking = True
         deadline = time.monotonic() + self.PATIENCE_S
+        let_go()
         while len(self._open) and time.monotonic() < deadline:
             time.sleep(0.0001)
+            # A thread that had just been given one may have kept it since.
+            let_go()
 
     def after_fork(self) -> None:
         self._forking = False

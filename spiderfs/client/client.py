@@ -151,8 +151,13 @@ class Client:
         """The mount's cache as of now, if it can be used."""
         if state == self._state and time.monotonic() < self._retry_at:
             return None
-        if not self._attaching.acquire(blocking=False):
-            return None
+        with self._attaching:
+            if state == self._state and (self._cache is not None and self._cache.usable()):
+                return self._cache  # another thread was faster
+            self._look(state)
+            return self._cache
+
+    def _look(self, state: int) -> None:
         try:
             held, self._cache = self._cache, None
             if held is not None and not held.usable():
@@ -166,10 +171,7 @@ class Client:
         except (OSError, ValueError, KeyError, StoreError, Gone, MemoryError) as exc:
             log.debug("%s cannot be read around FUSE: %s", self.mountpoint, exc)
             self._retry_at = time.monotonic() + RETRY_S
-        finally:
-            self._state = state
-            self._attaching.release()
-        return self._cache
+        self._state = state
 
     @staticmethod
     def _have_it_mended(path: bytes) -> None:
@@ -185,10 +187,15 @@ class Client:
             os.close(fd)
 
 
-def _before_fork() -> None:
+def _let_go() -> None:
     for client in list(_CLIENTS):
         client._cache = None
-    STORES.before_fork()
+
+
+def _in_parent() -> None:
+    STORES.after_fork()
+    for client in list(_CLIENTS):
+        client._retry_at = 0.0
 
 
 def _in_child() -> None:
@@ -196,8 +203,8 @@ def _in_child() -> None:
     for client in list(_CLIENTS):
         # A thread that was attaching does not exist here.
         client._attaching = threading.Lock()
-        client._cache = None
         client._retry_at = 0.0
+    _let_go()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=STORES.after_fork, after_in_child=_in_child)
+os.register_at_fork(before=lambda: STORES.before_fork(_let_go), after_in_parent=_in_parent, after_in_child=_in_child)

@@ -224,6 +224,9 @@ class ContentReader:
             raise StoreDamaged("a record of the cache fails its checksum")
         return payload
 
+    def close(self) -> None:
+        self._env.close()
+
 
 def _member(key: ContentKey, record: bytes) -> Member:
     size, _, score = _MEMBER.unpack_from(record)

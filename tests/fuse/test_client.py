@@ -1,0 +1,600 @@
+"""One suite for three ways to read a mount: the built-in open, `spiderfs.client`, and fsspec. All answer the same.
+
+Where the cache can answer, the two ways around FUSE must have taken it (`client_opens`): a client that silently read
+everything through the mount would pass for a correct one.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import fsspec
+import pytest
+from mounting import Mounted, as_root, eventually, mounted
+from reading import digest, write_files
+
+from spiderfs import client
+
+SIZES = {
+    "empty": 0,
+    "one": 1,
+    "page": 4096,
+    "train/112000": 112_000,
+    "train/piece": 131_072,
+    "train/piece and one": 131_073,
+    "train/pieces": 700_003,
+    "deep/" * 12 + "file": 500,
+    "n" * 255: 10,
+    "ünï cödé": 20,
+    os.fsdecode(b"not utf-8 \xff"): 30,
+    "large": (8 << 20) + 5,
+}
+OPENERS: dict[str, Callable[..., Any]] = {
+    "open": builtins.open,
+    "client": client.open,
+    "fsspec": lambda path, mode="r", **more: fsspec.filesystem("spiderfs").open(os.fspath(path), mode, **more),
+}
+
+
+def _settled(mount: Mounted) -> int | float:
+    """How many opens were answered around FUSE, once the manager has heard of all: it listens every 5 ms."""
+    seen = [mount.metric("client_opens")]
+    while len(seen) < 4 or len(set(seen[-4:])) > 1:
+        time.sleep(0.005)
+        seen.append(mount.metric("client_opens"))
+    return seen[-1]
+
+
+class Subject:
+    """A way to read; `around` says whether it goes around FUSE."""
+
+    def __init__(self, name: str, mount: Mounted) -> None:
+        self.open = OPENERS[name]
+        self.around = name != "open"
+        self.mount = mount
+
+    def read(self, path: Path) -> bytes:
+        with self.open(path, "rb") as file:
+            content: bytes = file.read()
+            return content
+
+    @contextlib.contextmanager
+    def counted(self, opens: int) -> Iterator[None]:
+        """So many opens of the context are answered by the cache without the mount, if this way goes around it."""
+        before = _settled(self.mount)
+        yield
+        wanted = before + (opens if self.around else 0)
+        eventually(
+            lambda: self.mount.metric("client_opens") >= wanted, what=f"{opens} opens around FUSE, after {before}"
+        )
+        assert _settled(self.mount) == wanted
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    write_files(source, SIZES)
+    (source / "link").symlink_to("train/112000")
+    (source / "directory link").symlink_to("train")
+    (source / "broken").symlink_to("nowhere")
+    (source / "text").write_text("first\r\nsecond ü\nthird", encoding="utf-8", newline="")
+    return source
+
+
+@pytest.fixture(scope="module")
+def mount(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    with mounted(source, tmp_path_factory.mktemp("m"), capacity="100MiB") as found:
+        yield found
+
+
+@pytest.fixture(params=OPENERS)
+def subject(request: pytest.FixtureRequest, mount: Mounted) -> Subject:
+    return Subject(request.param, mount)
+
+
+# -- contents
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_bytes_are_the_sources(subject: Subject, source: Path, name: str) -> None:
+    wanted = (source / name).read_bytes()
+    assert subject.read(subject.mount.point / name) == wanted
+    with subject.counted(2 if name != "large" else 0):
+        assert subject.read(subject.mount.point / name) == wanted
+        assert subject.read(subject.mount.point / name) == wanted
+
+
+def _every_way(file: Any) -> Iterator[object]:
+    """What a binary file object answers, call by call; an error by its type and errno."""
+
+    def tried(call: Callable[..., object], *arguments: object) -> object:
+        try:
+            return call(*arguments)
+        except (OSError, ValueError) as exc:
+            return isinstance(exc, OSError), getattr(exc, "errno", None)
+
+    yield file.readable(), file.seekable(), file.writable(), file.closed, file.isatty(), file.mode
+    yield file.read(10), file.tell(), file.read(0), file.read1(7), file.tell()
+    yield file.peek(1)[:1], file.tell()
+    yield tried(file.seek, -5, os.SEEK_CUR), file.read(5), tried(file.seek, -3, os.SEEK_END), file.read(), file.read(1)
+    yield file.seek(10_000_000), file.tell(), file.read(5)
+    yield tried(file.seek, -1), file.tell(), tried(file.seek, -20_000_000, os.SEEK_CUR), tried(file.seek, 0, 99)
+    buffer = bytearray(100)
+    yield file.seek(1), file.readinto(buffer), bytes(buffer), file.readinto1(memoryview(buffer)[:10]), bytes(buffer)
+    yield file.seek(0), file.readline(50), sum(1 for _ in file), file.seek(0), len(file.readlines())
+    yield tried(file.write, b"x"), tried(file.truncate), tried(file.writelines, [b"x"]), file.flush()
+    with file:
+        yield file.seek(0), file.read(3)
+    yield file.closed, tried(file.read), tried(file.seek, 0), tried(file.fileno), tried(file.__enter__)
+
+
+@pytest.mark.parametrize("name", ["train/112000", "one", "empty", "large"])
+def test_a_file_object_does_what_the_built_in_one_does(subject: Subject, source: Path, name: str) -> None:
+    subject.read(subject.mount.point / name)
+    with subject.counted(name != "large"):
+        found = list(_every_way(subject.open(subject.mount.point / name, "rb")))
+    with builtins.open(source / name, "rb") as real:
+        assert found == list(_every_way(real))
+
+
+def test_its_name_is_the_path_as_it_was_given(subject: Subject) -> None:
+    if subject.open is not OPENERS["fsspec"]:
+        for path in (subject.mount.point / "page", os.fspath(subject.mount.point / "page")):
+            with subject.open(path, "rb") as file, builtins.open(path, "rb") as real:
+                assert file.name == real.name
+
+
+def test_its_descriptor_is_a_real_one(subject: Subject, source: Path) -> None:
+    with subject.open(subject.mount.point / "train/112000", "rb") as file:
+        file.read(100)
+        assert os.pread(file.fileno(), 50, 1000) == (source / "train/112000").read_bytes()[1000:1050]
+        assert os.fstat(file.fileno()).st_size == 112_000
+        assert file.read(5) == (source / "train/112000").read_bytes()[100:105]
+
+
+@pytest.mark.parametrize("more", [{}, {"newline": ""}, {"encoding": "latin-1"}, {"errors": "replace", "newline": "\n"}])
+def test_text(subject: Subject, source: Path, more: dict[str, str]) -> None:
+    more = {"encoding": "utf-8", **more}
+    subject.read(subject.mount.point / "text")
+    with (
+        subject.counted(1),
+        subject.open(subject.mount.point / "text", "r", **more) as file,
+        builtins.open(source / "text", **more) as real,  # type: ignore[call-overload]
+    ):
+        assert (file.readline(), file.read(), file.encoding) == (real.readline(), real.read(), real.encoding)
+
+
+def test_unbuffered_and_updating_are_the_mounts(mount: Mounted) -> None:
+    with client.open(mount.point / "one", "rb", buffering=0) as file:
+        assert isinstance(file, io.FileIO)
+    with pytest.raises(ValueError, match="binary mode"):
+        client.open(mount.point / "one", "rb", encoding="utf-8")
+    with pytest.raises(ValueError, match="invalid mode"):
+        client.open(mount.point / "one", "q")
+    fd = os.open(mount.point / "one", os.O_RDONLY)
+    with client.open(fd, "rb") as file:
+        assert len(file.read()) == 1
+
+
+# -- names
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["none", "train", "", "one/below", "none/none", "broken", "x" * 256, "nul\0", ".spiderfs", ".spiderfs/none"],
+)
+def test_errors_are_the_mounts(subject: Subject, path: str) -> None:
+    # With os.path.join, for Path refuses some of them itself.
+    whole = os.path.join(subject.mount.point, path)
+    errors = []
+    for opener in (subject.open, builtins.open):
+        with pytest.raises((OSError, ValueError)) as caught:
+            opener(whole, "rb")
+        errors.append((caught.type, getattr(caught.value, "errno", None)))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("mode", ["wb", "ab", "r+b", "xb"])
+def test_nothing_can_be_written(mount: Mounted, mode: str) -> None:
+    wanted = errno.EEXIST if mode == "xb" else errno.EROFS
+    for opener in OPENERS.values():
+        with pytest.raises(OSError, match=f"Errno {wanted}"):
+            opener(mount.point / "one", mode)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["link", "directory link/112000", "train/../train/112000", "train//112000", "./train/./112000", "../mnt/one"],
+)
+def test_roundabout_paths(subject: Subject, source: Path, path: str) -> None:
+    wanted = (source / "one" if path.endswith("one") else source / "train/112000").read_bytes()
+    assert subject.read(Path(os.path.join(subject.mount.point, path))) == wanted
+
+
+def test_relative_paths(mount: Mounted, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mount.point / "train")
+    with Subject("client", mount).counted(2):
+        assert client.read_bytes("112000") == (source / "train/112000").read_bytes()
+        assert client.read_bytes(b"112000") == (source / "train/112000").read_bytes()
+    assert client.read_bytes("../one") == (source / "one").read_bytes()
+
+
+def test_a_control_file_is_read_through_the_mount(subject: Subject) -> None:
+    with subject.counted(0):
+        assert subject.read(subject.mount.control("version")).strip()
+
+
+def test_paths_outside_of_any_mount(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"outside")
+    assert client.read_bytes(tmp_path / "file") == b"outside"
+    with client.open(tmp_path / "new", "w") as file:
+        file.write("written")
+    assert (tmp_path / "new").read_text() == "written"
+    with client.Client(tmp_path).open("file") as file:
+        assert file.read() == b"outside"
+
+
+def test_a_client_of_one_mount(mount: Mounted, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(mount.point)
+    for point in (mount.point, tmp_path / "alias", os.fsencode(mount.point)):
+        one = client.Client(point)
+        assert one.mountpoint == str(mount.point)
+        with Subject("client", mount).counted(3):
+            assert one.read_bytes("train/112000") == (source / "train/112000").read_bytes()
+            assert one.read_bytes(mount.point / "one") == (source / "one").read_bytes()
+            with one.open("text", "r", encoding="utf-8") as text:
+                assert text.readline() == "first\n"
+        assert sorted(one.listdir()) == sorted(os.listdir(source))
+        assert one.listdir("train") == os.listdir(mount.point / "train")
+        assert one.stat("one") == os.stat(mount.point / "one")
+        assert (one.exists("one"), one.exists("none")) == (True, False)
+    assert client.Client(tmp_path / "alias").read_bytes(tmp_path / "alias" / "one") == (source / "one").read_bytes()
+
+
+def test_another_mount_inside_is_not_ours(mount: Mounted, tmp_path: Path) -> None:
+    (tmp_path / "inside").write_bytes(b"of another file system")
+    assert client.read_bytes(mount.point / "one") != b"of another file system"
+    as_root("mount", "--bind", tmp_path / "inside", mount.point / "one")
+    try:
+        assert client.read_bytes(mount.point / "one") == b"of another file system"
+    finally:
+        as_root("umount", mount.point / "one")
+    with Subject("client", mount).counted(1):
+        assert len(client.read_bytes(mount.point / "one")) == 1
+
+
+# -- fsspec
+
+
+def test_fsspec_names_and_attributes(mount: Mounted, source: Path) -> None:
+    files = fsspec.filesystem("spiderfs", mountpoint=mount.point)
+    walked = os.walk(source, followlinks=True)
+    wanted = sorted(f"{top.removeprefix(str(source))}/{name}" for top, _, names in walked for name in names)
+    assert sorted(files.find("/")) == wanted
+    assert files.ls("/train", detail=False) == sorted(f"/train/{path.name}" for path in (source / "train").iterdir())
+    assert files.ls("train/112000", detail=False) == ["/train/112000"]
+    found = files.info("/train/112000")
+    assert (found["name"], found["size"], found["type"]) == ("/train/112000", 112_000, "file")
+    assert found["ino"] == os.stat(mount.point / "train/112000").st_ino
+    assert files.info("/broken")["type"] == "link"
+    assert (files.isdir("/train"), files.isfile("/train"), files.exists("/none")) == (True, False, False)
+    assert files.modified("/one").timestamp() == pytest.approx((source / "one").stat().st_mtime)
+    assert files.glob("/train/p*") == ["/train/piece", "/train/piece and one", "/train/pieces"]
+    with pytest.raises(FileNotFoundError):
+        files.info("/none")
+    for change in (files.mkdir, files.rm, files.touch):
+        with pytest.raises(OSError, match=r"Read-only|Errno 30"):
+            change("/one")
+
+
+def test_fsspec_contents(mount: Mounted, source: Path, tmp_path: Path) -> None:
+    content = (source / "train/112000").read_bytes()
+    files = fsspec.filesystem("spiderfs", mountpoint=mount.point)
+    files.cat("/train/112000")
+    with Subject("client", mount).counted(6):
+        assert files.cat("/train/112000") == content
+        assert files.cat_file("/train/112000", 5, -7) == content[5:-7]
+        assert files.cat_ranges(["/train/112000"], [1], [9]) == [content[1:9]]
+        assert files.read_block("/train/112000", 100, None) == content[100:]
+        assert files.head("/train/112000", 10) == content[:10]
+        with fsspec.open(f"spiderfs://{mount.point}/train/112000") as file:
+            assert (file.size, file.read()) == (len(content), content)
+    with files.open("/large") as file:
+        assert file.size == SIZES["large"]
+    files.get("/train", str(tmp_path / "copy"), recursive=True)
+    for path in (source / "train").iterdir():
+        assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
+
+
+# -- changes
+
+
+@pytest.fixture
+def own_source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
+@pytest.mark.parametrize("way", OPENERS)
+def test_a_changed_file_is_seen_after_its_ttl(own_source: Path, tmp_path: Path, way: str) -> None:
+    path = own_source / "file"
+    path.write_bytes(b"old")
+    with mounted(own_source, tmp_path / "m", ttl="300ms") as mount:
+        subject = Subject(way, mount)
+        for content in (b"newer", b"newest"):
+            subject.read(mount.point / "file")
+            path.write_bytes(content)
+            seen: list[bytes] = []
+
+            def changed(seen: list[bytes] = seen, content: bytes = content) -> bool:
+                seen.append(subject.read(mount.point / "file"))
+                return seen[-1] == content
+
+            eventually(changed, what="the change")
+            assert set(seen) <= {b"old", b"newer", b"newest"}
+            assert seen == sorted(seen, key=[b"old", b"newer", b"newest"].index), "never back to an older version"
+        path.unlink()
+
+        def gone() -> bool:
+            try:
+                return subject.read(mount.point / "file") == b""
+            except FileNotFoundError:
+                return True
+
+        eventually(gone, what="the end of the file")
+
+
+@pytest.mark.parametrize("way", OPENERS)
+def test_known_names_and_cached_bytes_outlive_the_source(own_source: Path, tmp_path: Path, way: str) -> None:
+    wanted = write_files(own_source, {"cached": 5000, "uncached": 5000})
+    with mounted(own_source, tmp_path / "m", ttl="0s", allowed=["WARNING"]) as mount:
+        subject = Subject(way, mount)
+        subject.read(mount.point / "cached")
+        os.listdir(mount.point)
+        mount.change("source.gone", "on")
+        assert digest(subject.read(mount.point / "cached")) == wanted["cached"]
+        with pytest.raises(OSError, match="Errno 5"):
+            subject.read(mount.point / "uncached")
+
+
+def test_a_stale_name_is_looked_up_anew(own_source: Path, tmp_path: Path) -> None:
+    (own_source / "file").write_bytes(b"old")
+    with mounted(own_source, tmp_path / "m") as mount:
+        os.stat(mount.point / "file")
+        (own_source / "file").write_bytes(b"newer")
+        assert client.read_bytes(mount.point / "file") == b"newer"
+        with Subject("client", mount).counted(1):
+            assert client.read_bytes(mount.point / "file") == b"newer"
+
+
+def test_options_that_change_are_followed(own_source: Path, tmp_path: Path) -> None:
+    (own_source / "file").write_bytes(b"old")
+    with mounted(own_source, tmp_path / "m") as mount:
+        client.read_bytes(mount.point / "file")
+        with Subject("client", mount).counted(1):
+            client.read_bytes(mount.point / "file")
+        mount.change("ttl", "0s")
+        before = mount.metric("client_opens")
+        eventually(lambda: _through_the_mount(mount), what="the new TTL")
+        assert mount.metric("client_opens") >= before
+
+
+def _through_the_mount(mount: Mounted) -> bool:
+    """Whether a read is answered by the mount."""
+    before = _settled(mount)
+    client.read_bytes(mount.point / "file")
+    return _settled(mount) == before
+
+
+def test_a_mount_that_goes_and_comes_back(own_source: Path, tmp_path: Path) -> None:
+    wanted = write_files(own_source, {"file": 50_000})
+    place = tmp_path / "m"
+    for _ in range(2):
+        with mounted(own_source, place) as mount:
+            client.read_bytes(mount.point / "file")
+            with Subject("client", mount).counted(1):
+                assert digest(client.read_bytes(mount.point / "file")) == wanted["file"]
+        with pytest.raises(FileNotFoundError):
+            client.read_bytes(mount.point / "file")
+    (mount.point / "file").write_bytes(b"what the mount had hidden")
+    assert client.read_bytes(mount.point / "file") == b"what the mount had hidden"
+    (mount.point / "file").unlink()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_bytes(b"of another source")
+    with mounted(other, place, cache=tmp_path / "another cache") as mount:
+        assert client.read_bytes(mount.point / "file") == b"of another source"
+        with Subject("client", mount).counted(1):
+            assert client.read_bytes(mount.point / "file") == b"of another source"
+
+
+def test_a_process_that_gives_up_its_rights(mount: Mounted) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("takes another user's part")
+    client.read_bytes(mount.point / "one")
+    os.seteuid(65534)
+    try:
+        for opener in (builtins.open, client.open):
+            with pytest.raises(PermissionError):
+                opener(mount.point / "one", "rb")
+    finally:
+        os.seteuid(0)
+    path = os.fsencode(mount.point / "one")
+    one = client._client_of(path)
+    assert one is not None
+    eventually(lambda: one.cached(path), what="reads around FUSE")
+
+
+# -- processes and threads
+
+
+def test_threads(mount: Mounted, source: Path) -> None:
+    names = [name for name in SIZES if name != "large"]
+    wanted = {name: digest((source / name).read_bytes()) for name in names}
+    for name in names:
+        client.read_bytes(mount.point / name)
+
+    def read_all(seed: int) -> list[str]:
+        order = Random(seed).sample(names, len(names))
+        return [name for name in order * 20 if digest(client.read_bytes(mount.point / name)) != wanted[name]]
+
+    with Subject("client", mount).counted(8 * 20 * len(names)), ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read_all, range(8))) == [[]] * 8
+
+
+def test_a_fork_after_the_first_use(mount: Mounted, source: Path) -> None:
+    name = "train/112000"
+    wanted = (source / name).read_bytes()
+    client.read_bytes(mount.point / name)
+    stop = threading.Event()
+    wrong: list[int] = []
+
+    def read_on() -> None:
+        while not stop.is_set():
+            if client.read_bytes(mount.point / name) != wanted:
+                wrong.append(1)
+
+    threads = [threading.Thread(target=read_on) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        children = [_forked(mount.point / name, wanted) for _ in range(6)]
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert (statuses, wrong) == ([0] * 6, [])
+    one = client.Client(mount.point)
+    eventually(lambda: one.cached(os.fsencode(mount.point / name)) == wanted, what="reads around FUSE by the parent")
+
+
+def _forked(path: Path, wanted: bytes) -> int:
+    """A child that reads, forks one itself, and ends with 0 if all was right and came from the cache."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        right = all(client.read_bytes(path) == wanted for _ in range(50))
+        one = client.Client(path.parent.parent)
+        deadline = time.monotonic() + 20
+        while one.cached(os.fsencode(path)) != wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        grandchild = os.fork()
+        if grandchild == 0:
+            os._exit(0 if client.read_bytes(path) == wanted else 1)
+        status = os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1])
+        if not right or time.monotonic() >= deadline:
+            status = 2
+    finally:
+        os._exit(status)
+
+
+_READER = r"""
+import json, select, sys, time
+from hashlib import blake2b
+from spiderfs import client
+wanted = json.loads(sys.argv[1])
+reads, wrong, errors = 0, [], []
+print("reading", flush=True)
+while not select.select([0], [], [], 0)[0]:
+    for name, digest in wanted.items():
+        try:
+            if blake2b(client.read_bytes(name)).hexdigest() != digest:
+                wrong.append(name)
+        except OSError as exc:
+            errors.append(str(exc))
+        reads += 1
+print(json.dumps([reads, wrong[:10], errors[:10]]), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def reading(mount: Mounted, wanted: dict[str, str]) -> Iterator[list[Any]]:
+    """Another process that reads all files again and again; then [reads, wrong, errors] is in the list."""
+    texts = json.dumps({os.fspath(mount.point / name): each for name, each in wanted.items()})
+    found: list[Any] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", _READER, texts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "reading\n"
+            yield found
+            process.stdin.close()
+            found += json.loads(process.stdout.read())
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def more_client_opens(mount: Mounted) -> None:
+    """Wait until the cache is read around FUSE (again)."""
+    wanted = mount.metric("client_opens") + 100
+    eventually(lambda: mount.metric("client_opens") > wanted, what="reads around FUSE")
+
+
+def test_a_dead_manager_and_a_dead_worker(own_source: Path, tmp_path: Path) -> None:
+    wanted = write_files(own_source, {f"{number:02d}": 20_000 for number in range(20)})
+    with mounted(own_source, tmp_path / "m") as mount:
+        with reading(mount, wanted) as found:
+            more_client_opens(mount)
+            mount.expect("the manager ended", r"worker \d+ ended")
+            os.kill(mount.workers()[0], signal.SIGKILL)
+            more_client_opens(mount)
+            os.kill(mount.manager(), signal.SIGKILL)
+            eventually(lambda: mount.metric("manager_restarts") == 1, what="another manager")
+            more_client_opens(mount)
+        assert found[1:] == [[], []]
+
+
+def test_a_store_that_is_rebuilt_while_it_is_read(own_source: Path, tmp_path: Path) -> None:
+    wanted = write_files(own_source, {f"{number:02d}": 20_000 for number in range(20)})
+    with mounted(own_source, tmp_path / "m", allowed=["ended", "damaged"]) as mount:
+        with reading(mount, wanted) as found:
+            more_client_opens(mount)
+            for deaths in range(1, 5):
+                # Four crashes within a minute are taken for damage; see CRASHES in the supervisor.
+                os.kill(mount.workers()[0], signal.SIGABRT)
+                if deaths < 4:
+                    eventually(lambda deaths=deaths: mount.metric("worker_restarts") == deaths, what="a worker")
+            eventually(lambda: mount.metric("store_rebuilds") == 1, what="an empty store")
+            more_client_opens(mount)
+        assert found[1:] == [[], []]
+
+
+def test_a_damaged_record_is_read_through_the_mount_and_mended(own_source: Path, tmp_path: Path) -> None:
+    content = Random(1).randbytes(100_000)
+    (own_source / "file").write_bytes(content)
+    with mounted(own_source, tmp_path / "m") as mount:
+        assert client.read_bytes(mount.point / "file") == content
+        # Another worker, which does not have the bytes in its transit buffer still.
+        mount.expect(r"worker \d+ ended")
+        os.kill(mount.workers()[0], signal.SIGKILL)
+        eventually(lambda: mount.metric("worker_restarts") == 1, what="another worker")
+        data = mount.cache / "store/content/data.mdb"
+        at = data.read_bytes().index(content[:64])
+        with builtins.open(data, "r+b") as file:
+            file.seek(at + 50_000)
+            file.write(b"damage")
+        assert client.read_bytes(mount.point / "file") == content
+        assert mount.metric("checksum_failures") == 1
+        with Subject("client", mount).counted(1):
+            assert client.read_bytes(mount.point / "file") == content

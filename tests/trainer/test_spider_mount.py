@@ -16,6 +16,8 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from reading import digest, readers, together
 
+from spiderfs import client as around_fuse
+
 CLASSES = 3
 # Samples per class. The second half of a class is labelled otherwise by the second trainer.
 EACH = 30
@@ -26,6 +28,7 @@ _TRAINER = r"""
 import json, mmap, os, random, select, sys, time
 from pathlib import Path
 import numpy as np
+from spiderfs import client as around_fuse
 from spiderfs.protocol import Batch, EpochEnd, Hello
 from trainer_hook.client import Client, Declaration
 from trainer_hook.mounts import socket_finder
@@ -42,6 +45,8 @@ print(json.dumps(None if scores is None else len(scores)), flush=True)
 given, odd, errors = set(), [], []
 def read(name):
     path = point / name
+    if sys.argv[4] == "around":
+        return around_fuse.read_bytes(path).split(b"\n", 1)[0].decode()
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         content = file.read()
@@ -77,10 +82,10 @@ print(json.dumps({"given": sorted(given), "odd": odd, "errors": errors, "epochs"
 
 
 class Training:
-    def __init__(self, point: Path, seed: int, samples: dict[str, int]) -> None:
+    def __init__(self, point: Path, seed: int, samples: dict[str, int], way: str) -> None:
         self.samples = samples
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _TRAINER, str(point), str(seed), json.dumps(list(samples.items()))],
+            [sys.executable, "-c", _TRAINER, str(point), str(seed), json.dumps(list(samples.items())), way],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -108,8 +113,9 @@ class Training:
 
 
 @contextlib.contextmanager
-def training(point: Path, seed: int, samples: dict[str, int]) -> Iterator[Training]:
-    begun = Training(point, seed, samples)
+def training(point: Path, seed: int, samples: dict[str, int], way: str = "mount") -> Iterator[Training]:
+    """A trainer that reads through the mount, or "around" it through `spiderfs.client`."""
+    begun = Training(point, seed, samples, way)
     with begun.process:
         try:
             yield begun
@@ -170,6 +176,25 @@ def test_trainers_get_their_own_label_and_others_the_truth(source: Path, tmp_pat
         # Who comes after them is given what is asked for, whatever the kernel still knows.
         for name in one:
             assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_trainers_around_fuse_get_the_same(source: Path, tmp_path: Path) -> None:
+    one, two = lists()
+    with mounted(source, tmp_path, **OPTIONS) as mount:
+        with (
+            readers(1, mount.point, digests(source)) as outside,
+            training(mount.point, 1, one, "around") as first,
+            training(mount.point, 2, two, "around") as second,
+        ):
+            redirected(mount, 300)
+            for name, content in ((name, (source / name).read_bytes()) for name in one):
+                assert around_fuse.read_bytes(mount.point / name) == content, "this process belongs to no trainer"
+            redirected(mount, mount.metric("redirects") + 300)
+            assert mount.metric("client_opens") > mount.metric("redirects") / 2
+            found = [first.end(), second.end()]
+            report = together(outside)
+        assert all(any(wanted != given for wanted, given in each["given"]) for each in found)
+        assert (report.wrong, report.errors) == ([], [])
 
 
 def test_switched_off_nobody_is_redirected(source: Path, tmp_path: Path) -> None:

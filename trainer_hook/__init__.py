@@ -11,6 +11,7 @@ trainer_hook.plan("/mnt/data", loader)
 from trainer_hook.callbacks import hugging_face_callback, lightning_callback
 from trainer_hook.client import Client, Declaration
 from trainer_hook.hook import Hook, attach
+from trainer_hook.impact import ImpactSampler
 from trainer_hook.planning import Planning, plan
 from trainer_hook.sampler import SpiderSampler
 from trainer_hook.shade import ShadeSampler
@@ -19,6 +20,7 @@ __all__ = [
     "Client",
     "Declaration",
     "Hook",
+    "ImpactSampler",
     "Planning",
     "ShadeSampler",
     "SpiderSampler",

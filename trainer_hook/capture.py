@@ -111,7 +111,10 @@ class Capture:
     def see(self, labels: npt.NDArray[np.int32]) -> Seen:
         """Project what the latest forward showed, and start its copy to the host."""
         assert self._latest is not None
-        inputs, output = self._latest
+        return self.shown(*self._latest, labels)
+
+    def shown(self, inputs: Tensor, output: Tensor | None, labels: npt.NDArray[np.int32]) -> Seen:
+        """The same for what a classifier was given, and what it made of it."""
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
             embeddings = self._embeddings(inputs)
             losses = None if output is None else _cross_entropy(output, labels)

@@ -18,6 +18,7 @@ from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd
 from trainer_hook.attribution import Attribution
 from trainer_hook.capture import Capture, HostCopy, Seen, as_float16, find_classifier, to_host
 from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
+from trainer_hook.evaluation import Evaluation
 from trainer_hook.following import Follower
 from trainer_hook.planner import Planner
 from trainer_hook.planning import introduce
@@ -129,6 +130,9 @@ class Hook:
         # The samples of the last batch that went through the model.
         self.indices: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
         self.sampler = None if planner is None else planner.sampler
+        if loader is not None and self.sampler is not None:
+            evaluation = Evaluation(model, classifier, loader, declared.labels, self._capture, self._evaluated)
+            self.sampler.offer(evaluation.losses)
 
     @property
     def counts(self) -> Counter[str]:
@@ -209,6 +213,11 @@ class Hook:
             self.indices = whole[0]
             self._ready = _Ready(self.epoch, self.step, *whole)
             self.step += 1
+
+    def _evaluated(self, indices: npt.NDArray[np.uint32], seen: Seen) -> None:
+        """The daemon learns from an evaluation too, and that these reads of the samples are done."""
+        ready = _Ready(self.epoch, self.step, indices, [seen])
+        self._client.batch(lambda: ready.message(self._declared.name))
 
     def _release(self) -> None:
         """Send the last batch, once nothing more can be said about it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,6 +89,9 @@ class SpiderSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return -(-self._draws // rank_and_world()[1])
+
+    def offer(self, evaluate: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32] | None]) -> None:
+        """Whoever has the model offers the losses of samples by the model as it is; this sampler has no use for it."""
 
     def __iter__(self) -> Iterator[int]:
         # The body begins with the first draw: a data loader makes iterators that it never uses.
@@ -189,10 +192,18 @@ class SpiderSampler(Sampler[int]):
             rounds = -(-draws // self._samples)
             order = np.concatenate([rng.permutation(self._samples) for _ in range(rounds)])[:draws]
         else:
-            edges = np.cumsum(self._chances(scores))
-            drawn = np.searchsorted(edges, rng.random(draws) * edges[-1], side="right")
-            order = np.minimum(drawn, self._samples - 1)
+            order = self._pick(scores, draws, rng)
+            order = order[: len(order) // world_size * world_size]
         return _Epoch(number, scores, order.astype(np.uint32))
+
+    def _pick(
+        self, scores: npt.NDArray[np.float32], draws: int, rng: np.random.Generator
+    ) -> npt.NDArray[np.signedinteger[Any]]:
+        """The draws of an epoch by scores."""
+        edges = np.cumsum(self._chances(scores))
+        drawn = np.searchsorted(edges, rng.random(draws) * edges[-1], side="right")
+        picked: npt.NDArray[np.signedinteger[Any]] = np.minimum(drawn, self._samples - 1)
+        return picked
 
     def _ask(self, timeout_s: float) -> npt.NDArray[np.float32] | None:
         asks = self._client is not None and rank_and_world()[0] == 0

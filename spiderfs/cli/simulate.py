@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from spiderfs.quantities import Capacity
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from spiderfs.scorer.scoring import ScorerOptions
     from spiderfs.trace import Trace
 
 BOUND = "belady"
@@ -37,6 +39,16 @@ BOUND = "belady"
     help="Share of the importance section, for spider [default: as it was when the trace was recorded]",
 )
 @click.option(
+    "--radius",
+    "radii",
+    help="Score anew, with these radii: numbers up to 2, or auto, separated by commas [default: the recorded scores]",
+)
+@click.option(
+    "--neighbours",
+    type=click.IntRange(min=1),
+    help="Score anew, counting neighbours among so many nearest samples [default: 100, as a mount does]",
+)
+@click.option(
     "--epoch", "epoch_length", type=click.IntRange(min=1), help="Accesses per epoch [default: one per sample]"
 )
 @click.option(
@@ -48,6 +60,8 @@ def simulate(
     policies: str,
     capacities: str,
     ratio: float | None,
+    radii: str | None,
+    neighbours: int | None,
     epoch_length: int | None,
     json_path: Path | None,
     check: bool,
@@ -56,6 +70,9 @@ def simulate(
 
     TRACE is a file recorded with `-o trace=FILE`, or text with one `key size` per line. belady (keep what is used next
     soonest) knows the whole trace; it is always shown, as the bound.
+
+    With --radius or --neighbours the batches of the recorded training are scored anew, for each policy that is guided
+    by scores in its own way; that takes as long as it took the mount, once for each radius.
     """
     from rich.console import Console
 
@@ -66,11 +83,18 @@ def simulate(
         return
     if trace is None:
         raise click.UsageError("name a trace, or give --self-test")
+    from spiderfs.cli.guidance import chosen_settings
     from spiderfs.trace import read_trace
 
     try:
         report = compare(
-            read_trace(trace), trace.name, chosen_policies(policies), chosen_capacities(capacities), epoch_length, ratio
+            read_trace(trace),
+            trace.name,
+            chosen_policies(policies),
+            chosen_capacities(capacities),
+            epoch_length,
+            ratio,
+            chosen_settings(radii, neighbours),
         )
         show(report, console)
         if json_path is not None:
@@ -105,23 +129,25 @@ def compare(
     capacities: list[Capacity],
     epoch_length: int | None,
     ratio: float | None = None,
+    settings: Sequence[ScorerOptions] = (),
 ) -> dict[str, Any]:
     """Every policy at every capacity over one trace, as plain data ready for JSON."""
+    from spiderfs.cli.guidance import Guidance
     from spiderfs.core.engine import Engine
     from spiderfs.core.guided import Guided
-    from spiderfs.core.replay import Ratio, policy_for, replay
+    from spiderfs.core.replay import policy_for, replay
     from spiderfs.policies import POLICIES
 
-    accesses, hints = trace.accesses(), trace.hints()
-    if ratio is not None:
-        hints = [(number, hint) for number, hint in hints if not isinstance(hint, Ratio)]
+    accesses, guidance = trace.accesses(), Guidance(trace, settings, ratio)
     if not len(accesses):
         raise UsageError(f"the trace {name} holds no accesses")
     epoch_length = epoch_length or accesses.distinct
     results = []
     for capacity in capacities:
         capacity_bytes = capacity.budget_bytes(accesses.distinct_bytes)
-        for policy in policies:
+        runs = [(policy, setting) for policy in policies for setting in guidance.settings_for(POLICIES[policy])]
+        for policy, setting in runs:
+            hints = guidance.hints(POLICIES[policy], setting)
             engine = Engine(policy_for(POLICIES[policy], accesses), capacity_bytes)
             if ratio is not None and isinstance(engine.policy, Guided):
                 engine.policy.set_ratio(ratio)
@@ -130,6 +156,7 @@ def compare(
             results.append(
                 {
                     "policy": policy,
+                    **guidance.described(POLICIES[policy].scoring, setting),
                     "capacity": str(capacity),
                     "capacity_bytes": capacity_bytes,
                     "hit_ratio": result.hit_ratio,
@@ -164,6 +191,8 @@ def compare(
         "distinct_bytes": accesses.distinct_bytes,
         "epoch_length": epoch_length,
         "served_ratio_when_recorded": trace.served_ratio() if trace.recorded else None,
+        "accuracies_when_recorded": trace.accuracies(),
+        "scorings": guidance.scorings,
         "results": results,
     }
 
@@ -184,6 +213,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     table = Table(title=f"Policies on {report['trace']}", caption=caption, caption_justify="left")
     table.add_column("capacity")
     table.add_column("policy")
+    if report["scorings"]:
+        table.add_column("radius", justify="right")
     for column in ("hits", "hits after epoch 1", "redirects", "origin bytes per sample", "origin bytes"):
         table.add_column(column, justify="right")
     for index, row in enumerate(report["results"]):
@@ -192,6 +223,7 @@ def show(report: dict[str, Any], console: Console) -> None:
         table.add_row(
             row["capacity"] if starts_capacity else "",
             f"{row['policy']} (bound)" if is_bound else row["policy"],
+            *([row["radius"] or ""] if report["scorings"] else []),
             f"{row['hit_ratio']:.1%}",
             f"{row['warm_hit_ratio']:.1%}",
             f"{row['redirects']:,}",
@@ -200,6 +232,11 @@ def show(report: dict[str, Any], console: Console) -> None:
             end_section=is_bound,
         )
     console.print(table)
+    for scoring in report["scorings"]:
+        for name, facts in scoring["lists"].items():
+            found = ", ".join(f"{fact} {value.partition('  ')[0]}" for fact, value in facts.items())
+            radius = f", radius {scoring['radius']}" if scoring["radius"] else ""
+            console.print(f"Scored anew ({scoring['scoring']}{radius}), list {name}: {found}")
 
 
 def write_json(report: dict[str, Any], path: Path) -> None:

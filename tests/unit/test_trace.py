@@ -2,12 +2,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from spiderfs.core.homophily import Hub
 from spiderfs.core.replay import Epoch, Labels, Ratio, Scored
 from spiderfs.errors import SpiderfsError, UsageError
-from spiderfs.trace import BUFFERED_RECORDS, HEADER, MAGIC, RECORD, RECORD_FIELDS, Kind, TraceWriter, read_trace
+from spiderfs.trace import (
+    BUFFERED_RECORDS,
+    HEADER,
+    MAGIC,
+    RECORD,
+    RECORD_FIELDS,
+    EpochEnd,
+    Kind,
+    TraceWriter,
+    read_trace,
+)
+from spiderfs.traced_batch import KIND_AT, RECORD_BYTES, TracedBatch
 
 INODE = 2**63 - 1
 
@@ -26,6 +38,8 @@ def write(path: Path, *keys: int) -> None:
 
 def test_layout_of_writer_and_reader_agree() -> None:
     assert (RECORD.itemsize, HEADER.size) == (RECORD_FIELDS.size, 16) == (32, 16)
+    assert RECORD.fields is not None
+    assert (RECORD.itemsize, RECORD.fields["kind"][1]) == (RECORD_BYTES, KIND_AT)
 
 
 def test_reads_what_was_written(path: Path) -> None:
@@ -166,3 +180,78 @@ def test_lists_come_back_each_by_itself(path: Path) -> None:
     writer.close()
     given = [Labels(dataset, labels) for dataset, labels in lists]
     assert read_trace(path).hints() == [(0, given[0]), (0, given[1]), (1, given[1])]
+
+
+def batches_of(path: Path) -> list[TracedBatch]:
+    return [lesson for _, lesson in read_trace(path).lessons() if isinstance(lesson, TracedBatch)]
+
+
+@pytest.mark.parametrize(("rows", "dimension", "with_losses"), [(1, 1, False), (3, 64, True), (200, 17, False)])
+def test_batches_come_back_in_half_precision(path: Path, rows: int, dimension: int, with_losses: bool) -> None:
+    rng = np.random.default_rng(rows)
+    inodes = rng.integers(1, 2**63, rows).astype(np.uint64)
+    embeddings = rng.standard_normal((rows, dimension)).astype(np.float16)
+    losses = rng.random(rows).astype(np.float16) if with_losses else None
+    writer = TraceWriter(path)
+    for _ in range(2):
+        writer.batch(0, 3, inodes, embeddings.astype(np.float32), losses)
+    writer.close()
+    found = batches_of(path)
+    assert len(found) == 2
+    for batch in found:
+        assert (batch.dataset, batch.dimension, batch.keys.tolist()) == ("3", dimension, inodes.tolist())
+        assert (batch.embeddings == embeddings).all()
+        assert (batch.losses is None) == (losses is None)
+        assert losses is None or (batch.losses == losses).all()
+
+
+def test_a_sample_of_64_dimensions_takes_158_bytes(path: Path) -> None:
+    writer = TraceWriter(path)
+    writer.batch(0, 1, np.arange(128, dtype=np.uint64), np.zeros((128, 64)), np.zeros(128))
+    writer.close()
+    assert (path.stat().st_size - HEADER.size) / 128 == pytest.approx(158, abs=0.5)
+
+
+def test_lessons_stand_between_the_accesses_and_hints_go_without_them(path: Path) -> None:
+    writer = TraceWriter(path)
+    writer.labels(0, {5: 1, 6: 1}, 2)
+    writer.append(1, 5, 10, dataset=2)
+    writer.batch(2, 2, np.array([5], np.uint64), np.ones((1, 4)), None)
+    writer.ratio(2, 0.75)
+    writer.score(2, 5, 0.5)
+    writer.append(3, 6, 10, dataset=2)
+    writer.epoch(4, 2, accuracy=0.25)
+    writer.epoch(5, 2)
+    writer.close()
+    trace = read_trace(path)
+    assert trace.has_batches
+    (labels, (at, batch), *rest) = trace.lessons()
+    assert labels == (0, Labels("2", {5: 1, 6: 1}))
+    assert isinstance(batch, TracedBatch)
+    assert (at, batch.keys.tolist()) == (1, [5])
+    assert rest == [(1, Ratio(0.75)), (2, EpochEnd("2")), (2, EpochEnd("2"))]
+    assert trace.hints() == [labels, (1, Ratio(0.75)), (1, Scored(5, 0.5)), (2, Epoch()), (2, Epoch())]
+    assert trace.accesses().keys == [5, 6]
+    assert trace.accuracies() == {"2": [0.25]}
+
+
+def test_a_batch_that_a_crash_cut_short_is_left_out(path: Path) -> None:
+    def write_batch(key: int) -> None:
+        writer = TraceWriter(path)
+        writer.batch(0, 1, np.full(4, key, np.uint64), np.ones((4, 16)), None)
+        writer.close()
+
+    write_batch(7)
+    path.write_bytes(path.read_bytes()[:-40])
+    assert batches_of(path) == []
+    write_batch(8)
+    assert [batch.keys.tolist() for batch in batches_of(path)] == [[8] * 4]
+
+
+@pytest.mark.parametrize(("rows", "dimension"), [(0, 4), (4, 0)])
+def test_a_batch_of_nothing_is_damage(path: Path, rows: int, dimension: int) -> None:
+    write(path, 1)
+    with path.open("ab") as file:
+        file.write(RECORD_FIELDS.pack(0, 0, rows, dimension, Kind.BATCH, 0, 1))
+    with pytest.raises(UsageError, match=r"^the trace is damaged at record 1, [^\n]*$"):
+        list(read_trace(path).lessons())

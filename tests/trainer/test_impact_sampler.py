@@ -1,0 +1,232 @@
+"""What ImpactSampler selects, when its warm-up ends, and what an evaluation between epochs leaves alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hook_daemon import HookDaemon, until
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_training import SIZE, Network, Numbered, loader, train
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from spiderfs.daemon.recording_sink import RecordingSink
+from trainer_hook import Client, ImpactSampler, attach
+from trainer_hook.impact import WarmUp, chances_of
+
+LOSSES = np.linspace(0.1, 2, 100).astype(np.float32)
+
+
+class Daemon:
+    """As a client that is always answered; every other sample is cached."""
+
+    def __init__(self, losses: npt.NDArray[np.float32]) -> None:
+        self.losses = losses
+
+    def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32]:
+        return self.losses
+
+    def cached(self, name: str, timeout_s: float) -> npt.NDArray[np.bool_]:
+        return np.arange(len(self.losses)) % 2 == 0
+
+
+def bound(sampler: ImpactSampler, losses: npt.NDArray[np.float32] = LOSSES) -> Daemon:
+    daemon = Daemon(losses)
+    sampler.bind(cast(Client, daemon), "train")
+    return daemon
+
+
+class TestSubset:
+    def test_is_half_without_repetition_and_the_harder_the_likelier(self) -> None:
+        sampler = ImpactSampler(100, hybrid=False)
+        bound(sampler)
+        assert len(sampler) == 100
+        counts = np.zeros(100)
+        for _ in range(300):
+            drawn = list(sampler)
+            assert len(drawn) == len(set(drawn)) == 50
+            counts[drawn] += 1
+        assert len(sampler) == 50
+        np.testing.assert_allclose(counts / 300, (np.arange(100) + 0.5) / 100, atol=0.15)
+        assert np.corrcoef(counts, np.arange(100))[0, 1] > 0.98
+
+    @pytest.mark.parametrize(("options", "length"), [({"sharpness": 2}, 33), ({"sharpness": 2, "coverage": 1}, 33)])
+    def test_can_be_sharper_or_uniform(self, options: dict[str, Any], length: int) -> None:
+        sampler = ImpactSampler(100, hybrid=False, **options)
+        bound(sampler)
+        assert len(list(sampler)) == length
+        if "coverage" in options:
+            assert np.ptp(sampler.probabilities()) < 1e-8
+
+    def test_is_all_while_nothing_is_known(self) -> None:
+        assert sorted(ImpactSampler(10)) == [*range(10)]
+
+    def test_the_next_is_not_known_ahead(self) -> None:
+        sampler = ImpactSampler(100, hybrid=False)
+        bound(sampler)
+        list(sampler)
+        assert sampler.draw_ahead() is None
+
+    @given(st.lists(st.floats(0.125, 10, width=32), min_size=1, max_size=40), st.floats(0.1, 5), st.floats(0, 1))
+    def test_chances_are_chances(self, losses: list[float], sharpness: float, coverage: float) -> None:
+        chances = chances_of(np.array(losses, np.float32), sharpness, coverage)
+        assert ((chances >= 0) & (chances <= 1.0001)).all()
+        assert chances.sum() >= 0.999
+        order = np.argsort(losses, kind="stable")
+        assert (np.diff(chances[order]) >= -1e-6).all()
+
+    def test_options_that_make_no_sense(self) -> None:
+        for options in ({"sharpness": 0}, {"warm_up": -1}):
+            with pytest.raises(ValueError, match="or more"):
+                ImpactSampler(10, **options)  # type: ignore[arg-type]
+
+
+class TestWarmUp:
+    def test_finds_those_whose_rank_varies_and_ends_when_they_stay_the_same(self) -> None:
+        rng = np.random.default_rng(1)
+        warm_up = WarmUp(100, 30)
+        for _ in range(20):
+            losses = LOSSES.copy()
+            losses[40:45] = rng.uniform(0, 3, 5)
+            warm_up.observe(losses, 5)
+            if warm_up.over:
+                break
+        assert 3 <= warm_up.epochs < 20
+        assert len(set(warm_up.unstable.tolist()) & {40, 41, 42, 43, 44}) >= 4
+
+    def test_ends_at_its_limit(self) -> None:
+        rng = np.random.default_rng(1)
+        warm_up = WarmUp(100, 4)
+        for _ in range(4):
+            assert not warm_up.over
+            warm_up.observe(rng.random(100).astype(np.float32), 10)
+        assert warm_up.over
+        assert len(warm_up.unstable) == 10
+
+    def test_trains_on_all_until_then_and_re_evaluates_from_then_on(self) -> None:
+        sampler = ImpactSampler(100, warm_up=4)
+        daemon = bound(sampler)
+        asked: list[list[int]] = []
+
+        def evaluate(indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+            asked.append(indices.tolist())
+            return np.full(len(indices), 9, np.float32)
+
+        sampler.offer(evaluate)
+        rng = np.random.default_rng(2)
+        lengths = []
+        for _ in range(6):
+            daemon.losses = rng.permutation(LOSSES)
+            lengths.append(len(list(sampler)))
+        assert lengths == [100, 100, 100, 50, 50, 50]
+        # A quarter of what is cached, which is half of all.
+        assert [len(indices) for indices in asked] == [12] * 3
+        assert sampler.evaluated == 36
+        # They were found to be the hardest.
+        assert sampler.probabilities()[asked[-1]].min() > np.sort(sampler.probabilities())[-13]
+
+    def test_goes_on_where_it_was(self) -> None:
+        sampler, again = ImpactSampler(100, warm_up=3, seed=1), ImpactSampler(100, warm_up=3, seed=1)
+        daemon = bound(sampler)
+        rng = np.random.default_rng(2)
+        for _ in range(2):
+            daemon.losses = rng.permutation(LOSSES)
+            list(sampler)
+        again.load_state_dict(sampler.state_dict() | {"position": 100})
+        bound(again, daemon.losses)
+        assert list(again) == list(sampler)
+        assert len(again) == 50
+        assert again.warm_up.unstable.tolist() == sampler.warm_up.unstable.tolist()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path, RecordingSink(scores_given=np.linspace(0.1, 2, SIZE).astype(np.float32))) as daemon:
+        yield daemon
+
+
+def test_the_hook_evaluates_with_the_model_as_it_is_and_changes_nothing(daemon: HookDaemon) -> None:
+    sampler = ImpactSampler(SIZE, warm_up=2)
+    model, batches = Network(), loader(shuffle=False, sampler=sampler)
+    model.body = nn.Dropout(0.5)
+    model.train()
+    model.body.eval()
+    hook = attach(daemon.mount, model, batches)
+    for epoch in range(3):
+        for _ in train(model, batches):
+            pass
+        hook.epoch_end(epoch / 10)
+    hook.close()
+    # Two epochs on all samples, then two halves; before each half S, a quarter of the 25 cached.
+    assert sampler.evaluated == 12
+    assert model.training
+    assert [len(plan.order) for _, plan in daemon.sink.plans if plan.begun] == [50, 25, 25]
+    evaluated = [batch for _, batch in daemon.sink.batches if len(batch.indices) == 6]
+    assert len(evaluated) >= 2
+    with torch.no_grad():
+        index = int(evaluated[-1].indices[0])
+        inputs, label = Numbered()[index]
+        loss = nn.functional.cross_entropy(model.classifier(inputs[None]), torch.tensor([label]))
+    assert evaluated[-1].losses is not None
+    # The model has learned for four batches since.
+    assert float(evaluated[-1].losses[0]) == pytest.approx(float(loss), rel=0.2)
+
+
+class Words(Dataset[dict[str, Tensor]]):
+    def __init__(self) -> None:
+        self.samples = [(f"{index}.txt", 0) for index in range(SIZE)]
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"words": torch.zeros(8)}
+
+
+def test_what_cannot_be_evaluated_is_said_once_and_costs_nothing_else(
+    daemon: HookDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampler = ImpactSampler(SIZE, warm_up=2)
+    batches = DataLoader(Words(), batch_size=10, sampler=sampler)
+    hook = attach(daemon.mount, Network(), batches)
+    assert [len(list(batches)) for _ in range(4)] == [5, 3, 3, 3]
+    hook.close()
+    assert caplog.text.count("cannot be evaluated between epochs") == 1
+
+
+def _rank(rank: int, mount: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{mount}/ranks", rank=rank, world_size=2)
+    sampler = ImpactSampler(SIZE, warm_up=2)
+    batches: DataLoader[Any] = DataLoader(Numbered(), batch_size=8, sampler=sampler)
+    model = Network()
+    hook = attach(mount, model, batches)
+    for epoch in range(2):
+        for _ in train(model, batches):
+            pass
+        hook.epoch_end(epoch / 10)
+    hook.close(10)
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_share_one_subset(daemon: HookDaemon) -> None:
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_rank, args=(rank, str(daemon.mount))) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    until(lambda: len(daemon.sink.plans) == 4)
+    subset = {trainer.rank: plan.order.tolist() for trainer, plan in daemon.sink.plans if plan.epoch == 1}
+    assert len(subset[0]) == len(subset[1]) == 12
+    assert not set(subset[0]) & set(subset[1])

@@ -28,6 +28,7 @@ FILES = {
     "redirects": 0o444,
     "scores": 0o444,
     "graph": 0o444,
+    "plan": 0o444,
     "cache": 0o444,
     "warm": 0o600,
     "evict": 0o600,

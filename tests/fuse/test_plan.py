@@ -315,7 +315,8 @@ def test_two_trainings_with_plans_of_their_own(mount: Mounted, source: Path) -> 
                 other.stdin.flush()
         assert [other.wait(30) for other in others] == [0, 0]
     assert [row["believed"] for row in rows] == [True, True]
-    assert [row["opens"] for row in rows] == [FILES, FILES]
+    # Workers learn within 20 ms who is attached; what is opened sooner is nobody's.
+    assert all(row["opens"] > FILES - 10 for row in rows)
     assert mount.metric("opens") == 2 * FILES
     assert mount.metric("hit_ratio") > 0.7
     eventually(lambda: plans(mount) == [])

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
@@ -53,9 +53,14 @@ def open_read_close(path: bytes) -> int:
         os.close(descriptor)
 
 
-def _reader(paths: list[bytes], seed: int, barrier: Barrier, result: Connection) -> None:
+def _reader(
+    paths: list[bytes], seed: int, barrier: Barrier, result: Connection, read: Callable[[bytes], int], rehearsals: int
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends its readers
     random.Random(seed).shuffle(paths)
+    for _ in range(rehearsals):
+        for path in paths:
+            read(path)
     latencies = np.empty(len(paths), dtype=np.int64)
     clock = time.monotonic_ns
     total = 0
@@ -63,16 +68,23 @@ def _reader(paths: list[bytes], seed: int, barrier: Barrier, result: Connection)
     cpu_before = time.process_time()
     begin = before = clock()
     for index, path in enumerate(paths):
-        total += open_read_close(path)
+        total += read(path)
         after = clock()
         latencies[index] = after - before
         before = after
     result.send((begin, before, total, time.process_time() - cpu_before, latencies))
 
 
-def read_all(paths: Sequence[bytes], readers: int, seed: int) -> Reading:
+def read_all(
+    paths: Sequence[bytes],
+    readers: int,
+    seed: int,
+    read: Callable[[bytes], int] = open_read_close,
+    rehearsals: int = 0,
+) -> Reading:
     """Let `readers` processes read all of `paths`, each in its own order, drawn from `seed`.
 
+    `read` reads one file and returns its size; each process reads all files `rehearsals` times before the clock runs.
     Raises RuntimeError if a reader fails (its traceback is on stderr). Leaves no reader behind, however it ends.
     """
     context = multiprocessing.get_context("fork")
@@ -82,7 +94,7 @@ def read_all(paths: Sequence[bytes], readers: int, seed: int) -> Reading:
     try:
         for number in range(readers):
             receiving, sending = context.Pipe(duplex=False)
-            arguments = (list(paths), seed * 1000 + number, barrier, sending)
+            arguments = (list(paths), seed * 1000 + number, barrier, sending, read, rehearsals)
             process = context.Process(target=_reader, args=arguments, daemon=True)
             process.start()
             # The parent's copy: were it kept, the end of a dead reader's pipe would never be seen.

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.progress import Progress
 from train import BATCH, CACHED_SHARE, LEARNING_RATE, Extent, find_data, plain_table, spread
 
-TABLE_WIDTH = 125
+TABLE_WIDTH = 132
 MOST_ORIGIN, MOST_TOP1_LOSS = 0.5, 0.005
 IMPORTANCE_ONLY = (1.0, 1.0)
 

@@ -1,0 +1,86 @@
+"""A training on a real mount, recorded and replayed: with the mount's radius as it was, with others otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mounting import PATIENCE_S, eventually, mounted, run_spiderfs
+
+from spiderfs.trace import Kind, read_trace
+
+ROOT = Path(__file__).parents[2]
+CLASSES, EACH, WIDTH = 2, 60, 40
+EPOCHS = 3
+# Hubs have room: with plans they would have next to none.
+SHARED: dict[str, object] = {"plan": "off", "ratio_start": 0.5, "ratio_end": 0.5}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    for kind in range(CLASSES):
+        centre = rng.normal(size=WIDTH)
+        for number in range(EACH):
+            file = tmp_path / "source" / f"class{kind}" / f"{number:02d}.npy"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(file, 2 * centre + rng.normal(size=WIDTH))
+    return tmp_path / "source"
+
+
+def recorded(source: Path, place: Path, **options: object) -> Path:
+    """The trace of docs/examples/hook_numpy.py, which knows neither torch nor stand-ins."""
+    trace = place / "trace"
+    with mounted(source, place, capacity="20KiB", trace=trace, **options) as mount:
+        example = [sys.executable, str(ROOT / "docs" / "examples" / "hook_numpy.py"), str(mount.point)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        subprocess.run(example, env=environment, capture_output=True, check=True, timeout=PATIENCE_S)
+        batches = EPOCHS * -(-CLASSES * EACH // 16)
+        eventually(lambda: mount.metric("hook_batches") == batches, what="all batches")
+    return trace
+
+
+def simulated(trace: Path, *options: str) -> dict[str, Any]:
+    report = trace.with_suffix(".json")
+    done = run_spiderfs("simulate", trace, "--policy", "spider", "--capacity", "30%", "--json", report, *options)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found
+
+
+@pytest.mark.parametrize("policy", ["spider", "lru"])
+def test_radii_are_tried_out_on_a_recorded_training(source: Path, tmp_path: Path, policy: str) -> None:
+    # Without stand-ins every sample is read, and its embedding recorded, whatever the policy was.
+    trace = recorded(source, tmp_path / policy, policy=policy, substitute="off", **SHARED)
+    assert len(read_trace(trace).accuracies()["1"]) == EPOCHS
+    report = simulated(trace, "--radius", "0.02,auto,1.2")
+    redirects = {row["radius"]: row["redirects"] for row in report["results"] if row["policy"] == "spider"}
+    assert redirects["0.02"] == 0, "nobody is so near"
+    assert min(redirects["auto"], redirects["1.2"]) > 20
+    (auto,) = (scoring for scoring in report["scorings"] if scoring["radius"] == "auto")
+    assert auto["scores"] > EPOCHS * EACH
+    assert auto["scores_as_recorded"] == (auto["scores"] if policy == "spider" else 0)
+    if policy == "spider":
+        assert simulated(trace)["results"][0]["redirects"] == redirects["auto"]
+
+
+def test_with_stand_ins_the_scores_are_those_of_what_was_served(source: Path, tmp_path: Path) -> None:
+    trace = recorded(source, tmp_path / "mount", substitute_when="miss", radius=0.8, **SHARED)
+    assert (read_trace(trace).records["kind"] == Kind.REDIRECT).any()
+    (scoring,) = simulated(trace, "--radius", "0.8")["scorings"]
+    assert scoring["scores_as_recorded"] == scoring["scores"] > 0
+
+
+def test_a_trace_without_embeddings_says_so(source: Path, tmp_path: Path) -> None:
+    trace = recorded(source, tmp_path / "mount", trace_embeddings="off")
+    assert simulated(trace)["results"]
+    done = run_spiderfs("simulate", trace, "--radius", "0.5")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: the trace holds no embeddings")
+    assert len(done.stderr.splitlines()) == 1

@@ -83,9 +83,10 @@ def missing(names: list[str]) -> list[str]:
 
 
 @contextmanager
-def mounted(name: str, source: Path, scratch: Path) -> Iterator[Mounted]:
+def mounted(name: str, source: Path, scratch: Path, options: str = "") -> Iterator[Mounted]:
     """Show `source` through the peer `name` while the context lasts; `scratch` holds its mount point, cache and log.
 
+    `options` are further ones for the peer's -o.
     Raises RuntimeError, with the end of the daemon's log, if it does not come up.
     """
     command = PEERS[name]
@@ -95,10 +96,11 @@ def mounted(name: str, source: Path, scratch: Path) -> Iterator[Mounted]:
     mountpoint = scratch / f"mnt-{name}"
     mountpoint.mkdir(parents=True)
     log_path = scratch / f"{name}.log"
+    further = ["-o", options] if options else []
     with open(log_path, "wb") as log:
         # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop the daemons in order.
         daemon = subprocess.Popen(
-            command(source, mountpoint, scratch),
+            [*command(source, mountpoint, scratch), *further],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

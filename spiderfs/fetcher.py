@@ -2,8 +2,8 @@
 
 Within a process identical fetches share one flight (`SourceClient.shared`). Between processes a byte-range lock on one
 file per mount, at an offset drawn from the key, lets one of them fetch while the others wait and then find the record
-in the store; the kernel frees the lock of a process that dies. A fetch is one hop into a thread: read the source, then
-put the bytes into landing.
+in the store; the kernel frees the lock of a process that dies. A fetch is one hop into a thread; its reader goes on
+with the bytes while they are put into the store (`landing.py`).
 
 What was fetched also stays in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
 where the store had no room for them or has already let them go.
@@ -11,11 +11,10 @@ where the store had no room for them or has already let them go.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from spiderfs.catalogue import Node
 from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.fetch_lock import FetchLock
+from spiderfs.landing import GATHER_S, Landing, Outcome
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.source import Source, Version
@@ -47,17 +47,9 @@ class Interlock(FetchLock):
         super().__init__(path)
         self._threads = trio.CapacityLimiter(_WAITING_THREADS)
 
-    @contextlib.asynccontextmanager
-    async def hold(self, key: ContentKey) -> AsyncIterator[bool]:
-        """Hold the key's lock; yields whether another process held it first."""
-        waited = False
-        while not self.try_hold(key):
-            waited = True
-            await trio.to_thread.run_sync(self.wait, key, abandon_on_cancel=True, limiter=self._threads)
-        try:
-            yield waited
-        finally:
-            self.let_go(key)
+    async def until_free(self, key: ContentKey) -> None:
+        """Return when no other process holds the key's lock."""
+        await trio.to_thread.run_sync(self.wait, key, abandon_on_cancel=True, limiter=self._threads)
 
 
 class Episode:
@@ -99,7 +91,42 @@ class Transit:
             self._bytes -= len(oldest)
 
 
+class Fetched:
+    """What was brought; `where` it lies is known once it has reached the store, or has not."""
+
+    def __init__(self, payload: bytes, where: int | None = None) -> None:
+        self.payload = payload
+        self._where: int | StoreCorrupt | None = where
+        self._to_tell: list[Callable[[int], None]] = []
+        self._event = trio.Event()
+
+    def settle(self, where: int | StoreCorrupt) -> None:
+        self._where = where
+        self._event.set()
+        if isinstance(where, int):
+            for tell in self._to_tell:
+                tell(where)
+
+    def when_settled(self, tell: Callable[[int], None]) -> None:
+        """Call `tell` with where it lies, now or later; never, if the store turns out to be damaged."""
+        if isinstance(self._where, int):
+            tell(self._where)
+        else:
+            self._to_tell.append(tell)
+
+    async def settled(self) -> int:
+        """Where it lies; raises StoreCorrupt."""
+        if self._where is None:
+            await self._event.wait()
+        if isinstance(self._where, StoreCorrupt):
+            raise self._where
+        assert self._where is not None
+        return self._where
+
+
 class Fetcher:
+    """`alone`: no other process answers the READs of a file that this one has opened."""
+
     def __init__(
         self,
         source: Source,
@@ -108,6 +135,7 @@ class Fetcher:
         interlock: Interlock,
         full_disk: Episode,
         counters: Counters,
+        alone: bool = False,
     ) -> None:
         self._source = source
         self._client = client
@@ -116,6 +144,10 @@ class Fetcher:
         self._full_disk = full_disk
         self._counters = counters
         self._transit = Transit()
+        self._alone = alone
+        self._landing = Landing(content, GATHER_S if alone else 0.0)
+        self._on_their_way: dict[ContentKey, Fetched] = {}
+        self._corrupt: StoreCorrupt | None = None
         self._full_until = 0.0
 
     def local(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | None:
@@ -135,7 +167,11 @@ class Fetcher:
         return None if payload is None else memoryview(payload)
 
     def stored(self, key: ContentKey) -> bool:
-        """Whether the store has the record. Raises StoreCorrupt."""
+        """Whether the store has the record, or will have it in a moment. Raises StoreCorrupt."""
+        if key in self._on_their_way:
+            return True
+        if self._corrupt:
+            raise self._corrupt
         try:
             return self._content.has(key)
         except StoreCorrupt:
@@ -149,54 +185,74 @@ class Fetcher:
         return self._client.fetching(key) or self._interlock.held(key)
 
     async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, int]:
-        """Bring a whole file (block 0) or one block from the source.
+        """Bring a whole file (block 0) or one block from the source, and into the store.
 
         Also says where it lies now, as `core.events` has it: FETCHED (in landing), REFUSED or UNSTORED.
         Raises SourceError and StoreCorrupt.
         """
+        fetched = await self.bring(node, block)
+        return fetched.payload, await fetched.settled()
+
+    async def bring(self, node: Node, block: int = 0) -> Fetched:
+        """The same for a reader, who does not care whether the bytes have reached the store yet."""
         key = ContentKey(node.inode, block)
         # A look at the store sees it as of its first read. Ended before the wait, it shows afterwards what others have
         # landed meanwhile, and pins no old pages, in processes too that have no loop of requests to end it.
         self._content.end_read()
+        landing = self._on_their_way.get(key)
+        if landing is not None:
+            return landing
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
         return await self._client.shared(key, partial(self._fetch_once, key, node.path, offset, length, node.version))
 
-    async def _fetch_once(
-        self, key: ContentKey, path: bytes, offset: int, length: int, version: Version
-    ) -> tuple[bytes, int]:
-        async with self._interlock.hold(key) as waited:
-            if waited:
-                self._content.end_read()
-                found = self.local(key)
-                if found is not None:
-                    return bytes(found), FETCHED
-            payload, where = await self._client.call(self._read_and_land, key, path, offset, length, version)
-        self._counters.add("origin_reads")
-        self._counters.add("origin_bytes", len(payload))
-        self._transit.put(key, payload)
-        if isinstance(where, StoreCorrupt):
-            raise where
-        if isinstance(where, StoreError):
-            self._failed(where)
-            return payload, UNSTORED
+    async def drain(self) -> None:
+        """Return when everything that was brought has reached the store; call it before the process ends."""
+        await self._landing.drain()
+
+    async def _fetch_once(self, key: ContentKey, path: bytes, offset: int, length: int, version: Version) -> Fetched:
+        while not self._interlock.try_hold(key):
+            await self._interlock.until_free(key)
+            self._content.end_read()
+            found = self.local(key)
+            if found is not None:
+                return Fetched(bytes(found), FETCHED)
+        try:
+            payload = await self._client.call(self._source.read, path, offset, length, version)
+            self._counters.add("origin_reads")
+            self._counters.add("origin_bytes", len(payload))
+            self._transit.put(key, payload)
+            if time.monotonic() < self._full_until:
+                return Fetched(payload, UNSTORED)
+            fetched = Fetched(payload)
+            await self._landing.put(key, payload, partial(self._landed, key, fetched))
+            self._on_their_way[key] = fetched
+        finally:
+            # Held until the record is in the store, for that is what other processes wait for.
+            if key not in self._on_their_way:
+                self._interlock.let_go(key)
+        if not self._alone:
+            # The READ that follows the OPEN may come to another process.
+            await fetched.settled()
+        return fetched
+
+    def _landed(self, key: ContentKey, fetched: Fetched, outcome: Outcome) -> None:
+        del self._on_their_way[key]
+        self._interlock.let_go(key)
+        if isinstance(outcome, StoreCorrupt):
+            # Nobody may be waiting for this one any more: the next who asks is told.
+            self._corrupt = outcome
+            fetched.settle(outcome)
+            return
+        if isinstance(outcome, StoreError):
+            self._failed(outcome)
+            fetched.settle(UNSTORED)
+            return
         # Not before the pause is over: what was under way when the disk was found full may still have fitted.
-        if where == FETCHED and 0 < self._full_until <= time.monotonic():
+        if outcome and 0 < self._full_until <= time.monotonic():
             self._full_until = 0.0
             self._full_disk.end()
-        return payload, where
-
-    def _read_and_land(
-        self, key: ContentKey, path: bytes, offset: int, length: int, version: Version
-    ) -> tuple[bytes, int | StoreError]:
-        """In a thread. The store's failure is an answer, not an exception: it must not repeat the read."""
-        payload = self._source.read(path, offset, length, version)
-        if time.monotonic() < self._full_until:
-            return payload, UNSTORED
-        try:
-            return payload, FETCHED if self._content.land(key, payload) else REFUSED
-        except StoreError as exc:
-            return payload, exc
+        fetched.settle(FETCHED if outcome else REFUSED)
 
     def _failed(self, exc: StoreError) -> None:
         self._counters.add("store_failures")

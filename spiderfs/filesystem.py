@@ -20,6 +20,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import trio
@@ -61,6 +62,8 @@ STALE_TTL_S = 1.0
 # NAME_MAX of limits.h; FUSE alone would let names of up to 1,024 bytes through.
 NAME_MAX = 255
 XATTR_PREFIX = "user.spiderfs."
+# Directories whose listing the kernel may keep; forgetting one costs a reading of its names.
+_LISTINGS_KEPT = 65536
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 
 
@@ -92,6 +95,14 @@ class Entry(NamedTuple):
 class Opened(NamedTuple):
     handle: int
     direct_io: bool
+
+
+class OpenedDirectory(NamedTuple):
+    """`keeps`: the kernel is to keep the listing; `kept`: the one that it has may be used."""
+
+    handle: int
+    keeps: bool
+    kept: bool
 
 
 class Ownership(NamedTuple):
@@ -149,6 +160,8 @@ class Filesystem:
         self._events = events
         self._counters = counters
         self._now = wall_clock
+        # Of directories: when the listing was made that the kernel may have kept.
+        self._listings_kept: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(wall_clock() * 1e9)
         self.settings = settings
@@ -272,15 +285,23 @@ class Filesystem:
 
     # -- directories
 
-    async def opendir(self, inode: int) -> int:
+    async def opendir(self, inode: int) -> OpenedDirectory:
         """Make sure that the listing is complete and fresh; the handle is the inode."""
         if inode == CONTROL_INODE:
-            return inode
+            return OpenedDirectory(inode, keeps=False, kept=False)
         node = self._catalogue.node(inode)
         if not node.is_directory:
             raise NotADirectory(os.fsdecode(node.path))
         await self._lister.complete(node, self.settings.dir_ttl_s)
-        return inode
+        listing = self._catalogue.listing(inode)
+        scanned_at = 0.0 if listing is None else listing.scanned_at
+        # What the kernel keeps was read after this worker had last made it drop what it had.
+        kept = self._listings_kept.get(inode) == scanned_at
+        if not kept:
+            if len(self._listings_kept) >= _LISTINGS_KEPT:
+                self._listings_kept.clear()
+            self._listings_kept[inode] = scanned_at
+        return OpenedDirectory(inode, keeps=True, kept=kept)
 
     async def readdir(self, inode: int, after: int, limit: int) -> list[tuple[bytes, Entry, int]]:
         """Up to `limit` entries behind position `after`: name, entry, position."""
@@ -331,28 +352,35 @@ class Filesystem:
 
     async def _make_local(self, node: Node, caller: Caller) -> None:
         started = time.perf_counter()
-        where = HIT
+        fetched = None
         if node.stat.size and not self._fetcher.stored(ContentKey(node.inode)):
             try:
-                _, where = await self._fetcher.fetch(node)
+                fetched = await self._fetcher.bring(node)
             except (SourceNotFound, SourceChanged) as exc:
                 raise await self._stale(node) from exc
         took_s = time.perf_counter() - started
         self._counters.add("opens")
-        if where == HIT:
+        if fetched is None:
             self._counters.add("opens_hit")
             self._counters.observe("open_hit_seconds", took_s)
         else:
             self._counters.add("stall_microseconds", int(took_s * 1e6))
             self._counters.observe("open_miss_seconds", took_s)
-            if where != FETCHED:
-                self._counters.add("opens_uncached")
         trainer, wanted = 0, node.inode
         if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
             trainer, wanted = reader.number, self._redirects.wanted(caller.pid, node.inode)
             if wanted != node.inode:
                 self._counters.add("redirects")
-        self._events.note(node.inode, node.stat.size, where, caller.pid, trainer=trainer, wanted=wanted)
+        if fetched is None:
+            self._events.note(node.inode, node.stat.size, HIT, caller.pid, trainer=trainer, wanted=wanted)
+        else:
+            # An event says where the bytes lie, so it waits until they do.
+            fetched.when_settled(partial(self._note_fetched, node, caller.pid, trainer, wanted))
+
+    def _note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, where: int) -> None:
+        if where != FETCHED:
+            self._counters.add("opens_uncached")
+        self._events.note(node.inode, node.stat.size, where, pid, trainer=trainer, wanted=wanted)
 
     async def read(self, handle: int, offset: int, size: int) -> memoryview | bytes:
         """Up to `size` bytes, short only at the end of the file; a view is valid until the next request."""
@@ -372,11 +400,11 @@ class Filesystem:
         """The bytes left the store after the open; bring them once more."""
         started = time.perf_counter()
         try:
-            payload, _ = await self._fetcher.fetch(node)
+            fetched = await self._fetcher.bring(node)
         except (SourceNotFound, SourceChanged) as exc:
             raise await self._stale(node) from exc
         self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
-        return memoryview(payload)
+        return memoryview(fetched.payload)
 
     async def _read_blocks(self, node: Node, offset: int, size: int) -> memoryview | bytes:
         end = min(offset + size, node.stat.size)
@@ -396,21 +424,20 @@ class Filesystem:
         self._counters.add("block_reads")
         for further in self._read_ahead.wanted(node, block):
             self._read_ahead.start(node, further)
-        piece = self._fetcher.local(ContentKey(node.inode, block), offset, size)
-        where = HIT
-        if piece is None:
-            started = time.perf_counter()
-            try:
-                fetched, where = await self._fetcher.fetch(node, block)
-            except (SourceNotFound, SourceChanged) as exc:
-                raise await self._stale(node) from exc
-            self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
-            piece = memoryview(fetched)[offset : offset + size]
-        else:
-            self._counters.add("block_hits")
         whole = min(BLOCK_BYTES, node.stat.size - (block - 1) * BLOCK_BYTES)
-        self._events.note(node.inode, whole, where, 0, block)
-        return piece
+        piece = self._fetcher.local(ContentKey(node.inode, block), offset, size)
+        if piece is not None:
+            self._counters.add("block_hits")
+            self._events.note(node.inode, whole, HIT, 0, block)
+            return piece
+        started = time.perf_counter()
+        try:
+            fetched = await self._fetcher.bring(node, block)
+        except (SourceNotFound, SourceChanged) as exc:
+            raise await self._stale(node) from exc
+        self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
+        fetched.when_settled(lambda where: self._events.note(node.inode, whole, where, 0, block))
+        return memoryview(fetched.payload)[offset : offset + size]
 
     async def _stale(self, node: Node) -> Stale:
         """The error for a version that the source no longer has; the name is looked up anew from now on."""

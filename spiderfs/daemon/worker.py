@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 from collections.abc import Callable
@@ -31,8 +33,29 @@ FLUSH_INTERVAL_S = 0.02
 OPTIONS_INTERVAL_S = 0.25
 
 
+# mallopt(3)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_KEPT_BYTES = 64 << 20
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep the memory of payloads for the next ones, instead of asking the kernel for it at each fetch.
+
+    Every page of it that is new costs a fault: 20 a file of 112 kB, a tenth of the processor time of a fetch.
+    """
+    with contextlib.suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter, value in (
+            (_M_TRIM_THRESHOLD, _KEPT_BYTES),
+            (_M_MMAP_THRESHOLD, _KEPT_BYTES // 2),
+            (_M_ARENA_MAX, 1),
+        ):
+            mallopt(parameter, value)
+
+
 async def work(context: MountContext, descriptor: int, index: int) -> None:
     """Answer requests until the file system is unmounted."""
+    keep_freed_memory()
     counters = context.row(FIRST_WORKER_ROW + index)
     directories = context.directories
     content, records = context.open_content(), context.open_records()
@@ -41,7 +64,15 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
     events = EventWriter(context.event_writer, counters)
     catalogue = Catalogue(records)
     lister = Lister(catalogue, client)
-    fetcher = Fetcher(context.source, client, content, interlock, Episode(directories.full_disk), counters)
+    fetcher = Fetcher(
+        context.source,
+        client,
+        content,
+        interlock,
+        Episode(directories.full_disk),
+        counters,
+        alone=context.options.workers == 1,
+    )
     redirects = Redirects(records, context.pending_reads)
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(
@@ -72,6 +103,7 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
         operations = Operations(filesystem, counters)
         counters.add("process_starts")
         await serve(descriptor, operations.handlers(), operations.error_number, counters, content.end_read)
+        await fetcher.drain()
         events.flush()
         nursery.cancel_scope.cancel()
     # The store is not closed: a thread that was given up on may still come back from the source and write to it.

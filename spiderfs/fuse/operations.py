@@ -78,7 +78,9 @@ class Operations:
         return b""
 
     async def opendir(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        return wire.OPEN_OUT.pack(await self._fs.opendir(inode), 0)
+        handle, keeps, kept = await self._fs.opendir(inode)
+        flags = (OpenFlag.CACHE_DIR if keeps else 0) | (OpenFlag.KEEP_CACHE if kept else 0)
+        return wire.OPEN_OUT.pack(handle, flags)
 
     async def readdirplus(self, inode: int, body: memoryview, caller: Caller) -> Body:
         handle, after, size = wire.READ_IN.unpack_from(body)

@@ -58,6 +58,7 @@ def mount(at: Path, source: str, allow_other: bool) -> int:
     _, opcode, unique, *_ = wire.IN_HEADER.unpack_from(request)
     assert opcode == wire.Opcode.INIT
     _write(descriptor, unique, 0, wire.init_out(request[wire.IN_HEADER.size :]))
+    mountpoint.widen_read_ahead(at)
     os.set_blocking(descriptor, False)
     _descriptor = descriptor
     return descriptor

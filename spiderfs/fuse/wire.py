@@ -109,7 +109,6 @@ class InitFlag(IntFlag):
     ASYNC_READ = 1 << 0
     ATOMIC_O_TRUNC = 1 << 3
     BIG_WRITES = 1 << 5
-    AUTO_INVAL_DATA = 1 << 12
     DO_READDIRPLUS = 1 << 13
     PARALLEL_DIROPS = 1 << 18
     MAX_PAGES = 1 << 22
@@ -117,14 +116,13 @@ class InitFlag(IntFlag):
 
 
 # ATOMIC_O_TRUNC: an open that truncates says so itself, and is refused before anything else is tried.
-# AUTO_INVAL_DATA: a directory's cached listing is dropped when its mtime changes.
 # PARALLEL_DIROPS: readers of one directory look up side by side.
 # CACHE_SYMLINKS: a link is a version like any file.
+# Not AUTO_INVAL_DATA: no bytes change under an inode, and opendir says whether a kept listing holds.
 _WANTED = (
     InitFlag.ASYNC_READ
     | InitFlag.ATOMIC_O_TRUNC
     | InitFlag.BIG_WRITES
-    | InitFlag.AUTO_INVAL_DATA
     | InitFlag.DO_READDIRPLUS
     | InitFlag.PARALLEL_DIROPS
     | InitFlag.MAX_PAGES

@@ -25,6 +25,7 @@ import trio
 
 from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable
 from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.threads import Threads
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -76,9 +77,9 @@ class SourceClient:
         self._limits = limits
         self._random = rng
         self._on_event = on_event
-        self._slots = trio.CapacityLimiter(limits.max_concurrent)
-        # Slots of their own, for the others may all be held by calls that hang.
-        self._probe_slots = trio.CapacityLimiter(1)
+        self._threads = Threads(limits.max_concurrent)
+        # One of its own, for the others may all be held by calls that hang.
+        self._probe_thread = Threads(1)
         self._fetches: dict[Hashable, _Fetch] = {}
         self._unreachable = trio.Event()
         self._answers = 0
@@ -172,7 +173,7 @@ class SourceClient:
     async def _probe(self) -> None:
         with trio.move_on_after(self._limits.timeout_s):
             try:
-                await trio.to_thread.run_sync(self._ask_for_a_sign, abandon_on_cancel=True, limiter=self._probe_slots)
+                await self._probe_thread.run(self._ask_for_a_sign)
             except SourceUnavailable:
                 return
             except SourceError:
@@ -190,7 +191,7 @@ class SourceClient:
         while True:
             self._on_event("source_requests")
             try:
-                return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self._slots)
+                return await self._threads.run(function, *args)
             except SourceUnavailable:
                 if attempt == self._limits.attempts:
                     raise

@@ -8,7 +8,7 @@ read is a slice of the mapped pages and nothing is copied.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import lmdb
@@ -82,26 +82,32 @@ class LmdbContent:
     # -- writing, in any thread
 
     def land(self, key: ContentKey, payload: bytes) -> bool:
-        packed = _KEY.pack(*key)
-        value = _header(payload) + payload
+        return self.land_all([(key, payload)])[0]
+
+    def land_all(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[bool]:
+        # Outside the transaction, which others may wait for.
+        rows = [(_KEY.pack(*key), len(payload), _header(payload) + payload) for key, payload in records]
         with translated_errors(), self._env.begin(write=True) as txn:
-            if txn.get(packed, db=self._member) is not None:
-                # A version never changes, so this is a repair of damaged bytes: same size, same place.
-                txn.put(packed, value, db=self._content)
-                return True
             usage = self._usage(txn)
-            size = len(payload)
-            if usage[2] + size > usage[4]:
-                return False
-            self._shrink_landing(txn, usage, usage[4] - size)
-            sequence = usage[5]
-            usage[0] += size
-            usage[1] += 1
-            usage[5] += 1
-            txn.put(packed, value, db=self._content)
-            txn.put(packed, _MEMBER.pack(size, sequence, 0.0) + LANDING.encode(), db=self._member)
-            txn.put(_SEQUENCE.pack(sequence), packed, db=self._queue, append=True)
+            landed = [self._land(txn, usage, *row) for row in rows]
             txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+        return landed
+
+    def _land(self, txn: lmdb.Transaction, usage: list[int], packed: bytes, size: int, value: bytes) -> bool:
+        if txn.get(packed, db=self._member) is not None:
+            # A version never changes, so this is a repair of damaged bytes: same size, same place.
+            txn.put(packed, value, db=self._content)
+            return True
+        if usage[2] + size > usage[4]:
+            return False
+        self._shrink_landing(txn, usage, usage[4] - size)
+        sequence = usage[5]
+        usage[0] += size
+        usage[1] += 1
+        usage[5] += 1
+        txn.put(packed, value, db=self._content)
+        txn.put(packed, _MEMBER.pack(size, sequence, 0.0) + LANDING.encode(), db=self._member)
+        txn.put(_SEQUENCE.pack(sequence), packed, db=self._queue, append=True)
         return True
 
     def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
@@ -214,8 +220,7 @@ class ContentReader:
                 value = memoryview(found)
                 (length,) = _LENGTH.unpack_from(value) if len(value) >= _LENGTH.size else (0,)
                 start = _LENGTH.size * (1 + -(-length // PIECE_BYTES))
-                payload = bytes(value[start:])
-                header = bytes(value[:start])
+                header, payload = bytes(value[:start]), bytes(value[start:])
             finally:
                 txn.abort()
         except lmdb.Error as exc:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from spiderfs.store.store import LANDING, ContentKey, Keep, Member, Usage
 
@@ -26,6 +26,9 @@ class MemoryContent:
 
     def member(self, key: ContentKey) -> Member | None:
         return self._members.get(key)
+
+    def land_all(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[bool]:
+        return [self.land(*record) for record in records]
 
     def land(self, key: ContentKey, payload: bytes) -> bool:
         if key not in self._members:

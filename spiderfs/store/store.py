@@ -14,7 +14,7 @@ the writer lock: call them in threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 LANDING = "landing"
@@ -78,6 +78,9 @@ class Content(Protocol):
 
         Storing a key again replaces its bytes in whatever section it lies. Raises StoreFull, StoreCorrupt.
         """
+
+    def land_all(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[bool]:
+        """Land them in this order, in one transaction; what `land` would have said of each."""
 
     def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
         """Drop, then move to sections, in one transaction; returns the keeps that were no longer there."""

@@ -167,7 +167,7 @@ class Plain:
         return Shown(*self._walk(path)[:6])
 
     def scan(self, path: bytes) -> dict[bytes, Shown]:
-        handle = self._run(self._fs.opendir, self._walk(path).inode)
+        handle = self._run(self._fs.opendir, self._walk(path).inode).handle
         found: dict[bytes, Shown] = {}
         after = 0
         while entries := self._run(self._fs.readdir, handle, after, 7):

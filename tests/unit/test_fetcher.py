@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import random
@@ -18,7 +17,9 @@ from spiderfs import fetcher as module
 from spiderfs.catalogue import Node
 from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import SourceChanged, SourceUnavailable, StoreCorrupt, StoreError, StoreFull
+from spiderfs.fetch_lock import FetchLock
 from spiderfs.fetcher import Episode, Fetcher, Interlock, Transit
+from spiderfs.landing import Landing
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.memory import MemorySource
@@ -36,10 +37,11 @@ class FailingContent(MemoryContent):
     def __init__(self) -> None:
         super().__init__()
         self.landing_fails: StoreError | None = None
+        self.fitting: set[bytes] = set()
         self.reading_fails: StoreError | None = None
 
     def land(self, key: ContentKey, payload: bytes) -> bool:
-        if self.landing_fails:
+        if self.landing_fails and payload not in self.fitting:
             raise self.landing_fails
         return super().land(key, payload)
 
@@ -62,9 +64,11 @@ class Harness:
         self.content = content or self.memory
         self.counters = SharedCounters(1)
         row = self.counters.row(0)
-        client = SourceClient(self.source, LIMITS, rng=random.Random(1), on_event=row.add)
+        self.row = row
+        self.client = SourceClient(self.source, LIMITS, rng=random.Random(1), on_event=row.add)
         self.interlock = Interlock(directory / "fetch.lock")
-        self.fetcher = Fetcher(self.source, client, self.content, self.interlock, Episode(directory / "full-disk"), row)
+        self.full_disk = Episode(directory / "full-disk")
+        self.fetcher = Fetcher(self.source, self.client, self.content, self.interlock, self.full_disk, row)
 
     def add(self, content: bytes, inode: int = 100_000, path: bytes = b"file") -> Node:
         return Node(inode, path, self.source.add(path, content))
@@ -303,7 +307,7 @@ class Other:
             # Else the end of a test that failed would not be noticed here.
             os.close(go)
             try:
-                trio.run(self._hold, directory, key, payload)
+                self._hold(directory, key, payload)
             finally:
                 os._exit(1)
         for fd in (self._ready, self._go):
@@ -312,15 +316,15 @@ class Other:
         assert os.read(ready, 1) == b"r"
         os.close(ready)
 
-    async def _hold(self, directory: Path, key: ContentKey, payload: bytes | None) -> None:
-        async with Interlock(directory / "fetch.lock").hold(key) as waited:
-            assert not waited
-            os.write(self._ready, b"r")
-            os.read(self._go, 1)
-            if payload is None:
-                os._exit(0)
-            content = LmdbContent(directory)
-            content.land(key, payload)
+    def _hold(self, directory: Path, key: ContentKey, payload: bytes | None) -> None:
+        lock = FetchLock(directory / "fetch.lock")
+        assert lock.try_hold(key)
+        os.write(self._ready, b"r")
+        os.read(self._go, 1)
+        if payload is None:
+            os._exit(0)
+        LmdbContent(directory).land(key, payload)
+        lock.let_go(key)
 
     def go_on(self) -> None:
         os.write(self._tell, b"g")
@@ -381,9 +385,10 @@ def test_it_is_known_what_another_process_fetches(tmp_path: Path) -> None:
         async def test() -> None:
             assert [harness.interlock.held(key) for key in (mine, theirs, none)] == [False, True, False]
             assert [harness.fetcher.under_way(key) for key in (mine, theirs, none)] == [False, True, False]
-            async with harness.interlock.hold(mine):
-                # One's own lock is none to wait for; a fetch of one's own is.
-                assert not harness.interlock.held(mine)
+            # One's own lock is none to wait for; a fetch of one's own is.
+            assert harness.interlock.try_hold(mine)
+            assert not harness.interlock.held(mine)
+            harness.interlock.let_go(mine)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(harness.fetcher.fetch, harness.add(b"content", mine.inode))
                 await trio.sleep(0)
@@ -414,20 +419,111 @@ def test_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
 
 def test_a_caller_that_gives_up_leaves_no_lock(harness: Harness) -> None:
     async def test() -> None:
-        key = ContentKey(100_000)
+        node = harness.add(b"content")
+        harness.source.fail_next(SourceUnavailable("so that there is a pause to give up in"))
         with trio.CancelScope() as scope:
-            async with harness.interlock.hold(key):
-                scope.cancel()
-                await trio.lowlevel.checkpoint()
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                with open(harness.interlock._file.name, "ab") as file:
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, key.inode)
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            scope.cancel()
+            await harness.fetcher.bring(node)
+        assert scope.cancelled_caught
+        other = FetchLock(Path(harness.interlock._file.name))
+        assert other.try_hold(ContentKey(node.inode))
+        other.close()
+
+    run(test)
+
+
+# -- behind the reader's back
+
+
+def test_a_reader_has_its_bytes_before_they_are_in_the_store(harness: Harness) -> None:
+    """Between both, everybody of this process is given them, and nobody else fetches them."""
+    alone = Fetcher(
+        harness.source, harness.client, harness.content, harness.interlock, harness.full_disk, harness.row, alone=True
+    )
+    told: list[int] = []
+
+    async def test() -> None:
+        node = harness.add(b"content")
+        key = ContentKey(node.inode)
+        other = FetchLock(Path(harness.interlock._file.name))
+        fetched = await alone.bring(node)
+        fetched.when_settled(told.append)
+        assert fetched.payload == b"content"
+        assert not harness.content.has(key)
+        assert not told
+        assert other.held(key)
+        assert alone.stored(key)
+        assert local(alone, key) == b"content"
+        assert await alone.bring(node) is fetched
+        assert await alone.fetch(node) == (b"content", FETCHED)
+        assert harness.content.has(key)
+        assert told == [FETCHED]
+        fetched.when_settled(told.append)
+        assert told == [FETCHED] * 2
+        assert not other.held(key)
+        assert harness.source.calls["read"] == 1
+        other.close()
+
+    run(test)
+
+
+def test_the_end_waits_until_everything_has_landed(harness: Harness) -> None:
+    async def test() -> None:
+        alone = Fetcher(
+            harness.source,
+            harness.client,
+            harness.content,
+            harness.interlock,
+            harness.full_disk,
+            harness.row,
+            alone=True,
+        )
+        nodes = [harness.add(b"%d" % number, 100_000 + number, b"%d" % number) for number in range(50)]
+        for node in nodes:
+            await alone.bring(node)
+        await alone.drain()
+        assert all(harness.content.has(ContentKey(node.inode)) for node in nodes)
+
+    run(test)
+
+
+def test_one_that_does_not_fit_on_the_disk_costs_the_others_nothing(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        harness.memory.landing_fails = StoreFull("no space left for the cache")
+        harness.memory.fitting = {b"fits"}
+        found = {}
+
+        async def want(node: Node) -> None:
+            payload, where = await harness.fetcher.fetch(node)
+            found[payload] = where
+
+        async with trio.open_nursery() as nursery:
+            for inode, payload in ((200_000, b"fits"), (200_001, b"does not")):
+                nursery.start_soon(want, harness.add(payload, inode, payload))
+        assert found == {b"fits": FETCHED, b"does not": UNSTORED}
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+
+
+def test_who_brings_more_than_may_wait_waits_for_room(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiderfs.landing.WAITING_BYTES", 100)
+    held: list[int] = []
+
+    async def test() -> None:
+        landing = Landing(harness.content, 0.0)
+
+        async def put(number: int) -> None:
+            await landing.put(ContentKey(number), bytes(60), lambda _: None)
+            held.append(landing._bytes)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(put, number)
+        await landing.drain()
+        assert max(held) <= 100 + 60
+        assert all(harness.content.has(ContentKey(number)) for number in range(20))
 
     run(test)

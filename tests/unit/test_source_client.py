@@ -19,6 +19,7 @@ from spiderfs.sources.faults import FaultState
 from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source
+from spiderfs.threads import Threads
 
 # Short enough for a test, and long enough for a thread to start on a busy machine.
 QUICK = SourceLimits(timeout_s=0.3, backoff_s=0.001, max_backoff_s=0.002, max_concurrent=4, probe_interval_s=0.01)
@@ -124,11 +125,11 @@ def test_an_answer_is_not_retried(harness: Harness, kind: type[SourceNotFound | 
 
 
 def test_backoff_doubles_up_to_its_limit_with_full_jitter(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def without_thread(function: Callable[..., object], *args: object, **_: object) -> object:
+    async def without_thread(_: Threads, function: Callable[..., object], *args: object) -> object:
         return function(*args)
 
     # Threads and a mock clock do not go together: it jumps while a thread runs.
-    monkeypatch.setattr(trio.to_thread, "run_sync", without_thread)
+    monkeypatch.setattr(Threads, "run", without_thread)
     limits = SourceLimits(timeout_s=100, attempts=6, backoff_s=1, max_backoff_s=4)
     asked: list[float] = []
 

@@ -16,10 +16,11 @@ PACKAGE = ROOT / "spiderfs"
 
 # Each row may import the rows above it, and each package itself. A new module or package needs a place here.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("spiderfs", "errors", "quantities"),
+    ("spiderfs", "errors", "quantities", "threads"),
     ("core", "mount_words", "mountpoint", "metrics", "sources", "store", "traced_batch"),
     ("policies", "scorer", "hook_messages", "trace", "places", "catalogue", "redirects", "client_terms", "fetch_lock"),
-    ("option_types", "protocol", "lister", "fetcher", "control", "rescoring"),
+    ("option_types", "protocol", "lister", "landing"),
+    ("fetcher", "control", "rescoring"),
     ("config", "read_ahead", "client"),
     ("filesystem",),
     ("fuse",),

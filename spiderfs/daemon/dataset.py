@@ -43,8 +43,9 @@ class Dataset:
 
     @property
     def label_of(self) -> dict[Key, int]:
-        """The label of each known file."""
-        return {inode: label for inode, label in zip(self.keys, self.labels.tolist(), strict=True) if inode}
+        """The label of each known file, in the order of the places by which `place_of` knows them."""
+        labels: list[int] = self.labels.tolist()
+        return {inode: labels[place] for place, inode in enumerate(self.keys) if self.place_of.get(inode) == place}
 
     def scoring_for(self, name: str, dimension: int, options: ScorerOptions) -> Scoring:
         """A scoring of the table for embeddings of this dimension, made when the first batch comes. Blocks."""

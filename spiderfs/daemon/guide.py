@@ -211,12 +211,12 @@ class Guide:
         policy = self._keeper.guided
         now = time.time()
         trace = self._trace()
+        if trace and policy is not None:
+            trace.ratio(now, policy.ratio)
         if trace and self._trace_embeddings:
             trace.batch(now, dataset.number, dataset.inodes[places[known]], embeddings, losses)
         if policy is None or policy.scoring != name:
             return
-        if trace:
-            trace.ratio(now, policy.ratio)
         for place, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
             inode = int(dataset.inodes[place])
             if inode:

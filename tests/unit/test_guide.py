@@ -22,11 +22,13 @@ from spiderfs.lister import Lister
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.redirects import published_trainers, redirect_rows
-from spiderfs.scorer.scoring import BatchScores
+from spiderfs.rescoring import rescored
+from spiderfs.scorer.scoring import BatchScores, ScorerOptions
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.memory import MemorySource
 from spiderfs.store.memory import MemoryContent, MemoryRecords
 from spiderfs.store.store import ContentKey
+from spiderfs.trace import Kind, TraceWriter, read_trace
 
 SAMPLES, SIZE = 40, 100
 
@@ -374,3 +376,35 @@ def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:
         assert sorted(schedule.readers) == [(1, "train")]
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize(("policy", "scoring"), [("spider", "graph"), ("shade", "rank"), ("lru", "graph")])
+def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: str, scoring: str) -> None:
+    path = tmp_path / "trace"
+
+    async def test(harness: Harness) -> None:
+        writer = TraceWriter(path)
+        harness.guide._trace = lambda: writer
+        # Some that are unknown, and one that is named twice.
+        names = [b"train/%03d" % number for number in range(SAMPLES)]
+        harness.list = listed([b"gone/1", *names[:9], b"train/gone", *names[9:], b"gone/2", names[3]])
+        await harness.declare()
+        rng = np.random.default_rng(2)
+        known = np.flatnonzero(harness.inodes)
+        for epoch in range(3):
+            for _ in range(5):
+                served, wanted = rng.choice(known, 2)
+                harness.guide.note([Access(1.0, harness.inodes[served], harness.inodes[wanted], SIZE, 0, 1, 1, HIT)])
+                indices = [int(wanted), *rng.permutation(known)[:7].tolist()]
+                await harness.batch(rng, indices, rng.random(8).astype(np.float16))
+            await harness.guide.epoch_end(harness.trainer, EpochEnd(epoch, epoch / 4))
+        writer.close()
+
+    run(tmp_path, test, policy)
+    trace = read_trace(path)
+    assert trace.accuracies() == {"1": [0, 0.25, 0.5]}
+    assert (trace.records["kind"] == Kind.BATCH).sum() == 15
+    hints = rescored(trace, scoring, ScorerOptions()).hints
+    assert len(hints) > 15 * 7
+    if policy != "lru":
+        assert hints == trace.hints()

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -34,7 +35,7 @@ from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
 from spiderfs.trace import TraceWriter
-from trainer_hook import SpiderSampler
+from trainer_hook import ImpactSampler, ShadeSampler, SpiderSampler
 from trainer_hook.client import Client
 
 # Two loader workers, two batches each.
@@ -43,6 +44,13 @@ AHEAD = 4
 EVALUATED_SHARE = 5
 # The list of samples, as hubs and traces name it.
 DATASET = 1
+SAMPLERS: dict[str, Callable[..., SpiderSampler]] = {
+    "spider": SpiderSampler,
+    "shade": ShadeSampler,
+    "shade without repeats": partial(ShadeSampler, repeats=1),
+    "impact": ImpactSampler,
+    "icache": partial(ImpactSampler, hybrid=False),
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,12 @@ class Configuration:
     scores: str | None = "graph"
     """What the sampler draws by and the cache keeps, a name in the table of scorings; None samples uniformly, over an
     LRU."""
+    policy: str = "spider"
+    """Of the cache, where there are scores."""
+    sampler: str = "spider"
+    """A name in SAMPLERS."""
+    cached_share: float = CACHED_SHARE
+    """Of the bytes of all samples."""
     ratio: tuple[float, float] = (0.9, 0.8)
     """Share of the importance section at first and in the end; 1 leaves no room for hubs."""
     stand_in_share: float = 1.0
@@ -80,9 +94,8 @@ class Pool:
     sizes: list[int]
     held_out: Data
 
-    @property
-    def capacity(self) -> int:
-        return int(sum(self.sizes) * CACHED_SHARE)
+    def capacity(self, cached_share: float) -> int:
+        return int(sum(self.sizes) * cached_share)
 
 
 def decode(data: Data) -> Pool:
@@ -105,6 +118,7 @@ class Epoch:
     redirected_share: float  # of the draws
     ratio: float  # of the importance section, at the end
     top1: float  # on a part of the held-out images
+    reads_share: float = 1.0  # reads for training, of the training set
 
 
 @dataclass(frozen=True)
@@ -157,7 +171,13 @@ class Cache:
         self._trace = trace
         self._rng = np.random.default_rng([seed, 1])
         start, end = configuration.ratio
-        self.guided: Guided | None = Spider(start, configuration.max_stand_ins) if configuration.scores else None
+        self.guided: Guided | None = None
+        if configuration.scores:
+            kind = POLICIES[configuration.policy]
+            made = Spider(start, configuration.max_stand_ins) if kind is Spider else kind()
+            assert isinstance(made, Guided)
+            self.guided = made
+            self.guided.listed(str(DATASET), dict(enumerate(labels)))
         self.engine = Engine(self.guided or POLICIES["lru"](), capacity)
         self.elastic = Elastic(ElasticOptions(start=start, end=end))
         self.scorer: Scoring | None = None
@@ -174,6 +194,9 @@ class Cache:
         if self.scorer is None or self._epochs_done < max(1, self.configuration.uniform_epochs):
             return None
         return self.scorer.scores**self.configuration.sharpness
+
+    def cached(self, name: str, timeout_s: float) -> NDArray[np.bool_]:
+        return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
 
     def plan(self, plan: Plan) -> None:
         """Nothing here fetches ahead."""
@@ -278,10 +301,11 @@ def train(
     model = network(pool.held_out.classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     assert isinstance(model, nn.Sequential)
     features, classifier = model[:-1], cast(nn.Linear, model[-1])
-    cache = Cache(
-        configuration, pool.labels.tolist(), pool.sizes, pool.capacity, classifier.in_features, seed, trace=trace
+    capacity = pool.capacity(configuration.cached_share)
+    cache = Cache(configuration, pool.labels.tolist(), pool.sizes, capacity, classifier.in_features, seed, trace=trace)
+    sampler = SAMPLERS[configuration.sampler](
+        samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled
     )
-    sampler = SpiderSampler(samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled)
     sampler.bind(cast(Client, cache), "train")
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.02)
     steps = epochs * -(-samples // BATCH)
@@ -291,6 +315,21 @@ def train(
         images=pool.held_out.images[::EVALUATED_SHARE],
         labels=pool.held_out.labels[::EVALUATED_SHARE],
     )
+
+    def evaluated(samples: NDArray[np.int64]) -> NDArray[np.float32]:
+        """As the hook does it: the samples are read like any, and what they show is learned from."""
+        opens, hits, redirects = cache.counts.opens, cache.counts.hits, cache.counts.redirects
+        given = torch.tensor([cache.read(sample) for sample in samples.tolist()])
+        cache.counts.opens, cache.counts.hits, cache.counts.redirects = opens, hits, redirects
+        model.eval()
+        with torch.no_grad():
+            embeddings = features(pool.images[given])
+            losses = nn.functional.cross_entropy(classifier(embeddings), pool.labels[given], reduction="none").numpy()
+        model.train()
+        cache.learn(given.numpy(), embeddings.half().numpy(), losses)
+        return losses
+
+    sampler.offer(evaluated)
 
     def step(wanted: list[int], served: list[int]) -> None:
         given = torch.tensor(served)
@@ -303,9 +342,13 @@ def train(
         weights = sampler.weights(wanted, configuration.weight_clip) if configuration.weight_clip else 1.0
         (losses * weights).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        schedule.step()
         cache.learn(given.numpy(), embeddings.detach().half().numpy(), losses.detach().numpy())
+        sampler.trained(np.array(wanted, np.uint32), losses.detach().numpy())
         stepped()
+
+    def advance(schedule_steps: int) -> None:
+        for _ in range(schedule_steps):
+            schedule.step()
 
     done: list[Epoch] = []
     lists: list[list[int]] = []
@@ -315,6 +358,10 @@ def train(
         trained_on: set[int] = set()
         ahead: deque[tuple[list[int], list[int]]] = deque()
         settling = int(sampler.settled * len(drawn)) // BATCH * BATCH
+        # An epoch of part of the samples takes fewer steps, and the schedule more of its own with each.
+        schedule_steps = iter(
+            np.diff(np.linspace(0, steps // epochs, -(-len(drawn) // BATCH) + 1).astype(int)).tolist()
+        )
         for first in range(0, len(drawn), BATCH):
             if first == settling and sampler.settled < 1:
                 sampler.draw_ahead()
@@ -323,8 +370,10 @@ def train(
             trained_on.update(ahead[-1][1])
             if len(ahead) > AHEAD:
                 step(*ahead.popleft())
+                advance(next(schedule_steps))
         while ahead:
             step(*ahead.popleft())
+            advance(next(schedule_steps))
         lists.append(drawn)
         top1 = evaluate(model, part)
         counts = cache.counts
@@ -337,15 +386,17 @@ def train(
                 redirected_share=counts.redirects / counts.opens,
                 ratio=cache.ratio,
                 top1=top1,
+                reads_share=counts.opens / samples,
             )
         )
         cache.epoch_end(top1, number / epochs)
+        sampler.epoch_end(top1)
     return Run(
         configuration=name,
         seed=seed,
         epochs=done,
         top1=evaluate(model, pool.held_out),
-        list_origin=list_origin(lists, pool.sizes, pool.capacity),
+        list_origin=list_origin(lists, pool.sizes, capacity),
         graph=cache.graph(),
         seconds=time.monotonic() - began,
     )

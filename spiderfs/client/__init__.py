@@ -25,8 +25,8 @@ _clients: dict[bytes, Client] = {}
 _known: tuple[int, list[tuple[bytes, Client]]] = (-1, [])
 
 
-def _client_of(path: bytes) -> Client | None:
-    """The client of the mount that an absolute path lies in."""
+def _client_of(path: bytes) -> tuple[Client | None, int]:
+    """The client of the mount that an absolute path lies in, and the state of the mount table."""
     global _known
     state = TABLE.state()
     if state != _known[0]:
@@ -34,8 +34,8 @@ def _client_of(path: bytes) -> Client | None:
         _known = (state, [(point + b"/", _clients.setdefault(point, Client(point))) for point in points])
     for prefix, client in _known[1]:
         if path.startswith(prefix):
-            return client
-    return None
+            return client, state
+    return None, state
 
 
 def _whole(path: AnyPath) -> bytes:
@@ -46,8 +46,8 @@ def _whole(path: AnyPath) -> bytes:
 def read_bytes(path: AnyPath) -> bytes:
     """The whole file."""
     whole = _whole(path)
-    client = _client_of(whole)
-    content = None if client is None else client.cached(whole)
+    client, state = _client_of(whole)
+    content = None if client is None else client.cached(whole, state)
     if content is None:
         with builtins.open(path, "rb") as file:
             content = file.read()
@@ -67,7 +67,7 @@ def open(
     """The built-in open; a file of a spiderfs mount that is cached comes from the cache."""
     if not isinstance(file, int) and closefd and opener is None:
         whole = _whole(file)
-        client = _client_of(whole)
+        client, state = _client_of(whole)
         if client is not None:
-            return client.opened(whole, os.fspath(file), mode, buffering, encoding, errors, newline)
+            return client.opened(whole, os.fspath(file), mode, buffering, encoding, errors, newline, state)
     return builtins.open(file, mode, buffering, encoding, errors, newline, closefd, opener)

@@ -59,7 +59,7 @@ class Store:
     """Both environments of a cache directory, opened to read; see `Stores`."""
 
     def __init__(self, directory: Path) -> None:
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self.closing = False
         self.content = ContentReader(directory / "content")
         self.records = LmdbRecords(directory / "names", TABLES, readonly=True)
@@ -68,7 +68,7 @@ class Store:
         # By hand, for LMDB takes its time over it, in which other threads go on: only when this returns does the store
         # leave the list of those that are open.
         self.closing = True
-        if os.getpid() == self._pid:
+        if os.getpid() == self.pid:
             for part in ("content", "records"):
                 if hasattr(self, part):
                     getattr(self, part).close()
@@ -94,8 +94,8 @@ class Stores:
             if self._forking:
                 raise Gone("this process is about to fork")
             store = self._open.get(key)
-            if store is not None and store.closing:
-                raise Gone("the store is being closed")
+            if store is not None and (store.closing or store.pid != os.getpid()):
+                raise Gone("the store is being closed, or another process has opened it")
             if store is None:
                 store = self._open[key] = Store(directory)
             return store

@@ -90,11 +90,12 @@ class Client:
         encoding: str | None,
         errors: str | None,
         newline: str | None,
+        state: int | None = None,
     ) -> IO[Any]:
         """`open` for an absolute path that the caller writes as `name`."""
         text = "b" not in mode
         plain = mode in _READ_MODES and buffering != 0 and (text or not (encoding or errors or newline))
-        content = self.cached(path) if plain else None
+        content = self.cached(path, state) if plain else None
         if content is None:
             return builtins.open(name, mode, buffering, encoding, errors, newline)
         file = CachedFile(content, name)
@@ -121,9 +122,13 @@ class Client:
         given = os.fsencode(path)
         return given if given.startswith(b"/") else self._point + b"/" + given if given else self._point
 
-    def cached(self, path: bytes) -> bytes | None:
-        """What the cache has for an absolute path, counted as an open of it; None if the mount has to be asked."""
-        state = TABLE.state()
+    def cached(self, path: bytes, state: int | None = None) -> bytes | None:
+        """What the cache has for an absolute path, counted as an open of it; None if the mount has to be asked.
+
+        `state` is that of the mount table, where the caller has just asked for it.
+        """
+        if state is None:
+            state = TABLE.state()
         cache = self._cache
         if state != self._state or cache is None or not cache.usable():
             cache = self._attach(state)

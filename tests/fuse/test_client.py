@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import ctypes
 import errno
 import io
 import json
@@ -435,7 +436,7 @@ def test_a_process_that_gives_up_its_rights(mount: Mounted) -> None:
     finally:
         os.seteuid(0)
     path = os.fsencode(mount.point / "one")
-    one = client._client_of(path)
+    one, _ = client._client_of(path)
     assert one is not None
     eventually(lambda: one.cached(path), what="reads around FUSE")
 
@@ -504,6 +505,23 @@ def _forked(path: Path, wanted: bytes) -> int:
             status = 2
     finally:
         os._exit(status)
+
+
+def test_a_fork_behind_pythons_back(mount: Mounted, source: Path) -> None:
+    path = mount.point / "train/112000"
+    wanted = (source / "train/112000").read_bytes()
+    for _ in range(2):
+        assert client.read_bytes(path) == wanted
+    child = ctypes.PyDLL(None).fork()
+    if child == 0:
+        status = 1
+        try:
+            status = int(any(client.read_bytes(path) != wanted for _ in range(3)))
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with Subject("client", mount).counted(1):
+        assert client.read_bytes(path) == wanted
 
 
 _READER = r"""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 
 from spiderfs.mountpoint import FSTYPE, MOUNT_TABLE, mounts
 
@@ -21,6 +22,7 @@ class MountTable:
         self._watch: select.epoll | None = None
         self._file = -1
         self._points: list[tuple[bytes, bool]] = []
+        self._beginning = threading.Lock()
 
     def state(self) -> int:
         watch = self._watch
@@ -41,17 +43,20 @@ class MountTable:
         return tuple(prefix for other in inner for prefix in (other, other + b"/"))
 
     def _begin(self) -> None:
-        self._file = os.open(MOUNT_TABLE, os.O_RDONLY | os.O_CLOEXEC)
-        watch = select.epoll()
-        watch.register(self._file, select.EPOLLPRI)
-        self._read()
-        self._watch = watch
+        with self._beginning:
+            if self._watch is None:
+                self._file = os.open(MOUNT_TABLE, os.O_RDONLY | os.O_CLOEXEC)
+                watch = select.epoll()
+                watch.register(self._file, select.EPOLLPRI)
+                self._read()
+                self._watch = watch
 
     def _read(self) -> None:
         self._points = [(os.fsencode(mount.mountpoint), mount.fstype == FSTYPE) for mount in mounts()]
         self._state += 1
 
     def _after_fork(self) -> None:
+        self._beginning = threading.Lock()
         # The child shares the parent's file, and would take its news away.
         if self._watch is not None:
             self._watch.close()

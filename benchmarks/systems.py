@@ -26,17 +26,19 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from in_process import MIN_BY_EPOCH, Configuration, Epoch, Run, decode, train
+from in_process import MIN_BY_EPOCH, Configuration, Epoch, Pool, Run, decode, list_origin, train
 from interruption import unwind_on_signals
 from rich.console import Console
 from rich.progress import Progress
 from train import BATCH, Extent, find_data, plain_table
+
+from trainer_hook import SpiderSampler
 
 CACHED_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
 SHADE = Configuration(scores="rank", policy="shade", sampler="shade", coverage=0.1)
@@ -48,7 +50,6 @@ SYSTEMS = {
     "impact": Configuration(scores="loss", policy="impact", sampler="impact"),
     "spider": Configuration(),
 }
-# On the list that uniform sampling draws nothing depends on the cache: these are other caches for the same list.
 UNIFORM = Configuration(scores=None)
 UNIFORM_CACHES = ("LRU", "MinIO")
 # What the papers report for CIFAR-10, in hits.
@@ -57,7 +58,7 @@ REPORTED = {
     "impact": {0.2: 0.43, 0.4: 0.61, 0.6: 0.74, 0.8: 0.88},
 }
 
-FULL = Extent(epochs=10, training=3_000, held_out=2_000, seeds=1)
+FULL = Extent(epochs=8, training=2_000, held_out=2_000, seeds=1)
 QUICK = Extent(epochs=4, training=600, held_out=300, seeds=1)
 
 
@@ -71,7 +72,7 @@ class Point:
     redirected_share: float
     origin_share: float
     """Bytes fetched in an epoch, of the data set's."""
-    planned_share: float | None
+    planned_share: float
     origin_bytes_per_sample: float
     reads_share: float
     """Reads for training in an epoch, of the number of samples."""
@@ -80,7 +81,7 @@ class Point:
     top1: float
 
 
-def points_of(run: Run, system: str, cached_share: float, mean_bytes: float) -> Iterator[Point]:
+def point_of(run: Run, system: str, cached_share: float, mean_bytes: float) -> Point:
     half = slice(len(run.epochs) // 2, None)
     epochs = run.epochs[half]
 
@@ -91,36 +92,42 @@ def points_of(run: Run, system: str, cached_share: float, mean_bytes: float) -> 
         shares = (each * epoch.reads_share for each, epoch in zip(per_sample, epochs, strict=True))
         return statistics.fmean(shares) / mean_bytes
 
-    planned = in_times_of_all(run.list_origin[MIN_BY_EPOCH][half])
-    if system == "uniform":
-        for cache in UNIFORM_CACHES:
-            origin = run.list_origin[cache][half]
-            yield Point(
-                system=f"uniform, {cache.lower()}",
-                cached_share=cached_share,
-                # All images have nearly the same size.
-                hit_ratio=1 - in_times_of_all(origin),
-                redirected_share=0.0,
-                origin_share=in_times_of_all(origin),
-                planned_share=planned,
-                origin_bytes_per_sample=statistics.fmean(origin),
-                reads_share=1.0,
-                seen_share=mean("served_share"),
-                top1=run.top1,
-            )
-        return
-    yield Point(
+    return Point(
         system=system,
         cached_share=cached_share,
         hit_ratio=mean("hit_ratio"),
         redirected_share=mean("redirected_share"),
         origin_share=in_times_of_all([epoch.origin_bytes_per_sample for epoch in epochs]),
-        planned_share=planned,
+        planned_share=in_times_of_all(run.list_origin[MIN_BY_EPOCH][half]),
         origin_bytes_per_sample=mean("origin_bytes_per_sample"),
         reads_share=mean("reads_share"),
         seen_share=mean("served_share"),
         top1=run.top1,
     )
+
+
+def uniform_points(pool: Pool, seed: int, epochs: int, cached_share: float, top1: float) -> Iterator[Point]:
+    """Uniform sampling draws the same lists whatever the cache does, so one training is enough for all sizes."""
+    sampler = SpiderSampler(len(pool.sizes), seed=seed)
+    lists = [list(sampler) for _ in range(epochs)]
+    found = list_origin(lists, pool.sizes, pool.capacity(cached_share))
+    half = slice(epochs // 2, None)
+    mean_bytes = statistics.fmean(pool.sizes)
+    for cache in UNIFORM_CACHES:
+        origin = statistics.fmean(found[cache][half])
+        yield Point(
+            system=f"uniform, {cache.lower()}",
+            cached_share=cached_share,
+            # Of bytes: all images have nearly the same size.
+            hit_ratio=1 - origin / mean_bytes,
+            redirected_share=0.0,
+            origin_share=origin / mean_bytes,
+            planned_share=statistics.fmean(found[MIN_BY_EPOCH][half]) / mean_bytes,
+            origin_bytes_per_sample=origin,
+            reads_share=1.0,
+            seen_share=1.0,
+            top1=top1,
+        )
 
 
 # -- what it shows
@@ -209,15 +216,19 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     try:
         with Progress(console=console, transient=True) as progress:
             for seed in range(1, extent.seeds + 1):
+                task = progress.add_task("uniform", total=steps)
+                uniform = train(pool, UNIFORM, "uniform", seed, extent.epochs, lambda: progress.advance(task))  # noqa: B023
                 for share in arguments.shares:
-                    for system, configuration in {"uniform": UNIFORM, **SYSTEMS}.items():
-                        chosen = replace(configuration, cached_share=share)
-                        task = progress.add_task(f"{share:.0%} {system}", total=steps)
-                        run = train(pool, chosen, system, seed, extent.epochs, lambda: progress.advance(task))  # noqa: B023
+                    for point in uniform_points(pool, seed, extent.epochs, share, uniform.top1):
+                        points.append(point)
+                        print_point(point, seed, (), console)
+                    for system, configuration in SYSTEMS.items():
                         progress.remove_task(task)
-                        for point in points_of(run, system, share, mean_bytes):
-                            points.append(point)
-                            print_point(point, seed, run.epochs, console)
+                        task = progress.add_task(f"{share:.0%} {system}", total=steps)
+                        chosen = replace(configuration, cached_share=share)
+                        run = train(pool, chosen, system, seed, extent.epochs, lambda: progress.advance(task))  # noqa: B023
+                        points.append(point_of(run, system, share, mean_bytes))
+                        print_point(points[-1], seed, run.epochs, console)
                         if arguments.json is not None:
                             save(arguments.json, extent, points)
     finally:
@@ -228,12 +239,13 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                 plot(points, arguments.plot)
 
 
-def print_point(point: Point, seed: int, epochs: list[Epoch], console: Console) -> None:
+def print_point(point: Point, seed: int, epochs: Sequence[Epoch], console: Console) -> None:
+    by_epoch = " ".join(f"{100 * epoch.hit_ratio:.0f}" for epoch in epochs)
     console.print(
         f"seed {seed}  {point.cached_share:4.0%}  {point.system:17}  hits {point.hit_ratio:5.1%}  "
         f"origin {point.origin_share:.2f}  planned {point.planned_share:.2f}  reads {point.reads_share:.2f}  "
         f"seen {point.seen_share:4.0%}  redirected {point.redirected_share:5.1%}  top-1 {point.top1:5.1%}  "
-        f"hits by epoch {' '.join(f'{100 * epoch.hit_ratio:.0f}' for epoch in epochs)}",
+        + (f"hits by epoch {by_epoch}" if epochs else ""),
         highlight=False,
         soft_wrap=True,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hook_daemon import until
-from mounting import Mounted, eventually, mounted
+from mounting import Mounted, eventually, mounted, run_spiderfs
 
 from spiderfs.protocol import Batch, EpochEnd, Hello
 from trainer_hook import Client, Declaration
@@ -79,7 +80,8 @@ OPTIONS: dict[str, object] = {"capacity": "48KiB", "policy": "impact"}
 
 
 def test_low_samples_are_lent_within_their_class_and_others_see_the_truth(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, **OPTIONS) as mount:
+    trace = tmp_path / "trace"
+    with mounted(source, tmp_path, trace=trace, **OPTIONS) as mount:
         training = Training(mount.point)
         training.until_redirected(mount, 50)
         lent = [(wanted, given) for wanted, given in training.given if wanted != given]
@@ -93,6 +95,13 @@ def test_low_samples_are_lent_within_their_class_and_others_see_the_truth(source
         for number, name in enumerate(NAMES):
             truth = b"%08d" % number + bytes(900 + number)
             eventually(lambda name=name, truth=truth: (mount.point / name).read_bytes() == truth, what=name)  # type: ignore[misc]
+    done = run_spiderfs(
+        "simulate", trace, "--policy", "impact,shade", "--capacity", "48KiB", "--json", tmp_path / "json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = {row["policy"]: row for row in json.loads((tmp_path / "json").read_text())["results"]}
+    assert found["impact"]["redirects"] > 50
+    assert found["shade"]["redirects"] == 0
 
 
 def test_switched_off_and_on_while_it_trains(source: Path, tmp_path: Path) -> None:

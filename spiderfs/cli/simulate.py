@@ -87,15 +87,16 @@ def simulate(
     from spiderfs.trace import read_trace
 
     try:
-        report = compare(
-            read_trace(trace),
-            trace.name,
-            chosen_policies(policies),
-            chosen_capacities(capacities),
-            epoch_length,
-            ratio,
-            chosen_settings(radii, neighbours),
-        )
+        with console.status("Replaying"):
+            report = compare(
+                read_trace(trace),
+                trace.name,
+                chosen_policies(policies),
+                chosen_capacities(capacities),
+                epoch_length,
+                ratio,
+                chosen_settings(radii, neighbours),
+            )
         show(report, console)
         if json_path is not None:
             write_json(report, json_path)
@@ -212,9 +213,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     caption += " belady is the optimum where all sizes are equal, and near it where they are not."
     table = Table(title=f"Policies on {report['trace']}", caption=caption, caption_justify="left")
     table.add_column("capacity")
-    table.add_column("policy")
-    if report["scorings"]:
-        table.add_column("radius", justify="right")
+    table.add_column("policy, radius" if report["scorings"] else "policy")
     for column in ("hits", "hits after epoch 1", "redirects", "origin bytes per sample", "origin bytes"):
         table.add_column(column, justify="right")
     for index, row in enumerate(report["results"]):
@@ -222,8 +221,7 @@ def show(report: dict[str, Any], console: Console) -> None:
         starts_capacity = index == 0 or report["results"][index - 1]["capacity"] != row["capacity"]
         table.add_row(
             row["capacity"] if starts_capacity else "",
-            f"{row['policy']} (bound)" if is_bound else row["policy"],
-            *([row["radius"] or ""] if report["scorings"] else []),
+            row["policy"] + (" (bound)" if is_bound else f", {row['radius']}" if row["radius"] else ""),
             f"{row['hit_ratio']:.1%}",
             f"{row['warm_hit_ratio']:.1%}",
             f"{row['redirects']:,}",

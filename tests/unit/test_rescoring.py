@@ -179,6 +179,7 @@ def test_command_varies_the_radius(path: Path, tmp_path: Path) -> None:
     assert same["auto"] == 1
     assert max(same[radius] for radius in ("0.05", "1", None)) < 0.5
     assert report["accuracies_when_recorded"] == {str(LIST): [0.5] * 4}
+    assert all(name in output for name in ("spider, 0.05 ", "spider, auto ", "shade  "))
     assert "Scored anew (graph, radius auto), list 7: radius 0." in output
     assert "Scored anew (rank), list 7: mean score" in output
     # As it was recorded it is the same as with what the mount had.

@@ -48,7 +48,8 @@ SAMPLERS: dict[str, Callable[..., SpiderSampler]] = {
     "spider": SpiderSampler,
     "shade": ShadeSampler,
     "shade without repeats": partial(ShadeSampler, repeats=1),
-    "impact": ImpactSampler,
+    # Trainings here have few epochs, of which the warm-up must not be more than half.
+    "impact": partial(ImpactSampler, warm_up=3),
     "icache": partial(ImpactSampler, hybrid=False),
 }
 

@@ -149,7 +149,7 @@ class ImpactSampler(SpiderSampler):
         """Each sample with its chance, and as many as these make together: a systematic draw from a random order."""
         order = rng.permutation(self._samples)
         edges = np.cumsum(scores[order].astype(np.float64))
-        count = int(edges[-1])
+        count = max(1, round(float(edges[-1])))
         places = np.searchsorted(edges, (np.arange(count) + rng.random()) * (edges[-1] / count), side="right")
         picked: npt.NDArray[np.int64] = rng.permutation(order[np.minimum(places, self._samples - 1)])
         return picked

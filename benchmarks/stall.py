@@ -162,6 +162,11 @@ class Run:
         return self._of(lambda epoch: epoch.min_bytes)
 
     @property
+    def of_min_in_all(self) -> float:
+        """With the first epoch, which fetches what no cache can have, and what is fetched for one that never comes."""
+        return sum(epoch.origin_bytes for epoch in self.epochs) / sum(epoch.min_bytes for epoch in self.epochs)
+
+    @property
     def of_two_epochs_min(self) -> float:
         return self._of(lambda epoch: epoch.two_epochs_min_bytes)
 
@@ -527,7 +532,17 @@ def time_table(runs: list[Run], factor: float) -> Table:
 
 def replacement_table(runs: list[Run]) -> Table:
     table = plain_table("Drawn with replacement by log-rank weights, published")
-    for heading in ("cached", "origin kB", "MIN kB", "x MIN", "x MIN of two epochs", "hits %", "stall s"):
+    headings = (
+        "cached",
+        "origin kB",
+        "MIN kB",
+        "x MIN",
+        "x MIN, all epochs",
+        "x MIN of two epochs",
+        "hits %",
+        "stall s",
+    )
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for share, ran in by_share(runs).items():
         kilobytes = [run.later(lambda epoch: epoch.origin_bytes) / run.draws / 1000 for run in ran]
@@ -538,6 +553,7 @@ def replacement_table(runs: list[Run]) -> Table:
             spread(kilobytes, ".1f"),
             spread(least, ".1f"),
             spread([run.of_min for run in ran], ".3f"),
+            spread([run.of_min_in_all for run in ran], ".3f"),
             spread([run.of_two_epochs_min for run in ran], ".3f"),
             spread(hits, ".1f", 100),
             spread([run.later(lambda epoch: epoch.stall_s) for run in ran], ".2f"),

@@ -46,11 +46,16 @@ def process_tree(root: int) -> list[int]:
 
 def cpu_seconds(pids: list[int]) -> float:
     """User plus system time of these processes, all their threads included."""
-    ticks = 0
+    return sum(user_and_system_seconds(pids))
+
+
+def user_and_system_seconds(pids: list[int]) -> tuple[float, float]:
+    user = system = 0
     for pid in pids:
         if (fields := _stat_fields(pid)) is not None:
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / TICKS_PER_SECOND
+            user += int(fields[11])
+            system += int(fields[12])
+    return user / TICKS_PER_SECOND, system / TICKS_PER_SECOND
 
 
 def memory(pids: list[int]) -> Memory:

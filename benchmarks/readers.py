@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ class Reading:
     wall_s: float
     read_bytes: int
     cpu_s: float
+    user_s: float  # of cpu_s, what was not spent in the kernel
     latencies_ns: np.ndarray
 
     @property
@@ -65,14 +67,16 @@ def _reader(
     clock = time.monotonic_ns
     total = 0
     barrier.wait()
-    cpu_before = time.process_time()
+    cpu_before = resource.getrusage(resource.RUSAGE_SELF)
     begin = before = clock()
     for index, path in enumerate(paths):
         total += read(path)
         after = clock()
         latencies[index] = after - before
         before = after
-    result.send((begin, before, total, time.process_time() - cpu_before, latencies))
+    cpu = resource.getrusage(resource.RUSAGE_SELF)
+    user_s, system_s = cpu.ru_utime - cpu_before.ru_utime, cpu.ru_stime - cpu_before.ru_stime
+    result.send((begin, before, total, user_s + system_s, user_s, latencies))
 
 
 def read_all(
@@ -117,5 +121,6 @@ def read_all(
         wall_s=(max(part[1] for part in parts) - min(part[0] for part in parts)) / 1e9,
         read_bytes=sum(part[2] for part in parts),
         cpu_s=sum(part[3] for part in parts),
-        latencies_ns=np.concatenate([part[4] for part in parts]),
+        user_s=sum(part[4] for part in parts),
+        latencies_ns=np.concatenate([part[5] for part in parts]),
     )

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hook_daemon import until
 from mounting import Mounted, eventually, mounted, run_spiderfs
+from tiny_training import train
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from spiderfs.protocol import Batch, EpochEnd, Hello
-from trainer_hook import Client, Declaration
+from trainer_hook import Client, Declaration, ImpactSampler, attach
 from trainer_hook.mounts import socket_finder
 
 CLASSES, EACH = 3, 30
@@ -115,6 +120,53 @@ def test_switched_off_and_on_while_it_trains(source: Path, tmp_path: Path) -> No
         mount.control("config").write_bytes(b"policy=icache\n")
         training.until_redirected(mount, before)
         training.close()
+
+
+class Files(Dataset[tuple[Tensor, int]]):
+    """Classes are learned at once, but for every fourth sample, of which nothing can be learned."""
+
+    def __init__(self, root: Path) -> None:
+        self.samples = [(root / name, int(label)) for name, label in zip(NAMES, LABELS, strict=True)]
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self.samples[index]
+        number = int(path.read_bytes()[:8])
+        inputs = torch.zeros(CLASSES)
+        if number % 4:
+            inputs[LABELS[number]] = 9
+        return inputs, label
+
+
+@pytest.mark.parametrize("plan", [False, True])
+def test_a_model_trains_on_the_harder_half(source: Path, tmp_path: Path, plan: bool) -> None:
+    with mounted(source, tmp_path, plan="on" if plan else "off", **OPTIONS) as mount:
+        sampler = ImpactSampler(SAMPLES, warm_up=3)
+        batches: DataLoader[Any] = DataLoader(Files(mount.point), batch_size=10, sampler=sampler)
+        torch.manual_seed(1)
+        model = nn.Linear(CLASSES, CLASSES)
+        hook = attach(mount.point, model, batches, plan=plan)
+        lengths, drawn = [], Counter[int]()
+        for epoch in range(7):
+            lengths.append(0)
+            for _ in train(model, batches):
+                lengths[-1] += len(hook.indices)
+                if epoch > 3:
+                    drawn.update(hook.indices.tolist())
+            hook.epoch_end(0.5)
+        # Without scores, two epochs of warm-up, and halves.
+        assert lengths == [90, 90, 90, 45, 45, 45, 45]
+        assert sampler.evaluated > 0
+        hard = sum(count for index, count in drawn.items() if index % 4 == 0)
+        assert hard / drawn.total() > 0.3, "a quarter of the samples"
+        if plan:
+            # What was evaluated in between was no part of any plan.
+            assert b"NOT FOLLOWED" not in eventually(mount.control("plan").read_bytes, what="the plan")
+            assert mount.metric("planned_opens") > 200
+        assert hook.counts["errors"] == hook.counts["unmatched"] == 0
+        hook.close()
 
 
 def test_a_remount_goes_on_with_its_list(source: Path, tmp_path: Path) -> None:

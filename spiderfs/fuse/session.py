@@ -122,15 +122,17 @@ class _Desk:
     async def attend(self) -> None:
         """Take requests until the file system is unmounted, or until another task does so."""
         burst = 0
+        woken = False
         while True:
             self._idle()
             try:
                 length = os.readv(self._descriptor, (self._buffer,))
             except BlockingIOError:
-                if burst == 0:
+                if woken:
                     self._counters.add("queue_races")
                 burst = 0
                 await trio.lowlevel.wait_readable(self._descriptor)
+                woken = True
                 continue
             except OSError as exc:
                 if exc.errno == errno.ENODEV:
@@ -139,6 +141,7 @@ class _Desk:
                     continue  # the caller of this one was killed while it was being read
                 raise
             burst += 1
+            woken = False
             _, opcode, unique, inode, uid, gid, pid, _ = wire.IN_HEADER.unpack_from(self._buffer)
             handler = self._handlers.get(opcode)
             if handler is None:

@@ -603,6 +603,7 @@ def test_a_damaged_record_is_read_through_the_mount_and_mended(own_source: Path,
     (own_source / "file").write_bytes(content)
     with mounted(own_source, tmp_path / "m") as mount:
         assert client.read_bytes(mount.point / "file") == content
+        eventually(lambda: mount.stats()["used_bytes"] == len(content), what="landing, which no reader waits for")
         # Another worker, which does not have the bytes in its transit buffer still.
         mount.expect(r"worker \d+ ended")
         os.kill(mount.workers()[0], signal.SIGKILL)

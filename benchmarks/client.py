@@ -14,10 +14,13 @@ from __future__ import annotations
 import argparse
 import builtins
 import json
+import multiprocessing
 import os
+import resource
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -33,6 +36,8 @@ from rich.table import Table
 from serve import FileSet, machine, made_files, paths_below
 
 from spiderfs import client
+from spiderfs.client.mount_table import TABLE
+from spiderfs.client_terms import lost_record
 
 READER_COUNTS = (1, 4)
 PASSES = {"new": 0, "again": 1}
@@ -104,6 +109,38 @@ def measure(way: str, peers: dict[str, Mounted], files: FileSet, readers: int, p
     )
 
 
+def parts(root: Path, files: FileSet) -> dict[str, float]:
+    """CPU microseconds a file of a read's parts, in one process; and what a new process adds, with its page faults."""
+    paths = [os.fsencode(root) + b"/" + name for name in files.names]
+
+    def each(call: Callable[[bytes], object], arguments: list[bytes]) -> tuple[float, float]:
+        before, faults = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for argument in arguments:
+            call(argument)
+        taken = time.process_time() - before
+        return taken / len(arguments) * 1e6, (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) / len(paths)
+
+    found: dict[str, float] = {}
+    client.read_bytes(paths[0])
+    found["whole, first pass"], found["page faults, first pass"] = each(client.read_bytes, paths)
+    found["whole"], found["page faults"] = each(client.read_bytes, paths)
+    one = client.Client(root)
+    one.read_bytes(files.names[0])
+    cache = one._cache
+    assert cache is not None
+    inodes = {path: os.stat(path).st_ino for path in paths}
+    now = time.time()
+    above = files.names[0].rpartition(b"/")[0]
+    directory = cache._directory(above, now)
+    assert directory is not None
+    leaves = [name.rpartition(b"/")[2] for name in files.names if name.startswith(above)]
+    found["copy and checksum"], _ = each(lambda path: cache._store.content.copy(inodes[path]), paths)
+    found["name"], _ = each(lambda leaf: cache._catalogue.find(directory.inode, leaf), leaves)
+    found["telling the manager"], _ = each(lambda _: cache._tell(lost_record(now, 0), now), paths)
+    found["mount table"], _ = each(lambda _: TABLE.state(), paths)
+    return found
+
+
 def table(case: Case) -> Table:
     title = f"{case.readers} reader{'s' * (case.readers > 1)}, {case.process}"
     shown = Table(title=title, title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False)
@@ -134,6 +171,9 @@ def run(console: Console, count: int, size: int, rounds: int) -> dict[str, objec
         for peer in peers.values():
             read_all(paths_below(peer, files), 1, seed=0)
         console.print(f"{files.name}, {rounds} rounds")
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            found = pool.apply(parts, (peers["spiderfs"].root, files))
+        console.print("one read, CPU us: " + ", ".join(f"{name} {value:.1f}" for name, value in found.items()))
         for readers in READER_COUNTS:
             for process in PASSES:
                 case = Case(readers, process, {way: [] for way in WAYS})
@@ -146,7 +186,13 @@ def run(console: Console, count: int, size: int, rounds: int) -> dict[str, objec
         ratio = case.ratio("client.read_bytes", "native")
         word = "reached" if ratio >= TARGET else "missed"
         console.print(f"{case.readers} reader(s), {case.process}: {ratio:.2f} x native, target {TARGET:g}: {word}")
-    return {"machine": machine(), "files": files.name, "rounds": rounds, "cases": [asdict(case) for case in cases]}
+    return {
+        "machine": machine(),
+        "files": files.name,
+        "rounds": rounds,
+        "parts": found,
+        "cases": [asdict(case) for case in cases],
+    }
 
 
 def main() -> int:

@@ -158,7 +158,10 @@ class Run:
 
     @property
     def of_min(self) -> float:
-        """Without the last epoch too: what is fetched for the one after it is not read any more."""
+        """Without the last epoch too: what is fetched for the one after it is not read any more.
+
+        What is fetched ahead over the end of an epoch counts to the one before, so this may even be below 1.
+        """
         return self._of(lambda epoch: epoch.min_bytes)
 
     @property
@@ -487,7 +490,7 @@ def judge(runs: list[Run], replaced: list[Run]) -> Iterator[Verdict]:
                 f"wrong plan, x {factor}: of no plan", f"<= {MOST_OF_NO_PLAN}", times, mean(times) <= MOST_OF_NO_PLAN
             )
     for share, ran in by_share(replaced).items():
-        fetched = [run.of_min for run in ran]
+        fetched = [run.of_min_in_all for run in ran]
         yield Verdict(
             f"{share:.0%} cached, replacement: of MIN's bytes",
             f"<= {MOST_OF_MIN}",

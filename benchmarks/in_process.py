@@ -48,6 +48,7 @@ SAMPLERS: dict[str, Callable[..., SpiderSampler]] = {
     "spider": SpiderSampler,
     "shade": ShadeSampler,
     "shade without repeats": partial(ShadeSampler, repeats=1),
+    "shade with 4 repeats": partial(ShadeSampler, repeats=4),
     # Trainings here have few epochs, of which the warm-up must not be more than half.
     "impact": partial(ImpactSampler, warm_up=3),
     "icache": partial(ImpactSampler, hybrid=False),

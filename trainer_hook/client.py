@@ -9,6 +9,7 @@ data loader finds them free or soon so.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -142,6 +143,9 @@ class Client:
         if plan.begun:
             self._positions[plan.list] = plan.position
             self._plans.pop((plan.list, False), None)
+            # Else one that is drawn ahead next would go in its place, before this one.
+            with contextlib.suppress(ValueError):
+                self._unplanned.remove((plan.list, False))
         self._plans[plan.list, plan.begun] = plan
         if (plan.list, plan.begun) not in self._unplanned:
             self._unplanned.append((plan.list, plan.begun))

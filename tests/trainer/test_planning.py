@@ -205,7 +205,7 @@ def test_an_epoch_left_early_is_withdrawn(daemon: HookDaemon, workers: dict[str,
         until(lambda: begun(daemon)[-1:] == [[]] and not daemon.sink.plans[-1][1].begun)
         ahead = last_plan(daemon, False)
         drawn = batches_of(batches)
-        until(lambda: last_plan(daemon, True) == ahead)
+        until(lambda: last_plan(daemon, True)[::2] == ahead[::2])
     assert [*itertools.chain.from_iterable(drawn)] == ahead[2]
     del batches
     gc.collect()

@@ -113,7 +113,12 @@ def small_disk(place: Path, size: str) -> Iterator[Path]:
         detach(place)
 
 
-FULL = (r"no space left for the cache .*", "no room to keep for names", "could not be written to disk")
+FULL = (
+    r"no space left for the cache .*",
+    "no room to keep for names",
+    "could not be written to disk",
+    "readers around FUSE do not learn of the options",
+)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

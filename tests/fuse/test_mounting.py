@@ -331,7 +331,9 @@ from spiderfs.cli.main import main
 main()
 """
     # Imported before the change of user, who may not be allowed to look into this checkout.
-    preload = "import click, pydantic, importlib, spiderfs.cli.mount, spiderfs.config, spiderfs.cli.main\n"
+    preload = (
+        "import click, pydantic, importlib, spiderfs.cli.mount, spiderfs.config, spiderfs.policies, spiderfs.cli.main\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", preload + script], capture_output=True, text=True, timeout=60, check=False
     )

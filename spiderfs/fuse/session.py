@@ -26,10 +26,11 @@ from typing import Any
 import trio
 
 from spiderfs import mountpoint
-from spiderfs.errors import MountError
+from spiderfs.errors import MountError, StoreCorrupt
 from spiderfs.filesystem import Caller
 from spiderfs.fuse import wire
 from spiderfs.metrics import Counters
+from spiderfs.store.environment import end_as_corrupt
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +194,10 @@ def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -
     try:
         os.writev(descriptor, (header, body))
     except OSError as exc:
+        if exc.errno == errno.EFAULT:
+            # The kernel could not read the answer: a page of the store's map is gone. Whoever takes a look at it in
+            # this process dies by SIGBUS; the supervisor has the request answered by another worker all the same.
+            end_as_corrupt(StoreCorrupt("a page of the cache is gone"))
         # ENOENT: the caller was killed, or the request was handed out twice. ENODEV: unmounted.
         if exc.errno not in (errno.ENOENT, errno.ENODEV):
             log.warning("an answer was refused by the kernel: %s", exc)

@@ -532,12 +532,13 @@ def plot(runs: list[Run], directory: Path) -> Path:
     colours = {
         "lru": "#7f7f7f",
         "minio": "#1f77b4",
+        "uniform+plan": "#9467bd",
         "importance": "#ff7f0e",
+        "paper": "#d62728",
         "spider": "#2ca02c",
-        "spider-80": "#d62728",
     }
-    # minio trains as lru does, so that their accuracies lie upon each other.
-    dashes = {"minio": "--"}
+    # These train as lru does, so that their accuracies lie upon each other.
+    dashes = {"minio": "--", "uniform+plan": "--"}
     figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 4), layout="constrained")
     for axis, (field, factor, title) in zip(axes, panels, strict=True):
         for name, ran in by_configuration(runs).items():

@@ -30,7 +30,6 @@ from spiderfs.core.homophily import MAX_STAND_INS, Hub
 from spiderfs.core.replay import Accesses, Replay, policy_for, replay
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import Spider
-from spiderfs.protocol import Plan
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
@@ -199,9 +198,6 @@ class Cache:
 
     def cached(self, name: str, timeout_s: float) -> NDArray[np.bool_]:
         return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
-
-    def plan(self, plan: Plan) -> None:
-        """Nothing here fetches ahead."""
 
     # -- as the mount
 

@@ -31,10 +31,20 @@ from typing import Any
 import numpy as np
 import torch
 from in_process import AHEAD, LIST_CACHES, MIN_BY_EPOCH, Configuration, Epoch, Run, decode, train
-from interruption import unwind_on_signals
+from interruption import exit_status
 from rich.console import Console
 from rich.progress import Progress
-from train import BATCH, CACHED_SHARE, LEARNING_RATE, Extent, find_data, plain_table, spread
+from train import (
+    BATCH,
+    CACHED_SHARE,
+    LEARNING_RATE,
+    Extent,
+    check_names,
+    extent_of,
+    find_data,
+    plain_table,
+    spread,
+)
 
 TABLE_WIDTH = 132
 MOST_ORIGIN, MOST_TOP1_LOSS = 0.5, 0.005
@@ -294,30 +304,16 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     default = QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS
     arguments.configs = arguments.configs.split(",") if arguments.configs else list(default)
-    if unknown := set(arguments.configs) - set(CONFIGURATIONS):
-        parser.error(f"no such configuration: {', '.join(sorted(unknown))}; choose from {','.join(CONFIGURATIONS)}")
-    extent = asdict(QUICK if arguments.quick else FULL)
-    extent |= {field: given for field in extent if (given := getattr(arguments, field)) is not None}
-    if extent["epochs"] < 2 or extent["seeds"] < 1 or extent["training"] < BATCH:
-        parser.error(f"at least 2 epochs (the first fills the cache), 1 seed and {BATCH} training images")
-    arguments.extent = Extent(**extent)
+    check_names(parser, arguments.configs, CONFIGURATIONS)
+    arguments.extent = extent_of(parser, arguments, QUICK if arguments.quick else FULL)
     return arguments
 
 
 def main() -> int:
     arguments = parse_arguments()
-    unwind_on_signals()
     # Its tables are wider than most terminals.
     console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
-    try:
-        measure(arguments, console)
-    except KeyboardInterrupt:
-        console.print("interrupted")
-        return 130
-    except (OSError, RuntimeError) as error:
-        print(f"accuracy: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status("accuracy", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 from in_process import Configuration, decode, min_by_epoch, train
-from interruption import unwind_on_signals
+from interruption import exit_status
 from rich.console import Console
 from rich.progress import Progress
 from train import BATCH, Extent, find_data, plain_table
@@ -279,21 +279,17 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    unwind_on_signals()
     console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
-    try:
+
+    def measure_either() -> None:
         if arguments.trace is not None:
             measure(arguments.trace, arguments, console)
         else:
             with recorded(arguments.data, arguments.extent, console) as trace:
                 measure(trace, arguments, console)
-    except KeyboardInterrupt:
-        console.print("interrupted; the trace is deleted")
-        return 130
-    except (OSError, RuntimeError, UsageError) as error:
-        print(f"hit_ratio: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    expected = (OSError, RuntimeError, UsageError)
+    return exit_status("hit_ratio", measure_either, "interrupted; the trace is deleted", expected)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,27 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable
+
+
+def exit_status(
+    name: str,
+    measure: Callable[[], None],
+    when_interrupted: str,
+    expected: tuple[type[Exception], ...] = (RuntimeError,),
+) -> int:
+    """Run a benchmark's measurement: 0, or 130 when it was interrupted, or 1 for an expected error, told in a line."""
+    unwind_on_signals()
+    try:
+        measure()
+    except KeyboardInterrupt:
+        print(when_interrupted)
+        return 130
+    except expected as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def unwind_on_signals() -> None:

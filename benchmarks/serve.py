@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import process_cost
-from interruption import unwind_on_signals
+from interruption import exit_status
 from peers import PEERS, Mounted, missing, mounted, version
 from readers import read_all
 from rich import box
@@ -343,21 +343,15 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    unwind_on_signals()
-    console = Console()
-    try:
+
+    def measure_all() -> None:
         if {"bindfs", "rclone"} & set(missing(arguments.peers)):
             subprocess.run([HERE / "install-peers"], check=True)
-        result = run(arguments, console)
-    except KeyboardInterrupt:
-        console.print("interrupted; everything is unmounted")
-        return 130
-    except RuntimeError as error:
-        print(f"serve: {error}", file=sys.stderr)
-        return 1
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+        result = run(arguments, Console())
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+    return exit_status("serve", measure_all, "interrupted; everything is unmounted")
 
 
 if __name__ == "__main__":

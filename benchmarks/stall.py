@@ -41,13 +41,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from interruption import unwind_on_signals
+from interruption import exit_status
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
-from train import counts, leave_signals_to_the_parent, mounted, plain_table, scratch_directory, spread
+from train import check_names, counts, leave_signals_to_the_parent, mounted, plain_table, scratch_directory, spread
 
 import trainer_hook
 from spiderfs.core.engine import Engine
@@ -667,8 +667,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     arguments = parser.parse_args()
     arguments.configs = [name for name in arguments.configs.split(",") if name]
-    if unknown := set(arguments.configs) - set(CONFIGURATIONS):
-        parser.error(f"no such configuration: {', '.join(sorted(unknown))}; choose from {','.join(CONFIGURATIONS)}")
+    check_names(parser, arguments.configs, CONFIGURATIONS)
     given = arguments.factors or (f"{ENOUGH}" if arguments.quick else f"{ENOUGH},{TOO_LITTLE}")
     arguments.factors = [float(factor) for factor in given.split(",")]
     extent = asdict(QUICK if arguments.quick else FULL)
@@ -687,17 +686,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    unwind_on_signals()
     console = Console()
-    try:
-        run_all(arguments, console)
-    except KeyboardInterrupt:
-        console.print("interrupted; everything is unmounted and deleted")
-        return 130
-    except RuntimeError as error:
-        print(f"stall: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status("stall", lambda: run_all(arguments, console), "interrupted; everything is unmounted and deleted")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from in_process import MIN_BY_EPOCH, Configuration, Epoch, Pool, Run, decode, list_origin, train
-from interruption import unwind_on_signals
+from interruption import exit_status
 from rich.console import Console
 from rich.progress import Progress
 from train import BATCH, Extent, find_data, plain_table
@@ -291,17 +291,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    unwind_on_signals()
     console = Console()
-    try:
-        measure(arguments, console)
-    except KeyboardInterrupt:
-        console.print("interrupted")
-        return 130
-    except (OSError, RuntimeError) as error:
-        print(f"systems: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status("systems", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
 
 
 if __name__ == "__main__":

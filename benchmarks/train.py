@@ -36,7 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from interruption import unwind_on_signals
+from interruption import exit_status
 from PIL import Image
 from rich import box
 from rich.console import Console
@@ -630,6 +630,20 @@ def show(arguments: argparse.Namespace, extent: Extent, data: Data, runs: list[R
         console.print(f"plotted: {plot(runs, arguments.plot)}", soft_wrap=True)
 
 
+def check_names(parser: argparse.ArgumentParser, given: list[str], known: Iterable[str]) -> None:
+    if unknown := set(given) - set(known):
+        parser.error(f"no such configuration: {', '.join(sorted(unknown))}; choose from {','.join(known)}")
+
+
+def extent_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace, usual: Extent) -> Extent:
+    """The usual one, with what was given in place."""
+    extent = asdict(usual)
+    extent |= {field: given for field in extent if (given := getattr(arguments, field)) is not None}
+    if extent["epochs"] < 2 or extent["seeds"] < 1 or extent["training"] < BATCH:
+        parser.error(f"at least 2 epochs (the first fills the cache), 1 seed and {BATCH} training images")
+    return Extent(**extent)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="DIR/train/CLASS/NAME, DIR/test/...")
@@ -653,13 +667,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write train.png there")
     arguments = parser.parse_args()
     arguments.configs = arguments.configs.split(",")
-    if unknown := set(arguments.configs) - set(CONFIGURATIONS):
-        parser.error(f"no such configuration: {', '.join(sorted(unknown))}; choose from {','.join(CONFIGURATIONS)}")
-    extent = asdict(QUICK if arguments.quick else FULL)
-    extent |= {field: given for field in extent if (given := getattr(arguments, field)) is not None}
-    if extent["epochs"] < 2 or extent["seeds"] < 1 or extent["training"] < BATCH:
-        parser.error(f"at least 2 epochs (the first fills the cache), 1 seed and {BATCH} training images")
-    arguments.extent = Extent(**extent)
+    check_names(parser, arguments.configs, CONFIGURATIONS)
+    arguments.extent = extent_of(parser, arguments, QUICK if arguments.quick else FULL)
     for part in ("train", "test"):
         if not (arguments.data / part).is_dir():
             parser.error(f"{arguments.data / part} is not a directory")
@@ -669,17 +678,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    unwind_on_signals()
     console = Console()
-    try:
-        measure(arguments, console)
-    except KeyboardInterrupt:
-        console.print("interrupted; everything is unmounted and deleted")
-        return 130
-    except RuntimeError as error:
-        print(f"train: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status("train", lambda: measure(arguments, console), "interrupted; everything is unmounted and deleted")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ class Concurrency:
         self._quiet = 0
         self._since_s = 0.0
         self._bytes = 0
-        self._begin(0.0)
 
     def short_of_work(self, now_s: float) -> None:
         """There was nothing to fetch though more could have been under way."""

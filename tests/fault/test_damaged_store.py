@@ -16,6 +16,7 @@ from reading import readers, together, write_files
 SIZES = {f"{number:03d}": 40_000 for number in range(100)} | {"large": (9 << 20) + 5}
 DAMAGE = (
     "the cache is damaged",
+    "a page of the cache is gone",
     r"damaged",
     "the cache starts empty",
     r"worker \d+ ended",

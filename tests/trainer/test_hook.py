@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-import multiprocessing
 import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from two_ranks import in_two_ranks, join_two_ranks
 
 from trainer_hook import attach
 
@@ -357,9 +356,8 @@ def test_says_when_it_sees_nothing(daemon: HookDaemon, caplog: pytest.LogCapture
 
 
 def _rank(rank: int, mount: str) -> None:
-    warnings.simplefilter("ignore")
     logging.disable()
-    torch.distributed.init_process_group("gloo", init_method=f"file://{mount}/ranks", rank=rank, world_size=2)
+    join_two_ranks(rank, mount)
     dataset = Numbered()
     sampler: Any = torch.utils.data.DistributedSampler(dataset, 2, rank)
     batches: DataLoader[Any] = DataLoader(dataset, batch_size=8, sampler=sampler)
@@ -375,15 +373,9 @@ def _rank(rank: int, mount: str) -> None:
 
 
 def test_two_ranks(daemon: HookDaemon) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(rank, str(daemon.mount))) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
+    pids = in_two_ranks(_rank, daemon.mount)
     indices = recorded(daemon, 2 * 2 * 4)
     assert sorted(indices) == sorted([*range(SIZE)] * 2)
     trainers = {trainer for trainer, _ in daemon.sink.batches}
     assert {(trainer.rank, trainer.hello.world_size) for trainer in trainers} == {(0, 2), (1, 2)}
-    assert {trainer.pid for trainer in trainers} == {process.pid for process in ranks}
+    assert {trainer.pid for trainer in trainers} == pids

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +16,7 @@ from hypothesis import strategies as st
 from tiny_training import SIZE, Network, Numbered, loader, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.daemon.recording_sink import RecordingSink
 from trainer_hook import Client, ImpactSampler, attach
@@ -204,8 +203,7 @@ def test_what_cannot_be_evaluated_is_said_once_and_costs_nothing_else(
 
 
 def _rank(rank: int, mount: str) -> None:
-    warnings.simplefilter("ignore")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{mount}/ranks", rank=rank, world_size=2)
+    join_two_ranks(rank, mount)
     sampler = ImpactSampler(SIZE, warm_up=2)
     batches: DataLoader[Any] = DataLoader(Numbered(), batch_size=8, sampler=sampler)
     model = Network()
@@ -219,13 +217,7 @@ def _rank(rank: int, mount: str) -> None:
 
 
 def test_ranks_share_one_subset(daemon: HookDaemon) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(rank, str(daemon.mount))) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
+    in_two_ranks(_rank, daemon.mount)
     until(lambda: len(daemon.sink.plans) == 4)
     subset = {trainer.rank: plan.order.tolist() for trainer, plan in daemon.sink.plans if plan.epoch == 1}
     assert len(subset[0]) == len(subset[1]) == 12

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import SIZE, Network, Numbered, loader, recorded, train
 from torch.utils.data import DataLoader
+from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.daemon.recording_sink import RecordingSink
 from trainer_hook import SpiderSampler, attach
@@ -159,8 +158,7 @@ def test_scores_that_do_not_fit_are_not_used(tmp_path: Path, caplog: pytest.LogC
 
 
 def _rank(rank: int, mount: str) -> None:
-    warnings.simplefilter("ignore")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{mount}/ranks", rank=rank, world_size=2)
+    join_two_ranks(rank, mount)
     sampler = SpiderSampler(SIZE, draws=SIZE - 1)
     batches: DataLoader[Any] = DataLoader(Numbered(), batch_size=8, sampler=sampler)
     model = Network()
@@ -173,13 +171,7 @@ def _rank(rank: int, mount: str) -> None:
 
 
 def test_ranks_share_one_list(daemon: HookDaemon) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(rank, str(daemon.mount))) for rank in (0, 1)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-        assert process.exitcode == 0
+    in_two_ranks(_rank, daemon.mount)
     until(lambda: len(daemon.sink.plans) == 2)
     plans = {trainer.rank: plan.order.tolist() for trainer, plan in daemon.sink.plans}
     expected = list(with_scores(SpiderSampler(SIZE), SCORES))

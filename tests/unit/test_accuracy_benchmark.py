@@ -21,7 +21,6 @@ SAMPLES, CLASSES = 480, 4
 
 @pytest.fixture(scope="module")
 def in_process() -> Iterator[ModuleType]:
-    pytest.importorskip("PIL")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         yield importlib.import_module("in_process")

@@ -17,7 +17,6 @@ SAMPLES, CLASSES, SIZE, SHARE, EPOCHS = 480, 4, 700, 0.2, 8
 
 @pytest.fixture(scope="module")
 def systems() -> Iterator[ModuleType]:
-    pytest.importorskip("PIL")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         yield importlib.import_module("systems")

@@ -1,0 +1,30 @@
+"""A distributed training of two processes on this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+
+def in_two_ranks(train: Callable[[int, str], None], mount: Path) -> set[int | None]:
+    """Run `train(rank, mount)`, which begins with `join_two_ranks`, in two processes; returns their pids.
+
+    It must be a function of a module, for the processes import it.
+    """
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=train, args=(rank, str(mount))) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    return {process.pid for process in ranks}
+
+
+def join_two_ranks(rank: int, mount: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{mount}/ranks", rank=rank, world_size=2)

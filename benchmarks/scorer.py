@@ -5,7 +5,11 @@
 Embeddings are synthetic: classes of several clusters each, which overlap, and which drift from batch to batch as those
 of a model in training do. An index is filled first, as by an epoch that nobody waits for; then batches of 128 are
 timed: normalise, update, calibrate, count, score. hnswlib uses one thread, matrix products what BLAS takes: compare
-them with OPENBLAS_NUM_THREADS=1. The CPU time beside the wall time is what others on the machine cannot disturb.
+them with OPENBLAS_NUM_THREADS=1. The CPU time beside the wall time is what others on the machine disturb least; the
+time of filling is CPU time.
+
+With --json, what the file has is not measured again, and each row is kept as soon as it is there: a run that was cut
+short, or that had no --large, is gone on with.
 
 The second table says what a smaller k costs: the rank correlation of its scores with those of the paper's 500.
 """
@@ -13,6 +17,7 @@ The second table says what a smaller k costs: the rank correlation of its scores
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from dataclasses import asdict, dataclass
@@ -43,7 +48,7 @@ class Row:
     index: str
     samples: int
     dimension: int
-    fill_ms_per_batch: float
+    fill_cpu_ms_per_batch: float
     ms_per_batch: float
     cpu_ms_per_batch: float
     bytes_per_sample: float
@@ -79,9 +84,9 @@ def measure(kind: Literal["exact", "graph"], samples: int, dimension: int, batch
     for start in range(0, samples, BATCH):
         ids = order[start : start + BATCH]
         vectors: Vectors = normalised(embeddings.of(ids))
-        began = time.perf_counter()
+        began = time.process_time()
         scorer.index.update(ids, vectors)
-        fill_s += time.perf_counter() - began
+        fill_s += time.process_time() - began
     times_s: list[tuple[float, float]] = []
     rng = np.random.default_rng(2)
     # The first batch finds the radius, the second finds the caches warm; neither is counted.
@@ -99,7 +104,7 @@ def measure(kind: Literal["exact", "graph"], samples: int, dimension: int, batch
         index=kind,
         samples=samples,
         dimension=dimension,
-        fill_ms_per_batch=fill_s / (samples / BATCH) * 1e3,
+        fill_cpu_ms_per_batch=fill_s / (samples / BATCH) * 1e3,
         ms_per_batch=wall_s * 1e3,
         cpu_ms_per_batch=cpu_s * 1e3,
         bytes_per_sample=statistics.bytes_per_sample,
@@ -133,40 +138,72 @@ def correlations_with_papers_k(samples: int, dimension: int) -> dict[int, float]
     return {k: float(np.corrcoef(np.stack([papers, ranks])).min()) for k, ranks in smaller.items()}
 
 
+@dataclass
+class Results:
+    """What has been measured so far, kept in a file if there is one."""
+
+    path: Path | None
+    rows: list[Row]
+    correlations: dict[str, float]
+
+    @classmethod
+    def of(cls, path: Path | None) -> Results:
+        if path is None or not path.exists():
+            return cls(path, [], {})
+        kept = json.loads(path.read_text())
+        return cls(path, [Row(**row) for row in kept["rows"]], kept["correlation_with_k_500"])
+
+    def row(self, kind: Literal["exact", "graph"], samples: int, dimension: int, batches: int) -> Row:
+        for row in self.rows:
+            if (row.index, row.samples, row.dimension) == (kind, samples, dimension):
+                return row
+        row = measure(kind, samples, dimension, batches)
+        self.rows.append(row)
+        self.rows.sort(key=lambda row: (row.samples, row.dimension, row.index))
+        self.keep()
+        return row
+
+    def correlations_of(self, samples: int, dimension: int) -> dict[str, float]:
+        if not self.correlations:
+            found = correlations_with_papers_k(samples, dimension)
+            self.correlations = {str(k): correlation for k, correlation in found.items()}
+            self.keep()
+        return self.correlations
+
+    def keep(self) -> None:
+        if self.path is not None:
+            report = {
+                "batch": BATCH,
+                "rows": [asdict(row) for row in self.rows],
+                "correlation_with_k_500": self.correlations,
+            }
+            self.path.write_text(json.dumps(report, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sets only, some seconds")
-    parser.add_argument("--large", action="store_true", help="a million samples too: half an hour, 1 GB")
-    parser.add_argument("--json", type=Path, help="also write all figures here")
+    parser.add_argument("--large", action="store_true", help="a million samples too: up to 5 GB")
+    parser.add_argument("--json", type=Path, help="keep all figures here, and go on with those that it has")
     options = parser.parse_args()
 
-    if options.quick:
-        cases = [(2_000, 16), (2_000, 64)]
-    else:
-        cases = [(10_000, dimension) for dimension in (16, 64, 128, 512)] + [(100_000, 16), (100_000, 64)]
-        if options.large:
-            cases.append((1_000_000, 64))
+    sizes = (2_000,) if options.quick else (10_000, 100_000, 1_000_000) if options.large else (10_000, 100_000)
+    dimensions = (16, 64) if options.quick else (16, 64, 128, 512)
     batches = 5 if options.quick else 20
     kinds: tuple[Literal["exact", "graph"], ...] = ("exact", "graph")
+    results = Results.of(options.json)
     print(f"{'index':6} {'samples':>9} {'dim':>4} {'fill ms':>8} {'ms':>7} {'CPU ms':>7} {'B/sample':>9} {'recall':>7}")
-    rows: list[Row] = []
-    for samples, dimension in cases:
-        for kind in kinds:
-            row = measure(kind, samples, dimension, batches)
-            rows.append(row)
-            print(
-                f"{row.index:6} {row.samples:9,} {row.dimension:4} {row.fill_ms_per_batch:8.1f} {row.ms_per_batch:7.1f}"
-                f" {row.cpu_ms_per_batch:7.1f}"
-                f" {row.bytes_per_sample:9.0f} {row.recall:7.3f}",
-                flush=True,
-            )
-    correlations = correlations_with_papers_k(2_000 if options.quick else 10_000, 64)
+    for samples, dimension, kind in itertools.product(sizes, dimensions, kinds):
+        row = results.row(kind, samples, dimension, batches)
+        print(
+            f"{row.index:6} {row.samples:9,} {row.dimension:4} {row.fill_cpu_ms_per_batch:8.1f} {row.ms_per_batch:7.1f}"
+            f" {row.cpu_ms_per_batch:7.1f}"
+            f" {row.bytes_per_sample:9.0f} {row.recall:7.3f}",
+            flush=True,
+        )
     print("\nrank correlation of the scores with those of k = 500:")
-    for k, correlation in correlations.items():
-        print(f"k = {k:3}: {correlation:.3f}")
-    if options.json:
-        report = {"batch": BATCH, "rows": [asdict(row) for row in rows], "correlation_with_k_500": correlations}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    for k, correlation in results.correlations_of(2_000 if options.quick else 10_000, 64).items():
+        print(f"k = {k:>3}: {correlation:.3f}")
 
 
 if __name__ == "__main__":

@@ -19,26 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from bare import Bare, bare_filesystem
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from spiderfs.catalogue import TABLES, Catalogue
-from spiderfs.control import Control
-from spiderfs.daemon.event_pipe import EventWriter, open_pipe
-from spiderfs.fetcher import Episode, Fetcher, Interlock
-from spiderfs.filesystem import Caller, Filesystem, Settings
+from spiderfs.filesystem import Caller
 from spiderfs.fuse import wire
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.wire import Opcode
-from spiderfs.lister import Lister
-from spiderfs.metrics import SharedCounters
-from spiderfs.read_ahead import ReadAhead
-from spiderfs.redirects import Attached, PendingReads, Redirects, started_at
-from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.redirects import Attached, started_at
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.content import LmdbContent
-from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey
 
 FILES = 1000
@@ -51,8 +43,7 @@ TARGETS = {"store: is it there": 10.0, "catalogue: what is it": 10.0, "who asks,
 class Asked:
     """Parts of the request path, each a function of an inode."""
 
-    def __init__(self, filesystem: Filesystem, operations: Operations, content: LmdbContent, inodes: list[int]) -> None:
-        self.filesystem = filesystem
+    def __init__(self, operations: Operations, content: LmdbContent, inodes: list[int]) -> None:
         self.handlers = operations.handlers()
         self.content = content
         self.inodes = inodes
@@ -85,58 +76,25 @@ def at_once(coroutine: Coroutine[Any, Any, object]) -> object:
 
 async def measure(directory: Path) -> dict[str, float]:
     source_root = directory / "source"
-    for place in (source_root, directory / "content", directory / "names"):
-        place.mkdir()
+    source_root.mkdir()
     names = [b"%04d" % number for number in range(FILES)]
     for name in names:
         (source_root / os.fsdecode(name)).write_bytes(os.urandom(FILE_BYTES))
-    counters = SharedCounters(1).row(0)
-    content, records = LmdbContent(directory / "content"), LmdbRecords(directory / "names", TABLES)
-    content.set_capacity(1 << 30)
-    source = LocalSource(os.fspath(source_root))
-    client = SourceClient(source, SourceLimits(), rng=random.Random(0), on_event=counters.add)
-    catalogue = Catalogue(records)
-    lister = Lister(catalogue, client)
-    fetcher = Fetcher(
-        source, client, content, Interlock(directory / "lock"), Episode(directory / "full"), counters, alone=True
-    )
-    # Nobody reads the pipe: once it is full a batch costs what it costs, and is dropped.
-    events = EventWriter(open_pipe()[1], counters)
-    redirects = Redirects(records, PendingReads())
-    async with trio.open_nursery() as nursery:
-        filesystem = Filesystem(
-            catalogue=catalogue,
-            content=content,
-            client=client,
-            lister=lister,
-            fetcher=fetcher,
-            read_ahead=ReadAhead(nursery, fetcher, counters, 8),
-            redirects=redirects,
-            control=Control(_NoManager(), directory, os.getuid()),
-            events=events,
-            counters=counters,
-            settings=Settings(),
-        )
-        root = await lister.root()
-        await lister.complete(root, 1.0)
-        entries = {entry.name: entry.inode for entry in catalogue.entries(root.inode, 0, FILES)}
+    async with bare_filesystem(LocalSource(os.fspath(source_root)), directory / "cache") as bare:
+        root = await bare.lister.root()
+        await bare.lister.complete(root, 1.0)
+        entries = {entry.name: entry.inode for entry in bare.catalogue.entries(root.inode, 0, FILES)}
         inodes = random.Random(0).sample(list(entries.values()), FILES)
-        asked = Asked(filesystem, Operations(filesystem, counters), content, inodes)
+        asked = Asked(Operations(bare.filesystem, bare.counters), bare.content, inodes)
         for inode in inodes:
-            await filesystem.open(inode, os.O_RDONLY, asked.caller)
-        await fetcher.drain()
-        return parts(asked, content, catalogue, counters, events, redirects, {v: k for k, v in entries.items()})
+            await bare.filesystem.open(inode, os.O_RDONLY, asked.caller)
+        await bare.fetcher.drain()
+        return parts(asked, bare, {inode: name for name, inode in entries.items()})
 
 
-def parts(
-    asked: Asked,
-    content: LmdbContent,
-    catalogue: Catalogue,
-    counters: Any,
-    events: EventWriter,
-    redirects: Redirects,
-    names: dict[int, bytes],
-) -> dict[str, float]:
+def parts(asked: Asked, bare: Bare, names: dict[int, bytes]) -> dict[str, float]:
+    content, catalogue, counters = bare.content, bare.catalogue, bare.counters
+    events, redirects = bare.events, bare.redirects
     open_in = bytes(8)
     request = bytearray(wire.IN_HEADER.pack(48, Opcode.OPEN, 1, 2, 0, 0, 1, 0))
 
@@ -171,14 +129,6 @@ def parts(
     redirects.set_trainers([Attached(1, me, started_at(me), (1,))], "trainer")
     found["who asks, with a trainer"] = asked.microseconds(lambda _: redirects.trainer_of(me))
     return found
-
-
-class _NoManager:
-    async def render(self, name: str) -> bytes:
-        raise AssertionError("no control file is asked for")
-
-    async def apply(self, name: str, text: bytes) -> None:
-        raise AssertionError("no control file is written")
 
 
 def main() -> None:

@@ -1,0 +1,85 @@
+"""A `Filesystem` over a source and a store of its own, without daemon, manager and kernel."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from spiderfs.catalogue import TABLES, Catalogue
+from spiderfs.control import Control
+from spiderfs.daemon.event_pipe import EventWriter, open_pipe
+from spiderfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.filesystem import Filesystem, Settings
+from spiderfs.lister import Lister
+from spiderfs.metrics import Counters, SharedCounters
+from spiderfs.read_ahead import ReadAhead
+from spiderfs.redirects import PendingReads, Redirects
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.source import Source
+from spiderfs.store.content import LmdbContent
+from spiderfs.store.records import LmdbRecords
+
+CAPACITY_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Bare:
+    """The file system, and those of its parts that are measured one by one."""
+
+    filesystem: Filesystem
+    content: LmdbContent
+    catalogue: Catalogue
+    lister: Lister
+    fetcher: Fetcher
+    redirects: Redirects
+    events: EventWriter
+    counters: Counters
+
+
+@asynccontextmanager
+async def bare_filesystem(source: Source, place: Path) -> AsyncIterator[Bare]:
+    """Everything fits into the store, which is made in the directory `place`."""
+    for name in ("content", "names"):
+        (place / name).mkdir(parents=True)
+    counters = SharedCounters(1).row(0)
+    content, records = LmdbContent(place / "content"), LmdbRecords(place / "names", TABLES)
+    content.set_capacity(CAPACITY_BYTES)
+    client = SourceClient(source, SourceLimits(), rng=random.Random(0), on_event=counters.add)
+    catalogue = Catalogue(records)
+    lister = Lister(catalogue, client)
+    fetcher = Fetcher(source, client, content, Interlock(place / "lock"), Episode(place / "full"), counters, alone=True)
+    # Nobody reads the pipe: once it is full a batch costs what it costs, and is dropped.
+    events = EventWriter(open_pipe()[1], counters)
+    redirects = Redirects(records, PendingReads())
+    async with trio.open_nursery() as nursery:
+        filesystem = Filesystem(
+            catalogue=catalogue,
+            content=content,
+            client=client,
+            lister=lister,
+            fetcher=fetcher,
+            read_ahead=ReadAhead(nursery, fetcher, counters, 8),
+            redirects=redirects,
+            control=Control(_NoManager(), place, os.getuid()),
+            events=events,
+            counters=counters,
+            settings=Settings(),
+        )
+        await lister.root()
+        yield Bare(filesystem, content, catalogue, lister, fetcher, redirects, events, counters)
+        await fetcher.drain()
+        nursery.cancel_scope.cancel()
+
+
+class _NoManager:
+    async def render(self, name: str) -> bytes:
+        raise AssertionError("no control file is asked for")
+
+    async def apply(self, name: str, text: bytes) -> None:
+        raise AssertionError("no control file is written")

@@ -160,8 +160,8 @@ class EpochEnd(Message):
 class Plan(Message):
     """The samples this trainer will read in the epoch, in order.
 
-    `begun`: it starts or goes on with this epoch now, at `position`. Otherwise the epoch was drawn ahead, and follows
-    the one it is in; it is said again when it begins.
+    `begun`: it starts or goes on with this epoch now, at `position`. Otherwise the epoch was drawn ahead, and comes
+    after it in the order of their numbers; it is said again when it begins.
     """
 
     TYPE = "plan"
@@ -196,6 +196,24 @@ class CachedRequest(Message):
     SCALARS: ClassVar = {"list": str, "request": int}
     list: str
     request: int
+
+
+@dataclass(frozen=True, eq=False)
+class Pin(Message):
+    """Samples of a list that this trainer will read again and again, beside its epochs: hold these, and no others of it.
+
+    `request` comes back in the answer.
+    """
+
+    TYPE = "pin"
+    SCALARS: ClassVar = {"list": str, "request": int}
+    ARRAYS: ClassVar = {"indices": Field("<u4", 1)}
+    list: str
+    request: int
+    indices: Array
+
+    def check(self, limits: Limits) -> None:
+        demand(len(self.indices) <= limits.samples, f"{len(self.indices)} samples pinned", "too-large")
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,10 +288,21 @@ class Cached(Message):
         return np.unpackbits(self.bitmap, count=self.count, bitorder="little").astype(bool)
 
 
+@dataclass(frozen=True, eq=False)
+class Pinned(Message):
+    """`count` of the samples that were named are held, or will be once they were read."""
+
+    TYPE = "pinned"
+    SCALARS: ClassVar = {"list": str, "request": int, "count": int}
+    list: str
+    request: int
+    count: int
+
+
 MESSAGES: Mapping[str, type[Message]] = {
     kind.TYPE: kind
     for kind in (
-        *(Hello, Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Goodbye),
-        *(Ok, Error, Warn, Scores, Cached),
+        *(Hello, Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Pin, Goodbye),
+        *(Ok, Error, Warn, Scores, Cached, Pinned),
     )
 }

@@ -35,6 +35,8 @@ from spiderfs.protocol import (
     Hello,
     Message,
     Ok,
+    Pin,
+    Pinned,
     Plan,
     ProtocolError,
     Samples,
@@ -107,12 +109,13 @@ class Client:
         self._queue_batches = queue_batches
         self._patience = patience
         self._declarations: dict[str, Declaration] = {}
-        # The current plan of a list, and the one that was drawn ahead: by list, and whether it has begun.
-        self._plans: dict[tuple[str, bool], Plan] = {}
+        # The current plan of a list, and those that were drawn ahead: by list and number of the epoch.
+        self._plans: dict[tuple[str, int], Plan] = {}
+        self._begun: dict[str, Plan] = {}
         self._positions: dict[str, int] = {}
         # Names of what the daemon does not know yet, or no longer.
         self._undeclared: deque[str] = deque()
-        self._unplanned: deque[tuple[str, bool]] = deque()
+        self._unplanned: deque[tuple[str, int]] = deque()
         self._chunks: Iterator[Samples] = iter(())
         self._queue: deque[Callable[[], Message | None]] = deque()
         self._answers: dict[int, _Answer] = {}
@@ -138,23 +141,32 @@ class Client:
     def plan(self, plan: Plan) -> None:
         """Tell the daemon what will be read, now and whenever it comes back.
 
-        A plan that has begun takes the place of the list's earlier plans, also of one that was drawn ahead.
+        A plan that has begun takes the place of the list's earlier plans. Those drawn ahead of later epochs hold on,
+        unless it is another one than was drawn ahead for its epoch, or of an earlier epoch than the last: then they
+        followed something that did not come.
         """
+        key = plan.list, plan.epoch
         if plan.begun:
+            drawn_ahead, last = self._plans.get(key), self._begun.get(plan.list)
+            as_expected = (last is None or last.epoch <= plan.epoch) and (
+                drawn_ahead is None or drawn_ahead.begun or np.array_equal(drawn_ahead.order, plan.order)
+            )
+            for name, epoch in list(self._plans):
+                if name == plan.list and not (as_expected and epoch > plan.epoch):
+                    del self._plans[name, epoch]
+            self._begun[plan.list] = plan
             self._positions[plan.list] = plan.position
-            self._plans.pop((plan.list, False), None)
-            # Else one that is drawn ahead next would go in its place, before this one.
-            with contextlib.suppress(ValueError):
-                self._unplanned.remove((plan.list, False))
-        self._plans[plan.list, plan.begun] = plan
-        if (plan.list, plan.begun) not in self._unplanned:
-            self._unplanned.append((plan.list, plan.begun))
+        self._plans[key] = plan
+        # Else it would go in the place of what it replaces, before what it follows.
+        with contextlib.suppress(ValueError):
+            self._unplanned.remove(key)
+        self._unplanned.append(key)
         os.eventfd_write(self._wake, 1)
 
     def withdraw(self, name: str) -> None:
         """The list is not used any more, and nothing of it will be read; it stays in the daemon until the end."""
         self._declarations.pop(name, None)
-        plan = self._plans.get((name, True))
+        plan = self._begun.get(name)
         if plan is not None:
             self.plan(Plan(name, plan.epoch + 1, 0, True, np.empty(0, np.uint32)))
 
@@ -181,6 +193,15 @@ class Client:
         """Which samples of a list are in the cache; None if the daemon does not answer in time."""
         message = self._ask(lambda number: CachedRequest(name, number), timeout_s)
         return message.flags() if isinstance(message, Cached) else None
+
+    def pin(self, name: str, indices: npt.NDArray[np.integer[Any]], timeout_s: float) -> int | None:
+        """Have these samples of a list held, and no others of it, until somebody says otherwise or the client closes.
+
+        How many will be; None if the daemon does not answer in time. It forgets them when it comes back after a crash.
+        """
+        pinned = indices.astype(np.uint32)
+        message = self._ask(lambda number: Pin(name, number, pinned), timeout_s)
+        return message.count if isinstance(message, Pinned) else None
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits, say goodbye, and end the thread; give up after `timeout_s`."""
@@ -255,7 +276,7 @@ class Client:
         stream.setblocking(False)
         # `declare` and `plan` write their table first: a name may come twice here, but never be missing.
         self._undeclared = deque(self._declarations)
-        self._unplanned = deque(key for key in list(self._plans) if key[0] in self._declarations)
+        self._unplanned = deque(sorted(key for key in list(self._plans) if key[0] in self._declarations))
         self._chunks = iter(())
         decoder = Decoder()
         unsent = memoryview(encode(self._hello))
@@ -315,7 +336,7 @@ class Client:
                     self._say_once(message.code, f"the spiderfs daemon refused a message: {message.text}")
                 case Warn():
                     self._say_once(message.text, message.text)
-                case Scores() | Cached():
+                case Scores() | Cached() | Pinned():
                     answer = self._answers.get(message.request)
                     if answer is not None:
                         answer.message = message

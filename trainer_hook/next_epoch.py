@@ -1,7 +1,7 @@
-"""What a loader will draw in its next epoch, where that can be known without drawing it.
+"""What a loader will draw in its next epochs, where that can be known without drawing them.
 
 Only torch's own samplers are looked through, and only by copies of them with copies of their random generators, so
-nothing that the loader will draw changes. Known is the next epoch of a SequentialSampler, of a DistributedSampler (its
+nothing that the loader will draw changes. Known are the next epochs of a SequentialSampler, of a DistributedSampler (its
 order follows from seed and epoch), and of a sampler with a `torch.Generator` of its own, or of the loader's. What is
 drawn from the global generator depends on what the training draws from it until then.
 """
@@ -9,6 +9,7 @@ drawn from the global generator depends on what the training draws from it until
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,7 +39,7 @@ def batches_of(index_sampler: Any, indices: Iterable[int]) -> list[Any] | None:
 
 
 class NextEpoch:
-    """Foresees the next epoch of one loader; `index_sampler` is what the loader draws batches from."""
+    """Foresees the next epochs of one loader; `index_sampler` is what the loader draws batches from."""
 
     def __init__(self, loader: DataLoader[Any], index_sampler: Any) -> None:
         self._loaders_generator = loader.generator
@@ -49,36 +50,42 @@ class NextEpoch:
         self._step = 1
         self._epoch_before: int | None = None
 
-    def foresee(self) -> list[Any] | None:
-        """To be asked once in each epoch, after it has been drawn; None where the next one cannot be known."""
-        copied = self._copied()
+    def drawn(self) -> None:
+        """An epoch has been drawn: to be called once in each, before any is foreseen from there."""
+        if _draws_like(self._sampler, DistributedSampler):
+            if self._epoch_before is not None:
+                self._step = self._sampler.epoch - self._epoch_before
+            self._epoch_before = self._sampler.epoch
+
+    def foresee(self, passed: int = 0) -> list[Any] | None:
+        """The epoch that comes `passed` epochs after the next one; None where it cannot be known."""
+        copied = self._copied(passed)
         return None if copied is None else batches_of(self._index_sampler, copied)
 
-    def _copied(self) -> Iterable[int] | None:
-        """The sampler as it will be when the next epoch begins."""
+    def _copied(self, passed: int) -> Iterable[int] | None:
+        """The sampler as it will be when that epoch begins."""
         sampler = self._sampler
         if _draws_like(sampler, SequentialSampler):
             return sampler  # type: ignore[no-any-return]
         if _draws_like(sampler, DistributedSampler):
-            if self._epoch_before is not None:
-                self._step = sampler.epoch - self._epoch_before
-            self._epoch_before = sampler.epoch
             copied = copy.copy(sampler)
-            copied.epoch = sampler.epoch + self._step
+            copied.epoch = sampler.epoch + self._step * (1 + passed)
             return copied  # type: ignore[no-any-return]
         if any(_draws_like(sampler, kind) for kind in _WITH_GENERATOR) and sampler.generator is not None:
             copied = copy.copy(sampler)
-            copied.generator = self._generator(sampler.generator)
+            copied.generator = torch.Generator(sampler.generator.device)
+            copied.generator.set_state(sampler.generator.get_state())
+            for _ in range(passed):
+                self._begin_iterator(copied.generator)
+                deque(copied, maxlen=0)
+            self._begin_iterator(copied.generator)
             return copied  # type: ignore[no-any-return]
         return None
 
-    def _generator(self, generator: torch.Generator) -> torch.Generator:
-        copied = torch.Generator(generator.device)
-        copied.set_state(generator.get_state())
-        if generator is self._loaders_generator and self._new_iterators:
-            # Each new iterator of a loader first draws a seed for its workers.
+    def _begin_iterator(self, copied: torch.Generator) -> None:
+        """Each new iterator of a loader first draws a seed for its workers."""
+        if self._sampler.generator is self._loaders_generator and self._new_iterators:
             torch.empty((), dtype=torch.int64).random_(generator=copied)
-        return copied
 
 
 def _draws_like(sampler: Any, kind: type[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Publishing what a loader will read: each epoch as a whole when it begins, the next one where it can be known.
+"""Publishing what a loader will read: each epoch as a whole when it begins, the next ones where they can be known.
 
 An epoch's batches are drawn at once when the loader asks for the first of them, published, and handed to the loader
 as it asks. For samplers that draw an epoch at its begin, as torch's do, these are the batches that the loader would
@@ -10,6 +10,10 @@ The next epoch is published beforehand in one of three ways: foreseen (`next_epo
 drawn by a SpiderSampler when as much of this one as it says has been handed out; or, with `draw_ahead`, drawn when its
 last batch has been handed out, from any sampler, and kept for the next iteration. What was foreseen wrongly costs what
 the daemon fetched for it, so after two mistakes nothing is foreseen any more.
+
+Where samples are drawn with replacement the epoch after the next is foreseen too: many samples that the cache has room
+for are not drawn in the next one. (With three quarters cached, knowing two epochs costs 7 % more bytes than knowing
+three; at a fifth, nothing: benchmarks/lookahead.py.) Where each sample is drawn once the daemon has no use for that.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ from trainer_hook.sampler import SpiderSampler
 log = logging.getLogger("trainer_hook")
 
 _MISTAKES_MAX = 2
+# Epochs after the current one, of samplers that draw with replacement.
+_FORESEEN_MAX = 2
 
 Indices = npt.NDArray[np.uint32]
 
@@ -52,6 +58,11 @@ def _order(batches: Iterable[Any]) -> Indices | None:
     return np.concatenate([np.empty(0, np.uint32), *known])
 
 
+def _repeats(order: Indices | None) -> bool:
+    """Whether some index is drawn more than once."""
+    return order is not None and len(order) > 0 and int(np.bincount(order).max()) > 1
+
+
 class Planner:
     """Stands between one loader's index sampler and the loader, for the list `name` of `client`.
 
@@ -69,8 +80,8 @@ class Planner:
         self._publish = publish and self._can_be_planned()
         self._draws_ahead = draw_ahead
         self._ahead: deque[Any] | None = None
-        # What was published as the next epoch.
-        self._next: Indices | None = None
+        # What was published of epochs to come, by their numbers.
+        self._foreseen: dict[int, Indices] = {}
         self._mistakes = 0
         # The iteration that began last, its number, how many samples it is planned to draw and the loop has taken.
         self._current: object = None
@@ -130,8 +141,6 @@ class Planner:
         if self._publish and iteration is self._current and self._position < self._planned:
             self._planned = 0
             self._client.plan(Plan(self._name, self._epoch, 0, True, np.empty(0, np.uint32)))
-            if self._next is not None:
-                self._client.plan(Plan(self._name, self._epoch + 1, 0, False, self._next))
 
     # -- publishing
 
@@ -139,28 +148,39 @@ class Planner:
         self._epoch += 1
         self._planned = len(order)
         self._client.plan(Plan(self._name, self._epoch, 0, True, order))
-        if self._next is not None and not np.array_equal(self._next, order):
+        foreseen = self._foreseen.pop(self._epoch, order)
+        if not np.array_equal(foreseen, order):
             self._mistakes += 1
-        self._next = None
+            # What was to follow it will not come either, and the daemon knows that.
+            self._foreseen.clear()
 
     def _foresee(self) -> None:
-        if self._publish and self._next is None and self._mistakes < _MISTAKES_MAX:
-            self._publish_next(self._next_epoch.foresee())
+        if not self._publish or self._mistakes >= _MISTAKES_MAX:
+            return
+        self._next_epoch.drawn()
+        for passed in range(_FORESEEN_MAX):
+            number = self._epoch + 1 + passed
+            if number not in self._foreseen:
+                self._publish_ahead(number, self._next_epoch.foresee(passed))
+            if not _repeats(self._foreseen.get(number)):
+                return
 
     def _look_ahead(self) -> None:
-        if not self._publish or self._next is not None:
+        number = self._epoch + 1
+        if not self._publish or number in self._foreseen:
             return
         if self.sampler is not None:
             indices = self.sampler.draw_ahead()
-            self._publish_next(None if indices is None else batches_of(self._index_sampler, indices))
+            self._publish_ahead(number, None if indices is None else batches_of(self._index_sampler, indices))
         elif self._draws_ahead:
             self._ahead = deque(self._index_sampler)
-            self._publish_next(self._ahead)
+            self._publish_ahead(number, self._ahead)
 
-    def _publish_next(self, batches: Iterable[Any] | None) -> None:
-        self._next = None if batches is None else _order(batches)
-        if self._next is not None:
-            self._client.plan(Plan(self._name, self._epoch + 1, 0, False, self._next))
+    def _publish_ahead(self, number: int, batches: Iterable[Any] | None) -> None:
+        order = None if batches is None else _order(batches)
+        if order is not None:
+            self._foreseen[number] = order
+            self._client.plan(Plan(self._name, number, 0, False, order))
 
     def _can_be_planned(self) -> bool:
         try:

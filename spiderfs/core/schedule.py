@@ -148,8 +148,10 @@ class PlannedReader:
     def begin(self, epoch: PlannedEpoch, now_s: float) -> None:
         """Go on with this epoch, perhaps the one that was drawn ahead, of which some may have been read already."""
         drawn_ahead = (ahead for ahead in self.later if ahead.start == epoch.start and ahead.same_draws(epoch))
-        # One with a lower number begins another training; what was to follow the last one will not come.
-        known = [] if epoch.number < self.epoch.number else self.later
+        # One with a lower number begins another training, and one that was foreseen otherwise had others to follow it:
+        # these will not come.
+        mistaken = any(ahead.number == epoch.number and not ahead.same_draws(epoch) for ahead in self.later)
+        known = [] if mistaken or epoch.number < self.epoch.number else self.later
         self.later = [ahead for ahead in known if ahead.number > epoch.number]
         self.epoch = next(drawn_ahead, epoch)
         self.reached = self._passed = self._first_pending = epoch.start

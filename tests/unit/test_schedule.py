@@ -167,6 +167,9 @@ class ReaderAgainstModel(RuleBasedStateMachine):
             order, start = self.orders[number], 0
         else:
             start = min(start, len(order))
+        if number in later and order != self.orders[number]:
+            for mistaken in later[1:]:
+                del self.orders[mistaken]
         if (order, start) != (self.orders.get(number), self.starts.get(number)):
             self.left[number] = set(range(start, len(order)))
         self.reader.begin(planned(number, order, start), 0.0)

@@ -1,9 +1,9 @@
 """What a loader will draw in its next epochs, where that can be known without drawing them.
 
 Only torch's own samplers are looked through, and only by copies of them with copies of their random generators, so
-nothing that the loader will draw changes. Known are the next epochs of a SequentialSampler, of a DistributedSampler (its
-order follows from seed and epoch), and of a sampler with a `torch.Generator` of its own, or of the loader's. What is
-drawn from the global generator depends on what the training draws from it until then.
+nothing that the loader will draw changes. Known are the next epochs of a SequentialSampler, of a DistributedSampler
+(its order follows from seed and epoch), and of a sampler with a `torch.Generator` of its own, or of the loader's. What
+is drawn from the global generator depends on what the training draws from it until then.
 """
 
 from __future__ import annotations

@@ -118,10 +118,11 @@ def plan(
     training, needs a `split` of another name. An epoch is drawn as a whole when it begins, and the batches are those of
     the loader without a plan.
 
-    The next epoch, with replacement the next two, is published early where it is known: with a DistributedSampler, a SpiderSampler on one rank, or a
-    `generator` given to the loader or its sampler. A sampler that uses torch's global generator cannot be foreseen,
-    since the training draws from it too. `draw_ahead` draws its next epoch when the last batch of this one is handed
-    out: other, equally random batches than without, and wrong for a sampler that is told its epoch in between.
+    The next epoch, with replacement the next two, is published early where it is known: with a DistributedSampler, a
+    SpiderSampler on one rank, or a `generator` given to the loader or its sampler. A sampler that uses torch's global
+    generator cannot be foreseen, since the training draws from it too. `draw_ahead` draws its next epoch when the last
+    batch of this one is handed out: other, equally random batches than without, and wrong for a sampler that is told
+    its epoch in between.
 
     Without a mount or a daemon this warns once, and training goes on. Raises ValueError for a loader that cannot be
     planned, and one that is followed already.

@@ -24,6 +24,8 @@ START_PATIENCE_S = 30.0
 STOP_PATIENCE_S = 15.0
 SPIDERFS_CAPACITY = "100GiB"
 SPIDERFS = str(Path(sys.executable).parent / "spiderfs")
+# Where install-peers puts pyfuse3, which is not one of the systems below: it serves what we give it.
+PYFUSE3_PYTHON = Path(__file__).resolve().parent.parent / ".peers" / "pyfuse3" / "bin" / "python"
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,22 @@ def mounted(name: str, source: Path, scratch: Path, options: str = "") -> Iterat
         yield Mounted(name, source, None)
         return
     mountpoint = scratch / f"mnt-{name}"
-    mountpoint.mkdir(parents=True)
-    log_path = scratch / f"{name}.log"
     further = ["-o", options] if options else []
+    with shown(name, [*command(source, mountpoint, scratch), *further], mountpoint, scratch / f"{name}.log") as peer:
+        yield peer
+
+
+@contextmanager
+def shown(name: str, command: list[str], mountpoint: Path, log_path: Path) -> Iterator[Mounted]:
+    """What the daemon `command` shows at `mountpoint`, which is made, while the context lasts.
+
+    Raises RuntimeError, with the end of the daemon's log, if it does not come up.
+    """
+    mountpoint.mkdir(parents=True)
     with open(log_path, "wb") as log:
         # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop the daemons in order.
         daemon = subprocess.Popen(
-            [*command(source, mountpoint, scratch), *further],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -199,6 +199,13 @@ class Cache:
     def cached(self, name: str, timeout_s: float) -> NDArray[np.bool_]:
         return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
 
+    def pin(self, name: str, indices: NDArray[np.int64], timeout_s: float) -> int:
+        assert self.guided is not None
+        for sample in self.guided.pin(str(DATASET), indices.tolist()):
+            if sample in self.engine.members:
+                self.engine.place(sample, self.engine.members[sample].size)
+        return len(indices)
+
     # -- as the mount
 
     def read(self, wanted: int) -> int:

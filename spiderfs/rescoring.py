@@ -2,7 +2,7 @@
 
 The scorings are those that serve a mount (`scorer/`), fed with what they were fed there, in the same order; so with the
 settings of the mount they find the same scores again. What they find becomes the hints of a replay, each at the time at
-which its batch came, while lists, ends of epochs and the ratio stay as they were recorded.
+which its batch came, while lists, pins, ends of epochs and the ratio stay as they were recorded.
 
 A trace knows what was trained on, and that followed from the stand-ins of its time: samples that were seldom read then
 have old embeddings now. One that was recorded without stand-ins (`substitute=off`) says the truth about all of them.
@@ -17,7 +17,7 @@ import numpy as np
 
 from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key
-from spiderfs.core.replay import Epoch, Hint, Labels, Ratio, Scored
+from spiderfs.core.replay import Epoch, Hint, Labels, Pinning, Ratio, Scored
 from spiderfs.errors import UsageError
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
@@ -63,7 +63,7 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
                 if dataset in lists:
                     lists[dataset].new_epoch()
                 hints.append((before, Epoch()))
-            case Ratio():
+            case Ratio() | Pinning():
                 hints.append((before, lesson))
     return Rescored(hints, {name: found.described() for name, found in lists.items()})
 

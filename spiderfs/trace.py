@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key
-from spiderfs.core.replay import Accesses, Epoch, Hint, Labels, Ratio, Scored
+from spiderfs.core.replay import Accesses, Epoch, Hint, Labels, Pinning, Ratio, Scored
 from spiderfs.errors import SpiderfsError, UsageError
 from spiderfs.traced_batch import TracedBatch, byte_count, from_records, packed, records_for, to_records
 
@@ -72,6 +72,10 @@ class Kind(IntEnum):
     """A batch was scored: `size` samples of `block` dimensions, with losses if `served` is set."""
     CARRIER = 11
     """Bytes of the BATCH before it."""
+    PINS = 12
+    """A trainer had samples held, in place of those it named before: the PINNED that follow, `size` of them."""
+    PINNED = 13
+    """One sample of the PINS before it."""
 
 
 ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
@@ -84,7 +88,7 @@ class EpochEnd:
     dataset: str
 
 
-Lesson = Labels | TracedBatch | EpochEnd | Ratio
+Lesson = Labels | TracedBatch | EpochEnd | Ratio | Pinning
 
 
 class TraceWriter:
@@ -151,6 +155,13 @@ class TraceWriter:
         """Record a list as it was declared; its keys are inodes."""
         for key, label in labels.items():
             self.append(time_s, _inode(key), _bits(label), Kind.LABEL, dataset=dataset)
+
+    def pins(self, time_s: float, keys: Iterable[Key], dataset: int) -> None:
+        """Record what is held for trainers of a list from now on; its keys are inodes."""
+        inodes = [_inode(key) for key in keys]
+        self.append(time_s, 0, len(inodes), Kind.PINS, dataset=dataset)
+        for inode in inodes:
+            self.append(time_s, inode, 0, Kind.PINNED, dataset=dataset)
 
     def batch(
         self,
@@ -222,14 +233,17 @@ class Trace:
         """What the scorer found, each with the number of the access before which it was found."""
         numbers = self._numbers()
         hints: list[tuple[int, Hint]] = []
-        for index, kind, before in self._found(Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL):
+        kinds = Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL, Kind.PINS
+        for index, kind, before in self._found(*kinds):
             key = int(self.records["key"][index])
             if kind == Kind.HUB:
-                following = slice(index + 1, index + 1 + self._neighbours_after(index))
+                following = self._following(index, Kind.NEIGHBOUR)
                 neighbours, distances = self.records["key"][following].tolist(), numbers[following].tolist()
                 hint: Hint = Hub(key, str(self.records["dataset"][index]), neighbours, distances)
             elif kind == Kind.LABEL:
                 hint = self._labels_from(index, numbers)
+            elif kind == Kind.PINS:
+                hint = self._pins_at(index)
             elif kind == Kind.SCORE:
                 hint = Scored(key, float(numbers[index]))
             else:
@@ -238,16 +252,18 @@ class Trace:
         return hints
 
     def lessons(self) -> Iterator[tuple[int, Lesson]]:
-        """What the scorer was taught, and when the ratio was set, each with the access before which it was.
+        """What the scorer was taught, and what else was settled, each with the access before which it was.
 
         Raises UsageError where the trace is damaged. A batch that a crash cut short is left out.
         """
         numbers = self._numbers()
-        for index, kind, before in self._found(Kind.LABEL, Kind.BATCH, Kind.EPOCH, Kind.RATIO):
+        for index, kind, before in self._found(Kind.LABEL, Kind.BATCH, Kind.EPOCH, Kind.RATIO, Kind.PINS):
             if kind == Kind.LABEL:
                 yield before, self._labels_from(index, numbers)
             elif kind == Kind.RATIO:
                 yield before, Ratio(float(numbers[index]))
+            elif kind == Kind.PINS:
+                yield before, self._pins_at(index)
             elif kind == Kind.EPOCH:
                 yield before, EpochEnd(str(self.records["dataset"][index]))
             elif (batch := self._batch_at(index)) is not None:
@@ -303,11 +319,15 @@ class Trace:
         keys: list[Key] = self.records["key"][members].tolist()
         return Labels(str(dataset[first]), dict(zip(keys, numbers[members].astype(np.int64).tolist(), strict=True)))
 
-    def _neighbours_after(self, hub: int) -> int:
-        """How many neighbours of a hub follow it: a crash may have cut its list short."""
-        promised = int(self.records["size"][hub])
-        others = np.flatnonzero(self.records["kind"][hub + 1 : hub + 1 + promised] != Kind.NEIGHBOUR)
-        return int(others[0]) if len(others) else promised
+    def _pins_at(self, head: int) -> Pinning:
+        pinned = self.records["key"][self._following(head, Kind.PINNED)]
+        return Pinning(str(self.records["dataset"][head]), tuple(pinned.tolist()))
+
+    def _following(self, head: int, kind: Kind) -> slice:
+        """The records of one kind that belong to the one before them: a crash may have cut their list short."""
+        promised = int(self.records["size"][head])
+        others = np.flatnonzero(self.records["kind"][head + 1 : head + 1 + promised] != kind)
+        return slice(head + 1, head + 1 + (int(others[0]) if len(others) else promised))
 
     def _accesses(self) -> NDArray[np.void]:
         return self.records[np.isin(self.records["kind"], ACCESSES)]

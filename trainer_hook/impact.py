@@ -73,9 +73,10 @@ class ImpactSampler(SpiderSampler):
 
     That is half of the samples with the default, and a third with 2. The first epochs train on all of them, until it
     is known whose rank varies most (`WarmUp`), `warm_up` epochs at most. From then on before each epoch those are
-    evaluated by the model as it is, if somebody offers to (the hook does); for all others the latest loss counts. They
-    are read for that, but unlike in the paper nothing pins them in the cache. With `hybrid=False` (iCache) nothing is
-    evaluated, and there is no warm-up but the first epoch. `coverage` is the share of the draws that are uniform.
+    evaluated by the model as it is, if somebody offers to (the hook does); for all others the latest loss counts. The
+    daemon is told which they are and holds them, so that from their second evaluation on they are read from the cache.
+    With `hybrid=False` (iCache) nothing is evaluated, and there is no warm-up but the first epoch. `coverage` is the
+    share of the draws that are uniform.
 
     Meant for `policy=impact`, whose scores are losses. An epoch is drawn when it begins, so its plan is known no
     earlier. Its length differs: `len` is that of the current epoch. Rank 0 decides for all.
@@ -125,12 +126,16 @@ class ImpactSampler(SpiderSampler):
             if not self.warm_up.over:
                 return None
             log.info("warm-up is over after %d epochs", self.warm_up.epochs)
-        return chances_of(self._reevaluated(losses), self._sharpness, self._coverage)
+        return chances_of(self._reevaluated(losses, timeout_s), self._sharpness, self._coverage)
 
-    def _reevaluated(self, losses: Losses) -> Losses:
+    def _reevaluated(self, losses: Losses, timeout_s: float) -> Losses:
         unstable = self.warm_up.unstable
         if not self._hybrid or self._evaluate is None or not len(unstable):
             return losses
+        # Each time, for a daemon or a policy that has come since was not told. The answer is waited for, since what is
+        # read before the daemon knows may not be kept, or be another sample.
+        assert self._client is not None
+        self._client.pin(self._list, unstable, timeout_s)
         found = self._evaluate(unstable)
         if found is not None:
             self.evaluated += len(unstable)

@@ -1,14 +1,14 @@
 """What a policy must answer that is guided by what a trainer's batches were scored, beside what every policy must.
 
 Scores, hubs and the ratio come in at any time between two opens. None of them changes who is a member: after
-`hub_found` the engine is to `place` the hub, after `set_ratio` it is to `settle`. A policy that has no use for hubs,
-stand-ins, epochs or a ratio leaves what is about them as it is here.
+`hub_found` the engine is to `place` the hub, after `pin` what that names, and after `set_ratio` it is to `settle`. A
+policy that has no use for hubs, stand-ins, pins, epochs or a ratio leaves what is about them as it is here.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key, Policy
@@ -41,6 +41,18 @@ class Guided(Policy):
 
     def forget_told(self) -> None:
         """Let the next `redirects_changed` name all redirects there are, as if none had been told."""
+
+    def pin(self, dataset: str, keys: Collection[Key]) -> Collection[Key]:
+        """Hold these samples of a dataset, cached or not yet, and no others of it (`pins.py`).
+
+        Returns those that are to be placed.
+        """
+        return ()
+
+    @property
+    def pinned(self) -> Mapping[str, Collection[Key]]:
+        """What is held so, by dataset."""
+        return {}
 
     def new_epoch(self) -> None:
         """A trainer began an epoch."""

@@ -86,7 +86,15 @@ class Labels:
     labels: Mapping[Key, int]
 
 
-Hint = Scored | Hub | Ratio | Epoch | Labels
+@dataclass(frozen=True, slots=True)
+class Pinning:
+    """A trainer had these samples of a dataset held, and no others of it."""
+
+    dataset: str
+    keys: Sequence[Key]
+
+
+Hint = Scored | Hub | Ratio | Epoch | Labels | Pinning
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,3 +255,8 @@ class _Guide:
                 self._policy.new_epoch()
             case Labels(dataset, labels):
                 self._policy.listed(dataset, labels)
+            case Pinning(dataset, keys):
+                for key in self._policy.pin(dataset, keys):
+                    # Any other enters when it is read.
+                    if key in self._engine.members:
+                        self._engine.place(key, self._engine.members[key].size)

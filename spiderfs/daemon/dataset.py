@@ -7,13 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
+from spiderfs.catalogue import Catalogue
 from spiderfs.core.policy import Key
 from spiderfs.daemon.trainer import SampleList
+from spiderfs.errors import SourceError, Stale
+from spiderfs.lister import Lister
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
 
 log = logging.getLogger(__name__)
+
+# Samples looked up between two chances for other tasks: 5 ms.
+_AT_A_TIME = 500
 
 
 class Dataset:
@@ -69,6 +76,31 @@ class Dataset:
         for scoring in list(self.scorings.values()):
             self.directory.mkdir(parents=True, exist_ok=True)
             scoring.save(self.directory)
+
+
+async def inodes_of(samples: SampleList, catalogue: Catalogue, lister: Lister) -> npt.NDArray[np.uint64]:
+    """The file of each sample of a list, 0 where there is none; directories that are not known yet are listed."""
+    inodes = np.zeros(len(samples), np.uint64)
+    listed: dict[bytes, int] = {}
+    for place, path in enumerate(samples.paths):
+        directory, _, name = path.rpartition(b"/")
+        if directory not in listed:
+            listed[directory] = await _listed(directory, lister)
+        dentry = catalogue.find(listed[directory], name) if listed[directory] else None
+        if dentry is not None:
+            inodes[place] = dentry.inode
+        if place % _AT_A_TIME == 0:
+            await trio.lowlevel.checkpoint()
+    return inodes
+
+
+async def _listed(path: bytes, lister: Lister) -> int:
+    try:
+        node = await lister.directory(path)
+        await lister.complete(node, ttl_s=60.0)
+    except (SourceError, Stale):
+        return 0
+    return node.inode
 
 
 def leave_out_contradictions(inodes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int32]) -> None:

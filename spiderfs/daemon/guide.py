@@ -25,10 +25,11 @@ from spiderfs.core.homophily import Hub
 from spiderfs.core.ledger import Ledger
 from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.daemon.balance import Balance
-from spiderfs.daemon.dataset import Dataset, leave_out_contradictions
+from spiderfs.daemon.dataset import Dataset, inodes_of, leave_out_contradictions
 from spiderfs.daemon.keeper import Keeper
+from spiderfs.daemon.pinboard import Pinboard
 from spiderfs.daemon.trainer import SampleList, Trainer
-from spiderfs.errors import SourceError, Stale
+from spiderfs.errors import Stale
 from spiderfs.fuse.session import forget_name
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
@@ -41,9 +42,6 @@ from spiderfs.store.store import Records
 from spiderfs.trace import TraceWriter
 
 log = logging.getLogger(__name__)
-
-# Samples looked up, or redirects withdrawn, between two chances for other tasks: 5 ms.
-_AT_A_TIME = 500
 
 
 class Guide:
@@ -81,6 +79,7 @@ class Guide:
         self._using: dict[tuple[Trainer, str], Dataset] = {}
         self.datasets: dict[str, Dataset] = {}
         self.balance = Balance(keeper, options)
+        self._pinboard = Pinboard(catalogue, keeper, trace)
         self._planning = False
         self._scorer_options = ScorerOptions(radius=options.radius)
 
@@ -92,6 +91,10 @@ class Guide:
             self.balance.restore(state)
 
     # -- trainers
+
+    def ending(self) -> None:
+        """The mount is about to end, which is not the trainers' leaving: what they have pinned is to be saved."""
+        self._pinboard.forget()
 
     async def attached(self, trainer: Trainer) -> None:
         # Events carry 16 bits of it, and 0 is nobody.
@@ -107,6 +110,7 @@ class Guide:
         for key in [key for key in self._using if key[0] is trainer]:
             del self._using[key]
         self._publish_trainers()
+        await self._pinboard.gone(trainer)
 
     def _publish_trainers(self) -> None:
         rows = []
@@ -124,7 +128,7 @@ class Guide:
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> int:
         digest = xxhash.xxh3_64_hexdigest(b"\0".join(samples.paths) + samples.labels.tobytes())
-        inodes = await self._inodes(samples)
+        inodes = await inodes_of(samples, self._catalogue, self._lister)
         unknown = int((inodes == 0).sum())
         leave_out_contradictions(inodes, samples.labels)
         dataset = self.datasets.get(digest)
@@ -155,6 +159,7 @@ class Guide:
 
     async def policy_changed(self) -> None:
         """Tell a policy that was just chosen all scores there are of its kind, and readers its redirects alone."""
+        self._pinboard.forget()
         for dataset in list(self.datasets.values()):
             await self._remember(dataset)
         await self.republish()
@@ -162,29 +167,6 @@ class Guide:
     def scoring_of(self, dataset: Dataset) -> Scoring | None:
         """What learns about a list for the policy there is now, once there was something to learn."""
         return dataset.scorings.get(self._keeper.engine.policy.scoring)
-
-    async def _inodes(self, samples: SampleList) -> npt.NDArray[np.uint64]:
-        """The file of each sample; directories that are not known yet are listed."""
-        inodes = np.zeros(len(samples), np.uint64)
-        listed: dict[bytes, int] = {}
-        for place, path in enumerate(samples.paths):
-            directory, _, name = path.rpartition(b"/")
-            if directory not in listed:
-                listed[directory] = await self._listed(directory)
-            dentry = self._catalogue.find(listed[directory], name) if listed[directory] else None
-            if dentry is not None:
-                inodes[place] = dentry.inode
-            if place % _AT_A_TIME == 0:
-                await trio.lowlevel.checkpoint()
-        return inodes
-
-    async def _listed(self, path: bytes) -> int:
-        try:
-            node = await self._lister.directory(path)
-            await self._lister.complete(node, ttl_s=60.0)
-        except (SourceError, Stale):
-            return 0
-        return node.inode
 
     # -- what training says
 
@@ -250,6 +232,7 @@ class Guide:
         policy = self._keeper.guided
         if policy is not None:
             policy.new_epoch()
+        await self._pinboard.epoch_ended()
         self.balance.epoch_ended(end.epoch, sigmas, end.accuracy)
         if trace := self._trace():
             for dataset in datasets:
@@ -285,6 +268,12 @@ class Guide:
     async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
         members = self._keeper.engine.members
         return np.array([inode in members for inode in self._using[trainer, samples.name].inodes.tolist()], np.bool_)
+
+    async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
+        held = await self._pinboard.say(trainer, samples.name, self._using[trainer, samples.name], indices)
+        # What is pinned has no stand-ins from now on, and is none.
+        await self.publish_redirects()
+        return held
 
     # -- what workers saw
 

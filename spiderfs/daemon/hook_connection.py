@@ -33,6 +33,8 @@ from spiderfs.protocol import (
     Limits,
     Message,
     Ok,
+    Pin,
+    Pinned,
     Plan,
     Samples,
     Scores,
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")
 _RECEIVE_BYTES = 1 << 18
-_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Goodbye)
+_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Pin, Goodbye)
 
 
 class HookSink(Protocol):
@@ -70,6 +72,9 @@ class HookSink(Protocol):
 
     async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
         """One flag a sample."""
+
+    async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
+        """Hold these samples, in place of those named before; returns how many will be."""
 
     async def detached(self, trainer: Trainer) -> None: ...
 
@@ -242,6 +247,11 @@ class Connection:
                 flags = await self._sink.cached(trainer, samples)
                 bitmap = np.packbits(flags, bitorder="little")
                 await self.answer(Cached(message.list, message.request, len(flags), bitmap))
+            case Pin():
+                samples = _list(trainer, message.list)
+                _check_indices(samples, message.indices)
+                count = await self._sink.pin(trainer, samples, message.indices)
+                await self.answer(Pinned(message.list, message.request, count))
             case Goodbye():
                 await self.answer(Ok(Goodbye.TYPE))
 

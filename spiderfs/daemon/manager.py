@@ -148,6 +148,7 @@ class Manager:
             self.counters.add("process_starts")
             async for _ in signals:
                 break
+        self.guide.ending()
 
     def close(self) -> None:
         self._events.flush()

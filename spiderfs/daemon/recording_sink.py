@@ -24,6 +24,7 @@ class RecordingSink:
     batches: list[tuple[Trainer, Batch]] = field(default_factory=list)
     ends: list[tuple[Trainer, EpochEnd]] = field(default_factory=list)
     plans: list[tuple[Trainer, Plan]] = field(default_factory=list)
+    pins: list[tuple[Trainer, list[int]]] = field(default_factory=list)
 
     async def attached(self, trainer: Trainer) -> None:
         self.calls.append(("attached", trainer))
@@ -56,6 +57,11 @@ class RecordingSink:
         flags = np.zeros(len(samples), np.bool_)
         flags[::2] = True
         return flags
+
+    async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
+        self.calls.append(("pin", trainer))
+        self.pins.append((trainer, indices.tolist()))
+        return len(indices)
 
     async def detached(self, trainer: Trainer) -> None:
         self.calls.append(("detached", trainer))

@@ -11,12 +11,15 @@ a list, so that the first epochs, and a mount without a trainer, have a MinIO, a
 
 A new list does not stop anything: members pass from the parts of the old list to those of the new one, some at each
 event, and are victims in the order of the parts that they are in (the paper's shadow heap).
+
+What a trainer pins (the paper's S, evaluated before each epoch) lies in a section of its own and in no part: it is
+nobody's victim, stands in for nobody, and nobody stands in for it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -26,7 +29,8 @@ from spiderfs.core.guided import Guided
 from spiderfs.core.heap import Heap
 from spiderfs.core.importance import UNKNOWN
 from spiderfs.core.lenders import Lenders
-from spiderfs.core.policy import Key, in_saved_order, saved_keys
+from spiderfs.core.pins import PINNED, Pins, pinned_limit
+from spiderfs.core.policy import SAMPLES, Key, in_saved_order, saved_keys
 
 # The paper leaves the length of the list open.
 H_SHARE = 0.5
@@ -39,7 +43,8 @@ PACKAGE_SHARE_MAX = 0.1
 PASSED_AT_ONCE = 64
 # The latest of them.
 MAX_MISSED = 1 << 16
-# A longer list is not saved: it would be some 3 MB, every half a minute. The next epoch makes a new one.
+# Longer lists, of H-samples or of pins, are not saved: each would be some 3 MB, every half a minute. The next epoch has
+# new ones.
 MAX_SAVED = 1 << 18
 
 
@@ -81,6 +86,7 @@ class _Parts:
 
 class Impact(Guided):
     name = "impact"
+    sections = (SAMPLES, PINNED)
     scoring = "loss"
 
     def __init__(self) -> None:
@@ -93,11 +99,20 @@ class Impact(Guided):
         # L-members that were read in this epoch, the first of them first.
         self._used: OrderedDict[Key, None] = OrderedDict()
         self._asked_for: set[Key] = set()
+        self._pins = Pins()
+        # Members of that section, the first that entered first.
+        self._pinned: dict[Key, None] = {}
         self._lenders = Lenders(self._needs_stand_in)
         self._reads = dict(FIRST_READS)
         self.missed_ids: OrderedDict[Key, None] = OrderedDict()
 
     # -- as every policy
+
+    def limit(self, section: str, share_bytes: int, held_bytes: Mapping[str, int]) -> int:
+        return pinned_limit(share_bytes) if section == PINNED else share_bytes
+
+    def section_for(self, key: Key) -> str:
+        return PINNED if key in self._pins else SAMPLES
 
     def hit(self, key: Key, size: int) -> None:
         self._read(key)
@@ -105,24 +120,36 @@ class Impact(Guided):
     def missed(self, key: Key, size: int) -> None:
         self._read(key)
         self._lenders.settled(key)
-        if self._parts.listed and key not in self._parts.listed:
+        if self._parts.listed and key not in self._parts.listed and key not in self._pins:
             self._miss(key)
 
     def inserted(self, key: Key, size: int) -> None:
         self._sizes[key] = size
-        self._parts.add(key, size)
         self._lenders.settled(key)
-        self._place(key)
+        if key in self._pins:
+            self._pinned[key] = None
+        else:
+            self._parts.add(key, size)
+            self._place(key)
 
     def removed(self, key: Key) -> None:
-        (self._parts if key in self._parts else self._old).remove(key, self._sizes.pop(key))
+        size = self._sizes.pop(key)
+        if key in self._pinned:
+            del self._pinned[key]
+        else:
+            (self._parts if key in self._parts else self._old).remove(key, size)
         self._lenders.discard(key)
         self._used.pop(key, None)
 
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
-        return chain(self._low_members(), self._old.high.ascending(), self._parts.high.ascending())
+        if section == PINNED:
+            return iter(self._pinned)
+        samples = chain(self._low_members(), self._old.high.ascending(), self._parts.high.ascending())
+        return samples if section == SAMPLES else chain(samples, self._pinned)
 
     def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:
+        if self.section_for(key) == PINNED:
+            return iter(()) if full == PINNED else self.eviction_order(SAMPLES)
         if not self._parts.listed:
             return iter(())
         high_bytes, low_bytes = (self._old.high_bytes + self._parts.high_bytes, self._low_bytes())
@@ -141,6 +168,7 @@ class Impact(Guided):
     def state(self) -> dict[str, Any]:
         """A scoring that was saved too knows all losses, and the sampler what it has asked for."""
         listed = self._parts.listed if len(self._parts.listed) <= MAX_SAVED else {}
+        savable = len(self._pins) <= MAX_SAVED
         return {
             "order": list(self.eviction_order()),
             "listed": list(listed),
@@ -148,6 +176,7 @@ class Impact(Guided):
             "used": list(self._used),
             "reads": [self._reads[True], self._reads[False]],
             "missed": list(self.missed_ids),
+            "pins": {dataset: list(keys) for dataset, keys in self.pinned.items()} if savable else {},
         }
 
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
@@ -159,13 +188,17 @@ class Impact(Guided):
         self._asked_for.clear()
         self.missed_ids = OrderedDict.fromkeys(saved_keys(state.get("missed", ())))
         used = saved_keys(state.get("used", ()))
-        self._used = OrderedDict.fromkeys(key for key in used if key in members and key not in self._parts.listed)
+        self._pins = Pins({dataset: saved_keys(keys) for dataset, keys in state.get("pins", {}).items()})
+        self._pinned.clear()
+        outside = self._parts.listed, self._pins
+        self._used = OrderedDict.fromkeys(
+            key for key in used if key in members and not any(key in some for some in outside)
+        )
         self._asked_for.update(self._used)
         self._lenders.clear()
         self._sizes = dict(members)
         for key in in_saved_order(members, state.get("order", ())):
-            self._parts.add(key, members[key])
-            self._place(key)
+            self.inserted(key, members[key])
 
     # -- as a guided one
 
@@ -184,6 +217,16 @@ class Impact(Guided):
         self._asked_for.add(wanted)
         self._lenders.settled(wanted)
         self._miss(wanted)
+
+    def pin(self, dataset: str, keys: Collection[Key]) -> Collection[Key]:
+        changed = self._pins.replace(dataset, keys)
+        for key in keys:
+            self._lenders.settled(key)
+        return changed
+
+    @property
+    def pinned(self) -> Mapping[str, Collection[Key]]:
+        return self._pins.by_dataset
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         return self._lenders.drain_changes()
@@ -212,9 +255,9 @@ class Impact(Guided):
     def _read(self, key: Key) -> None:
         """Any read of a sample itself, cached or not."""
         self._pass_members(PASSED_AT_ONCE)
-        high = key in self._parts.listed
-        self._reads[high] += 1
         self._asked_for.add(key)
+        if key not in self._pins:
+            self._reads[key in self._parts.listed] += 1
         if key in self._parts.low:
             self._used.setdefault(key)
             self._lenders.discard(key)
@@ -243,7 +286,8 @@ class Impact(Guided):
                 self._place(key)
 
     def _needs_stand_in(self, key: Key) -> bool:
-        return key not in self._parts.listed and key not in self._sizes and key not in self._asked_for
+        known = self._parts.listed, self._sizes, self._asked_for, self._pins
+        return not any(key in some for some in known)
 
     def _highest(self) -> dict[Key, float]:
         """The list of H-samples, with their losses."""

@@ -66,6 +66,8 @@ def test_questions(tmp_path: Path) -> None:
         assert scores is not None
         assert cached is not None
         assert (scores.tolist(), cached.tolist()) == ([1, 2], [True, False])
+        assert talking.pin("train", np.array([1, 0]), 10) == 2
+        assert [indices for _, indices in daemon.sink.pins] == [[1, 0]]
         daemon.sink.scores_given = None
         assert talking.scores("train", 10) is None
         talking.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hook_daemon import until
@@ -58,6 +60,9 @@ class Training:
         self._epoch += 1
         # An answer comes after what was said before it was acted on.
         self._client.scores("train", 20.0)
+
+    def pin(self, indices: npt.NDArray[np.int64]) -> int | None:
+        return self._client.pin("train", indices, 20.0)
 
     def until_redirected(self, mount: Mounted, more_than: float) -> None:
         """Train on until so many reads were redirected; for two seconds each name means what it last did."""
@@ -167,6 +172,68 @@ def test_a_model_trains_on_the_harder_half(source: Path, tmp_path: Path, plan: b
             assert mount.metric("planned_opens") > 200
         assert hook.counts["errors"] == hook.counts["unmatched"] == 0
         hook.close()
+
+
+def test_what_is_evaluated_is_held_in_the_cache_until_the_trainer_leaves(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, plan="off", **OPTIONS) as mount:
+
+        def held() -> int:
+            entries: int = mount.stats()["sections"]["pinned"]["entries"]
+            return entries
+
+        sampler = ImpactSampler(SAMPLES, warm_up=2)
+        batches: DataLoader[Any] = DataLoader(Files(mount.point), batch_size=10, sampler=sampler)
+        torch.manual_seed(1)
+        model = nn.Linear(CLASSES, CLASSES)
+        hook = attach(mount.point, model, batches, plan=False)
+        evaluate, misses = sampler._evaluate, list[float]()
+        assert evaluate is not None
+
+        def counted(indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
+            before = mount.metric("opens") - mount.metric("opens_hit")
+            losses = evaluate(indices)
+            misses.append(mount.metric("opens") - mount.metric("opens_hit") - before)
+            return losses
+
+        sampler.offer(counted)
+        for _ in range(6):
+            for _ in train(model, batches):
+                pass
+            hook.epoch_end(0.5)
+        assert len(misses) == 4
+        count = len(sampler.warm_up.unstable)
+        assert count >= 8
+        # The kernel's page cache has opens all the same.
+        assert misses[1:] == [0, 0, 0]
+        assert held() == count
+        used = mount.stats()["sections"]["pinned"]["bytes"]
+        assert used <= 48 * 1024 // 4
+        hook.close()
+        eventually(lambda: held() == 0, what="the end of the pins")
+
+
+def test_a_remount_holds_what_was_pinned_for_an_epoch(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **OPTIONS) as mount:
+        training = Training(mount.point)
+        training.epoch()
+        assert training.pin(np.arange(5)) == 5
+
+        def all_there() -> bool:
+            # For two seconds a name may still mean its stand-in.
+            for name in NAMES[:5]:
+                (mount.point / name).read_bytes()
+            entries: int = mount.stats()["sections"]["pinned"]["entries"]
+            return entries == 5
+
+        eventually(all_there, what="all of them")
+        mount.stop(signal.SIGTERM)
+        training.close()
+    with mounted(source, tmp_path, **OPTIONS) as mount:
+        assert mount.stats()["sections"]["pinned"]["entries"] == 5
+        training = Training(mount.point)
+        training.epoch()
+        eventually(lambda: mount.stats()["sections"]["pinned"]["entries"] == 0, what="the end of the pins")
+        training.close()
 
 
 def test_a_remount_goes_on_with_its_list(source: Path, tmp_path: Path) -> None:

@@ -30,12 +30,17 @@ class Daemon:
 
     def __init__(self, losses: npt.NDArray[np.float32]) -> None:
         self.losses = losses
+        self.pinned: list[list[int]] = []
 
     def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32]:
         return self.losses
 
     def cached(self, name: str, timeout_s: float) -> npt.NDArray[np.bool_]:
         return np.arange(len(self.losses)) % 2 == 0
+
+    def pin(self, name: str, indices: npt.NDArray[np.int64], timeout_s: float) -> int:
+        self.pinned.append(indices.tolist())
+        return len(indices)
 
 
 def bound(sampler: ImpactSampler, losses: npt.NDArray[np.float32] = LOSSES) -> Daemon:
@@ -118,6 +123,7 @@ class TestWarmUp:
 
         def evaluate(indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
             asked.append(indices.tolist())
+            assert daemon.pinned == asked, "the daemon knows before they are read"
             return np.full(len(indices), 9, np.float32)
 
         sampler.offer(evaluate)
@@ -169,6 +175,7 @@ def test_the_hook_evaluates_with_the_model_as_it_is_and_changes_nothing(daemon: 
     assert sampler.evaluated == 12
     assert model.training
     assert [len(plan.order) for _, plan in daemon.sink.plans if plan.begun] == [50, 25, 25]
+    assert [indices for _, indices in daemon.sink.pins] == [sampler.warm_up.unstable.tolist()] * 2
     evaluated = [batch for _, batch in daemon.sink.batches if len(batch.indices) == 6]
     assert len(evaluated) >= 2
     with torch.no_grad():

@@ -15,6 +15,8 @@ import trio
 from spiderfs.catalogue import TABLES, Catalogue
 from spiderfs.config import Options
 from spiderfs.core.events import ACCESS, FETCHED, HIT, Access
+from spiderfs.core.pins import PINNED
+from spiderfs.core.replay import Pinning
 from spiderfs.daemon.guide import Guide
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.trainer import SampleList, SamplePaths, Trainer
@@ -408,3 +410,83 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
     assert len(hints) > 15 * 7
     if policy != "lru":
         assert hints == trace.hints()
+
+
+def pinned(harness: Harness) -> list[int]:
+    """The samples whose files are in that section, by their places in the list."""
+    members = harness.keeper.engine.members
+    return [
+        place for place, inode in enumerate(harness.inodes) if inode in members and members[inode].section == PINNED
+    ]
+
+
+async def said(harness: Harness, *indices: int) -> int:
+    return await harness.guide.pin(harness.trainer, harness.list, np.array(indices, np.uint32))
+
+
+def test_what_is_pinned_is_held_as_far_as_it_fits(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
+        # A quarter of the room for ten.
+        assert await said(harness, 5, 4, 4, 3) == 2
+        assert pinned(harness) == [4, 5]
+        assert await said(harness, 5, 20) == 2
+        assert pinned(harness) == [5]
+        await harness.batch(np.random.default_rng(1), [20], np.ones(1, np.float16))
+        assert pinned(harness) == [5, 20]
+        assert await said(harness) == 0
+        assert pinned(harness) == []
+
+    run(tmp_path, test, "impact")
+
+
+def test_pins_end_with_the_trainer_and_with_the_policy(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
+        await said(harness, 5, 4)
+        harness.keeper.set_policy("icache")
+        await harness.guide.policy_changed()
+        assert pinned(harness) == []
+        await said(harness, 5, 4)
+        assert pinned(harness) == [4, 5]
+        await harness.guide.detached(harness.trainer)
+        assert pinned(harness) == []
+
+    run(tmp_path, test, "impact")
+
+
+def test_pins_of_an_earlier_mount_last_for_an_epoch(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
+        # A new mount leaves more room for landing.
+        await said(harness, 5)
+        again = Keeper(harness.content, "impact", 0.5, SharedCounters(1).row(0))
+        again.restore(10 * SIZE, harness.keeper.saved_state())
+        harness.keeper.engine = again.engine
+        await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        assert pinned(harness) == [5], "it was said in this epoch"
+        # A trainer whose manager was another one.
+        harness.guide._pinboard.forget()
+        await harness.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
+        assert pinned(harness) == []
+
+    run(tmp_path, test, "impact")
+
+
+def test_pins_are_recorded(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        writer = TraceWriter(tmp_path / "trace")
+        harness.guide._pinboard._trace = lambda: writer
+        await harness.declare()
+        for indices in ([5, 4], [5, 4], []):
+            await said(harness, *indices)
+        writer.close()
+        kinds = read_trace(tmp_path / "trace").records["kind"].tolist()
+        assert kinds == [Kind.PINS, Kind.PINNED, Kind.PINNED, Kind.PINS]
+        (_, first), (_, last) = read_trace(tmp_path / "trace").hints()
+        assert (first, last) == (Pinning("1", (harness.inodes[5], harness.inodes[4])), Pinning("1", ()))
+
+    run(tmp_path, test, "impact")

@@ -35,6 +35,8 @@ from spiderfs.protocol import (
     Limits,
     Message,
     Ok,
+    Pin,
+    Pinned,
     Plan,
     ProtocolError,
     Samples,
@@ -153,13 +155,17 @@ def test_a_whole_talk(tmp_path: Path) -> None:
             cached = await client.answer()
             assert isinstance(cached, Cached)
             assert (cached.request, cached.flags().tolist()) == (8, [True, False, True])
+            await client.send(Pin("train", 9, np.array([2, 0], np.uint32)))
+            pinned = await client.answer()
+            assert isinstance(pinned, Pinned)
+            assert (pinned.request, pinned.count) == (9, 2)
             await client.send(Goodbye())
             await client.said(Ok, "goodbye")
             assert await client.answer() is None
 
     sink = RecordingSink(scores_given=np.array([1, 2, 3], np.float32))
     daemon = served(tmp_path, talk, sink)
-    order = ["attached", "samples", "plan", "batch", "epoch_end", "scores", "cached", "detached"]
+    order = ["attached", "samples", "plan", "batch", "epoch_end", "scores", "cached", "pin", "detached"]
     assert [name for name, _ in sink.calls] == order
     (trainer,) = {trainer for _, trainer in sink.calls}
     assert (trainer.pid, trainer.uid, trainer.rank) == (os.getpid(), os.getuid(), 0)
@@ -193,11 +199,15 @@ def test_a_list_in_chunks(tmp_path: Path) -> None:
             await client.said(Error, "where 0 was due")
             await client.send(batch(2), batch(3))
             await client.said(Error, "index 3 in a list of 3")
+            await client.send(Pin("train", 1, np.array([0, 3], np.uint32)), Pin("other", 2, np.array([0], np.uint32)))
+            await client.said(Error, "index 3 in a list of 3")
+            await client.said(Error, "no list 'other'")
 
     daemon = served(tmp_path, talk)
     assert [list(declared.paths) for _, declared in daemon.sink.lists] == [[b"a", b"b", b"c"]]
     assert len(daemon.sink.batches) == 1
-    assert daemon.counted["hook_malformed"] == 3
+    assert daemon.sink.pins == []
+    assert daemon.counted["hook_malformed"] == 5
 
 
 @pytest.mark.parametrize(

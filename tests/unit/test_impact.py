@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import msgpack  # type: ignore[import-untyped]
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spiderfs.core.engine import NOTHING, Engine
 from spiderfs.core.lenders import SAMPLES_EACH, Lenders
-from spiderfs.core.policy import Key
-from spiderfs.core.replay import Accesses, Epoch, Labels, Scored, replay
+from spiderfs.core.pins import PINNED, pinned_limit
+from spiderfs.core.policy import SAMPLES, Key
+from spiderfs.core.replay import Accesses, Epoch, Labels, Pinning, Scored, replay
+from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
 
@@ -162,6 +165,113 @@ class TestStandIns:
         assert list(policy.missed_ids) == [5, 77]
 
 
+def pinned(engine: Engine, *keys: int, dataset: str = "train") -> None:
+    """As the daemon does it: bytes of what is no member are not there."""
+    policy = engine.policy
+    assert isinstance(policy, Impact)
+    for key in policy.pin(dataset, keys):
+        if key in engine.members:
+            engine.place(key, SIZE)
+
+
+def sections(engine: Engine) -> dict[str, set[Key]]:
+    return {
+        name: {key for key, member in engine.members.items() if member.section == name} for name in (SAMPLES, PINNED)
+    }
+
+
+class TestPins:
+    def test_are_nobodys_victims(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        opened(engine, *range(1, 9))
+        taught(engine, {key: float(key) for key in range(1, 31)})
+        pinned(engine, 1, 2)
+        for key in range(9, 31):
+            opened(engine, key)
+        assert sections(engine)[PINNED] == {1, 2}
+        pinned(engine)
+        assert sections(engine)[PINNED] == set()
+        for key in range(9, 31):
+            opened(engine, key)
+        assert 1 not in engine.members
+
+    def test_enter_when_they_are_read_and_fill_a_quarter_at_most(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        opened(engine, *range(1, 9))
+        taught(engine, {key: float(key) for key in range(1, 9)})
+        pinned(engine, 21, 22, 23)
+        opened(engine, 21, 22, 23)
+        assert sections(engine)[PINNED] == {21, 22}
+        assert engine.used_bytes == 8 * SIZE
+        engine.resize(4 * SIZE, 0)
+        assert len(sections(engine)[PINNED]) == 1
+
+    def test_hold_while_plans_are_followed(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        opened(engine, *range(1, 9))
+        pinned(engine, 1, 2)
+        order = np.arange(3, 20, dtype=np.uint32)
+        engine.plan("reader", "train", PlannedEpoch(0, [*range(20)], {key: key for key in range(20)}, order), 0.0)
+        for time, key in enumerate(range(3, 20)):
+            engine.wanted("reader", key, float(time))
+            opened(engine, key)
+        assert sections(engine)[PINNED] == {1, 2}
+
+    def test_neither_stand_in_nor_are_replaced(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        opened(engine, 1, 2, 3, 10)
+        policy = taught(engine, LOSSES, LABELS)
+        assert (policy.stand_in("train", 5), policy.stand_in("train", 4)) == (1, 2)
+        pinned(engine, 1, 4)
+        assert (policy.stand_in("train", 5), policy.stand_in("train", 4)) == (3, None)
+        opened(engine, 4)
+        assert list(policy.missed_ids) == []
+
+    def test_do_not_move_the_ratio(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        policy = taught(engine, LOSSES)
+        pinned(engine, 1)
+        before = policy.ratio
+        for _ in range(500):
+            opened(engine, 1)
+        assert policy.ratio == before
+
+    def test_of_one_dataset_end_alone(self) -> None:
+        engine = Engine(Impact(), 12 * SIZE)
+        opened(engine, 1, 2, 3)
+        pinned(engine, 1, 2)
+        pinned(engine, 2, 3, dataset="other")
+        pinned(engine)
+        assert sections(engine)[PINNED] == {2, 3}
+        assert {name: list(keys) for name, keys in engine.policy.pinned.items()} == {"other": [2, 3]}  # type: ignore[attr-defined]
+
+    def test_survive_a_remount_and_no_other_policy(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        opened(engine, *range(1, 9))
+        pinned(engine, 1, 2)
+        stored = [(key, size, section) for key, (size, section) in engine.members.items()]
+        again = Engine(Impact(), 8 * SIZE)
+        assert again.restore(stored, msgpack.unpackb(msgpack.packb(engine.state()))) == NOTHING
+        assert sections(again) == sections(engine)
+        again.change_policy(Impact())
+        assert sections(again)[PINNED] == set()
+
+    def test_too_many_are_not_saved(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        pinned(engine, 1, 2)
+        assert engine.policy.state()["pins"] == {"train": [1, 2]}
+        monkeypatch.setattr(impact, "MAX_SAVED", 1)
+        assert engine.policy.state()["pins"] == {}
+
+    def test_are_replayed(self) -> None:
+        accesses = Accesses.of([1, 2, 3, 4, 5, 6, 7, 8, 1, 9], [SIZE] * 10, ["1"] * 10)
+        scores = ((4, Scored(key, float(key))) for key in range(1, 11))
+        hints = [(4, Labels("1", {1: 0, 5: 1, 6: 1, 7: 1, 8: 1})), *scores, (4, Epoch())]
+        without = replay(Engine(Impact(), 4 * SIZE), accesses, 10, hints)
+        pinning = replay(Engine(Impact(), 4 * SIZE), accesses, 10, [*hints, (4, Pinning("1", (1,)))])
+        assert (without.hits.tolist(), pinning.hits.tolist()) == ([0], [1])
+
+
 class TestLenders:
     def test_offer_themselves_to_few_and_to_nobody_twice(self) -> None:
         lenders = Lenders(lambda key: key >= 100)
@@ -268,6 +378,8 @@ class ImpactMachine(RuleBasedStateMachine):
             return
         hub = int(str(given))
         assert key not in self.engine.members
+        assert not any(key in pins for pins in self.policy.pinned.values())
+        assert self.engine.members[hub].section == SAMPLES
         assert hub in self.engine.members
         assert label_of(dataset, hub) == label_of(dataset, key)
         assert not {key, hub} & self.high
@@ -284,6 +396,12 @@ class ImpactMachine(RuleBasedStateMachine):
         self.high = set(order[len(order) - len(order) // 2 :])
         self.read.clear()
         self.used.clear()
+
+    @rule(dataset=st.sampled_from(["one", "two"]), keys=st.frozensets(KEYS, max_size=4))
+    def pin(self, dataset: str, keys: frozenset[int]) -> None:
+        for key in self.policy.pin(dataset, keys):
+            if key in self.engine.members:
+                self.engine.place(key, self.size(int(str(key))))
 
     @rule(key=KEYS)
     def take_away(self, key: int) -> None:
@@ -327,6 +445,10 @@ class ImpactMachine(RuleBasedStateMachine):
             assert sorted(order, key=repr) == sorted(self.engine.members, key=repr)
             assert self.engine.used_bytes == sum(self.size(int(str(key))) for key in order) <= self.engine.budget_bytes
             assert 0 < self.policy.ratio < 1
+            held = sorted(key for key, member in self.engine.members.items() if member.section == PINNED)  # type: ignore[type-var]
+            assert held == sorted(self.policy.eviction_order(PINNED))  # type: ignore[type-var]
+            assert all(any(key in pins for pins in self.policy.pinned.values()) for key in held)
+            assert self.engine.section_bytes[PINNED] <= pinned_limit(self.engine.budget_bytes)
 
 
 TestImpactMachine = ImpactMachine.TestCase

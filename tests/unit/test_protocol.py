@@ -30,6 +30,8 @@ from spiderfs.protocol import (
     Limits,
     Message,
     Ok,
+    Pin,
+    Pinned,
     Plan,
     ProtocolError,
     Samples,
@@ -68,12 +70,14 @@ EXAMPLES: tuple[Message, ...] = (
     Plan("train", 3, 1, True, np.array([2, 0, 2], np.uint32)),
     ScoresRequest("train", 7),
     CachedRequest("train", 8),
+    Pin("train", 9, np.array([3, 0], np.uint32)),
     Goodbye(),
     Ok("hello"),
     Error("refused", "no"),
     Warn("two paths"),
     Scores("train", 7, np.array([0.5, 0], np.float32)),
     Cached("train", 8, 9, np.array([255, 1], np.uint8)),
+    Pinned("train", 9, 2),
 )
 
 
@@ -214,6 +218,14 @@ def test_a_claimed_length_allocates_nothing() -> None:
     assert "longer than the body" in str(refused(frame(header, b"1234")))
 
 
+def test_no_more_is_pinned_than_a_list_may_have() -> None:
+    limits = Limits(samples=3)
+    (message,) = decoded(encode(Pin("x", 1, np.arange(3, dtype=np.uint32))), limits)
+    assert isinstance(message, Pin)
+    error = refused(encode(Pin("x", 1, np.arange(4, dtype=np.uint32))), limits)
+    assert (error.code, error.fatal) == ("too-large", False)
+
+
 GOOD_BATCH = {"type": "batch", "list": "x", "epoch": 0, "step": 0}
 
 
@@ -250,6 +262,10 @@ def test_arrays_that_do_not_fit(arrays: object, body: bytes, words: str) -> None
         ({"type": "goodbye", "now": 1}, "no 'now'"),
         ({"type": "plan", "list": "x", "epoch": 0, "position": 0, "begun": 1}, "begun: bool, not 1"),
         ({"type": "plan", "list": "x", "epoch": 0, "position": 0}, "begun: bool, not None"),
+        ({"type": "pin", "list": "x", "request": 1}, "needs indices"),
+        ({"type": "pin", "list": "x", "arrays": []}, "request: int, not None"),
+        ({"type": "pin", "list": 7, "request": 1, "arrays": []}, "list: str, not 7"),
+        ({"type": "pinned", "list": "x", "request": 1, "count": -1}, "count: int, not -1"),
         ({"type": "epoch_end", "epoch": 0, "accuracy": float("nan")}, "accuracy"),
         ({"type": "epoch_end", "epoch": 0, "accuracy": 71.0}, "between 0 and 1"),
     ],

@@ -18,33 +18,23 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
 import shutil
 import statistics
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from in_process import AHEAD, LIST_CACHES, MIN_BY_EPOCH, Configuration, Epoch, Run, decode, train
+from extent import Extent, add_extent, check_names, extent_of
+from in_process import AHEAD, Configuration, Epoch, Run, decode, train
 from interruption import exit_status
+from lists import LIST_CACHES, MIN_BY_EPOCH
+from results import machine, plain_table, save, spread
 from rich.console import Console
 from rich.progress import Progress
-from train import (
-    BATCH,
-    CACHED_SHARE,
-    LEARNING_RATE,
-    Extent,
-    check_names,
-    extent_of,
-    find_data,
-    plain_table,
-    spread,
-)
+from training import BATCH, CACHED_SHARE, LEARNING_RATE, find_data
 
 TABLE_WIDTH = 132
 MOST_ORIGIN, MOST_TOP1_LOSS = 0.5, 0.005
@@ -219,12 +209,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
 def result_of(extent: Extent, runs: list[Run]) -> dict[str, Any]:
     return {
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        },
+        "machine": machine(),
         "extent": identity(extent),
         "configurations": {run.configuration: asdict(CONFIGURATIONS[run.configuration]) for run in runs},
         "runs": [asdict(run) for run in runs],
@@ -284,20 +269,10 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                 plot(rows, arguments.plot)
 
 
-def save(path: Path, result: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(json.dumps(result, indent=1) + "\n")
-    unfinished.replace(path)
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="DIR/train/CLASS/NAME, DIR/test/...")
-    parser.add_argument("--quick", action="store_true", help="few images, epochs and configurations, one seed")
-    for name, field in (("epochs", "epochs"), ("train-samples", "training"), ("test-samples", "held_out")):
-        parser.add_argument(f"--{name}", type=int, dest=field, metavar="N", help=f"default {getattr(FULL, field)}")
-    parser.add_argument("--seeds", type=int, metavar="N", help=f"default {FULL.seeds}")
+    add_extent(parser, FULL, QUICK)
     parser.add_argument("--configs", metavar="A,B", help=f"which to run, of {','.join(CONFIGURATIONS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there, after each run")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture there")

@@ -21,14 +21,10 @@ The rows of uniform sampling have no need of a trace: c + (1 - c) ln(1 - c) for 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import platform
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -37,11 +33,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from in_process import Configuration, decode, min_by_epoch, train
+from extent import Extent
+from in_process import Configuration, decode, train
 from interruption import exit_status
+from lists import min_by_epoch
+from results import machine, plain_table, save
 from rich.console import Console
 from rich.progress import Progress
-from train import BATCH, Extent, find_data, plain_table
+from training import BATCH, find_data
 
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Guided
@@ -244,19 +243,14 @@ def measure(trace: Path, arguments: argparse.Namespace, console: Console) -> Non
     show(points, console)
     if arguments.json is not None:
         result = {
-            "machine": {
-                "cores": len(os.sched_getaffinity(0)),
-                "python": platform.python_version(),
-                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            },
+            "machine": machine(),
             "recorded": None if arguments.trace else asdict(arguments.extent) | {"configuration": asdict(RECORDED)},
             "accesses": len(accesses),
             "distinct": accesses.distinct,
             "distinct_bytes": accesses.distinct_bytes,
             "points": [asdict(point) for point in points],
         }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        save(arguments.json, result)
     if arguments.plot is not None:
         plot(points, arguments.plot)
 

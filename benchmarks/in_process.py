@@ -1,4 +1,4 @@
-"""The training of benchmarks/train.py without its mount: what accuracy.py and hit_ratio.py train.
+"""The training of benchmarks/train.py without its mount: what accuracy.py, hit_ratio.py and systems.py train.
 
 Images are decoded once into memory. Reads are decided by the same engine, policy, scorer and sampler that serve a
 mount, called in the order in which the daemon calls them, and so is what a batch teaches: its embeddings are those of
@@ -14,27 +14,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import cast
 
 import numpy as np
 import torch
+from lists import list_origin
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from train import BATCH, CACHED_SHARE, LEARNING_RATE, Data, Images, evaluate, network
+from training import BATCH, CACHED_SHARE, SAMPLERS, Data, Images, Steps, evaluate, network
 
 from spiderfs.core.elastic import Elastic, ElasticOptions
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Guided
 from spiderfs.core.homophily import MAX_STAND_INS, Hub
-from spiderfs.core.replay import Accesses, Replay, policy_for, replay
+from spiderfs.core.policy import Key
+from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import Spider
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
 from spiderfs.trace import TraceWriter
-from trainer_hook import ImpactSampler, ShadeSampler, SpiderSampler
 from trainer_hook.client import Client
 
 # Two loader workers, two batches each.
@@ -43,15 +43,8 @@ AHEAD = 4
 EVALUATED_SHARE = 5
 # The list of samples, as hubs and traces name it.
 DATASET = 1
-SAMPLERS: dict[str, Callable[..., SpiderSampler]] = {
-    "spider": SpiderSampler,
-    "shade": ShadeSampler,
-    "shade without repeats": partial(ShadeSampler, repeats=1),
-    "shade with 4 repeats": partial(ShadeSampler, repeats=4),
-    # Trainings here have few epochs, of which the warm-up must not be more than half.
-    "impact": partial(ImpactSampler, warm_up=3),
-    "icache": partial(ImpactSampler, hybrid=False),
-}
+# Whose plans the engine is given.
+READER = "trainer"
 
 
 @dataclass(frozen=True)
@@ -59,10 +52,16 @@ class Configuration:
     """Every default but that of `settled` is what the product does by itself."""
 
     scores: str | None = "graph"
-    """What the sampler draws by and the cache keeps, a name in the table of scorings; None samples uniformly, over an
-    LRU."""
+    """What the sampler draws by and the cache keeps, a name in the table of scorings; None samples uniformly."""
     policy: str = "spider"
     """Of the cache, where there are scores."""
+    unscored_policy: str = "lru"
+    """Of the cache, where there are none."""
+    planned: bool = False
+    """The engine is told what each epoch will read: the first as it begins, others when they are drawn."""
+    oversampling: int = 1
+    """A batch is chosen from so many times as many samples of what is left of the epoch: those that are cached first
+    (Quiver, Kumar and Sivathanu, FAST 2020)."""
     sampler: str = "spider"
     """A name in SAMPLERS."""
     cached_share: float = CACHED_SHARE
@@ -78,7 +77,7 @@ class Configuration:
     """Losses are multiplied by 1/(N q), but by no more than this."""
     settled: float = 1.0
     """Share of an epoch after which the next one is drawn, by the scores of that moment; 1 is after its end. The
-    sampler's own default is less, so that a mount knows in time what it will be asked for."""
+    sampler's own default is a quarter, so that a mount knows in time what it will be asked for."""
     uniform_epochs: int = 0
     """At the beginning; scores are learned in them, but not drawn by."""
     radius_quantile: float = 0.5
@@ -179,7 +178,8 @@ class Cache:
             assert isinstance(made, Guided)
             self.guided = made
             self.guided.listed(str(DATASET), dict(enumerate(labels)))
-        self.engine = Engine(self.guided or POLICIES["lru"](), capacity)
+        self.engine = Engine(self.guided or POLICIES[configuration.unscored_policy](), capacity)
+        self._place_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
         self.elastic = Elastic(ElasticOptions(start=start, end=end))
         self.scorer: Scoring | None = None
         if configuration.scores:
@@ -208,11 +208,20 @@ class Cache:
 
     # -- as the mount
 
+    def plan(self, number: int, order: Sequence[int], begun: bool = True) -> None:
+        """An epoch begins that reads this, or (`begun` is False) will follow those that are known."""
+        if self.configuration.planned:
+            places = np.array(order, np.uint32)
+            epoch = PlannedEpoch(number, range(len(self._sizes)), self._place_of, places)
+            self.engine.plan(READER, str(DATASET), epoch, float(self._accesses), begun)
+
     def read(self, wanted: int) -> int:
         """The sample that is given for one that is asked for."""
         self._accesses += 1
         self.counts.opens += 1
         size = self._sizes[wanted]
+        if self.configuration.planned:
+            self.engine.wanted(READER, wanted, float(self._accesses))
         hit = wanted in self.engine.members
         given = wanted if hit else self._stand_in(wanted)
         if given != wanted:
@@ -247,7 +256,7 @@ class Cache:
             return
         scored = self.scorer.batch(served, embeddings, losses)
         for sample, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
-            self.guided.scored(sample, score)
+            self.engine.scored(sample, score)
             if self._trace is not None:
                 self._trace.score(self._accesses, sample, score)
         hub = scored.hub()
@@ -312,9 +321,7 @@ def train(
         samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled
     )
     sampler.bind(cast(Client, cache), "train")
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.02)
-    steps = epochs * -(-samples // BATCH)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, steps)
+    steps = Steps(model, epochs, samples)
     part = replace(
         pool.held_out,
         images=pool.held_out.images[::EVALUATED_SHARE],
@@ -341,45 +348,46 @@ def train(
         images, labels = pool.images[given], pool.labels[given]
         flipped = torch.rand(len(images)) < 0.5
         images = torch.where(flipped[:, None, None, None], images.flip(3), images)
-        optimizer.zero_grad()
+        steps.optimizer.zero_grad()
         embeddings = features(images)
         losses = nn.functional.cross_entropy(classifier(embeddings), labels, reduction="none")
         weights = sampler.weights(wanted, configuration.weight_clip) if configuration.weight_clip else 1.0
         (losses * weights).mean().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        steps.optimizer.step()
         cache.learn(given.numpy(), embeddings.detach().half().numpy(), losses.detach().numpy())
         sampler.trained(np.array(wanted, np.uint32), losses.detach().numpy())
         stepped()
 
-    def advance(schedule_steps: int) -> None:
-        for _ in range(schedule_steps):
-            schedule.step()
-
+    rng = np.random.default_rng([seed, 2])
     done: list[Epoch] = []
     lists: list[list[int]] = []
     for number in range(1, epochs + 1):
         model.train()
         drawn = list(sampler)
+        cache.plan(number, drawn)
+        read: list[int] = []
         trained_on: set[int] = set()
         ahead: deque[tuple[list[int], list[int]]] = deque()
         settling = int(sampler.settled * len(drawn)) // BATCH * BATCH
-        # An epoch of part of the samples takes fewer steps, and the schedule more of its own with each.
-        schedule_steps = iter(
-            np.diff(np.linspace(0, steps // epochs, -(-len(drawn) // BATCH) + 1).astype(int)).tolist()
-        )
-        for first in range(0, len(drawn), BATCH):
-            if first == settling and sampler.settled < 1:
-                sampler.draw_ahead()
-            wanted = drawn[first : first + BATCH]
+        batches = -(-len(drawn) // BATCH)
+        trained = 0
+        for wanted in in_batches(drawn, cache, configuration.oversampling, rng):
+            if len(read) == settling and sampler.settled < 1:
+                following = sampler.draw_ahead()
+                if following is not None:
+                    cache.plan(number + 1, following, begun=False)
+            read += wanted
             ahead.append((wanted, [cache.read(sample) for sample in wanted]))
             trained_on.update(ahead[-1][1])
             if len(ahead) > AHEAD:
                 step(*ahead.popleft())
-                advance(next(schedule_steps))
+                trained += 1
+                steps.taken(number - 1, trained, batches)
         while ahead:
             step(*ahead.popleft())
-            advance(next(schedule_steps))
-        lists.append(drawn)
+            trained += 1
+            steps.taken(number - 1, trained, batches)
+        lists.append(read)
         top1 = evaluate(model, part)
         counts = cache.counts
         done.append(
@@ -407,36 +415,16 @@ def train(
     )
 
 
-# -- the same list through other caches
-
-LIST_POLICIES = {"LRU": "lru", "MinIO": "minio", "MIN": "belady"}
-MIN_BY_EPOCH = "MIN by epoch"
-LIST_CACHES = (*LIST_POLICIES, MIN_BY_EPOCH)
-
-
-def list_origin(lists: list[list[int]], sizes: list[int], capacity: int) -> dict[str, list[float]]:
-    """Origin bytes per sample that each of LIST_CACHES fetches for these epochs, by epoch."""
-    accesses = accesses_of([sample for drawn in lists for sample in drawn], sizes)
-    found = {}
-    for name, policy in LIST_POLICIES.items():
-        result = replay(Engine(policy_for(POLICIES[policy], accesses), capacity), accesses, len(lists[0]))
-        found[name] = (result.origin_bytes / result.opens).tolist()
-    found[MIN_BY_EPOCH] = [result.origin_bytes_per_sample for result in min_by_epoch(lists, sizes, capacity)]
-    return found
-
-
-def min_by_epoch(lists: list[list[int]], sizes: list[int], capacity: int) -> Iterator[Replay]:
-    """What a MIN serves that learns each epoch's list when it begins; the cache goes on from epoch to epoch."""
-    engine: Engine | None = None
-    for drawn in lists:
-        accesses = accesses_of(drawn, sizes)
-        policy = policy_for(POLICIES["belady"], accesses)
-        if engine is None:
-            engine = Engine(policy, capacity)
-        else:
-            engine.change_policy(policy)
-        yield replay(engine, accesses, len(drawn))
-
-
-def accesses_of(samples: list[int], sizes: list[int]) -> Accesses:
-    return Accesses.of(samples, [sizes[sample] for sample in samples])
+def in_batches(drawn: list[int], cache: Cache, oversampling: int, rng: np.random.Generator) -> Iterator[list[int]]:
+    """The draws of an epoch batch by batch, each chosen when it is asked for, if there is oversampling."""
+    left = np.array(drawn)
+    if oversampling == 1:
+        yield from (drawn[first : first + BATCH] for first in range(0, len(drawn), BATCH))
+        return
+    while len(left):
+        candidates = rng.choice(len(left), min(oversampling * BATCH, len(left)), replace=False)
+        missing = np.array([sample not in cache.engine.members for sample in left[candidates].tolist()])
+        # Stable: those that are cached come first, both in random order.
+        taken = candidates[np.argsort(missing, kind="stable")[:BATCH]]
+        yield left[taken].tolist()
+        left = np.delete(left, taken)

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from results import plain_table
 from rich.console import Console
 from rich.progress import track
-from train import plain_table
 
 from spiderfs.core.engine import Engine
 from spiderfs.core.policy import Key

@@ -41,13 +41,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from extent import check_names
 from interruption import exit_status
+from mounts import counts, leave_signals_to_the_parent, mounted, scratch_directory
+from results import plain_table, spread
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
-from train import check_names, counts, leave_signals_to_the_parent, mounted, plain_table, scratch_directory, spread
 
 import trainer_hook
 from spiderfs.core.engine import Engine

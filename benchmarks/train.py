@@ -1,6 +1,6 @@
 """Real training through a cache of a fifth of the data, over a slow source: what each way of caching costs and teaches.
 
-    .venv/bin/python benchmarks/train.py --data DIR             the whole measurement, about twenty-five minutes
+    .venv/bin/python benchmarks/train.py --data DIR             the whole measurement, about half an hour
     .venv/bin/python benchmarks/train.py --data DIR --quick     about a minute, for a look
 
 DIR holds train/CLASS/NAME and test/CLASS/NAME. Every run trains the same small residual network on the same images
@@ -8,14 +8,21 @@ through a mount of its own with an empty cache; the configurations take turns se
 on the machine falls on all of them alike:
 
     lru            evicts what was used longest ago; uniform sampling, each sample once an epoch
-    minio          keeps what came first; the same samples in the same order, so the same accuracy
+    lfu, minio     what was used least often; keeps what came first: the same samples in the same order as lru, so the
+                   same accuracy
     uniform+plan   the same samples in the same order, published beforehand: evicted by next use, fetched ahead
+    shade          draws by the ranks of losses, and three times as often what is cached and above the mean (SHADE)
+    icache         half of the samples in an epoch, the harder ones likelier; the cache lends easy ones within their
+                   class (iCACHE)
+    impact         the same after a warm-up of 3 epochs at most, with those evaluated anew before each epoch whose rank
+                   varies most (ImPACT)
     importance     the hook scores samples, the sampler draws by score, the cache keeps the highest; none is replaced
     paper          the same with hubs that stand in for samples of the same class that are not cached (SpiderCache)
     spider         spiderfs as it is: published beforehand, hubs stand in only for what nobody fetches; and as it is
                    recommended: three tenths of the draws uniform, losses weighted by 1/(N q)
 
-What scores from the loss cost and save in place of the graph's is in accuracy.py.
+Those of other papers, and `paper`, run without plans, as their papers have them. What scores from the loss cost and
+save in place of the graph's is in accuracy.py; how all of them do at other sizes of the cache is in systems.py.
 
 Held-out images are read past the mount. The network has one thread: two loader workers and the daemon need the rest.
 """
@@ -24,49 +31,32 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import multiprocessing
 import os
-import platform
-import random
-import shutil
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from extent import Extent, add_extent, check_names, extent_of
 from interruption import exit_status
-from PIL import Image
-from rich import box
+from mounts import counts, leave_signals_to_the_parent, mounted, scratch_directory
+from results import machine, plain_table, save, spread
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch import nn
+from torch.utils.data import DataLoader
+from training import BATCH, CACHED_SHARE, SAMPLERS, Data, Images, Steps, evaluate, find_data, network
 
-from trainer_hook import Hook, SpiderSampler, attach, plan
+from trainer_hook import Hook, attach, plan
 
-SPIDERFS = Path(sys.executable).parent / "spiderfs"
-COMMAND_PATIENCE_S = 60.0
-WORKER_PATIENCE_S = 5.0
-CACHED_SHARE = 0.20
-BATCH = 64
-EVALUATED = 500  # images at a time
-PIXELS = 32
 LOADER_WORKERS = 2
-LEARNING_RATE = 4e-3
 MOST_WEIGHT = 4.0
-# Of the images, not of the training: all seeds train on the same ones.
-DRAW_SEED = 0
 LEAST_ORIGIN_SAVING, LEAST_SPEEDUP, MOST_TOP1_LOSS = 0.5, 2.2, 0.005
 
 
@@ -74,32 +64,26 @@ LEAST_ORIGIN_SAVING, LEAST_SPEEDUP, MOST_TOP1_LOSS = 0.5, 2.2, 0.005
 class Configuration:
     options: str
     planned: bool = False  # by the loader alone
-    guided: bool = False  # by the hook and its sampler
-    coverage: float = 0.0  # share of the sampler's draws that are uniform
+    sampler: str | None = None  # a name in SAMPLERS, with the hook; without, each sample once an epoch
+    coverage: float | None = None  # share of the sampler's draws that are uniform, if not its own default
     weighted: bool = False  # losses, by hook.weights()
     ratio: float | None = None  # share of the importance section, if pinned
 
 
+AS_IN_PAPERS = "plan=off,substitute_when=miss"
 CONFIGURATIONS = {
     "lru": Configuration("policy=lru"),
+    "lfu": Configuration("policy=lfu"),
     "minio": Configuration("policy=minio"),
     "uniform+plan": Configuration("policy=minio", planned=True),
-    "importance": Configuration("plan=off,substitute=off", guided=True, ratio=1.0),
-    "paper": Configuration("plan=off,substitute_when=miss", guided=True),
-    "spider": Configuration("policy=spider", guided=True, coverage=0.3, weighted=True),
+    "shade": Configuration(f"policy=shade,{AS_IN_PAPERS}", sampler="shade"),
+    "icache": Configuration(f"policy=icache,{AS_IN_PAPERS}", sampler="icache"),
+    "impact": Configuration(f"policy=impact,{AS_IN_PAPERS}", sampler="impact"),
+    "importance": Configuration("plan=off,substitute=off", sampler="spider", ratio=1.0),
+    "paper": Configuration(AS_IN_PAPERS, sampler="spider"),
+    "spider": Configuration("policy=spider", sampler="spider", coverage=0.3, weighted=True),
 }
 BASELINE = "lru"
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How much is measured."""
-
-    epochs: int
-    training: int
-    held_out: int
-    seeds: int
-
 
 FULL = Extent(epochs=8, training=3_000, held_out=2_000, seeds=3)
 QUICK = Extent(epochs=3, training=1_000, held_out=500, seeds=1)
@@ -109,8 +93,10 @@ QUICK = Extent(epochs=3, training=1_000, held_out=500, seeds=1)
 class Epoch:
     """One epoch of training, without the evaluation after it."""
 
-    hit_ratio: float
-    origin_bytes_per_sample: float
+    hit_ratio: float  # of all opens, those of an evaluation between epochs among them
+    origin_bytes_per_sample: float  # that was trained on
+    origin_share: float  # bytes fetched, of the training set's
+    reads_share: float  # samples trained on, of their number in the set
     drawn_share: float  # of the training set: distinct samples that the sampler drew
     served_share: float  # distinct samples whose bytes came; less than drawn where others stood in
     redirected_share: float  # of the draws
@@ -144,97 +130,7 @@ class Verdict:
     reached: bool
 
 
-@dataclass(frozen=True)
-class Data:
-    root: Path  # of the training images
-    training: list[tuple[str, int]]  # CLASS/NAME and label
-    training_bytes: int
-    images: Tensor  # held out
-    labels: Tensor
-    classes: int
-
-
-class Images(Dataset[tuple[Tensor, int, int, int]]):
-    """Image, label, index, and the inode that the mount served for it: another than its own where one stood in."""
-
-    def __init__(self, root: Path, samples: list[tuple[str, int]]) -> None:
-        self.samples = [(str(root / path), label) for path, label in samples]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int, int, int]:
-        path, label = self.samples[index]
-        with open(path, "rb") as file:
-            inode = os.fstat(file.fileno()).st_ino
-            return decoded(file), label, index, inode
-
-
-def decoded(file: Any) -> Tensor:
-    image = Image.open(file).convert("RGB")
-    if image.size != (PIXELS, PIXELS):
-        image = image.resize((PIXELS, PIXELS))
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255 - 0.5
-
-
-class Block(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 else nn.Identity()
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.relu(self.body(images) + self.shortcut(images))
-
-
-def network(classes: int) -> nn.Module:
-    """A residual network of three stages; it halves the image at once, so that a CPU is faster than the source."""
-    widths = (16, 16, 32, 64)
-    stages = [Block(a, b, 1 if a == b else 2) for a, b in itertools.pairwise(widths)]
-    stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-    return nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
-
-
-def find_data(root: Path, extent: Extent) -> Data:
-    """A draw of the images below root/train and root/test; raises RuntimeError if there are too few."""
-    drawn: dict[str, list[tuple[str, int]]] = {}
-    for part, wanted in (("train", extent.training), ("test", extent.held_out)):
-        classes = sorted(entry.name for entry in os.scandir(root / part) if entry.is_dir())
-        found = sorted(
-            (f"{name}/{entry.name}", label)
-            for label, name in enumerate(classes)
-            for entry in os.scandir(root / part / name)
-            if entry.is_file()
-        )
-        if len(found) < wanted:
-            raise RuntimeError(f"{root / part} holds {len(found)} images, not {wanted}")
-        drawn[part] = sorted(random.Random(DRAW_SEED).sample(found, wanted))
-    held_out = []
-    for path, _ in drawn["test"]:
-        with open(root / "test" / path, "rb") as file:
-            held_out.append(decoded(file))
-    return Data(
-        root=root / "train",
-        training=drawn["train"],
-        training_bytes=sum((root / "train" / path).stat().st_size for path, _ in drawn["train"]),
-        images=torch.stack(held_out),
-        labels=torch.tensor([label for _, label in drawn["test"]]),
-        classes=len({path.partition("/")[0] for path, _ in drawn["train"]}),
-    )
-
-
 # -- one run
-
-
-def counts(mountpoint: Path) -> dict[str, int]:
-    metrics: dict[str, int] = json.loads((mountpoint / ".spiderfs" / "stats.json").read_text())["metrics"]
-    return metrics
 
 
 def train(data: Data, mountpoint: Path, name: str, seed: int, epochs: int, progress: Progress) -> Run:
@@ -243,38 +139,40 @@ def train(data: Data, mountpoint: Path, name: str, seed: int, epochs: int, progr
     torch.manual_seed(seed)
     model = network(data.classes)
     samples = Images(mountpoint, data.training)
+    sampler = None
+    if configuration.sampler is not None:
+        coverage = {} if configuration.coverage is None else {"coverage": configuration.coverage}
+        sampler = SAMPLERS[configuration.sampler](len(samples), seed=seed, **coverage)
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_size=BATCH,
-        sampler=SpiderSampler(len(samples), seed=seed, coverage=configuration.coverage)
-        if configuration.guided
-        else None,
-        shuffle=None if configuration.guided else True,
+        sampler=sampler,
+        shuffle=None if sampler is not None else True,
         num_workers=LOADER_WORKERS,
         generator=torch.Generator().manual_seed(seed),
         worker_init_fn=leave_signals_to_the_parent,
     )
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.02)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, epochs * len(loader))
+    steps = Steps(model, epochs, len(samples))
     for entry in os.scandir(mountpoint):  # as image-folder data sets do: the mount learns the names at once
         if entry.is_dir() and entry.name != ".spiderfs":
             os.listdir(entry)
     if configuration.ratio is not None:
         (mountpoint / ".spiderfs" / "ratio").write_text(f"{configuration.ratio}\n")
-    hook = attach(mountpoint, model, loader) if configuration.guided else None
+    hook = attach(mountpoint, model, loader) if sampler is not None else None
     planning = plan(mountpoint, loader) if configuration.planned else None
-    task = progress.add_task(f"{name}, seed {seed}", total=epochs * len(loader))
+    task = progress.add_task(f"{name}, seed {seed}", total=epochs)
     done = []
     try:
-        for _ in range(epochs):
+        for number in range(epochs):
             before = counts(mountpoint)
             weighting = hook if configuration.weighted else None
-            figures = train_epoch(model, loader, optimizer, schedule, progress, task, weighting)
+            figures = train_epoch(model, loader, steps, number, weighting)
+            progress.advance(task)
             after = counts(mountpoint)
             top1 = evaluate(model, data)
             if hook is not None:
                 hook.epoch_end(top1)
-            done.append(epoch_of(figures, before, after, len(samples), top1))
+            done.append(epoch_of(figures, before, after, data, top1))
         sent, dropped = sent_and_dropped(hook)
         graph = (mountpoint / ".spiderfs" / "graph").read_text()
     finally:
@@ -291,48 +189,47 @@ class Figures:
 
     seconds: float
     waiting_s: float
+    reads: int
     drawn: set[int]
     served: set[int]
 
 
 def train_epoch(
-    model: nn.Module,
-    loader: DataLoader[Any],
-    optimizer: Any,
-    schedule: Any,
-    progress: Progress,
-    task: Any,
-    weighting: Hook | None,
+    model: nn.Module, loader: DataLoader[Any], steps: Steps, number: int, weighting: Hook | None
 ) -> Figures:
     model.train()
-    figures = Figures(0.0, 0.0, set(), set())
+    figures = Figures(0.0, 0.0, 0, set(), set())
     begin = asked = time.monotonic()
-    for images, labels, indices, inodes in loader:
+    for batch, (images, labels, indices, inodes) in enumerate(loader, 1):
         figures.waiting_s += time.monotonic() - asked
         flipped = torch.rand(len(images)) < 0.5
         images = torch.where(flipped[:, None, None, None], images.flip(3), images)
-        optimizer.zero_grad()
+        steps.optimizer.zero_grad()
         losses = nn.functional.cross_entropy(model(images), labels, reduction="none")
         if weighting is not None:
             losses = losses * weighting.weights(clip=MOST_WEIGHT)
         losses.mean().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
+        steps.optimizer.step()
+        # A sampler that draws a part says how many it has drawn, once it has.
+        steps.taken(number, batch, len(loader))
+        figures.reads += len(indices)
         figures.drawn.update(indices.tolist())
         figures.served.update(inodes.tolist())
-        progress.advance(task)
         asked = time.monotonic()
     figures.seconds = time.monotonic() - begin
     return figures
 
 
-def epoch_of(figures: Figures, before: dict[str, int], after: dict[str, int], samples: int, top1: float) -> Epoch:
+def epoch_of(figures: Figures, before: dict[str, int], after: dict[str, int], data: Data, top1: float) -> Epoch:
     opens, hits, redirects, origin_bytes = (
         after[name] - before[name] for name in ("opens", "opens_hit", "redirects", "origin_bytes")
     )
+    samples = len(data.training)
     return Epoch(
         hit_ratio=hits / opens,
-        origin_bytes_per_sample=origin_bytes / opens,
+        origin_bytes_per_sample=origin_bytes / figures.reads,
+        origin_share=origin_bytes / data.training_bytes,
+        reads_share=figures.reads / samples,
         drawn_share=len(figures.drawn) / samples,
         served_share=len(figures.served) / samples,
         redirected_share=redirects / opens,
@@ -342,70 +239,8 @@ def epoch_of(figures: Figures, before: dict[str, int], after: dict[str, int], sa
     )
 
 
-def evaluate(model: nn.Module, data: Data) -> float:
-    model.eval()
-    with torch.no_grad():
-        parts = [data.images[first : first + EVALUATED] for first in range(0, len(data.images), EVALUATED)]
-        guesses = torch.cat([model(part).argmax(1) for part in parts])
-    return float((guesses == data.labels).float().mean())
-
-
 def sent_and_dropped(hook: Hook | None) -> tuple[int, int]:
     return (0, 0) if hook is None else (hook.counts["sent"], hook.counts["dropped"])
-
-
-def leave_signals_to_the_parent(_worker: int) -> None:
-    # Ctrl-C reaches every process of the terminal; the parent unwinds and ends its workers, without their tracebacks.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-
-
-def end_loader_workers() -> None:
-    """After an interrupt: its traceback keeps the loader alive, and so its workers, who would go on reading."""
-    for process in multiprocessing.active_children():
-        process.terminate()
-        process.join(WORKER_PATIENCE_S)
-
-
-# -- the mount
-
-
-@contextmanager
-def mounted(source: Path, scratch: Path, capacity: int, latency_ms: float, options: str) -> Iterator[Path]:
-    """A mount with an empty cache; it and everything in `scratch` are gone when the context ends."""
-    mountpoint = scratch / "mnt"
-    mountpoint.mkdir(parents=True)
-    given = f"capacity={capacity},cache_dir={scratch / 'cache'},log_file={scratch / 'log'}"
-    given += f",source.latency_ms={latency_ms:g},{options}"
-    try:
-        spiderfs("mount", source, mountpoint, "-o", given)
-        yield mountpoint
-    finally:
-        end_loader_workers()  # else the mount is busy
-        try:
-            if is_mounted(mountpoint):
-                spiderfs("umount", mountpoint)
-        finally:
-            if is_mounted(mountpoint):
-                subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=False)
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
-def spiderfs(*words: str | Path) -> None:
-    """Raises RuntimeError, with what the command said, if it fails or hangs."""
-    try:
-        done = subprocess.run(
-            [SPIDERFS, *words], stderr=subprocess.PIPE, text=True, check=False, timeout=COMMAND_PATIENCE_S
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"spiderfs {words[0]} did not end in {COMMAND_PATIENCE_S:.0f} s") from error
-    if done.returncode:
-        raise RuntimeError(f"spiderfs {words[0]} failed: {done.stderr.strip()}")
-
-
-def is_mounted(mountpoint: Path) -> bool:
-    """From the kernel's table: a stat of the mount point could hang with the mount."""
-    return any(line.split()[1] == str(mountpoint) for line in Path("/proc/self/mounts").read_text().splitlines())
 
 
 # -- what it shows
@@ -440,16 +275,12 @@ def judge(runs: list[Run], name: str) -> Iterator[Verdict]:
     )
 
 
-def spread(values: Sequence[float], form: str, factor: float = 1.0) -> str:
-    """Mean and standard deviation over seeds."""
-    text = format(statistics.fmean(values) * factor, form)
-    return text if len(values) < 2 else f"{text} ± {format(statistics.stdev(values) * factor, form.removeprefix('+'))}"
-
-
 Column = tuple[str, str, str, float]
 TRAFFIC: tuple[Column, ...] = (
     ("hits %", "hit_ratio", ".1f", 100),
     ("origin B", "origin_bytes_per_sample", ".0f", 1),
+    ("origin x data", "origin_share", ".2f", 1),
+    ("reads %", "reads_share", ".0f", 100),
     ("drawn %", "drawn_share", ".1f", 100),
     ("served %", "served_share", ".1f", 100),
     ("redirected %", "redirected_share", ".1f", 100),
@@ -475,14 +306,14 @@ def summary_table(title: str, runs: list[Run], columns: tuple[Column, ...]) -> T
 
 def ratio_table(runs: list[Run]) -> Table:
     table = plain_table("Against lru of the same seed")
-    for heading in ("", "origin bytes x", "times as fast", "top-1 points"):
+    for heading in ("", "origin bytes a sample x", "an epoch x", "times as fast", "top-1 points"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for name in by_configuration(runs):
         verdicts = list(judge(runs, name))
         if verdicts and name != BASELINE:
-            table.add_row(
-                name, *(spread(verdict.measured, form) for verdict, form in zip(verdicts, FORMS, strict=True))
-            )
+            a_sample, *others = (spread(verdict.measured, form) for verdict, form in zip(verdicts, FORMS, strict=True))
+            an_epoch = [ours / theirs for ours, theirs in against_baseline(runs, name, "origin_share")]
+            table.add_row(name, a_sample, spread(an_epoch, ".2f"), *others)
     return table
 
 
@@ -498,10 +329,6 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
         style = "green" if verdict.reached else "red"
         table.add_row(verdict.what, verdict.target, spread(verdict.measured, form), word, style=style)
     return table
-
-
-def plain_table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False)
 
 
 def print_run(run: Run, console: Console) -> None:
@@ -531,14 +358,18 @@ def plot(runs: list[Run], directory: Path) -> Path:
     )
     colours = {
         "lru": "#7f7f7f",
+        "lfu": "#17becf",
         "minio": "#1f77b4",
         "uniform+plan": "#9467bd",
+        "shade": "#8c564b",
+        "icache": "#e377c2",
+        "impact": "#bcbd22",
         "importance": "#ff7f0e",
         "paper": "#d62728",
         "spider": "#2ca02c",
     }
     # These train as lru does, so that their accuracies lie upon each other.
-    dashes = {"minio": "--", "uniform+plan": "--"}
+    dashes = {"lfu": ":", "minio": "--", "uniform+plan": "--"}
     figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 4), layout="constrained")
     for axis, (field, factor, title) in zip(axes, panels, strict=True):
         for name, ran in by_configuration(runs).items():
@@ -560,25 +391,9 @@ def plot(runs: list[Run], directory: Path) -> Path:
 # -- the program
 
 
-@contextmanager
-def scratch_directory() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="spiderfs-train."))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def result_of(arguments: argparse.Namespace, extent: Extent, data: Data, runs: list[Run]) -> dict[str, Any]:
     return {
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "load_average": os.getloadavg(),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        },
+        "machine": machine(),
         "extent": asdict(extent),
         "latency_ms": arguments.latency_ms,
         "batch": BATCH,
@@ -624,39 +439,15 @@ def show(arguments: argparse.Namespace, extent: Extent, data: Data, runs: list[R
         console.print(ratio_table(runs))
         console.print(verdict_table(verdicts))
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result_of(arguments, extent, data, runs), indent=1) + "\n")
+        save(arguments.json, result_of(arguments, extent, data, runs))
     if arguments.plot is not None:
         console.print(f"plotted: {plot(runs, arguments.plot)}", soft_wrap=True)
-
-
-def check_names(parser: argparse.ArgumentParser, given: list[str], known: Iterable[str]) -> None:
-    if unknown := set(given) - set(known):
-        parser.error(f"no such configuration: {', '.join(sorted(unknown))}; choose from {','.join(known)}")
-
-
-def extent_of(parser: argparse.ArgumentParser, arguments: argparse.Namespace, usual: Extent) -> Extent:
-    """The usual one, with what was given in place."""
-    extent = asdict(usual)
-    extent |= {field: given for field in extent if (given := getattr(arguments, field)) is not None}
-    if extent["epochs"] < 2 or extent["seeds"] < 1 or extent["training"] < BATCH:
-        parser.error(f"at least 2 epochs (the first fills the cache), 1 seed and {BATCH} training images")
-    return Extent(**extent)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="DIR/train/CLASS/NAME, DIR/test/...")
-    parser.add_argument("--quick", action="store_true", help="fewer images, epochs and seeds: about a minute")
-    for name, field in (("epochs", "epochs"), ("train-samples", "training"), ("test-samples", "held_out")):
-        parser.add_argument(
-            f"--{name}",
-            type=int,
-            dest=field,
-            metavar="N",
-            help=f"default {getattr(FULL, field)}, quick {getattr(QUICK, field)}",
-        )
-    parser.add_argument("--seeds", type=int, metavar="N", help=f"default {FULL.seeds}, quick {QUICK.seeds}")
+    add_extent(parser, FULL, QUICK)
     parser.add_argument(
         "--configs", default=",".join(CONFIGURATIONS), metavar="A,B", help="which to run (default %(default)s)"
     )

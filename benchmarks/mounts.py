@@ -1,0 +1,85 @@
+"""Mounts of a slow source with an empty cache, each gone when its context ends."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+SPIDERFS = Path(sys.executable).parent / "spiderfs"
+COMMAND_PATIENCE_S = 60.0
+WORKER_PATIENCE_S = 5.0
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="spiderfs-train."))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def mounted(source: Path, scratch: Path, capacity: int, latency_ms: float, options: str) -> Iterator[Path]:
+    """A mount with an empty cache; it and everything in `scratch` are gone when the context ends."""
+    mountpoint = scratch / "mnt"
+    mountpoint.mkdir(parents=True)
+    given = f"capacity={capacity},cache_dir={scratch / 'cache'},log_file={scratch / 'log'}"
+    given += f",source.latency_ms={latency_ms:g},{options}"
+    try:
+        spiderfs("mount", source, mountpoint, "-o", given)
+        yield mountpoint
+    finally:
+        end_loader_workers()  # else the mount is busy
+        try:
+            if is_mounted(mountpoint):
+                spiderfs("umount", mountpoint)
+        finally:
+            if is_mounted(mountpoint):
+                subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=False)
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def spiderfs(*words: str | Path) -> None:
+    """Raises RuntimeError, with what the command said, if it fails or hangs."""
+    try:
+        done = subprocess.run(
+            [SPIDERFS, *words], stderr=subprocess.PIPE, text=True, check=False, timeout=COMMAND_PATIENCE_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"spiderfs {words[0]} did not end in {COMMAND_PATIENCE_S:.0f} s") from error
+    if done.returncode:
+        raise RuntimeError(f"spiderfs {words[0]} failed: {done.stderr.strip()}")
+
+
+def is_mounted(mountpoint: Path) -> bool:
+    """From the kernel's table: a stat of the mount point could hang with the mount."""
+    return any(line.split()[1] == str(mountpoint) for line in Path("/proc/self/mounts").read_text().splitlines())
+
+
+def counts(mountpoint: Path) -> dict[str, int]:
+    metrics: dict[str, int] = json.loads((mountpoint / ".spiderfs" / "stats.json").read_text())["metrics"]
+    return metrics
+
+
+def leave_signals_to_the_parent(_worker: int) -> None:
+    # Ctrl-C reaches every process of the terminal; the parent unwinds and ends its workers, without their tracebacks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def end_loader_workers() -> None:
+    """After an interrupt: its traceback keeps the loader alive, and so its workers, who would go on reading."""
+    for process in multiprocessing.active_children():
+        process.terminate()
+        process.join(WORKER_PATIENCE_S)

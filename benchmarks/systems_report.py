@@ -1,0 +1,279 @@
+"""What benchmarks/systems.py shows: tables and a picture of what was measured."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from in_process import Epoch
+from results import plain_table, spread
+from rich.console import Console
+from training import CACHED_SHARE
+
+WIDTH = 150
+
+# What the papers report for CIFAR-10, in hits.
+REPORTED = {
+    "shade": {0.2: 0.72},
+    "impact": {0.2: 0.43, 0.4: 0.61, 0.6: 0.74, 0.8: 0.88},
+}
+BASELINE = "lru"
+COLOURS = {
+    "lru": "#7f7f7f",
+    "lfu": "#17becf",
+    "minio": "#1f77b4",
+    "quiver": "#aec7e8",
+    "shade": "#8c564b",
+    "icache": "#e377c2",
+    "impact": "#bcbd22",
+    "spider": "#d62728",
+    "spider+plan": "#2ca02c",
+    "uniform+plan": "#9467bd",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One system at one size of the cache, in one training. Bytes are in times of the data set's."""
+
+    system: str
+    cached_share: float
+    seed: int
+    epochs: list[Epoch]
+    top1: float
+    """On all held-out images, in the end."""
+    mean_bytes: float
+    """Of a sample."""
+    planned: list[float]
+    """Of each epoch, what MIN fetches that learns of it as it begins."""
+    foreseen: list[float]
+    """Of each epoch, what MIN fetches that knows the whole training."""
+
+    @property
+    def origin(self) -> list[float]:
+        """What was fetched in each epoch."""
+        return [epoch.origin_bytes_per_sample * epoch.reads_share / self.mean_bytes for epoch in self.epochs]
+
+    @property
+    def whole(self) -> float:
+        """What was fetched in the whole training, the first epoch included."""
+        return sum(self.origin)
+
+    def settled(self, field: str) -> float:
+        """The mean of the second half of the epochs: impact warms up in the first."""
+        values = {"origin": self.origin, "planned": self.planned, "foreseen": self.foreseen}.get(field)
+        if values is None:
+            values = [getattr(epoch, field) for epoch in self.epochs]
+        return statistics.fmean(values[len(values) // 2 :])
+
+
+Group = dict[tuple[str, float], list[Measured]]
+
+
+def grouped(measured: list[Measured]) -> Group:
+    """By system and size, in the order of seeds."""
+    found: Group = {}
+    for of in sorted(measured, key=lambda of: of.seed):
+        found.setdefault((of.system, of.cached_share), []).append(of)
+    return found
+
+
+def gained(group: Group, of: Measured) -> float | None:
+    """Top-1 less that of uniform sampling with the same seed, in points."""
+    same = [base for base in group.get((BASELINE, of.cached_share), []) if base.seed == of.seed]
+    return 100 * (of.top1 - same[0].top1) if same else None
+
+
+# -- tables
+
+
+def show(measured: list[Measured], rows: Sequence[str], console: Console) -> None:
+    group = grouped(measured)
+    sizes = sorted({share for _, share in group})
+    console.print("\nhits and bytes are those of the second half of the epochs; mean ± deviation over seeds")
+    for title, field, factor, form in (
+        ("Hits, % of reads (in brackets: reported by the paper)", "hit_ratio", 100, ".0f"),
+        ("Fetched in an epoch, in times of the data set", "origin", 1, ".2f"),
+        ("Planned: the same by MIN that knows each epoch as it begins", "planned", 1, ".2f"),
+        ("Foreseen: the same by MIN that knows the whole training", "foreseen", 1, ".2f"),
+        ("Origin bytes per sample read", "origin_bytes_per_sample", 1, ".0f"),
+        ("Different samples trained on in an epoch, %", "served_share", 100, ".0f"),
+        ("Reads given a stand-in, %", "redirected_share", 100, ".1f"),
+    ):
+        by_size(title, sizes, rows, group, field, factor, form, console)
+    by_size("Top-1, %", sizes, rows, group, None, 100, ".1f", console)
+    why_size = max(sizes, key=lambda share: len(group.get((BASELINE, share), [])), default=CACHED_SHARE)
+    show_costs(group, why_size, console)
+
+
+def by_size(
+    title: str,
+    sizes: list[float],
+    rows: Sequence[str],
+    group: Group,
+    field: str | None,
+    factor: float,
+    form: str,
+    console: Console,
+) -> None:
+    table = plain_table(title)
+    table.min_width = len(title)
+    table.add_column("", no_wrap=True)
+    for share in sizes:
+        table.add_column(f"{share:.0%}", justify="right", no_wrap=True)
+    for system in rows:
+        cells = []
+        for share in sizes:
+            ran = group.get((system, share), [])
+            values = [of.top1 if field is None else of.settled(field) for of in ran]
+            text = spread(values, form, factor) if values else ""
+            reported = REPORTED.get(system, {}).get(share) if field == "hit_ratio" else None
+            cells.append(f"{text} ({100 * reported:.0f})" if reported else text)
+        table.add_row(system, *cells)
+    console.print(table)
+
+
+def show_costs(group: Group, size: float, console: Console) -> None:
+    """What whole trainings fetch and reach, at the size where all seeds were measured."""
+    table = plain_table(f"Whole trainings with {size:.0%} cached: what they fetch, first epoch included, and reach")
+    for heading in ("", "seeds", "epochs", "reads", "fetched", "x lru", "top-1 %", "- uniform", "uniform fetches"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for (system, share), ran in group.items():
+        if share != size:
+            continue
+        bases = [of for of in group.get((BASELINE, size), []) if of.seed in {each.seed for each in ran}]
+        points = [points for of in ran if (points := gained(group, of)) is not None]
+        fetched = statistics.fmean(of.whole for of in ran)
+        equal = at_equal_accuracy(group, size, statistics.fmean(of.top1 for of in ran))
+        table.add_row(
+            system,
+            str(len(ran)),
+            str(len(ran[0].epochs)),
+            f"{statistics.fmean(sum(epoch.reads_share for epoch in of.epochs) for of in ran):.1f}",
+            f"{fetched:.2f}",
+            f"{fetched / statistics.fmean(of.whole for of in bases):.2f}" if bases else "",
+            spread([of.top1 for of in ran], ".1f", 100),
+            spread(points, "+.1f") if points else "",
+            "" if equal is None else f"{equal:.2f}",
+        )
+    console.print(table)
+    console.print(
+        "fetched, reads: in times of the data set. uniform fetches: what uniform+plan fetches that trains for just so "
+        "many epochs that it is as accurate (between the trainings above)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def frontier(group: Group, size: float, system: str) -> list[tuple[float, float]]:
+    """(fetched, top-1) of the trainings of one system of different length, the shortest first."""
+    points = [
+        (statistics.fmean(of.whole for of in ran), statistics.fmean(of.top1 for of in ran))
+        for (name, share), ran in group.items()
+        if share == size and name.partition(",")[0] == system
+    ]
+    return sorted(points)
+
+
+def at_equal_accuracy(group: Group, size: float, top1: float) -> float | None:
+    """What uniform+plan fetches to reach this accuracy; None outside of what was trained."""
+    points = frontier(group, size, "uniform+plan")
+    for (less, lower), (more, higher) in itertools.pairwise(points):
+        if lower <= top1 <= higher > lower:
+            return less + (more - less) * (top1 - lower) / (higher - lower)
+    return None
+
+
+def print_measured(of: Measured, console: Console) -> None:
+    hits = " ".join(f"{100 * epoch.hit_ratio:.0f}" for epoch in of.epochs)
+    console.print(
+        f"seed {of.seed}  {of.cached_share:4.0%}  {of.system:32}  hits {of.settled('hit_ratio'):5.1%}  "
+        f"origin {of.settled('origin'):.2f}  planned {of.settled('planned'):.2f}  in all {of.whole:5.2f}  "
+        f"seen {of.settled('served_share'):4.0%}  redirected {of.settled('redirected_share'):5.1%}  "
+        f"top-1 {of.top1:5.1%}  hits by epoch {hits}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+# -- picture
+
+
+def plot(measured: list[Measured], rows: Sequence[str], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    group = grouped(measured)
+    sizes = sorted({share for _, share in group})
+    why_size = max(sizes, key=lambda share: len(group.get((BASELINE, share), [])))
+    figure, axes = pyplot.subplots(2, 2, figsize=(13, 10), layout="constrained")
+    for axis, field, factor, title in (
+        (axes[0, 0], "hit_ratio", 100, "hits, % of reads (x: reported by the paper)"),
+        (axes[0, 1], "origin", 1, "fetched in an epoch, in times of the data set"),
+        (axes[1, 0], "served_share", 100, "different samples in an epoch, %"),
+    ):
+        for system in rows:
+            along = [
+                (100 * share, factor * statistics.fmean(of.settled(field) for of in group[system, share]))
+                for share in sizes
+                if (system, share) in group
+            ]
+            if along:
+                style = "--" if system in ("minio", "uniform+plan") else "-"
+                axis.plot(*zip(*along, strict=True), style, marker="o", ms=4, color=COLOURS[system], label=system)
+            if field == "hit_ratio" and system in REPORTED:
+                reported = [(100 * share, 100 * hits) for share, hits in REPORTED[system].items() if share in sizes]
+                axis.plot(*zip(*reported, strict=True), "x", ms=8, color=COLOURS[system])
+        axis.set(xlabel="cache, % of the bytes of all samples", title=title)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    axes[0, 1].legend(frameon=False, fontsize=9, ncols=2)
+    plot_costs(axes[1, 1], group, rows, why_size)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def plot_costs(axis: Any, group: Group, rows: Sequence[str], size: float) -> None:
+    """Accuracy over the bytes of a whole training: left is cheaper, up is better."""
+    for system in ("uniform+plan", "spider+plan"):
+        points = frontier(group, size, system)
+        if len(points) > 1:
+            axis.plot(*zip(*((x, 100 * y) for x, y in points), strict=True), "-", lw=0.8, color=COLOURS[system])
+    for (system, share), ran in group.items():
+        base = system.partition(",")[0]
+        if share != size or base not in COLOURS:
+            continue
+        top1 = [100 * of.top1 for of in ran]
+        fetched = statistics.fmean(of.whole for of in ran)
+        marker, small = ("o", 6) if system in rows else (".", 7)
+        deviation = statistics.stdev(top1) if len(top1) > 1 else None
+        axis.errorbar(
+            fetched,
+            statistics.fmean(top1),
+            yerr=deviation,
+            marker=marker,
+            ms=small,
+            elinewidth=0.6,
+            color=COLOURS[base],
+        )
+        axis.annotate(
+            system,
+            (fetched, statistics.fmean(top1)),
+            (5, 4),
+            textcoords="offset points",
+            fontsize=7,
+            color=COLOURS[base],
+        )
+    axis.set(
+        xlabel="fetched in the whole training, in times of the data set",
+        title=f"top-1 over what is fetched, {size:.0%} cached (lines: shorter trainings)",
+    )
+    axis.set_xlim(left=0)
+    axis.grid(alpha=0.3)

@@ -13,8 +13,9 @@ The same plain `Filesystem`, over a store of its own each, is served by (the dae
 All run in one process without manager, by the same interpreter with the same trio. pyfuse3 gets the same entry and
 attribute lifetimes, keep_cache, READDIRPLUS with as many names at once as the kernel takes, FLUSH answered once with
 ENOSYS, the kernel's read-ahead and (root, where fusectl is mounted) the same number of background requests; no task but
-its own, their number by its defaults (1 to 99); no coroutine in the adapter's open and read that need not be; payloads
-handed on as views. What it has no call for it does without: a listing kept by the kernel (FOPEN_CACHE_DIR).
+its own, by its defaults (other numbers gave the same; a single one is a tenth quicker, but a fetch then holds up every
+reader); no coroutine in the adapter's open and read that need not be; payloads handed on as views. What it has no call
+for it does without: a listing kept by the kernel (FOPEN_CACHE_DIR).
 
 Systems take turns round by round, each round beginning with another one; a ratio is own by other within a round, its
 median and its range over the rounds. Before anything is measured, all must show the same names, sizes and times.
@@ -49,8 +50,9 @@ SERVER = HERE / "fuse_servers.py"
 OWN = "own"
 SYSTEMS = (OWN, "pyfuse3", "pyfuse3-polled")
 READER_COUNTS = (1, 4)
-# (number of files, bytes of each): a photograph of ImageNet, and a file that costs nothing but its requests
-FILE_SETS = ((2_000, 112_000), (10_000, 2_000))
+# (number of files, bytes of each, how often each is read in a run): photographs as in ImageNet, and files that cost
+# nothing but their requests. A run must be long for the clock of processor time, which goes in steps of 10 ms.
+FILE_SETS = ((2_000, 112_000, 5), (10_000, 2_000, 1))
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,13 @@ class Extent:
     """How much is measured."""
 
     share: float  # of FILE_SETS
-    passes: int  # over the files of 112 kB, in one run
     names: int  # of the scan
     epoch: int  # files
     rounds: int
 
 
-FULL = Extent(share=1.0, passes=5, names=20_000, epoch=2_000, rounds=7)
-QUICK = Extent(share=0.1, passes=2, names=3_000, epoch=200, rounds=2)
+FULL = Extent(share=1.0, names=20_000, epoch=2_000, rounds=7)
+QUICK = Extent(share=0.1, names=3_000, epoch=200, rounds=2)
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,9 @@ def epoch(scratch: Path, files: FileSet, rounds: int) -> Iterator[Row]:
 
 def measured(extent: Extent, scratch: Path) -> Iterator[Row]:
     sources = scratch / "src"
-    file_sets = [made_files(sources / str(size), max(int(count * extent.share), 1), size) for count, size in FILE_SETS]
+    file_sets = [
+        made_files(sources / str(size), max(int(count * extent.share), 1), size) for count, size, _ in FILE_SETS
+    ]
     for number in range(extent.names):
         directory = sources / "names" / f"{number // 1000:03d}"
         directory.mkdir(parents=True, exist_ok=True)
@@ -185,13 +188,13 @@ def measured(extent: Extent, scratch: Path) -> Iterator[Row]:
     with ExitStack() as stack:
         peers = {name: stack.enter_context(served(name, sources, scratch / "warm")) for name in SYSTEMS}
         check_alike(sources, list(peers.values()))
-        for files in file_sets:
+        for files, (_, _, times) in zip(file_sets, FILE_SETS, strict=True):
             below = FileSet(
                 files.name, sources, [_below(files, sources) + name for name in files.names], files.total_bytes
             )
             for peer in peers.values():
                 read_all(paths_below(peer, below), 1, seed=0)
-            yield from warm(peers, repeated(below, extent.passes), extent.rounds)
+            yield from warm(peers, repeated(below, times), extent.rounds)
         yield from scan(peers, "names", extent.names, extent.rounds)
     photographs = file_sets[0]
     names = photographs.names[: extent.epoch]
@@ -203,7 +206,7 @@ def _below(files: FileSet, root: Path) -> bytes:
 
 
 def repeated(files: FileSet, times: int) -> FileSet:
-    """Each file `times` times: a run long enough for the clock of processor time, which goes in steps of 10 ms."""
+    """Each file `times` times."""
     return replace(files, names=files.names * times, total_bytes=files.total_bytes * times)
 
 
@@ -224,7 +227,7 @@ def tables(rows: list[Row]) -> Iterator[Table]:
 
 
 def lines(row: Row) -> Iterator[tuple[str, ...]]:
-    unit = f"{row.unit}, {'less' if row.less_is_better else 'more'} is better"
+    unit = f"{row.unit} {'↓' if row.less_is_better else '↑'}"
     for system, figures in row.figures.items():
         ratios = row.ratios(system) if system != OWN and min(figures) > 0 else []
         yield (
@@ -257,9 +260,10 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
         for row in measured(extent, scratch):
             rows.append(row)
             medians = ", ".join(f"{name} {figure(row.median(name))}" for name in SYSTEMS)
-            console.log(f"{row.what}, {row.unit}: {medians}", highlight=False)
+            console.print(f"{row.what}, {row.unit}: {medians}", highlight=False)
     for shown_as in tables(rows):
         console.print(shown_as)
+    console.print("↑ more is better, ↓ less is better; own/it: the median and range of the ratios within a round")
     return {
         "machine": machine(),
         "versions": versions(),

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import select
+import stat
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -153,7 +154,7 @@ def _fill(entry: Any, found: Attributes) -> None:
     entry.st_uid = uid
     entry.st_gid = gid
     entry.st_size = size
-    entry.st_nlink = 2 if mode & 0o040000 else 1
+    entry.st_nlink = 2 if stat.S_ISDIR(mode) else 1
     entry.st_blocks = -(-size // 512)
     entry.st_mtime_ns = entry.st_atime_ns = entry.st_ctime_ns = mtime_ns
     entry.attr_timeout = timeout_s

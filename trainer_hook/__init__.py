@@ -10,6 +10,7 @@ trainer_hook.plan("/mnt/data", loader)
 
 from trainer_hook.callbacks import hugging_face_callback, lightning_callback
 from trainer_hook.client import Client, Declaration
+from trainer_hook.echo import EchoSampler
 from trainer_hook.hook import Hook, attach
 from trainer_hook.impact import ImpactSampler
 from trainer_hook.planning import Planning, plan
@@ -19,6 +20,7 @@ from trainer_hook.shade import ShadeSampler
 __all__ = [
     "Client",
     "Declaration",
+    "EchoSampler",
     "Hook",
     "ImpactSampler",
     "Planning",

@@ -22,7 +22,7 @@ log = logging.getLogger("trainer_hook")
 _MEANWHILE_S = 0.25
 
 
-class _Epoch(NamedTuple):
+class Epoch(NamedTuple):
     """The draws of all ranks, and the scores that they were drawn by."""
 
     number: int
@@ -73,7 +73,7 @@ class SpiderSampler(Sampler[int]):
         self._order: npt.NDArray[np.uint32] | None = None
         self._position = 0
         self._resuming = False
-        self._ahead: _Epoch | None = None
+        self._ahead: Epoch | None = None
 
     def bind(self, client: Client, name: str) -> None:
         """Ask `client` for the scores of list `name` from the next epoch on; `took` is called from now on."""
@@ -184,7 +184,7 @@ class SpiderSampler(Sampler[int]):
         self._scores, self._order, self._position = epoch.scores, epoch.order, 0
         self._probabilities = None
 
-    def _draw(self, number: int, scores: npt.NDArray[np.float32] | None) -> _Epoch:
+    def _draw(self, number: int, scores: npt.NDArray[np.float32] | None) -> Epoch:
         world_size = rank_and_world()[1]
         draws = -(-self._draws // world_size) * world_size
         rng = np.random.default_rng([self._seed, number])
@@ -194,7 +194,7 @@ class SpiderSampler(Sampler[int]):
         else:
             order = self._pick(scores, draws, rng)
             order = order[: len(order) // world_size * world_size]
-        return _Epoch(number, scores, order.astype(np.uint32))
+        return Epoch(number, scores, order.astype(np.uint32))
 
     def _pick(
         self, scores: npt.NDArray[np.float32], draws: int, rng: np.random.Generator

@@ -1,0 +1,131 @@
+"""Echoing: each sample equally often in a cycle, its uses within the window, known ahead, few bytes with a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hook_daemon import HookDaemon, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_training import SIZE, loader
+from two_ranks import in_two_ranks, join_two_ranks
+
+from spiderfs.core.engine import Engine
+from spiderfs.core.replay import Accesses, policy_for, replay
+from spiderfs.daemon.recording_sink import RecordingSink
+from spiderfs.policies import POLICIES
+from trainer_hook import EchoSampler, plan
+from trainer_hook.echo import NEAREST
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path, RecordingSink()) as daemon:
+        yield daemon
+
+
+def cycle_of(sampler: EchoSampler, times: int) -> list[int]:
+    return [index for _ in range(times) for index in sampler]
+
+
+@given(st.integers(1, 200), st.integers(1, 5), st.floats(0.01, 1), st.integers(0, 9))
+def test_a_cycle_draws_each_sample_equally_often(samples: int, times: int, window: float, seed: int) -> None:
+    sampler = EchoSampler(samples, times=times, window=window, seed=seed)
+    for _ in range(2):
+        drawn = cycle_of(sampler, times)
+        assert np.bincount(drawn, minlength=samples).tolist() == [times] * samples
+    assert sampler.weights([0]).tolist() == [1]
+
+
+@given(st.integers(100, 2_000), st.integers(2, 4), st.floats(0.05, 0.5))
+def test_uses_lie_within_the_window(samples: int, times: int, window: float) -> None:
+    drawn = np.array(cycle_of(EchoSampler(samples, times=times, window=window), times))
+    first_use = np.zeros(len(drawn), bool)
+    first_use[np.unique(drawn, return_index=True)[1]] = True
+    begun = np.cumsum(first_use)
+    order = np.argsort(drawn, kind="stable").reshape(samples, times)
+    # In samples begun meanwhile; towards the end of the cycle no more are.
+    ways = np.diff(begun[order], axis=1)
+    longest = window * samples / (times - 1)
+    assert ways.max() <= longest + 1
+    early = begun[order[:, -1]] < samples
+    assert (ways[early] >= NEAREST * longest - 1).all()
+
+
+def test_every_epoch_is_another_one_and_a_seed_repeats_them() -> None:
+    one, again, other = (EchoSampler(50, seed=seed) for seed in (1, 1, 2))
+    epochs = [list(one) for _ in range(6)]
+    assert [list(again) for _ in range(6)] == epochs
+    assert len({tuple(epoch) for epoch in epochs}) == 6
+    assert list(other) != epochs[0]
+    one.set_epoch(1)
+    assert list(one) == epochs[1]
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 60), st.integers(0, 59), st.integers(0, 2))
+def test_resumes_where_it_was(samples: int, taken: int, epochs: int) -> None:
+    whole, stopped, resumed = (EchoSampler(samples, seed=3) for _ in range(3))
+    for _ in range(epochs):
+        assert list(whole) == list(stopped)
+    expected = list(whole)
+    drawing = iter(stopped)
+    taken = min(taken, samples)
+    begun = [next(drawing) for _ in range(taken)]
+    resumed.load_state_dict(stopped.state_dict())
+    if taken < samples:
+        assert begun + list(resumed) == expected
+    assert list(resumed) == list(whole)
+
+
+@pytest.mark.parametrize("wrong", [{"times": 0}, {"window": 0}, {"window": 1.5}, {"samples": 0}])
+def test_refuses_what_makes_no_sense(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"at least one|share"):
+        EchoSampler(**{"samples": 4, **wrong})
+
+
+def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon) -> None:
+    sampler = EchoSampler(SIZE, window=0.5, seed=5)
+    expected = EchoSampler(SIZE, window=0.5, seed=5)
+    data = loader(sampler=sampler, shuffle=False)
+    with plan(daemon.mount, data):
+        for _ in range(3):
+            for _ in data:
+                pass
+        until(lambda: {each.epoch for _, each in daemon.sink.plans} == {0, 1, 2, 3})
+    published = {each.epoch: each.order.tolist() for _, each in daemon.sink.plans}
+    assert [published[epoch] for epoch in range(4)] == [list(expected) for _ in range(4)]
+
+
+def drawn_by_a_rank(rank: int, mount: str) -> None:
+    join_two_ranks(rank, mount)
+    sampler = EchoSampler(11, seed=2)
+    mine = [list(sampler), sampler.draw_ahead(), list(sampler)]
+    assert mine[1] == mine[2]
+    np.save(Path(mount) / f"rank-{rank}.npy", np.array(mine))
+
+
+def test_ranks_share_an_epoch(tmp_path: Path) -> None:
+    in_two_ranks(drawn_by_a_rank, tmp_path)
+    ranks = [np.load(tmp_path / f"rank-{rank}.npy") for rank in range(2)]
+    assert ranks[0].shape == ranks[1].shape == (3, 6)
+    alone = EchoSampler(11, seed=2)
+    for epoch in (0, 2):
+        together = np.stack([rank[epoch] for rank in ranks], axis=1).ravel().tolist()
+        drawn = list(alone)
+        assert together == [*drawn, drawn[0]]
+
+
+@pytest.mark.parametrize("times", [2, 3, 4])
+def test_with_next_use_known_the_source_is_read_once_in_a_cycle(times: int) -> None:
+    samples, cached = 2_000, 0.2
+    sampler = EchoSampler(samples, times=times, window=cached)
+    drawn = [index for _ in range(3) for index in cycle_of(sampler, times)]
+    accesses = Accesses.of(drawn, [1] * len(drawn))
+    result = replay(Engine(policy_for(POLICIES["belady"], accesses), int(cached * samples)), accesses, samples * times)
+    assert (result.origin_bytes[1:] <= samples).all()
+    lru = replay(Engine(POLICIES["lru"](), int(cached * samples)), accesses, samples * times)
+    assert lru.origin_bytes[1:].sum() > 1.2 * result.origin_bytes[1:].sum()

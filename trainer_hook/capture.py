@@ -89,21 +89,23 @@ class Capture:
 
     def _clear(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if not torch.compiler.is_compiling():
+            self.collect()
             # What a checkpointed backward pass computed again since the last forward.
             self._latest = None
 
     def _returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not torch.compiler.is_compiling():
-            self._model_returns = True
+            # Not if only its evaluation goes through the model, and its training step through parts of it.
+            self._model_returns |= self._latest is not None
             self._hand_on()
 
     def collect(self) -> None:
-        """Take up a forward whose end was not seen, since the model was compiled after the hooks were set."""
+        """Take up a forward whose end was not seen: of a model compiled after the hooks were set, or run in parts."""
         if not self._model_returns:
             self._hand_on()
 
     def _hand_on(self) -> None:
-        if self._latest is not None and self._latest[0].dim() >= 2:
+        if self._latest is not None and self._latest[0].dim() >= 2 and not _only_recorded(self._latest[0]):
             self.seen += 1
             self._forward(len(self._latest[0]))
         self._latest = None
@@ -144,16 +146,26 @@ class Capture:
 class _Inert(Capture):
     def __init__(self) -> None:
         self._latest = None
+        self._model_returns = False
 
     def _hand_on(self) -> None:
         self._latest = None
+
+
+def _only_recorded(tensor: Tensor) -> bool:
+    """Whether a CUDA graph is being captured: its forward computes nothing yet, and may not pin memory or wait."""
+    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _cross_entropy(output: Tensor, labels: npt.NDArray[np.int32]) -> Tensor | None:
     """Each row's cross-entropy against its declared label; None where the output is not one score a class."""
     if output.dim() != 2 or output.shape[0] != len(labels) or labels.min() < 0 or labels.max() >= output.shape[1]:
         return None
-    target = torch.from_numpy(labels.astype(np.int64)).to(output.device, non_blocking=True)
+    target = torch.from_numpy(labels.astype(np.int64))
+    if output.device.type == "cuda":
+        # From other memory the driver may wait for all that the device still has to do.
+        target = target.pin_memory()
+    target = target.to(output.device, non_blocking=True)
     return as_float16(nn.functional.cross_entropy(output.float(), target, reduction="none"))
 
 
@@ -169,6 +181,7 @@ def to_host(tensor: Tensor) -> HostCopy:
     if tensor.device.type != "cuda":
         return HostCopy(tensor.cpu(), lambda: None)
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    # One that is waited for asleep: the core belongs to the data loader.
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(tensor.device))
     return HostCopy(copy, event.synchronize)

@@ -25,6 +25,15 @@ _MARK = "_followed_by_spiderfs"
 Taken = Callable[[object, npt.NDArray[np.uint32]], None]
 
 
+def drawing_loader(loader: DataLoader[Any]) -> tuple[DataLoader[Any], int]:
+    """The loader that draws batches, and how many the one around it takes from it ahead of the loop.
+
+    Accelerate's `prepare` puts a loader into another, which takes one batch ahead to know which is the last.
+    """
+    inner = getattr(loader, "base_dataloader", None)
+    return (inner, 1) if isinstance(inner, DataLoader) else (loader, 0)
+
+
 class _Iteration:
     """One pass over the loader: what was drawn for it and not taken yet."""
 

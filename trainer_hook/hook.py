@@ -19,7 +19,7 @@ from trainer_hook.attribution import Attribution
 from trainer_hook.capture import Capture, HostCopy, Seen, as_float16, find_classifier, to_host
 from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
 from trainer_hook.evaluation import Evaluation
-from trainer_hook.following import Follower
+from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.planner import Planner
 from trainer_hook.planning import introduce
 from trainer_hook.sample_list import Sample
@@ -50,15 +50,18 @@ def attach(
 
     Attach after the model has been wrapped (DistributedDataParallel, torch.compile) and before its first forward.
     `samples` are (path, label) in the order of the data set's indices, if it has no `.samples` or `.imgs`. `lookahead`
-    is how many further batches the loop takes from the loader before the forward of one. With `plan`, each epoch of
-    the loader is published as `trainer_hook.plan` does it; `draw_ahead` is explained there. Without a mount or a daemon
-    this warns once, and training goes on. Raises ValueError for what can never work.
+    is how many further batches the loop takes from the loader before the forward of one, besides the one that a loader
+    of accelerate's takes by itself. With `plan`, each epoch of the loader is published as `trainer_hook.plan` does it;
+    `draw_ahead` is explained there. Without a mount or a daemon this warns once, and training goes on. Raises
+    ValueError for what can never work.
     """
     if not 1 <= embed_dim <= DEFAULT_LIMITS.dimension:
         raise ValueError(f"embed_dim={embed_dim}: 1 to {DEFAULT_LIMITS.dimension}")
     if lookahead < 0:
         raise ValueError(f"lookahead={lookahead}: 0, or more")
     if loader is not None:
+        loader, ahead = drawing_loader(loader)
+        lookahead += ahead
         Follower.check(loader)
     layer = find_classifier(model, classifier)
     declared, client, let_go = introduce(

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from spiderfs.protocol import Hello
 from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
-from trainer_hook.following import Follower
+from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.mounts import find_mount, socket_finder
 from trainer_hook.planner import Planner
 from trainer_hook.ranks import rank_and_world
@@ -127,6 +127,7 @@ def plan(
     Without a mount or a daemon this warns once, and training goes on. Raises ValueError for a loader that cannot be
     planned, and one that is followed already.
     """
+    loader, _ = drawing_loader(loader)
     Follower.check(loader)
     declared, client, let_go = introduce(
         directory, loader.dataset, samples=samples, split=split, socket=socket, client_name=client_name

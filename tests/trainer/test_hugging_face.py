@@ -1,0 +1,171 @@
+"""The callback in trainings by Hugging Face's own Trainer, on a CPU and without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from accelerate import Accelerator
+from hook_daemon import HookDaemon, until
+from mounting import mounted
+from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
+from tiny_training import SIZE, Network, Numbered, loader, recorded, train
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from trainer_hook import SpiderSampler, attach, hugging_face_callback, plan
+
+BATCHES = 7  # of 50 samples in eights
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path) as daemon:
+        yield daemon
+
+
+class Model(nn.Module):
+    """Answers as the Trainer's own models do."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = self.network(inputs)
+        return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+
+class Scored(transformers.Trainer):
+    """Draws by a sampler of ours."""
+
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> SpiderSampler:
+        return SpiderSampler(PICTURES)
+
+
+def collated(rows: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
+    return {"inputs": torch.stack([row for row, _ in rows]), "labels": torch.tensor([label for _, label in rows])}
+
+
+def share_right(told: transformers.EvalPrediction) -> dict[str, float]:
+    return {"accuracy": float((np.argmax(told.predictions, 1) == told.label_ids).mean())}
+
+
+def trainer(
+    directory: Path,
+    callback: Any,
+    dataset: Dataset[Any] | None = None,
+    network: nn.Module | None = None,
+    kind: type[transformers.Trainer] = transformers.Trainer,
+    **options: Any,
+) -> transformers.Trainer:
+    settings: dict[str, Any] = {
+        "output_dir": str(directory / "output"),
+        "num_train_epochs": EPOCHS,
+        "per_device_train_batch_size": 8,
+        "eval_strategy": "epoch",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
+    dataset = dataset or Numbered()
+    return kind(
+        Model(network or Network()),
+        transformers.TrainingArguments(**settings | options),
+        train_dataset=dataset,
+        eval_dataset=dataset,
+        data_collator=collated,
+        compute_metrics=share_right,
+        callbacks=[callback],
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_accumulation_steps": 3},
+        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+        {"dataloader_drop_last": False, "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True},
+        {"bf16": True},
+    ],
+)
+def test_every_sample_is_recorded_as_itself(daemon: HookDaemon, options: dict[str, Any]) -> None:
+    callback = hugging_face_callback(daemon.mount)
+    trainer(daemon.mount, callback, **options).train()
+    assert sorted(recorded(daemon, EPOCHS * BATCHES, 8e-3)) == sorted([*range(SIZE)] * EPOCHS)
+    until(lambda: len(daemon.sink.ends) == EPOCHS)
+    assert daemon.sink.ends[-1][1].accuracy is not None
+    assert daemon.sink.lists[0][0].hello.client == "transformers"
+    assert callback.attachment.hook is None
+
+
+def test_what_is_published_is_what_is_read(daemon: HookDaemon) -> None:
+    trainer(daemon.mount, hugging_face_callback(daemon.mount)).train()
+    read = recorded(daemon, EPOCHS * BATCHES)
+    plans = [plan.order.tolist() for _, plan in daemon.sink.plans if plan.begun and len(plan.order)]
+    assert plans == [read[first : first + SIZE] for first in range(0, EPOCHS * SIZE, SIZE)]
+
+
+@pytest.mark.parametrize(("saved_after", "again"), [(BATCHES, 2 * BATCHES), (4, 2 * BATCHES)])
+def test_a_training_that_goes_on(daemon: HookDaemon, saved_after: int, again: int) -> None:
+    # In the middle of an epoch: the rest of it is read by a loader that nobody is told of.
+    saving = {"save_strategy": "steps", "save_steps": saved_after, "max_steps": saved_after}
+    trainer(daemon.mount, hugging_face_callback(daemon.mount), **saving).train()
+    recorded(daemon, saved_after)
+    daemon.sink.batches.clear()
+    second = trainer(daemon.mount, hugging_face_callback(daemon.mount), num_train_epochs=3)
+    second.train(resume_from_checkpoint=str(daemon.mount / "output" / f"checkpoint-{saved_after}"))
+    assert second.state.global_step == 3 * BATCHES
+    assert sorted(recorded(daemon, again)) == sorted([*range(SIZE)] * 2)
+
+
+def test_a_training_that_failed_can_be_begun_again(daemon: HookDaemon) -> None:
+    class Failing(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if state.global_step == 3:
+                raise RuntimeError("no more")
+
+    failing = Failing()
+    twice = trainer(daemon.mount, hugging_face_callback(daemon.mount))
+    twice.add_callback(failing)
+    with pytest.raises(RuntimeError, match="no more"):
+        twice.train()
+    twice.remove_callback(failing)
+    until(lambda: len(daemon.sink.batches) == 2)
+    daemon.sink.batches.clear()
+    twice.train()
+    # The batch that failed is told of when its hook ends.
+    assert len(recorded(daemon, EPOCHS * BATCHES + 1)) == EPOCHS * SIZE + 8
+
+
+def test_a_loop_of_ones_own_with_an_accelerator(daemon: HookDaemon) -> None:
+    accelerator = Accelerator(cpu=True)
+    model, batches = accelerator.prepare(Network(), loader())
+    hook = attach(daemon.mount, model, batches)
+    for _ in train(model, batches):
+        pass
+    hook.epoch_end()
+    hook.close()
+    assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
+    with plan(daemon.mount, batches):
+        assert len([*batches]) == BATCHES
+    until(lambda: len(daemon.sink.plans) > 2)
+
+
+def test_over_a_mount(tmp_path: Path) -> None:
+    make_pictures(tmp_path / "source")
+    with mounted(tmp_path / "source", tmp_path / "m", policy="spider") as mount:
+        callback = hugging_face_callback(mount.point)
+        pictures = Pictures(mount.point / "train")
+        loading = {"gradient_accumulation_steps": 2, "dataloader_num_workers": 2}
+        trainer(tmp_path, callback, pictures, Classifier(), Scored, **loading).train()
+        check_recorded(mount)

@@ -1,0 +1,158 @@
+"""The callback in trainings by Lightning's own Trainer, on a CPU and without a network."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch
+import pytest
+import torch
+from hook_daemon import HookDaemon, until
+from mounting import mounted
+from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
+from tiny_training import SIZE, Network, loader, recorded
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from trainer_hook import SpiderSampler, lightning_callback
+
+BATCHES = 7  # of 50 samples in eights
+WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
+
+# Advice of Lightning's on how to train faster, which a test of 7 batches does not need.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+    # Of torch's, about how Lightning calls it.
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
+]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path) as daemon:
+        yield daemon
+
+
+class Module(lightning.pytorch.LightningModule):
+    """Trains a network; `directly` past its own forward, as many do, but for evaluation."""
+
+    def __init__(self, network: nn.Module, directly: bool = False, planned_rate: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self.directly = directly
+        self.planned_rate = planned_rate
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.network(inputs)  # type: ignore[no-any-return]
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        scores = self.network(batch[0]) if self.directly else self(batch[0])
+        return nn.functional.cross_entropy(scores, batch[1])
+
+    def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
+        self.log("val_acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        if not self.planned_rate:
+            return optimizer
+        # This asks for the loader before anything else does.
+        steps = int(self.trainer.estimated_stepping_batches)
+        return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)]
+
+
+def trainer(directory: Path, callback: Any, **options: Any) -> lightning.pytorch.Trainer:
+    settings: dict[str, Any] = {
+        "max_epochs": EPOCHS,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "default_root_dir": directory,
+        "callbacks": [callback],
+    }
+    return lightning.pytorch.Trainer(**settings | options)
+
+
+@pytest.mark.parametrize(
+    ("module", "loading", "options"),
+    [
+        ({}, {}, {}),
+        ({"directly": True}, {}, {}),
+        ({"planned_rate": True}, {}, {}),
+        ({}, WORKERS, {}),
+        ({}, {}, {"accumulate_grad_batches": 3}),
+        ({}, {}, {"reload_dataloaders_every_n_epochs": 1}),
+        ({}, {}, {"val_check_interval": 2}),
+    ],
+)
+def test_every_sample_is_recorded_as_itself(
+    daemon: HookDaemon, module: dict[str, Any], loading: dict[str, Any], options: dict[str, Any]
+) -> None:
+    callback = lightning_callback(daemon.mount)
+    model, held_out = Module(Network(), **module), loader(shuffle=False)
+    trainer(daemon.mount, callback, **options).fit(model, loader(**loading), held_out)
+    assert sorted(recorded(daemon, EPOCHS * BATCHES)) == sorted([*range(SIZE)] * EPOCHS)
+    until(lambda: len(daemon.sink.ends) == EPOCHS)
+    assert all(end.accuracy is not None for _, end in daemon.sink.ends)
+    assert daemon.sink.lists[0][0].hello.client == "lightning"
+    assert callback.attachment.hook is None
+    gc.collect()
+
+
+def test_what_is_published_is_what_is_read(daemon: HookDaemon) -> None:
+    trainer(daemon.mount, lightning_callback(daemon.mount)).fit(Module(Network()), loader(), loader(shuffle=False))
+    read = recorded(daemon, EPOCHS * BATCHES)
+    plans = [plan.order.tolist() for _, plan in daemon.sink.plans if plan.begun and len(plan.order)]
+    assert plans == [read[first : first + SIZE] for first in range(0, EPOCHS * SIZE, SIZE)]
+
+
+def test_a_training_that_goes_on(daemon: HookDaemon) -> None:
+    first = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=1)
+    first.fit(Module(Network()), loader(), loader(shuffle=False))
+    checkpoint = daemon.mount / "checkpoint"
+    first.save_checkpoint(checkpoint)
+    recorded(daemon, BATCHES)
+    second = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=3)
+    second.fit(Module(Network()), loader(), loader(shuffle=False), ckpt_path=checkpoint, weights_only=False)
+    assert second.current_epoch == 3
+    assert sorted(recorded(daemon, 3 * BATCHES)) == sorted([*range(SIZE)] * 3)
+    until(lambda: len(daemon.sink.ends) == 3)
+
+
+def test_a_training_that_fails_leaves_the_loader_as_it_was(daemon: HookDaemon) -> None:
+    class Failing(Module):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 2:
+                raise RuntimeError("no more")
+
+    batches = loader()
+    kind = type(batches)
+    failing = trainer(daemon.mount, lightning_callback(daemon.mount))
+    with pytest.raises(RuntimeError, match="no more"):
+        failing.fit(Failing(Network()), batches, loader(shuffle=False))
+    assert type(batches) is kind
+    assert "process_dataloader" not in vars(failing.strategy)
+
+
+def test_several_loaders_are_refused(daemon: HookDaemon) -> None:
+    several = {"one": loader(), "other": loader()}
+    with pytest.raises(ValueError, match="follows one DataLoader"):
+        trainer(daemon.mount, lightning_callback(daemon.mount)).fit(Module(Network()), several, loader(shuffle=False))
+
+
+def test_over_a_mount(tmp_path: Path) -> None:
+    make_pictures(tmp_path / "source")
+    with mounted(tmp_path / "source", tmp_path / "m", policy="spider") as mount:
+        pictures = Pictures(mount.point / "train")
+        held_out = DataLoader(Pictures(mount.point / "test"), 8)
+        sampler = SpiderSampler(PICTURES)
+        callback = lightning_callback(mount.point)
+        fit = trainer(tmp_path, callback, accumulate_grad_batches=2)
+        fit.fit(Module(Classifier()), DataLoader(pictures, 8, sampler=sampler, **WORKERS), held_out)
+        check_recorded(mount)
+        gc.collect()

@@ -314,7 +314,7 @@ def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Pro
             point = stack.enter_context(mounted(data.root, place, capacity, LATENCY_MS, options))
             sampler: Any = None
             if configuration.guided:
-                sampler = trainer_hook.SpiderSampler(len(data.samples), seed=case.seed)
+                sampler = trainer_hook.SpiderSampler(len(data.samples), seed=case.seed, coverage=0.0)
             elif case.weights is not None:
                 own = torch.Generator().manual_seed(case.seed)
                 sampler = WeightedRandomSampler(case.weights, len(data.samples), generator=own)

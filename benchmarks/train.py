@@ -79,8 +79,8 @@ CONFIGURATIONS = {
     "shade": Configuration(f"policy=shade,{AS_IN_PAPERS}", sampler="shade"),
     "icache": Configuration(f"policy=icache,{AS_IN_PAPERS}", sampler="icache"),
     "impact": Configuration(f"policy=impact,{AS_IN_PAPERS}", sampler="impact"),
-    "importance": Configuration("plan=off,substitute=off", sampler="spider", ratio=1.0),
-    "paper": Configuration(AS_IN_PAPERS, sampler="spider"),
+    "importance": Configuration("plan=off,substitute=off", sampler="spider", coverage=0.0, ratio=1.0),
+    "paper": Configuration(AS_IN_PAPERS, sampler="spider", coverage=0.0),
     "spider": Configuration("policy=spider", sampler="spider", coverage=0.3, weighted=True),
 }
 BASELINE = "lru"

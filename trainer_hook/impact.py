@@ -83,10 +83,17 @@ class ImpactSampler(SpiderSampler):
     """
 
     def __init__(
-        self, samples: int, *, sharpness: float = 1.0, warm_up: int = 10, hybrid: bool = True, **options: Any
+        self,
+        samples: int,
+        *,
+        sharpness: float = 1.0,
+        warm_up: int = 10,
+        hybrid: bool = True,
+        coverage: float = 0.0,
+        **options: Any,
     ) -> None:
         """`options` are those of SpiderSampler but `draws` and `settled`."""
-        super().__init__(samples, **options)
+        super().__init__(samples, coverage=coverage, **options)
         if sharpness <= 0 or warm_up < 0:
             raise ValueError(f"sharpness={sharpness}, warm_up={warm_up}: more than 0, and 0 or more")
         self._sharpness = sharpness

@@ -46,16 +46,20 @@ def test_without_scores_an_epoch_sees_every_sample() -> None:
 
 def test_draws_in_proportion_to_the_scores() -> None:
     scores = [0, 1, 3]
-    sampler = with_scores(SpiderSampler(3, draws=40_000), scores)
+    sampler = with_scores(SpiderSampler(3, draws=40_000, coverage=0.0), scores)
     counts = np.bincount(list(sampler), minlength=3)
     # Five standard deviations of a binomial count.
     np.testing.assert_allclose(counts, [0, 10_000, 30_000], atol=5 * 87)
 
 
-def test_the_coverage_floor() -> None:
-    sampler = with_scores(SpiderSampler(4, draws=40_000, coverage=0.4), [0, 0, 0, 1])
+@pytest.mark.parametrize(
+    ("options", "counted"),
+    [({"coverage": 0.4}, [4_000, 4_000, 4_000, 28_000]), ({}, [3_000, 3_000, 3_000, 31_000])],
+)
+def test_the_coverage_floor(options: dict[str, Any], counted: list[int]) -> None:
+    sampler = with_scores(SpiderSampler(4, draws=40_000, **options), [0, 0, 0, 1])
     counts = np.bincount(list(sampler), minlength=4)
-    np.testing.assert_allclose(counts, [4_000, 4_000, 4_000, 28_000], atol=5 * 92)
+    np.testing.assert_allclose(counts, counted, atol=5 * 92)
 
 
 @given(st.lists(st.floats(0.125, 10, width=32), min_size=2, max_size=30), st.floats(0, 1))
@@ -118,7 +122,7 @@ def test_options_that_make_no_sense(samples: int, options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_asks_the_daemon_and_publishes_what_it_draws(daemon: HookDaemon, workers: int, tmp_path: Path) -> None:
-    sampler = SpiderSampler(SIZE)
+    sampler = SpiderSampler(SIZE, coverage=0.0)
     options: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
     model, batches = Network(), loader(shuffle=False, sampler=sampler, num_workers=workers, **options)
     hook = attach(daemon.mount, model, batches)

@@ -14,6 +14,7 @@ import trio
 from spiderfs.catalogue import TABLES, Catalogue
 from spiderfs.control import Control
 from spiderfs.daemon.event_pipe import EventWriter, open_pipe
+from spiderfs.errors import TryAgain
 from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.filesystem import Filesystem, Settings
 from spiderfs.lister import Lister
@@ -78,8 +79,10 @@ async def bare_filesystem(source: Source, place: Path) -> AsyncIterator[Bare]:
 
 
 class _NoManager:
+    """Whoever asks all mounts how they are, as `spiderfs status` does, finds this one too."""
+
     async def render(self, name: str) -> bytes:
-        raise AssertionError("no control file is asked for")
+        raise TryAgain("there is no manager")
 
     async def apply(self, name: str, text: bytes) -> None:
-        raise AssertionError("no control file is written")
+        raise TryAgain("there is no manager")

@@ -43,7 +43,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from serve import FileSet, machine, made_files, measure, paths_below, scratch_directory
-from workloads import LATENCY_MS, LOADERS, loaders, reading, seconds, walk
+from workloads import LATENCY_MS, LOADERS, loaders, reading, seconds
 
 HERE = Path(__file__).resolve().parent
 SERVER = HERE / "fuse_servers.py"
@@ -100,14 +100,23 @@ def served(system: str, source: Path, scratch: Path, latency_ms: float = 0) -> A
     return shown(system, command, mountpoint, scratch / f"{system}.log")
 
 
+def walk(root: Path) -> list[tuple[str, os.stat_result]]:
+    """Every file below; unlike os.walk, raises what a system answers to a listing."""
+    found = []
+    for directory, _, names in os.walk(root, onerror=_raise):
+        for name in names:
+            path = os.path.join(directory, name)
+            found.append((path, os.stat(path)))
+    return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def seen(root: Path) -> list[tuple[str, int, int]]:
     """Every file below: path, size, time of change."""
-    found = []
-    for directory, _, names in os.walk(root):
-        for name in names:
-            status = os.stat(os.path.join(directory, name))
-            found.append((os.path.relpath(os.path.join(directory, name), root), status.st_size, status.st_mtime_ns))
-    return sorted(found)
+    return sorted((os.path.relpath(path, root), it.st_size, it.st_mtime_ns) for path, it in walk(root))
 
 
 def check_alike(source: Path, peers: list[Mounted]) -> None:

@@ -24,6 +24,8 @@ from spiderfs.store.store import Records
 TABLE = "redirect"
 LEASE_S = 2.0
 PLACED_S = 1.0
+# The open of a system call follows its look-up at once, however long a busy machine takes for that.
+NOTED_S = 5.0
 # What is remembered of threads and of leases before it is thrown away as a whole.
 _REMEMBERED = 65536
 # Processes on the way up from a loader's worker to the trainer; a container's init is further than any trainer.
@@ -168,12 +170,12 @@ class Redirects:
         return given
 
     def note(self, thread: int, wanted: int, given: int) -> None:
-        """Remember, for the open that follows, what the thread had asked for."""
-        self._reads.put(thread, wanted, given)
+        """Remember, for the open that follows, what the thread had asked for: to be called at each of its look-ups."""
+        self._reads.put(thread, wanted, given, self._clock())
 
     def wanted(self, thread: int, given: int) -> int:
         """What a thread that opens `given` had asked for."""
-        return self._reads.take(thread, given)
+        return self._reads.take(thread, given, self._clock() - NOTED_S)
 
 
 class PendingReads:
@@ -181,24 +183,29 @@ class PendingReads:
 
     A thread does one thing at a time, so a slot has one writer; two threads that share a slot can only lose the
     earlier's note, and its open is then taken for what it looks like.
+
+    A look-up need not be followed by an open: stat(2) makes one too. Its note is void once the thread looks another
+    name up, has opened something, or lets time pass. What remains: a stat of X, given H, and then as the thread's very
+    next open one of H by its own name, which the kernel still knew. It is taken for an open of X.
     """
 
     _SLOTS = 8192
-    _SLOT = struct.Struct("<QQQ")
+    _SLOT = struct.Struct("<QQQd")
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, self._SLOTS * self._SLOT.size)
 
-    def put(self, thread: int, wanted: int, given: int) -> None:
-        self._SLOT.pack_into(self._map, self._at(thread), thread, wanted, given)
+    def put(self, thread: int, wanted: int, given: int, now: float) -> None:
+        self._SLOT.pack_into(self._map, self._at(thread), thread, wanted, given, now)
 
-    def take(self, thread: int, given: int) -> int:
+    def take(self, thread: int, given: int, since: float) -> int:
+        """What was wanted by a look-up that was noted no earlier than `since`, or else `given` itself."""
         at = self._at(thread)
-        noted, wanted, was_given = self._SLOT.unpack_from(self._map, at)
-        if noted != thread or was_given != given:
+        noted, wanted, was_given, when = self._SLOT.unpack_from(self._map, at)
+        if noted != thread:
             return given
-        self._SLOT.pack_into(self._map, at, 0, 0, 0)
-        return int(wanted)
+        self._SLOT.pack_into(self._map, at, 0, 0, 0, 0.0)
+        return int(wanted) if was_given == given and when >= since else given
 
     def _at(self, thread: int) -> int:
         return thread % self._SLOTS * self._SLOT.size

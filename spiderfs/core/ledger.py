@@ -5,7 +5,8 @@ the wrong sample, a substitute's embedding would make the two look alike, and su
 workers read several batches ahead, so the same sample may be on its way more than once: of each (trainer, wanted) the
 first served is the first to arrive.
 
-A read that never reaches a batch (an abandoned iterator, a copy of the file) would shift all later ones of its sample.
+A read that never reaches a batch (an abandoned iterator, a copy of the file, an open that was taken for one of another
+name, see `redirects.PendingReads`) would shift all later ones of its sample.
 So a trainer's entries are forgotten at the start of an epoch, and the oldest when there are too many.
 """
 

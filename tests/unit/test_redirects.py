@@ -14,6 +14,7 @@ import pytest
 from spiderfs.catalogue import TABLES
 from spiderfs.redirects import (
     LEASE_S,
+    NOTED_S,
     PLACED_S,
     Attached,
     PendingReads,
@@ -220,21 +221,39 @@ def test_rows_are_taken_away_again(harness: Harness) -> None:
     assert redirect_rows(harness.records) == [(WANTED, 2, OTHER)]
 
 
-def test_an_open_knows_what_was_asked_for_once() -> None:
-    reads = PendingReads()
-    reads.put(5, WANTED, GIVEN)
-    assert reads.take(6, GIVEN) == GIVEN, "another thread"
-    assert reads.take(5, OTHER) == OTHER, "another file"
-    assert reads.take(5, GIVEN) == WANTED
-    assert reads.take(5, GIVEN) == GIVEN, "asked twice"
+def test_an_open_knows_what_was_asked_for_once(harness: Harness) -> None:
+    redirects = harness.redirects
+    redirects.note(5, WANTED, GIVEN)
+    assert redirects.wanted(6, GIVEN) == GIVEN, "another thread"
+    assert redirects.wanted(5, GIVEN) == WANTED
+    assert redirects.wanted(5, GIVEN) == GIVEN, "asked twice"
 
 
-def test_threads_that_share_a_slot_lose_a_note_and_never_mix_them_up() -> None:
-    reads = PendingReads()
-    reads.put(5, WANTED, GIVEN)
-    reads.put(5 + 8192, OTHER, GIVEN)
-    assert reads.take(5, GIVEN) == GIVEN
-    assert reads.take(5 + 8192, GIVEN) == OTHER
+def test_a_look_up_without_an_open_is_not_taken_for_a_later_one(harness: Harness) -> None:
+    redirects = harness.redirects
+    # A stat of WANTED, an open of another file, and one of the stand-in by its own name, which the kernel knows.
+    redirects.note(5, WANTED, GIVEN)
+    assert redirects.wanted(5, OTHER) == OTHER
+    assert redirects.wanted(5, GIVEN) == GIVEN
+    # A stat of WANTED, and an open of the stand-in by its own name, which the kernel asks for.
+    redirects.note(5, WANTED, GIVEN)
+    redirects.note(5, GIVEN, GIVEN)
+    assert redirects.wanted(5, GIVEN) == GIVEN
+    # A stat of WANTED, and much later an open of the stand-in by its own name.
+    redirects.note(5, WANTED, GIVEN)
+    harness.clock.now += NOTED_S + 0.01
+    assert redirects.wanted(5, GIVEN) == GIVEN
+    # What cannot be told from an open of WANTED: the same at once.
+    redirects.note(5, WANTED, GIVEN)
+    assert redirects.wanted(5, GIVEN) == WANTED
+
+
+def test_threads_that_share_a_slot_lose_a_note_and_never_mix_them_up(harness: Harness) -> None:
+    redirects = harness.redirects
+    redirects.note(5, WANTED, GIVEN)
+    redirects.note(5 + 8192, OTHER, GIVEN)
+    assert redirects.wanted(5, GIVEN) == GIVEN
+    assert redirects.wanted(5 + 8192, GIVEN) == OTHER
 
 
 def test_workers_read_what_the_manager_published(tmp_path: Path) -> None:

@@ -209,6 +209,9 @@ class Filesystem:
             else:
                 self._redirects.note(caller.pid, dentry.inode, given)
                 return Entry(self._attributes(given, found, FOREVER_S), 0.0)
+        if trainer is not None:
+            # Not to be taken for what it was given before, by a look-up that no open followed.
+            self._redirects.note(caller.pid, dentry.inode, dentry.inode)
         # The next reader of this name may be given another file: the kernel has to ask for each of them.
         return self._entry(dentry, 0.0 if self._redirects.concerns(dentry.inode) else left_s)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from collections.abc import Container
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,10 @@ from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
 
 log = logging.getLogger(__name__)
+
+# Lists whose scores are kept on disk, unless more are in use. That of a million samples takes some 400 MB, which do not
+# count towards the capacity; so many lists may one trainer have.
+KEPT_LISTS = 8
 
 # Samples looked up between two chances for other tasks: 5 ms.
 _AT_A_TIME = 500
@@ -101,6 +107,19 @@ async def _listed(path: bytes, lister: Lister) -> int:
     except (SourceError, Stale):
         return 0
     return node.inode
+
+
+def delete_older_scores(directory: Path, in_use: Container[str], kept: int = KEPT_LISTS) -> None:
+    """Of the lists saved below `directory`, by digest, keep those `in_use` and the latest. Blocks on the disk."""
+    try:
+        found = [(entry.stat().st_mtime, entry.name) for entry in directory.iterdir()]
+    except FileNotFoundError:
+        return
+    # Each save puts its files into the list's directory anew, so that one's time is that of the last save.
+    for _, digest in sorted(found, reverse=True)[kept:]:
+        if digest not in in_use:
+            shutil.rmtree(directory / digest, ignore_errors=True)
+            log.info("deleted the scores of a list that was not used lately")
 
 
 def leave_out_contradictions(inodes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int32]) -> None:

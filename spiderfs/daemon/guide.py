@@ -25,7 +25,7 @@ from spiderfs.core.homophily import Hub
 from spiderfs.core.ledger import Ledger
 from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.daemon.balance import Balance
-from spiderfs.daemon.dataset import Dataset, inodes_of, leave_out_contradictions
+from spiderfs.daemon.dataset import Dataset, delete_older_scores, inodes_of, leave_out_contradictions
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.pinboard import Pinboard
 from spiderfs.daemon.trainer import SampleList, Trainer
@@ -378,6 +378,7 @@ class Guide:
         """Write all scores down; blocks on the disk, and must not run while a batch is scored."""
         for dataset in list(self.datasets.values()):
             dataset.save()
+        delete_older_scores(self._scores_directory, self.datasets)
 
     async def save_in_thread(self) -> None:
         await trio.to_thread.run_sync(self.save, limiter=self._scoring)

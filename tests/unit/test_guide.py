@@ -17,6 +17,7 @@ from spiderfs.config import Options
 from spiderfs.core.events import ACCESS, FETCHED, HIT, Access
 from spiderfs.core.pins import PINNED
 from spiderfs.core.replay import Pinning
+from spiderfs.daemon.dataset import KEPT_LISTS
 from spiderfs.daemon.guide import Guide
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.trainer import SampleList, SamplePaths, Trainer
@@ -250,6 +251,28 @@ def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path:
         assert harness.keeper.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
 
     run(tmp_path, test, "shade")
+
+
+def test_scores_of_lists_long_unused_are_deleted(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        await harness.batch(np.random.default_rng(1), list(range(16)))
+        harness.guide.save()
+        scores = tmp_path / "scores"
+        (in_use,) = scores.iterdir()
+        for number in range(KEPT_LISTS + 2):
+            (scores / f"{number}").mkdir()
+            (scores / f"{number}" / "scores.npz").write_bytes(b"of an earlier training")
+            os.utime(scores / f"{number}", (1e9 + number, 1e9 + number))
+        # Even if it were the oldest of all: it is not written anew if that fails.
+        (dataset,) = harness.guide.datasets.values()
+        dataset.scorings.clear()
+        os.utime(in_use, (1.0, 1.0))
+        harness.guide.save()
+        latest = {str(number) for number in range(2, KEPT_LISTS + 2)}
+        assert {path.name for path in scores.iterdir()} == {in_use.name, *latest}
+
+    run(tmp_path, test)
 
 
 def test_other_policies_still_give_scores(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -232,14 +232,14 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
 
     try:
         with Progress(console=console, transient=True) as progress:
-            for seed, shares in rounds(arguments, extent):
+            for seed, shares, names in rounds(arguments, extent):
                 missing = [share for share in shares if ("lru", share, seed) not in done]
                 if missing:
                     keep(*measure_uniform(pool, missing, seed, extent.epochs, progress))
-                for share in shares:
-                    for name in [*SYSTEMS, *WHY] if share == arguments.why_share else SYSTEMS:
-                        if (name, share, seed) not in done:
-                            keep(measure_system(pool, Task(name, share, seed), extent.epochs, progress))
+                    done.update(("lru", share, seed) for share in missing)
+                for share, name in itertools.product(shares, names):
+                    if (name, share, seed) not in done:
+                        keep(measure_system(pool, Task(name, share, seed), extent.epochs, progress))
     finally:
         # A measurement that is broken off shows what it has.
         if measured:
@@ -248,13 +248,15 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                 plot(measured, ROWS, arguments.plot)
 
 
-def rounds(arguments: argparse.Namespace, extent: Extent) -> Iterator[tuple[int, list[float]]]:
-    """Seeds, and the sizes of the cache that are measured with them; first the one at which accuracies are compared."""
+def rounds(arguments: argparse.Namespace, extent: Extent) -> Iterator[tuple[int, list[float], Iterable[str]]]:
+    """Seeds, sizes of the cache, and the systems that are measured with them; what matters most comes first."""
     for seed in range(1, extent.seeds + 1):
-        yield seed, [arguments.why_share]
+        yield seed, [arguments.why_share], SYSTEMS
     others = [share for share in arguments.shares if share != arguments.why_share]
     for seed in range(1, min(extent.seeds, arguments.seeds_elsewhere) + 1):
-        yield seed, others
+        yield seed, others, SYSTEMS
+    for seed in range(1, extent.seeds + 1):
+        yield seed, [arguments.why_share], WHY
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -56,6 +57,7 @@ from training import BATCH, CACHED_SHARE, SAMPLERS, Data, Images, Steps, evaluat
 from trainer_hook import Hook, attach, plan
 
 LOADER_WORKERS = 2
+TABLE_WIDTH = 110
 MOST_WEIGHT = 4.0
 LEAST_ORIGIN_SAVING, LEAST_SPEEDUP, MOST_TOP1_LOSS = 0.5, 2.2, 0.005
 
@@ -396,6 +398,7 @@ def result_of(arguments: argparse.Namespace, extent: Extent, data: Data, runs: l
         "machine": machine(),
         "extent": asdict(extent),
         "latency_ms": arguments.latency_ms,
+        "bandwidth": arguments.bandwidth,
         "batch": BATCH,
         "loader_workers": LOADER_WORKERS,
         "cached_share": CACHED_SHARE,
@@ -413,7 +416,9 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     capacity = int(data.training_bytes * CACHED_SHARE)
     console.print(
         f"{extent.training:,} training images ({data.training_bytes / 1e6:.1f} MB), {extent.held_out:,} held out; "
-        f"cache {CACHED_SHARE:.0%}; source {arguments.latency_ms:g} ms away; {LOADER_WORKERS} loader workers",
+        f"cache {CACHED_SHARE:.0%}; source {arguments.latency_ms:g} ms away"
+        + ("" if arguments.bandwidth is None else f" with {arguments.bandwidth:,} bytes/s")
+        + f"; {LOADER_WORKERS} loader workers",
         highlight=False,
     )
     runs: list[Run] = []
@@ -421,6 +426,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
         with scratch_directory() as scratch, Progress(console=console, transient=True) as progress:
             for seed, name in itertools.product(range(1, extent.seeds + 1), arguments.configs):
                 options = CONFIGURATIONS[name].options
+                if arguments.bandwidth is not None:
+                    options += f",source.bandwidth={arguments.bandwidth}"
                 place = scratch / f"{name}-{seed}"
                 with mounted(data.root, place, capacity, arguments.latency_ms, options) as mountpoint:
                     runs.append(train(data, mountpoint, name, seed, extent.epochs, progress))
@@ -454,6 +461,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--latency-ms", type=float, default=6.0, metavar="MS", help="of the slow source (default %(default)s)"
     )
+    parser.add_argument(
+        "--bandwidth", type=int, metavar="BYTES", help="that the source delivers in a second (default: no limit)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write train.png there")
     arguments = parser.parse_args()
@@ -469,7 +479,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    console = Console()
+    # Its tables are wider than some terminals.
+    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
     return exit_status("train", lambda: measure(arguments, console), "interrupted; everything is unmounted and deleted")
 
 

@@ -67,6 +67,8 @@ class Capture:
         self._model_returns = False
         self._projections: dict[tuple[int, torch.device], Tensor] = {}
         self.seen = 0
+        self.device = torch.device("cpu")
+        """That of the latest forward's classifier."""
         # In this order: where the classifier is the whole model, it is kept before it is handed on.
         self._handles = [
             model.register_forward_pre_hook(self._clear),
@@ -107,6 +109,7 @@ class Capture:
     def _hand_on(self) -> None:
         if self._latest is not None and self._latest[0].dim() >= 2 and not _only_recorded(self._latest[0]):
             self.seen += 1
+            self.device = self._latest[0].device
             self._forward(len(self._latest[0]))
         self._latest = None
 
@@ -161,17 +164,21 @@ def _cross_entropy(output: Tensor, labels: npt.NDArray[np.int32]) -> Tensor | No
     """Each row's cross-entropy against its declared label; None where the output is not one score a class."""
     if output.dim() != 2 or output.shape[0] != len(labels) or labels.min() < 0 or labels.max() >= output.shape[1]:
         return None
-    target = torch.from_numpy(labels.astype(np.int64))
-    if output.device.type == "cuda":
-        # From other memory the driver may wait for all that the device still has to do.
-        target = target.pin_memory()
-    target = target.to(output.device, non_blocking=True)
+    target = to_device(torch.from_numpy(labels.astype(np.int64)), output.device)
     return as_float16(nn.functional.cross_entropy(output.float(), target, reduction="none"))
 
 
 def as_float16(losses: Tensor) -> Tensor:
     """What is too large for the format becomes its largest number."""
     return losses.clamp(max=_FLOAT16_MAX).half()
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Start a copy of a tensor on the host."""
+    if device.type == "cuda":
+        # From other memory the driver may wait for all that the device still has to do.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> HostCopy:

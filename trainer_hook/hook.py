@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd
 from trainer_hook.attribution import Attribution
-from trainer_hook.capture import Capture, HostCopy, Seen, as_float16, find_classifier, to_host
+from trainer_hook.capture import Capture, HostCopy, Seen, as_float16, find_classifier, to_device, to_host
 from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
 from trainer_hook.evaluation import Evaluation
 from trainer_hook.following import Follower, drawing_loader
@@ -175,11 +175,14 @@ class Hook:
         self._taken(self, np.asarray(indices, dtype=np.uint32))
 
     def weights(self, clip: float | None = None) -> Tensor:
-        """Importance weights 1/(N q) of the last batch's samples; ones without a SpiderSampler."""
+        """Importance weights 1/(N q) of the last batch's samples; ones without a SpiderSampler.
+
+        They lie where the classifier's input lay.
+        """
         self._capture.collect()
         if self.sampler is None:
-            return torch.ones(len(self.indices))
-        return self.sampler.weights(self.indices, clip)
+            return torch.ones(len(self.indices), device=self._capture.device)
+        return to_device(self.sampler.weights(self.indices, clip), self._capture.device)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits, and leave model and loader as they were."""

@@ -13,9 +13,9 @@ The same plain `Filesystem`, over a store of its own each, is served by (the dae
 All run in one process without manager, by the same interpreter with the same trio. pyfuse3 gets the same entry and
 attribute lifetimes, keep_cache, READDIRPLUS with as many names at once as the kernel takes, FLUSH answered once with
 ENOSYS, the kernel's read-ahead and (root, where fusectl is mounted) the same number of background requests; no task but
-its own, by its defaults (other numbers gave the same; a single one is a tenth quicker, but a fetch then holds up every
-reader); no coroutine in the adapter's open and read that need not be; payloads handed on as views. What it has no call
-for it does without: a listing kept by the kernel (FOPEN_CACHE_DIR).
+its own, by its defaults (tried by hand: more gave the same, a single one up to a tenth more, but then a fetch holds up
+every reader); no coroutine in the adapter's open and read that need not be; payloads handed on as views. What it has no
+call for it does without: a listing kept by the kernel (FOPEN_CACHE_DIR).
 
 Systems take turns round by round, each round beginning with another one; a ratio is own by other within a round, its
 median and its range over the rounds. Before anything is measured, all must show the same names, sizes and times.

@@ -148,7 +148,7 @@ def show_costs(group: Group, size: float, console: Console) -> None:
         bases = [of for of in group.get((BASELINE, size), []) if of.seed in {each.seed for each in ran}]
         points = [points for of in ran if (points := gained(group, of)) is not None]
         fetched = statistics.fmean(of.whole for of in ran)
-        equal = at_equal_accuracy(group, size, statistics.fmean(of.top1 for of in ran))
+        equal = [found for of in ran if (found := at_equal_accuracy(group, of)) is not None]
         table.add_row(
             system,
             str(len(ran)),
@@ -158,34 +158,36 @@ def show_costs(group: Group, size: float, console: Console) -> None:
             f"{fetched / statistics.fmean(of.whole for of in bases):.2f}" if bases else "",
             spread([of.top1 for of in ran], ".1f", 100),
             spread(points, "+.1f") if points else "",
-            "" if equal is None else f"{equal:.2f}",
+            f"{statistics.fmean(equal):.2f}" if len(equal) == len(ran) else "",
         )
     console.print(table)
     console.print(
         "fetched, reads: in times of the data set. uniform fetches: what uniform+plan fetches that trains for just so "
-        "many epochs that it is as accurate (between the trainings above)",
+        "many epochs that it is as accurate (between those above of the same seed, and no more than the longest)",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def frontier(group: Group, size: float, system: str) -> list[tuple[float, float]]:
-    """(fetched, top-1) of the trainings of one system of different length, the shortest first."""
-    points = [
-        (statistics.fmean(of.whole for of in ran), statistics.fmean(of.top1 for of in ran))
-        for (name, share), ran in group.items()
-        if share == size and name.partition(",")[0] == system
-    ]
-    return sorted(points)
+def base_of(system: str) -> str:
+    """The row of the table that this is a variant of."""
+    return system.partition(",")[0]
 
 
-def at_equal_accuracy(group: Group, size: float, top1: float) -> float | None:
-    """What uniform+plan fetches to reach this accuracy; None outside of what was trained."""
-    points = frontier(group, size, "uniform+plan")
+def at_equal_accuracy(group: Group, of: Measured) -> float | None:
+    """What uniform+plan fetches to be as accurate with this seed; None if its shortest training is more accurate."""
+    points = sorted(
+        (other.whole, other.top1)
+        for (system, share), ran in group.items()
+        for other in ran
+        if base_of(system) == "uniform+plan" and share == of.cached_share and other.seed == of.seed
+    )
+    if len(points) < 2 or of.top1 < points[0][1]:
+        return None
     for (less, lower), (more, higher) in itertools.pairwise(points):
-        if lower <= top1 <= higher > lower:
-            return less + (more - less) * (top1 - lower) / (higher - lower)
-    return None
+        if lower <= of.top1 <= higher > lower:
+            return less + (more - less) * (of.top1 - lower) / (higher - lower)
+    return points[-1][0]
 
 
 def print_measured(of: Measured, console: Console) -> None:
@@ -242,38 +244,33 @@ def plot(measured: list[Measured], rows: Sequence[str], path: Path) -> None:
 
 def plot_costs(axis: Any, group: Group, rows: Sequence[str], size: float) -> None:
     """Accuracy over the bytes of a whole training: left is cheaper, up is better."""
-    for system in ("uniform+plan", "spider+plan"):
-        points = frontier(group, size, system)
-        if len(points) > 1:
-            axis.plot(*zip(*((x, 100 * y) for x, y in points), strict=True), "-", lw=0.8, color=COLOURS[system])
+    lines: dict[str, list[tuple[float, float]]] = {"uniform+plan": [], "spider+plan": []}
     for (system, share), ran in group.items():
-        base = system.partition(",")[0]
-        if share != size or base not in COLOURS:
+        base = base_of(system)
+        points = [points for of in ran if (points := gained(group, of)) is not None]
+        if share != size or base not in COLOURS or not points:
             continue
-        top1 = [100 * of.top1 for of in ran]
-        fetched = statistics.fmean(of.whole for of in ran)
-        marker, small = ("o", 6) if system in rows else (".", 7)
-        deviation = statistics.stdev(top1) if len(top1) > 1 else None
+        fetched, mean = statistics.fmean(of.whole for of in ran), statistics.fmean(points)
+        if base in lines:
+            lines[base].append((fetched, mean))
         axis.errorbar(
             fetched,
-            statistics.fmean(top1),
-            yerr=deviation,
-            marker=marker,
-            ms=small,
+            mean,
+            yerr=statistics.stdev(points) if len(points) > 1 else None,
+            marker="o" if system in rows else ".",
+            ms=6,
             elinewidth=0.6,
             color=COLOURS[base],
         )
         axis.annotate(
-            system,
-            (fetched, statistics.fmean(top1)),
-            (5, 4),
-            textcoords="offset points",
-            fontsize=7,
-            color=COLOURS[base],
+            system, (fetched, mean), (5, 4), textcoords="offset points", fontsize=7, color=COLOURS[base], rotation=12
         )
+    for system, along in lines.items():
+        if along:
+            axis.plot(*zip(*sorted(along), strict=True), "-", lw=0.8, color=COLOURS[system])
     axis.set(
         xlabel="fetched in the whole training, in times of the data set",
-        title=f"top-1 over what is fetched, {size:.0%} cached (lines: shorter trainings)",
+        title=f"top-1 less that of uniform sampling, points; {size:.0%} cached",
     )
     axis.set_xlim(left=0)
     axis.grid(alpha=0.3)

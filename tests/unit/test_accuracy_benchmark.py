@@ -149,6 +149,22 @@ def test_scores_from_losses_change_what_is_drawn(in_process: ModuleType, pool: A
     assert run.epochs[1].drawn_share < 0.8
 
 
+def test_an_epoch_of_part_of_the_samples_ends_with_the_same_learning_rate(in_process: ModuleType) -> None:
+    training = importlib.import_module("training")
+    rates = []
+    for batches in (8, 5, 3):
+        steps = training.Steps(torch.nn.Linear(1, 1), 4, 8 * training.BATCH)
+        by_epoch = []
+        for epoch in range(4):
+            for batch in range(1, batches + 1):
+                steps.optimizer.step()
+                steps.taken(epoch, batch, batches)
+            by_epoch.append(steps.optimizer.param_groups[0]["lr"])
+        rates.append(by_epoch)
+    assert rates[0] == rates[1] == rates[2]
+    assert rates[0][-1] < rates[0][0]
+
+
 def test_a_measurement_goes_on_with_its_own_file_only(
     accuracy: ModuleType, in_process: ModuleType, pool: Any, tmp_path: Path
 ) -> None:

@@ -125,6 +125,8 @@ def test_a_measurement_goes_on_with_its_own_file_only(
 def test_equal_accuracy_lies_between_trainings_of_different_length(measured: dict[str, Any]) -> None:
     report = importlib.import_module("systems_report")
     whole, half = measured["uniform+plan"], measured["uniform+plan, 1/2 of the epochs"]
-    group = report.grouped([replace(whole, top1=0.6), replace(half, top1=0.4)])
-    assert report.at_equal_accuracy(group, SHARE, 0.5) == pytest.approx((whole.whole + half.whole) / 2)
-    assert report.at_equal_accuracy(group, SHARE, 0.3) is None
+    short, longest = replace(half, top1=0.4), replace(whole, top1=0.6)
+    group = report.grouped([longest, short])
+    for top1, fetched in ((0.5, (whole.whole + half.whole) / 2), (0.7, whole.whole), (0.3, None)):
+        assert report.at_equal_accuracy(group, replace(measured["shade"], top1=top1)) == fetched
+    assert report.at_equal_accuracy(group, replace(measured["shade"], seed=2)) is None

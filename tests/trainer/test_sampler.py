@@ -141,7 +141,7 @@ def test_asks_the_daemon_and_publishes_what_it_draws(daemon: HookDaemon, workers
     assert (following["epoch"], following["position"]) == (0, SIZE)
 
     torch.save(state, tmp_path / "state")
-    again = SpiderSampler(SIZE)
+    again = SpiderSampler(SIZE, coverage=0.0)
     again.load_state_dict(torch.load(tmp_path / "state"))
     batches = loader(shuffle=False, sampler=again)
     hook = attach(daemon.mount, model, batches)

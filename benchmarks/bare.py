@@ -54,7 +54,7 @@ async def bare_filesystem(source: Source, place: Path) -> AsyncIterator[Bare]:
     client = SourceClient(source, SourceLimits(), rng=random.Random(0), on_event=counters.add)
     catalogue = Catalogue(records)
     lister = Lister(catalogue, client)
-    fetcher = Fetcher(source, client, content, Interlock(place / "lock"), Episode(place / "full"), counters, alone=True)
+    fetcher = Fetcher(client, content, Interlock(place / "lock"), Episode(place / "full"), counters, alone=True)
     # Nobody reads the pipe: once it is full a batch costs what it costs, and is dropped.
     events = EventWriter(open_pipe()[1], counters)
     redirects = Redirects(records, PendingReads())

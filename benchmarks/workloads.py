@@ -5,6 +5,7 @@
     .venv/bin/python benchmarks/workloads.py epoch      every file once, by 8 loader workers, 5 ms away
     .venv/bin/python benchmarks/workloads.py workers    1, 2 and 4 workers of the mount, 1 to 16 readers
 
+With --quick each takes less than a minute, for a look.
 Systems take turns round by round; a ratio is the median of the ratios within a round.
 """
 
@@ -15,13 +16,16 @@ import json
 import multiprocessing
 import os
 import random
+import socket
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import process_cost
 from interruption import unwind_on_signals
 from peers import Mounted, mounted
@@ -29,6 +33,7 @@ from readers import READ_BYTES, open_read_close, read_all
 from rich.console import Console
 from serve import machine, made_files, paths_below
 
+from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
@@ -128,9 +133,10 @@ def drop_pages(path: Path) -> None:
 
 
 def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Files per second; the same loader workers read the same slow source themselves, one question a file.
+    """Files per second, and microseconds of the daemon's processor time for each.
 
-    Both know the names and attributes beforehand, as from an index.
+    "direct" is the same loader workers asking the same slow source themselves, one question a file; "planned" is a mount
+    that is told the order when the epoch begins. All know the names and attributes beforehand, as from an index.
     """
     files = made_files(scratch / "source", extent, 112_000)
     os.sync()
@@ -138,20 +144,56 @@ def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
     versions = {name: Version((found := os.stat(files.root / name)).st_size, found.st_mtime_ns) for name in names}
     faults = FaultState.create(scratch / "faults", latency_ms=LATENCY_MS)
     source = SlowSource(LocalSource(os.fspath(files.root)), faults)
-    figures: Figures = {"direct": {"epoch": []}, "spiderfs": {"epoch": [], "daemon_us": []}}
+    figures: Figures = {"direct": {"epoch": []}}
     for number in range(rounds):
         random.Random(number).shuffle(names)
         direct = loaders(names, lambda name: len(source.read(name.encode(), 0, versions[name].size, versions[name])))
         figures["direct"]["epoch"].append(direct)
-        with mounted("spiderfs", files.root, scratch / f"round-{number}", f"source.latency_ms={LATENCY_MS}") as peer:
-            walk(peer.root)
-            processes = peer.processes()
-            before_s = process_cost.cpu_seconds(processes)
-            figures["spiderfs"]["epoch"].append(loaders(names, reading(peer)))
-            spent_s = process_cost.cpu_seconds(processes) - before_s
-            figures["spiderfs"]["daemon_us"].append(spent_s / len(names) * 1e6)
+        for system in ("spiderfs", "planned"):
+            place = scratch / f"{system}-{number}"
+            with (
+                mounted("spiderfs", files.root, place, f"source.latency_ms={LATENCY_MS}") as peer,
+                ExitStack() as stack,
+            ):
+                walk(peer.root)
+                processes = peer.processes()
+                before_s = process_cost.cpu_seconds(processes)
+                if system == "planned":
+                    stack.enter_context(published(peer.root, names))
+                row = figures.setdefault(system, {"epoch": [], "daemon_us": []})
+                row["epoch"].append(loaders(names, reading(peer)))
+                row["daemon_us"].append((process_cost.cpu_seconds(processes) - before_s) / len(names) * 1e6)
         say(f"round {number + 1} of {rounds}")
     return figures
+
+
+@contextmanager
+def published(mount: Path, order: list[str]) -> Iterator[None]:
+    """This process is a trainer meanwhile that has said in which order it, or its children, will read these files.
+
+    That is all a client has to do; trainer_hook does it for PyTorch (docs/HOOK_PROTOCOL.md).
+    """
+    paths = b"".join(os.fsencode(name) + b"\0" for name in order)
+    labels = np.zeros(len(order), np.int32)
+    decoder = Decoder()
+    with socket.socket(socket.AF_UNIX) as hook:
+
+        def tell(message: Message) -> None:
+            hook.sendall(encode(message))
+
+        def hear() -> None:
+            while not (answers := decoder.feed(hook.recv(1 << 16))):
+                pass
+            if not isinstance(answers[0], Ok):
+                raise RuntimeError(f"the mount refused the plan: {answers[0]}")
+
+        hook.connect(os.fsdecode((mount / ".spiderfs" / "hook").read_bytes().rstrip(b"\n")))
+        tell(Hello("workloads"))
+        hear()
+        tell(Samples("train", "train", len(order), 0, labels, np.frombuffer(paths, np.uint8)))
+        hear()
+        tell(Plan("train", 0, 0, True, np.arange(len(order), dtype=np.uint32)))
+        yield
 
 
 def reading(peer: Mounted) -> Callable[[str], int]:
@@ -207,13 +249,21 @@ def workers(scratch: Path, extent: int, rounds: int, say: Callable[[str], None])
     return figures
 
 
-# name: what measures it, its extent (names, MiB or files), the system that ratios are to, whether less is better
+class Workload(NamedTuple):
+    measure: Callable[[Path, int, int, Callable[[str], None]], Figures]
+    extent: int  # names, MiB or files
+    quick_extent: int
+    base: str  # the system that ratios are to
+    less_is_better: bool
+
+
 WORKLOADS = {
-    "scan": (scan, 100_000, "native", True),
-    "large": (large, 2048, "native", False),
-    "epoch": (epoch, 2000, "direct", False),
-    "workers": (workers, 2000, "1 workers", False),
+    "scan": Workload(scan, 100_000, 5_000, "native", True),
+    "large": Workload(large, 2048, 128, "native", False),
+    "epoch": Workload(epoch, 2000, 800, "direct", False),
+    "workers": Workload(workers, 2000, 200, "1 workers", False),
 }
+ROUNDS, QUICK_ROUNDS = 5, 2
 
 
 def lines(figures: Figures, base: str, less_is_better: bool) -> Iterator[str]:
@@ -230,19 +280,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--extent", type=int, help="names, MiB or files")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--quick", action="store_true", help="less of everything, unless it is said")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     arguments = parser.parse_args()
     unwind_on_signals()
     console = Console()
-    measure, extent, base, less_is_better = WORKLOADS[arguments.workload]
+    workload = WORKLOADS[arguments.workload]
+    extent = arguments.extent or (workload.quick_extent if arguments.quick else workload.extent)
+    rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
     with tempfile.TemporaryDirectory(prefix="spiderfs-workloads.") as scratch:
-        figures = measure(Path(scratch), arguments.extent or extent, arguments.rounds, console.log)
-    console.print(f"{arguments.workload}: {measure.__doc__}", highlight=False)
-    for line in lines(figures, base, less_is_better):
+        figures = workload.measure(Path(scratch), extent, rounds, console.log)
+    console.print(f"{arguments.workload}: {workload.measure.__doc__}", highlight=False)
+    for line in lines(figures, workload.base, workload.less_is_better):
         console.print(line, highlight=False)
     if arguments.json is not None:
-        result = {"workload": arguments.workload, "extent": arguments.extent or extent, "machine": machine()}
+        result = {"workload": arguments.workload, "extent": extent, "machine": machine()}
         arguments.json.write_text(json.dumps(result | {"figures": figures}, indent=1) + "\n")
 
 

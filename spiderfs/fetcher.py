@@ -2,7 +2,7 @@
 
 Within a process identical fetches share one flight (`SourceClient.shared`). Between processes a byte-range lock on one
 file per mount, at an offset drawn from the key, lets one of them fetch while the others wait and then find the record
-in the store; the kernel frees the lock of a process that dies. A fetch is one hop into a thread; its reader goes on
+in the store; the kernel frees the lock of a process that dies. A fetch is one question to a thread; its reader goes on
 with the bytes while they are put into the store (`landing.py`).
 
 What was fetched also stays in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
@@ -27,7 +27,7 @@ from spiderfs.fetch_lock import FetchLock
 from spiderfs.landing import GATHER_S, Landing, Outcome
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceClient
-from spiderfs.sources.source import Source, Version
+from spiderfs.sources.source import Version
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,6 @@ class Fetcher:
 
     def __init__(
         self,
-        source: Source,
         client: SourceClient,
         content: Content,
         interlock: Interlock,
@@ -137,7 +136,6 @@ class Fetcher:
         counters: Counters,
         alone: bool = False,
     ) -> None:
-        self._source = source
         self._client = client
         self._content = content
         self._interlock = interlock
@@ -218,7 +216,7 @@ class Fetcher:
             if found is not None:
                 return Fetched(bytes(found), FETCHED)
         try:
-            payload = await self._client.call(self._source.read, path, offset, length, version)
+            payload = await self._client.read(path, offset, length, version)
             self._counters.add("origin_reads")
             self._counters.add("origin_bytes", len(payload))
             self._transit.put(key, payload)

@@ -93,8 +93,11 @@ class Entry(NamedTuple):
 
 
 class Opened(NamedTuple):
+    """`fetched`: the whole content, where the open has brought it from the source."""
+
     handle: int
     direct_io: bool
+    fetched: bytes | None = None
 
 
 class OpenedDirectory(NamedTuple):
@@ -334,12 +337,11 @@ class Filesystem:
         if not node.is_regular:
             raise IsADirectory(os.fsdecode(node.path))
         if node.stat.size <= self.settings.sample_max_bytes:
-            await self._make_local(node, caller)
-        else:
-            # Only READ knows which blocks are wanted; the open itself waits for nothing.
-            self._check_still_named(node)
-            self._counters.add("opens")
-            self._counters.add("opens_hit")
+            return Opened(inode, direct_io=False, fetched=await self._make_local(node, caller))
+        # Only READ knows which blocks are wanted; the open itself waits for nothing.
+        self._check_still_named(node)
+        self._counters.add("opens")
+        self._counters.add("opens_hit")
         return Opened(inode, direct_io=False)
 
     def _check_still_named(self, node: Node) -> None:
@@ -353,7 +355,8 @@ class Filesystem:
         if known is None or known.inode != node.inode or known.checked_at == 0:
             raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
 
-    async def _make_local(self, node: Node, caller: Caller) -> None:
+    async def _make_local(self, node: Node, caller: Caller) -> bytes | None:
+        """The file's bytes, if they had to be fetched."""
         started = time.perf_counter()
         fetched = None
         if node.stat.size and not self._fetcher.stored(ContentKey(node.inode)):
@@ -376,9 +379,10 @@ class Filesystem:
                 self._counters.add("redirects")
         if fetched is None:
             self._events.note(node.inode, node.stat.size, HIT, caller.pid, trainer=trainer, wanted=wanted)
-        else:
-            # An event says where the bytes lie, so it waits until they do.
-            fetched.when_settled(partial(self._note_fetched, node, caller.pid, trainer, wanted))
+            return None
+        # An event says where the bytes lie, so it waits until they do.
+        fetched.when_settled(partial(self._note_fetched, node, caller.pid, trainer, wanted))
+        return fetched.payload
 
     def _note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, where: int) -> None:
         if where != FETCHED:

@@ -18,7 +18,7 @@ from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.filesystem import Ownership, Settings
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.redirects import PendingReads
-from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
@@ -67,7 +67,7 @@ class MountContext:
     def row(self, index: int) -> Counters:
         return self.counters.row(index)
 
-    def client(self, counters: Counters) -> SourceClient:
+    def client(self, counters: Counters, read: Read | None = None) -> SourceClient:
         options = self.options
         limits = SourceLimits(
             timeout_s=options.source_timeout_s,
@@ -75,7 +75,7 @@ class MountContext:
             attempts=options.source_attempts,
             max_concurrent=options.fetches,
         )
-        return SourceClient(self.source, limits, rng=random.Random(), on_event=counters.add)
+        return SourceClient(self.source, limits, rng=random.Random(), on_event=counters.add, read=read)
 
     def open_content(self) -> LmdbContent:
         return LmdbContent(self.directories.content)

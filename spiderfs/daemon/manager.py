@@ -80,7 +80,7 @@ class Manager:
         lister = Lister(self.catalogue, self.client)
         interlock = Interlock(directories.fetch_lock)
         self._full_disk = Episode(directories.full_disk)
-        fetcher = Fetcher(context.source, self.client, self.content, interlock, self._full_disk, self.counters)
+        fetcher = Fetcher(self.client, self.content, interlock, self._full_disk, self.counters)
         self._events = EventWriter(context.event_writer, self.counters)
         self.client_pipe = ClientPipe(directories.run, client_terms_of(self.options), self.counters)
         self.warmer = Warmer(

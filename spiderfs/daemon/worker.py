@@ -7,6 +7,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -25,6 +26,8 @@ from spiderfs.metrics import Counters
 from spiderfs.read_ahead import ReadAhead
 from spiderfs.redirects import Redirects, published_trainers
 from spiderfs.sources.client import SourceClient
+from spiderfs.sources.read_process import ReadProcess
+from spiderfs.store.store import BLOCK_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +59,22 @@ def keep_freed_memory() -> None:
 async def work(context: MountContext, descriptor: int, index: int) -> None:
     """Answer requests until the file system is unmounted."""
     keep_freed_memory()
+    # Before anything is opened that must not be taken across a fork.
+    reading = ReadProcess(
+        context.source,
+        context.options.fetches,
+        max(context.options.sample_max_bytes, BLOCK_BYTES),
+        before=partial(os.close, descriptor),
+    )
     counters = context.row(FIRST_WORKER_ROW + index)
     directories = context.directories
     content, records = context.open_content(), context.open_records()
-    client = context.client(counters)
+    client = context.client(counters, reading.read)
     interlock = Interlock(directories.fetch_lock)
     events = EventWriter(context.event_writer, counters)
     catalogue = Catalogue(records)
     lister = Lister(catalogue, client)
     fetcher = Fetcher(
-        context.source,
         client,
         content,
         interlock,
@@ -96,11 +105,15 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
             redirects.set_trainers(published_trainers(directories.trainers), context.options.substitute)
 
         await lister.root()
+        nursery.start_soon(reading.attend)
         nursery.start_soon(client.watch)
         nursery.start_soon(_report, events, client, counters)
         nursery.start_soon(_follow, directories.options, OPTIONS_INTERVAL_S, follow_options)
         nursery.start_soon(_follow, directories.trainers, FLUSH_INTERVAL_S, follow_trainers)
-        operations = Operations(filesystem, counters)
+        totals = context.counters.totals()
+        # What one before this one has handed out is not known here.
+        first = not totals["worker_restarts"] and not totals["store_rebuilds"]
+        operations = Operations(filesystem, counters, sole=context.options.workers == 1 and first)
         counters.add("process_starts")
         await serve(descriptor, operations.handlers(), operations.error_number, counters, content.end_read)
         await fetcher.drain()

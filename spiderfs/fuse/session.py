@@ -82,6 +82,13 @@ def forget_name(parent: int, name: bytes) -> None:
         os.write(_descriptor, wire.forget_name(parent, name))
 
 
+def store(inode: int, content: bytes) -> None:
+    """Give the kernel a whole file's content unasked. Blocks while a page of the file waits for an answer to a READ."""
+    # ENOENT: the kernel does not know the inode any more. Nor is it an error that it has no memory for this.
+    with contextlib.suppress(OSError):
+        os.writev(_descriptor, (wire.store(inode, len(content)), content))
+
+
 async def serve(
     descriptor: int,
     handlers: Mapping[int, Handler],
@@ -119,9 +126,12 @@ class _Desk:
         self._bodies = memoryview(self._buffer)[wire.IN_HEADER.size :]
         self._attended = True
         self._waiting = 0
+        # Attendants who have waited while others took their place. A new task costs 30 us, which a fetch would pay.
+        self._resting = trio.lowlevel.ParkingLot()
+        self._unmounted = False
 
     async def attend(self) -> None:
-        """Take requests until the file system is unmounted, or until another task does so."""
+        """Take requests until the file system is unmounted; rest while another task does so."""
         burst = 0
         woken = False
         while True:
@@ -137,6 +147,8 @@ class _Desk:
                 continue
             except OSError as exc:
                 if exc.errno == errno.ENODEV:
+                    self._unmounted = True
+                    self._resting.unpark_all()
                     return
                 if exc.errno in (errno.ENOENT, errno.EINTR):
                     continue  # the caller of this one was killed while it was being read
@@ -167,7 +179,10 @@ class _Desk:
                     if body is not None:
                         _write(self._descriptor, unique, 0, body)
                 if not self._return():
-                    return
+                    if not self._unmounted:
+                        await self._resting.park()
+                    if self._unmounted:
+                        return
                 burst = 0
             if burst >= BURST:
                 burst = 0
@@ -177,11 +192,11 @@ class _Desk:
         """The attendant has to wait: let another one take its place."""
         self._waiting += 1
         self._attended = self._waiting < MAX_WAITING
-        if self._attended:
+        if self._attended and not self._resting.unpark():
             self._nursery.start_soon(self.attend)
 
     def _return(self) -> bool:
-        """Whether a task that has waited is to attend again."""
+        """Whether a task that has waited is to attend again at once."""
         self._waiting -= 1
         if self._attended:
             return False

@@ -43,6 +43,7 @@ _ATTR = struct.Struct("<QQQqqqIIIIIIIIII")
 _ENTRY = struct.Struct("<QQQQII" + _ATTR.format[1:])
 _ATTR_OUT = struct.Struct("<QIxxxx" + _ATTR.format[1:])
 _DIRENT = struct.Struct("<QQII")
+_STORE = struct.Struct("<QQII")  # fuse_notify_store_out: inode, offset, size, padding
 _INVAL_ENTRY = struct.Struct("<QII")
 _DIRENT_PLUS_BYTES = _ENTRY.size + _DIRENT.size
 
@@ -96,6 +97,7 @@ class Notice(IntEnum):
     """What is told to the kernel unasked: an out header without a request, with this where an error would be."""
 
     INVAL_ENTRY = 3
+    STORE = 4
     RESEND = 7
 
 
@@ -218,3 +220,8 @@ def resend() -> bytes:
 def forget_name(parent: int, name: bytes) -> bytes:
     body = _INVAL_ENTRY.pack(parent, len(name), 0) + name + b"\0"
     return OUT_HEADER.pack(OUT_HEADER.size + len(body), Notice.INVAL_ENTRY, 0) + body
+
+
+def store(inode: int, size: int) -> bytes:
+    """What comes before `size` bytes, the first ones of a file, that the kernel is to have as if it had read them."""
+    return OUT_HEADER.pack(OUT_HEADER.size + _STORE.size + size, Notice.STORE, 0) + _STORE.pack(inode, 0, size, 0)

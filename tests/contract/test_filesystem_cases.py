@@ -110,7 +110,7 @@ class Plain:
         catalogue = Catalogue(records)
         lister = Lister(catalogue, client)
         interlock = Interlock(self._place / "fetch.lock")
-        fetcher = Fetcher(source, client, content, interlock, Episode(self._place / "full-disk"), counters)
+        fetcher = Fetcher(client, content, interlock, Episode(self._place / "full-disk"), counters)
         async with trio.open_nursery() as nursery:
             self._content = content
             self._fs = Filesystem(

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from mounting import PATIENCE_S, Mounted, eventually, is_running, mounted, mounts_at, run_spiderfs
+from mounting import PATIENCE_S, Mounted, children, eventually, is_running, mounted, mounts_at, run_spiderfs
 from reading import readers, together, write_files
 
 FILES = 60
@@ -59,6 +59,24 @@ def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, work
         assert seen.longest_s < LONGEST_READ_S
         assert mount.metric("worker_restarts") == kills
         assert mount.metric("resends") >= 1
+
+
+def test_a_worker_goes_with_the_process_that_reads_for_it(source: Path, tmp_path: Path) -> None:
+    wanted = write_files(source, SIZES)
+    allowed = (r"worker 0 ended \(exit 1\)", "the process ends")
+    with mounted(source, tmp_path / "m", allowed=allowed, capacity="6MiB", source__latency_ms=10) as mount:
+        with readers(4, mount.point, wanted) as all_readers:
+            for round_ in range(3):
+                (worker,) = mount.workers()
+                before = mount.metric("opens")
+                (reading,) = eventually(lambda worker=worker: children(worker), what="a process that reads")
+                os.kill(reading, signal.SIGKILL)
+                eventually(lambda worker=worker: not is_running(worker), what="the worker's end")
+                eventually(lambda before=before: mount.metric("opens") > before + 3, what="reads after the kill")
+                assert mount.metric("worker_restarts") == round_ + 1
+            seen = together(all_readers)
+        assert seen.wrong == []
+        assert seen.errors == []
 
 
 def test_the_manager_may_die(source: Path, tmp_path: Path) -> None:

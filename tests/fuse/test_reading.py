@@ -113,6 +113,41 @@ def test_64_threads_of_one_file_share_one_fetch(source: Path, tmp_path: Path, na
         assert mount.metric("origin_bytes") == len(content)
 
 
+def test_what_an_open_has_fetched_needs_no_read(tmp_path: Path) -> None:
+    """The kernel has been given it; but not while another handle's READ may have locked its pages."""
+    (tmp_path / "source").mkdir()
+    sizes = {"a": 100_001, "b": 4096, "c": 1}
+    write_files(tmp_path / "source", sizes)
+    with mounted(tmp_path / "source", tmp_path / "m") as mount:
+        for name in sizes:
+            assert (mount.point / name).read_bytes() == (tmp_path / "source" / name).read_bytes()
+        assert mount.metric("reads") == 0
+        with open(mount.point / "a", "rb") as first:
+            _forget_bytes(mount, "a")
+            with open(mount.point / "a", "rb") as second:
+                assert mount.metric("origin_reads") == len(sizes) + 1
+                assert second.read() == first.read() == (tmp_path / "source" / "a").read_bytes()
+        reads = mount.metric("reads")
+        assert reads > 0
+        # Both are closed now.
+        _forget_bytes(mount, "a")
+        assert (mount.point / "a").read_bytes() == (tmp_path / "source" / "a").read_bytes()
+        assert mount.metric("origin_reads") == len(sizes) + 2
+        assert mount.metric("reads") == reads
+
+
+def _forget_bytes(mount: Mounted, name: str) -> None:
+    """Neither the store nor the kernel is to have them."""
+
+    def evicted() -> bool:
+        # Not before it has landed.
+        mount.control("evict").write_text(f"{name}\n")
+        return os.getxattr(mount.point / name, "user.spiderfs.state") == b"uncached"
+
+    _forget_pages(mount.point / name)
+    eventually(evicted, what="its eviction")
+
+
 def test_64_processes_of_one_file(mount: Mounted, source: Path) -> None:
     wanted = write_files(source, {"shared": 300_000}, seed=64)
     with readers(64, mount.point, wanted, rounds=2) as many:

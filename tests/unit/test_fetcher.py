@@ -68,7 +68,7 @@ class Harness:
         self.client = SourceClient(self.source, LIMITS, rng=random.Random(1), on_event=row.add)
         self.interlock = Interlock(directory / "fetch.lock")
         self.full_disk = Episode(directory / "full-disk")
-        self.fetcher = Fetcher(self.source, self.client, self.content, self.interlock, self.full_disk, row)
+        self.fetcher = Fetcher(self.client, self.content, self.interlock, self.full_disk, row)
 
     def add(self, content: bytes, inode: int = 100_000, path: bytes = b"file") -> Node:
         return Node(inode, path, self.source.add(path, content))
@@ -437,9 +437,7 @@ def test_a_caller_that_gives_up_leaves_no_lock(harness: Harness) -> None:
 
 def test_a_reader_has_its_bytes_before_they_are_in_the_store(harness: Harness) -> None:
     """Between both, everybody of this process is given them, and nobody else fetches them."""
-    alone = Fetcher(
-        harness.source, harness.client, harness.content, harness.interlock, harness.full_disk, harness.row, alone=True
-    )
+    alone = Fetcher(harness.client, harness.content, harness.interlock, harness.full_disk, harness.row, alone=True)
     told: list[int] = []
 
     async def test() -> None:
@@ -470,7 +468,6 @@ def test_a_reader_has_its_bytes_before_they_are_in_the_store(harness: Harness) -
 def test_the_end_waits_until_everything_has_landed(harness: Harness) -> None:
     async def test() -> None:
         alone = Fetcher(
-            harness.source,
             harness.client,
             harness.content,
             harness.interlock,

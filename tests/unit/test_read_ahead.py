@@ -42,7 +42,7 @@ class Harness:
         limits = SourceLimits(attempts=1)
         client = SourceClient(self.source, limits, rng=random.Random(1), on_event=lambda event: None)
         self.interlock = Interlock(directory / "fetch.lock")
-        fetcher = Fetcher(self.source, client, self.content, self.interlock, Episode(directory / "full-disk"), row)
+        fetcher = Fetcher(client, self.content, self.interlock, Episode(directory / "full-disk"), row)
         self.ahead = ReadAhead(nursery, fetcher, row, DEPTH)
 
 

@@ -1,0 +1,165 @@
+"""A process that reads from the source for another one.
+
+A read of a file is half a dozen system calls, and each of them hands the interpreter's lock to another thread and asks
+for it back, which costs more than the call: 75 futex(2) a fetch with the threads in the worker itself, 2 without. So
+the threads that read have an interpreter of their own, and the one that answers the kernel is given messages.
+
+One slot of shared memory belongs to each read: a header, and behind it the path, then what came of it. Only the number
+of the slot goes through a pipe, one pipe there and one back; every record is 4 bytes, so none is torn (pipe(7)). All
+threads wait in the same pipe, and the kernel wakes one.
+
+The process ends with its parent (PR_SET_PDEATHSIG, and the end of the pipe). When it dies itself the parent's `attend`
+raises, and the parent is to end too: what it was asked for is asked for again by whoever comes after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import pickle
+import signal
+import struct
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+import outcome
+import trio
+
+from spiderfs.errors import SourceUnavailable
+from spiderfs.sources.source import Source, Version
+
+_PR_SET_PDEATHSIG = 1
+_NUMBER = struct.Struct("<I")
+# Request: offset, length, the version's size and mtime, bytes of the path. Reply: bytes, and whether they are an error.
+_REQUEST = struct.Struct("<QQQqI")
+_REPLY = struct.Struct("<Q?")
+_HEADER_BYTES = 64
+# What a slot keeps of its memory between reads; 16 of them hold 16 MiB at most.
+_KEPT_BYTES = 1 << 20
+# Numbers taken from the pipe at a time.
+_MOST_REPLIES = 4096 * _NUMBER.size
+
+
+class ReadProcess:
+    """Make it before the process has other threads; `read` works while `attend` runs."""
+
+    def __init__(self, source: Source, limit: int, longest: int, before: Callable[[], object]) -> None:
+        """At most `limit` reads at a time of at most `longest` bytes; the new process calls `before` first."""
+        self._longest = longest
+        self._slot_bytes = -(-(_HEADER_BYTES + longest) // mmap.PAGESIZE) * mmap.PAGESIZE
+        # A file in memory, of which only those pages exist that were touched.
+        memory = os.memfd_create("spiderfs-reads")
+        os.ftruncate(memory, limit * self._slot_bytes)
+        self._memory = mmap.mmap(memory, limit * self._slot_bytes)
+        os.close(memory)
+        self._view = memoryview(self._memory)
+        self._free = list(range(limit - 1, -1, -1))
+        self._room = trio.lowlevel.ParkingLot()
+        self._tasks: dict[int, trio.lowlevel.Task | None] = {}
+        requests, self._requests = os.pipe()
+        self._replies, replies = os.pipe()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() == parent:
+                    os.close(self._requests)
+                    os.close(self._replies)
+                    before()
+                    self._serve(source, limit, requests, replies)
+            finally:
+                os._exit(1)
+        os.close(requests)
+        os.close(replies)
+        os.set_blocking(self._replies, False)
+
+    # -- here
+
+    async def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        """As `Source.read`. When the caller is cancelled the read goes on, and keeps its slot until it returns."""
+        # Its slot has to hold the path, and what an error may say of it.
+        if max(2 * len(path), length) > self._longest:
+            raise SourceUnavailable(f"{length} bytes of a path of {len(path)} are more than is read at a time")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._free:
+            await self._room.park()
+        slot = self._free.pop()
+        begin = slot * self._slot_bytes
+        _REQUEST.pack_into(self._view, begin, offset, length, *version, len(path))
+        begin += _HEADER_BYTES
+        self._view[begin : begin + len(path)] = path
+        self._tasks[slot] = trio.lowlevel.current_task()
+        # Where the process has just ended, `attend` says so in a moment.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._requests, _NUMBER.pack(slot))
+
+        def abandon(_: object) -> trio.lowlevel.Abort:
+            self._tasks[slot] = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        failed, size = await trio.lowlevel.wait_task_rescheduled(abandon)
+        result = bytes(self._view[begin : begin + size])
+        self._give_back(slot, size)
+        if failed:
+            raise pickle.loads(result)
+        return result
+
+    async def attend(self) -> None:
+        """For ever: wake whoever has asked. Raises SourceUnavailable when the process has ended."""
+        while True:
+            try:
+                replies = os.read(self._replies, _MOST_REPLIES)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._replies)
+                continue
+            if not replies:
+                raise SourceUnavailable("the process that reads from the source has ended")
+            for (slot,) in _NUMBER.iter_unpack(replies):
+                size, failed = _REPLY.unpack_from(self._view, slot * self._slot_bytes)
+                task = self._tasks.pop(slot)
+                if task is None:
+                    self._give_back(slot, size)
+                else:
+                    trio.lowlevel.reschedule(task, outcome.Value((failed, size)))
+
+    def close(self) -> None:
+        """For tests: a worker ends with its mount. The other process ends too, if it has not yet."""
+        os.close(self._requests)
+        os.close(self._replies)
+        self._view.release()
+        self._memory.close()
+
+    def _give_back(self, slot: int, size: int) -> None:
+        if size > _KEPT_BYTES:
+            begin = slot * self._slot_bytes
+            self._memory.madvise(mmap.MADV_REMOVE, begin, self._slot_bytes)
+        # The last one first: its memory is warm.
+        self._free.append(slot)
+        self._room.unpark()
+
+    # -- there
+
+    def _serve(self, source: Source, limit: int, requests: int, replies: int) -> NoReturn:
+        for _ in range(limit):
+            threading.Thread(target=self._answer, args=(source, requests, replies), daemon=True).start()
+        while True:
+            signal.pause()
+
+    def _answer(self, source: Source, requests: int, replies: int) -> None:
+        while number := os.read(requests, _NUMBER.size):
+            begin = _NUMBER.unpack(number)[0] * self._slot_bytes
+            offset, length, size, mtime_ns, path_bytes = _REQUEST.unpack_from(self._view, begin)
+            start = begin + _HEADER_BYTES
+            path = bytes(self._view[start : start + path_bytes])
+            try:
+                result, failed = source.read(path, offset, length, Version(size, mtime_ns)), False
+            except Exception as exc:
+                result, failed = pickle.dumps(exc.with_traceback(None)), True
+            self._view[start : start + len(result)] = result
+            _REPLY.pack_into(self._view, begin, len(result), failed)
+            os.write(replies, number)
+        os._exit(0)

@@ -1,0 +1,166 @@
+"""Reading in another process: what the source says, for many at a time, and no longer than that process lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from mounting import eventually, is_running
+
+from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
+from spiderfs.sources.faults import FaultState
+from spiderfs.sources.local import LocalSource
+from spiderfs.sources.memory import MemorySource
+from spiderfs.sources.read_process import ReadProcess
+from spiderfs.sources.slow import SlowSource
+from spiderfs.sources.source import Source, Version
+
+PATIENCE_S = 20.0
+LONGEST = 3 << 20
+
+
+@contextmanager
+def reading(source: Source, limit: int = 4) -> Iterator[ReadProcess]:
+    process = ReadProcess(source, limit, LONGEST, before=lambda: None)
+    try:
+        yield process
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+        process.close()
+
+
+def attended(process: ReadProcess, test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(process.attend)
+                await test()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_many_read_at_once_with_few_slots(tmp_path: Path) -> None:
+    source = LocalSource(os.fspath(tmp_path))
+    contents = {b"%03d" % number: os.urandom(number * 1000) for number in range(60)}
+    for name, content in contents.items():
+        (tmp_path / os.fsdecode(name)).write_bytes(content)
+    found: dict[bytes, bytes] = {}
+    with reading(source) as process:
+
+        async def read(name: bytes) -> None:
+            version = source.stat(name).version
+            found[name] = await process.read(name, 0, version.size, version)
+
+        async def test() -> None:
+            async with trio.open_nursery() as nursery:
+                for name in contents:
+                    nursery.start_soon(read, name)
+
+        attended(process, test)
+    assert found == contents
+    source.close()
+
+
+def test_long_and_short_ones_share_a_slot() -> None:
+    source = MemorySource()
+    content = os.urandom(LONGEST)
+    version = source.add(b"x" * 5000, content).version
+    with reading(source, 1) as process:
+
+        async def test() -> None:
+            assert await process.read(b"x" * 5000, 0, LONGEST, version) == content
+            assert await process.read(b"x" * 5000, 7, 5, version) == content[7:12]
+            assert await process.read(b"x" * 5000, LONGEST, 5, version) == b""
+            assert await process.read(b"x" * 5000, 0, LONGEST, version) == content
+
+        attended(process, test)
+
+
+def test_errors_are_those_of_the_source() -> None:
+    source = MemorySource()
+    version = source.add(b"file", b"content").version
+    with reading(source) as process:
+
+        async def test() -> None:
+            with pytest.raises(SourceNotFound, match="nothing"):
+                await process.read(b"nothing", 0, 7, version)
+            with pytest.raises(SourceChanged):
+                await process.read(b"file", 0, 7, Version(7, version.mtime_ns + 1))
+            assert await process.read(b"file", 0, 7, version) == b"content"
+
+        attended(process, test)
+
+
+def test_what_no_slot_can_hold_is_refused() -> None:
+    with reading(MemorySource()) as process:
+
+        async def test() -> None:
+            for path, length in ((b"file", LONGEST + 1), (b"x" * LONGEST, 1)):
+                with pytest.raises(SourceUnavailable, match="more than"):
+                    await process.read(path, 0, length, Version(1, 1))
+
+        attended(process, test)
+
+
+def test_who_gives_up_leaves_the_slot_to_the_read(tmp_path: Path) -> None:
+    memory = MemorySource()
+    version = memory.add(b"file", b"content").version
+    faults = FaultState.create(tmp_path / "faults", hang=1)
+    with reading(SlowSource(memory, faults), 2) as process:
+
+        async def test() -> None:
+            for _ in range(2):
+                with trio.move_on_after(0.01) as scope:
+                    await process.read(b"file", 0, 7, version)
+                assert scope.cancelled_caught
+            with trio.move_on_after(0.01) as scope:
+                # There is no slot left; nor does one who gives up here keep any.
+                await process.read(b"file", 0, 7, version)
+            assert scope.cancelled_caught
+            faults.set("hang", 0)
+            assert await process.read(b"file", 0, 7, version) == b"content"
+
+        attended(process, test)
+    faults.close()
+
+
+def test_its_end_is_told() -> None:
+    source = MemorySource()
+    version = source.add(b"file", b"content").version
+    process = ReadProcess(source, 2, LONGEST, before=lambda: None)
+
+    async def test() -> None:
+        assert await process.read(b"file", 0, 7, version) == b"content"
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+        await process.read(b"file", 0, 7, version)
+
+    with pytest.RaisesGroup(pytest.RaisesExc(SourceUnavailable, match="has ended")):
+        attended(process, test)
+    process.close()
+
+
+def test_it_ends_with_whoever_made_it() -> None:
+    told, tell = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        try:
+            process = ReadProcess(MemorySource(), 2, LONGEST, before=lambda: None)
+            os.write(tell, process.pid.to_bytes(4, "little"))
+            signal.pause()
+        finally:
+            os._exit(1)
+    pid = int.from_bytes(os.read(told, 4), "little")
+    for descriptor in (told, tell):
+        os.close(descriptor)
+    assert is_running(pid)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    eventually(lambda: not is_running(pid), what="its end")

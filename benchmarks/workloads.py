@@ -135,8 +135,8 @@ def drop_pages(path: Path) -> None:
 def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
     """Files per second, and microseconds of the daemon's processor time for each.
 
-    "direct" is the same loader workers asking the same slow source themselves, one question a file; "planned" is a mount
-    that is told the order when the epoch begins. All know the names and attributes beforehand, as from an index.
+    "direct" is the same loader workers asking the same slow source themselves, one question a file; "planned" is a
+    mount that is told the order when the epoch begins. All know the names and attributes beforehand, as from an index.
     """
     files = made_files(scratch / "source", extent, 112_000)
     os.sync()

@@ -183,7 +183,7 @@ class Results:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sets only, some seconds")
-    parser.add_argument("--large", action="store_true", help="a million samples too: up to 5 GB")
+    parser.add_argument("--large", action="store_true", help="a million samples too: half an hour of one core, some GB")
     parser.add_argument("--json", type=Path, help="keep all figures here, and go on with those that it has")
     options = parser.parse_args()
 

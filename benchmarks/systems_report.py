@@ -235,7 +235,8 @@ def plot(measured: list[Measured], rows: Sequence[str], path: Path) -> None:
         axis.set(xlabel="cache, % of the bytes of all samples", title=title)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    axes[0, 1].legend(frameon=False, fontsize=9, ncols=2)
+    # Between what sees all samples and what sees half of them there is room, and below.
+    axes[1, 0].legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=2, loc="lower left")
     plot_costs(axes[1, 1], group, rows, why_size)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -245,6 +246,7 @@ def plot(measured: list[Measured], rows: Sequence[str], path: Path) -> None:
 def plot_costs(axis: Any, group: Group, rows: Sequence[str], size: float) -> None:
     """Accuracy over the bytes of a whole training: left is cheaper, up is better."""
     lines: dict[str, list[tuple[float, float]]] = {"uniform+plan": [], "spider+plan": []}
+    names: dict[tuple[float, float], list[str]] = {}
     for (system, share), ran in group.items():
         base = base_of(system)
         points = [points for of in ran if (points := gained(group, of)) is not None]
@@ -262,15 +264,19 @@ def plot_costs(axis: Any, group: Group, rows: Sequence[str], size: float) -> Non
             elinewidth=0.6,
             color=COLOURS[base],
         )
-        axis.annotate(
-            system, (fetched, mean), (5, 4), textcoords="offset points", fontsize=7, color=COLOURS[base], rotation=12
-        )
+        names.setdefault((round(fetched, 3), mean), []).append(system)
     for system, along in lines.items():
         if along:
             axis.plot(*zip(*sorted(along), strict=True), "-", lw=0.8, color=COLOURS[system])
+    for place, at_it in names.items():
+        # Rows of the table to the left above their points, variants to the right.
+        offset, side = ((-6, 4), "right") if at_it[-1] in rows else ((6, -3), "left")
+        colour = COLOURS[base_of(at_it[-1])]
+        axis.annotate(", ".join(at_it), place, offset, textcoords="offset points", ha=side, fontsize=7, color=colour)
     axis.set(
         xlabel="fetched in the whole training, in times of the data set",
         title=f"top-1 less that of uniform sampling, points; {size:.0%} cached",
     )
+    axis.margins(x=0.3)
     axis.set_xlim(left=0)
     axis.grid(alpha=0.3)

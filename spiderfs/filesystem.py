@@ -28,7 +28,7 @@ import trio
 from spiderfs.catalogue import ROOT_INODE, Catalogue, Dentry, Node, join
 from spiderfs.client_terms import CLIENT_XATTR
 from spiderfs.control import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
-from spiderfs.core.events import FETCHED, HIT
+from spiderfs.core.events import FETCHED, HIT, OPENED
 from spiderfs.errors import (
     AccessDenied,
     InvalidArgument,
@@ -342,6 +342,9 @@ class Filesystem:
         self._check_still_named(node)
         self._counters.add("opens")
         self._counters.add("opens_hit")
+        if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
+            wanted = self._redirects.wanted(caller.pid, inode)
+            self._events.note(inode, 0, OPENED, caller.pid, trainer=reader.number, wanted=wanted)
         return Opened(inode, direct_io=False)
 
     def _check_still_named(self, node: Node) -> None:

@@ -105,6 +105,11 @@ class Engine:
         """Whether a sample that is not a member would become one, if it were placed now."""
         return self._victims(key, size, size, self._policy.section_for(key)) is not None
 
+    def could_keep(self, key: Key, size: int) -> bool:
+        """Whether there is a place for a sample of this size at all, whatever had to leave for it."""
+        share = self._policy_share()
+        return size <= min(share, self._policy.limit(self._policy.section_for(key), share, self.section_bytes))
+
     def place(self, key: Key, size: int) -> Changes:
         """Put a sample into the section that the policy wants it in now, without anybody having opened it.
 

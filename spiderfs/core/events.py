@@ -13,6 +13,7 @@ FETCHED = 1  # it was fetched from the source and put into landing
 REFUSED = 2  # it was fetched, and landing had no room for it
 UNSTORED = 3  # it was fetched, and the store could not take anything (the disk is full)
 WARMED = 4  # it was fetched because the user asked for it, and nobody has opened it
+OPENED = 5  # a trainer opened a large file; what it reads of it are accesses of their own, which name no trainer
 
 # One access. `inode` is what was given, `wanted` what was asked for, `trainer` the number of the trainer that read it,
 # or 0. `block` is 0 for a small file, n >= 1 for the n-th block of a large one; `pid` is the thread that asked,

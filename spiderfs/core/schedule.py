@@ -42,9 +42,13 @@ _WHERE_WEIGHT = 1 / 16
 # An open's weight in the share of opens that follow the plan: a wrong plan is found out after 90 to 300 of them.
 FOLLOWED_WEIGHT = 1 / 128
 BELIEVED_BELOW, BELIEVED_AGAIN = 0.5, 0.8
+# Until so many opens have come, nearly all of them as planned, a plan is taken for what may still turn out wrong.
+PROVEN_OPENS, PROVEN_SHARE = 32, 0.9
 # A reader's pace is taken over so many seconds, and what was measured before counts for half.
 PACE_WINDOW_S = 1.0
 FIRST_PACE_S = 0.001
+# One that is so many times slower than before may be a pause of the training: it counts from the second time on.
+PAUSE_FACTOR = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +133,9 @@ class PlannedReader:
         """Of the opens, those that waited for the source."""
         self.followed_share = 1.0
         self.believed = True
+        self.proven = False
+        """Whether it has been followed for long enough to fetch far ahead for it."""
+        self._judged = 0
         self.pace_s = FIRST_PACE_S
         """Seconds from one position to the next."""
         self._where = float(epoch.start)
@@ -136,10 +143,11 @@ class PlannedReader:
         self._unseen: set[Key] = set()
         """Keys of positions that were passed over."""
         self._passed = self._first_pending = epoch.start
-        self._paced_at = (now_s, self.reached)
+        # Not from the plan on: a training may take its time before it begins.
+        self._paced_at: tuple[float, int] | None = None
         self._anchor = (now_s, self.reached)
         self._anchor_pace_s = self.pace_s
-        self._has_pace = False
+        self._has_pace = self._may_have_paused = False
 
     @property
     def finished(self) -> bool:
@@ -158,7 +166,7 @@ class PlannedReader:
         self._where = float(epoch.start)
         self._unseen.clear()
         self._looked_at = self.reached + self.look_ahead
-        self._paced_at = (now_s, self.reached)
+        self._paced_at = None
         self.anchor(now_s)
 
     def end(self, number: int) -> None:
@@ -273,18 +281,26 @@ class PlannedReader:
 
     def _judge(self, follows: bool) -> None:
         self.followed_share += (follows - self.followed_share) * FOLLOWED_WEIGHT
+        self._judged += 1
         if self.followed_share < BELIEVED_BELOW:
-            self.believed = False
+            self.believed = self.proven = False
         elif self.followed_share > BELIEVED_AGAIN:
             self.believed = True
+        if self._judged >= PROVEN_OPENS and self.followed_share >= PROVEN_SHARE:
+            self.proven = True
 
     def _keep_pace(self, now_s: float) -> None:
+        if self._paced_at is None:
+            self._paced_at = (now_s, self.reached)
         since_s, since = self._paced_at
         if now_s - since_s >= PACE_WINDOW_S and self.reached > since:
             measured_s = (now_s - since_s) / (self.reached - since)
-            self.pace_s = (self.pace_s + measured_s) / 2 if self._has_pace else measured_s
-            self._has_pace = True
             self._paced_at = (now_s, self.reached)
+            slow = self._has_pace and measured_s > PAUSE_FACTOR * self.pace_s
+            self._may_have_paused = slow and not self._may_have_paused
+            if not self._may_have_paused:
+                self.pace_s = (self.pace_s + measured_s) / 2 if self._has_pace else measured_s
+                self._has_pace = True
 
 
 class Schedule:

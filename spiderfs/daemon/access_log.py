@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.control import LOG_FILE
-from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED, WARMED, Access, accesses
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, WARMED, Access, accesses
 from spiderfs.errors import SpiderfsError
 from spiderfs.trace import Kind, TraceWriter
 
@@ -65,7 +65,7 @@ class AccessLog:
         """Remember accesses (an array of ACCESS)."""
         if not (self._enabled or self.trace):
             return
-        noted = accesses(events)
+        noted = [access for access in accesses(events) if access.where != OPENED]
         if self._enabled:
             (self._unwritten if self._following else self._recent).extend(noted)
         if self.trace:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.core.engine import Changes, Engine
-from spiderfs.core.events import HIT, REFUSED, UNSTORED, Access, accesses
+from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access, accesses
 from spiderfs.core.guided import Guided
 from spiderfs.core.policy import Key
 from spiderfs.metrics import Counters
@@ -26,7 +26,8 @@ from spiderfs.store.store import LANDING, Content, ContentKey, Keep
 log = logging.getLogger(__name__)
 
 # Landing holds what was fetched until the manager has decided, some 10 ms. 5 % of a small cache, at most 64 MiB of a
-# large one: 600 files of 112 kB, a fifth of a second at full speed.
+# large one: 600 files of 112 kB, a fifth of a second at full speed. While plans are followed nearly all that lands was
+# fetched ahead, a known number of files at a time, and leaves at once: members can use the rest of the room.
 LANDING_SHARE = 0.05
 LANDING_MAX_BYTES = 64 << 20
 # A file as large as landing could only replace what is there if landing is empty; leave room for some.
@@ -39,6 +40,7 @@ class Keeper:
         self._counters = counters
         self._capacity_bytes = 0
         self._largest_bytes = 0
+        self._expected_files: int | None = None
         self.engine = Engine(mountable_policies()[policy](), 0, 0, large_share)
 
     # -- the life of a cache
@@ -89,7 +91,7 @@ class Keeper:
         self._apply(*changes)
 
     def _wanted(self, access: Access) -> None:
-        late = access.where != HIT
+        late = access.where not in (HIT, OPENED)
         if self.engine.schedule.planned(access.trainer, access.wanted):
             self._counters.add("planned_opens")
             self._counters.add("planned_late", int(late))
@@ -104,8 +106,17 @@ class Keeper:
             self._largest_bytes = size
             changes.append(self.engine.resize(self._capacity_bytes, self._landing_bytes()))
 
+    def expect(self, files: int | None) -> None:
+        """What lands is so many files at a time, as plans are followed; None: whatever readers ask for."""
+        before, self._expected_files = self._landing_bytes(), files
+        if self._landing_bytes() != before:
+            self._apply(self.engine.resize(self._capacity_bytes, self._landing_bytes()))
+
     def _landing_bytes(self) -> int:
         share = min(int(self._capacity_bytes * LANDING_SHARE), LANDING_MAX_BYTES)
+        if self._expected_files is not None and self.engine.members:
+            mean_bytes = self.engine.used_bytes // len(self.engine.members)
+            share = min(share, self._expected_files * mean_bytes)
         return min(max(share, LANDING_FILES * self._largest_bytes), self._capacity_bytes // 2)
 
     def set_capacity(self, capacity_bytes: int) -> None:

@@ -165,6 +165,20 @@ def test_a_followed_plan_makes_opens_hits(mount: Mounted, source: Path) -> None:
     assert mount.control("plan").read_text() == "no trainer has published a plan\n"
 
 
+def test_large_files_are_steps_of_the_plan(source: Path, tmp_path: Path) -> None:
+    """Only their blocks are read, and those do not say by whom."""
+    with mounted(source, tmp_path / "m", sample_max_bytes=SIZE - 1, capacity=FILES * SIZE, **SLOW) as mount:
+        order = shuffled(1)
+        with training(mount) as trainer:
+            trainer.plan(order)
+            read(mount, source, order[:100])
+            eventually(lambda: position(mount) == 100, what="all opens to be known")
+            (row,) = plans(mount)
+            assert row["believed"]
+            assert mount.metric("planned_opens") == 100
+            assert mount.metric("prefetched") == 0
+
+
 def test_a_trainer_that_dies_is_fetched_for_no_more(mount: Mounted) -> None:
     with training(mount) as trainer:
         mount.change("source.latency_ms", "200")

@@ -13,7 +13,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spiderfs.core.engine import BLOCKS
-from spiderfs.core.events import ACCESS, FETCHED, HIT, REFUSED, WARMED
+from spiderfs.core.events import ACCESS, FETCHED, HIT, OPENED, REFUSED, WARMED
+from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.daemon.keeper import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, Keeper
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
@@ -166,6 +167,41 @@ def test_landing_is_a_small_share_and_bounded() -> None:
     assert Harness().keeper.engine.budget_bytes == CAPACITY - int(CAPACITY * LANDING_SHARE)
     large = Harness(capacity=1 << 40)
     assert large.keeper.engine.budget_bytes == (1 << 40) - LANDING_MAX_BYTES
+
+
+@pytest.mark.parametrize("policy", mountable_policies())
+def test_landing_needs_less_room_while_it_is_known_what_lands(policy: str) -> None:
+    harness = Harness(policy, capacity=100_000)
+    harness.fetched(*range(1, 300), size=500)
+    budget = harness.keeper.engine.budget_bytes
+    assert budget == 95_000
+    harness.keeper.expect(3)
+    harness.check()
+    assert harness.keeper.engine.budget_bytes == 98_500
+    harness.keeper.expect(1_000_000)
+    assert harness.keeper.engine.budget_bytes == budget
+    harness.keeper.expect(3)
+    harness.fetched(*range(300, 310), size=500)
+    harness.check()
+    harness.keeper.expect(None)
+    harness.check()
+    assert harness.keeper.engine.budget_bytes == budget
+    # However few, some of the largest size met find room.
+    harness.keeper.fold(events(event(999, 2000, REFUSED)))
+    harness.keeper.expect(1)
+    assert harness.keeper.engine.budget_bytes == 100_000 - LANDING_FILES * 2000
+
+
+def test_opening_a_large_file_is_a_step_of_the_plan_and_no_candidate() -> None:
+    harness = Harness()
+    order = np.array([0, 1, 2], np.uint32)
+    epoch = PlannedEpoch(0, [11, 12, 13], {11: 0, 12: 1, 13: 2}, order)
+    harness.keeper.engine.plan(7, "train", epoch, 0.0)
+    opened = (1.0, 11, 11, 0, 0, 1, 7, OPENED, (0,) * 5)
+    harness.keeper.fold(events(opened))
+    (reader,) = harness.keeper.engine.schedule.believed
+    assert (reader.reached, reader.opens, reader.late) == (1, 1, 0)
+    assert harness.counted("planned_opens", "planned_late", "admitted") == [1, 0, 0]
 
 
 # -- changes

@@ -17,10 +17,10 @@ import trio.testing
 from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.core.events import ACCESS, HIT, REFUSED
 from spiderfs.core.policy import Key
-from spiderfs.core.schedule import PlannedEpoch, PlannedReader
+from spiderfs.core.schedule import PROVEN_OPENS, PlannedEpoch, PlannedReader
 from spiderfs.daemon.keeper import Keeper
-from spiderfs.daemon.prefetcher import Prefetcher
-from spiderfs.errors import SourceUnavailable, StoreFull
+from spiderfs.daemon.prefetcher import UNPROVEN_SAMPLES, Prefetcher
+from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
 from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -88,6 +88,17 @@ class Content(MemoryContent):
         return landed
 
 
+class Records(MemoryRecords):
+    """May fail."""
+
+    failing = False
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        if self.failing:
+            raise StoreError("the disk does not answer")
+        return super().get(table, key)
+
+
 class InPlace:
     """In place of threads: the jumping clock would run away while one works."""
 
@@ -120,7 +131,8 @@ class Harness:
         self.counters = SharedCounters(1)
         row = self.counters.row(0)
         self.client = Client(self.source, LIMITS, rng=random.Random(1), on_event=lambda event: None)
-        catalogue = Catalogue(MemoryRecords(TABLES))
+        self.records = Records(TABLES)
+        catalogue = Catalogue(self.records)
         catalogue.record_root(self.source.stat(b""))
         catalogue.record_listing(ROOT_INODE, list(self.source.scan(b"")), 0, 0.0)
         self.catalogue = catalogue
@@ -153,10 +165,18 @@ class Harness:
         assert found is not None
         return found.inode
 
-    def plan(self, order: Iterable[int], trainer: int = TRAINER, epoch: int = 0, begun: bool = True) -> None:
+    def plan(
+        self,
+        order: Iterable[int],
+        trainer: int = TRAINER,
+        epoch: int = 0,
+        begun: bool = True,
+        proven: bool = True,
+    ) -> None:
         place_of: dict[Key, int] = {inode: place for place, inode in enumerate(self.inodes) if inode}
         made = PlannedEpoch(epoch, self.inodes, place_of, np.array(list(order), np.uint32))
         self.keeper.engine.plan(trainer, "train", made, trio.current_time(), begun)
+        self.reader(trainer).proven |= proven
         self.prefetcher.wake()
 
     def reader(self, trainer: int = TRAINER) -> PlannedReader:
@@ -198,7 +218,7 @@ def run(
     *,
     files: int = 100,
     sizes: Iterable[int] | None = None,
-    cached: int = 1000,
+    cached: int = 6000,
     policy: str = "minio",
     most_fetches: int = 16,
 ) -> Harness:
@@ -318,7 +338,7 @@ def test_the_sooner_deadline_goes_first_whoever_has_it(tmp_path: Path) -> None:
         harness.client.down = False
         await trio.sleep(5)
 
-    harness = run(tmp_path, test, files=2000, cached=1900, most_fetches=1)
+    harness = run(tmp_path, test, files=2000, cached=6000, most_fetches=1)
     first = harness.fetched[:110]
     assert [number for number in first if number < 1000] == list(range(100))
     assert [number for number in first if number >= 1000] == list(range(1999, 1989, -1))
@@ -429,6 +449,82 @@ def test_a_plan_that_is_not_followed_is_not_fetched_for(tmp_path: Path) -> None:
         assert len(harness.fetched) == before
 
     run(tmp_path, test, files=1500, cached=50)
+
+
+def test_a_wrong_plan_costs_a_few_fetches_and_no_more(tmp_path: Path) -> None:
+    """Counted against the same reads without a plan, epoch by epoch; each epoch has a wrong plan of its own."""
+    files, cached = 800, 80
+
+    def reads(plan: bool) -> list[tuple[int, int]]:
+        counts = []
+
+        async def test(harness: Harness) -> None:
+            rng = random.Random(3)
+            for epoch in range(3):
+                before = len(harness.fetched), harness.counted("prefetched")
+                if plan:
+                    harness.plan(rng.sample(range(files), files), epoch=epoch, proven=False)
+                for number in random.Random(epoch).sample(range(files), files):
+                    await harness.read(number)
+                counts.append((len(harness.fetched) - before[0], harness.counted("prefetched") - before[1]))
+
+        run(tmp_path, test, files=files, cached=cached)
+        return counts
+
+    without, wrong = reads(False), reads(True)
+    assert wrong[0][1] <= UNPROVEN_SAMPLES
+    assert wrong[0][0] <= without[0][0] + UNPROVEN_SAMPLES
+    # It is found out within the first epoch, and later ones are not believed before they are followed.
+    assert [prefetched for _, prefetched in wrong[1:]] == [0, 0]
+    assert wrong[2][0] == without[2][0]
+
+
+def test_a_plan_that_is_followed_is_soon_fetched_further_ahead_for(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(1000), proven=False)
+        await trio.sleep(5)
+        assert sorted(harness.fetched) == list(range(UNPROVEN_SAMPLES))
+        for number in range(PROVEN_OPENS):
+            await harness.read(number)
+        await trio.sleep(1)
+        assert len(harness.fetched) >= UNPROVEN_SAMPLES + PROVEN_OPENS
+
+    run(tmp_path, test, files=1000)
+
+
+def test_a_sample_larger_than_the_cache_holds_up_nothing(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(8))
+        await trio.sleep(5)
+        assert harness.kept == set(range(8)) - {2}
+
+    sizes = [SIZE] * 8
+    sizes[2] = LARGE - 1
+    run(tmp_path, test, sizes=sizes, cached=40)
+
+
+def test_names_that_cannot_be_read_are_asked_for_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(harness: Harness) -> None:
+        harness.records.failing = True
+        harness.plan(range(20))
+        await trio.sleep(5)
+        assert harness.fetched == []
+        harness.records.failing = False
+        await trio.sleep(2)
+        assert harness.kept == set(range(20))
+
+    run(tmp_path, test)
+    # Once a second, and not in a loop.
+    assert 1 <= caplog.text.count("nothing is fetched ahead for a moment") <= 6
+
+
+def test_large_files_are_passed_over_by_what_is_ready(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(20))
+        await trio.sleep(5)
+        assert harness.prefetcher.ready_ahead(harness.reader()) == 20
+
+    run(tmp_path, test, sizes=[*[SIZE] * 5, LARGE, *[SIZE] * 14])
 
 
 def test_large_and_empty_files_are_left_to_their_readers(tmp_path: Path) -> None:

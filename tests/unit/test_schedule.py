@@ -341,6 +341,28 @@ def test_pace_is_that_of_the_last_seconds() -> None:
     assert reader.pace_s == pytest.approx(0.0005, rel=0.02)
 
 
+def test_a_pause_of_the_training_says_nothing_of_its_pace() -> None:
+    reader = PlannedReader(of_files(0, list(range(1, 10_001))), 0.0)
+    now, file = 0.0, 0
+    for pace_s, pause_s, most_s in ((0.01, 0.0, 0.0101), (0.01, 300.0, 0.0101), (0.1, 0.0, 0.1001)):
+        now += pause_s
+        for step in range(1000):
+            now, file = now + pace_s, file + 1
+            reader.opened(file, now, False)
+            if step > 200:
+                assert 0.0099 < reader.pace_s < most_s
+    assert reader.pace_s == pytest.approx(0.1, rel=0.02), "who has really become slower is believed"
+
+
+def test_the_time_before_the_first_open_says_nothing_of_the_pace() -> None:
+    reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
+    reader.opened(1, 60.0, False)
+    assert reader.pace_s == FIRST_PACE_S
+    for file in range(2, 1001):
+        reader.opened(file, 60.0 + 0.01 * file, False)
+    assert reader.pace_s == pytest.approx(0.01, rel=0.02)
+
+
 def test_two_readers_are_compared_by_their_paces_once_they_have_drifted_apart() -> None:
     plans = Schedule()
     fast, slow = list(range(1, 4001)), list(range(4001, 8001))

@@ -1,0 +1,70 @@
+"""How far ahead of a reader is fetched in a small cache: what makes it more, and what less."""
+
+from __future__ import annotations
+
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from spiderfs.core.window import FIRST, LATE_EVERY, LEAST, MOST, Window
+
+
+def test_opens_that_wait_for_an_idle_source_make_it_larger() -> None:
+    window = Window()
+    for opens in range(1, 40):
+        window.opened(opens, opens, idle=True)
+    assert window.samples == MOST
+
+
+def test_one_burst_is_one_mistake() -> None:
+    window = Window()
+    window.opened(200, 200, idle=True)
+    assert window.samples == pytest.approx(1.5 * FIRST)
+
+
+def test_opens_that_do_not_wait_make_it_smaller() -> None:
+    window = Window()
+    window.opened(LATE_EVERY, 0, idle=True)
+    assert 0.85 * FIRST < window.samples < FIRST
+    window.opened(1_000_000, 0, idle=True)
+    assert window.samples == LEAST
+
+
+def test_a_source_that_is_always_at_work_is_helped_by_nothing() -> None:
+    window = Window()
+    window.opened(1000, 1000, idle=False)
+    assert window.samples == FIRST
+
+
+def test_only_opens_after_its_beginning_count() -> None:
+    window = Window(1000, 500)
+    window.opened(1000, 500, idle=True)
+    assert window.samples == FIRST
+
+
+@pytest.mark.parametrize("needed", [50, 100, 200])
+def test_it_settles_where_few_opens_wait(needed: int) -> None:
+    """Opens that need no more than the window are timely, and few of those that need more are not."""
+    rng = random.Random(needed)
+    window = Window()
+    late, late_before = 0, 0
+    for opens in range(1, 60_001):
+        late += rng.gauss(needed, needed / 20) > window.samples
+        window.opened(opens, late, idle=True)
+        if opens == 30_000:
+            late_before = late
+    assert 0.5 / LATE_EVERY < (late - late_before) / 30_000 < 2 / LATE_EVERY
+    assert 0.9 * needed < window.samples < 1.4 * needed
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000), st.booleans()), max_size=30))
+def test_it_keeps_to_its_limits(steps: list[tuple[int, int, bool]]) -> None:
+    window, opens, late = Window(), 0, 0
+    for timely, waited, idle in steps:
+        opens, late = opens + timely + waited, late + waited
+        before = window.samples
+        window.opened(opens, late, idle)
+        assert LEAST <= window.samples <= MOST
+        assert (waited and idle) or window.samples <= before

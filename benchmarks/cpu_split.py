@@ -1,6 +1,7 @@
 """Where the processor time of a warm open, read and close goes: reader, kernel, daemon; a table and a plot.
 
     .venv/bin/python benchmarks/cpu_split.py --plot docs/results/cpu_split.png --json docs/results/cpu_split.json
+    .venv/bin/python benchmarks/cpu_split.py --quick    under a minute, for a look
 
 "Kernel" is the system time of reader and daemon together: the page cache, copying, and for the mounts handing requests
 over and waking whoever waits. "Daemon" and "reader" are what they spend in their own code. Time in which nobody
@@ -14,6 +15,7 @@ import json
 import os
 import statistics
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -32,6 +34,8 @@ from serve import FileSet, machine, made_files, paths_below
 PARTS = ("reader", "kernel", "daemon")
 COLOURS = {"reader": "#4c78a8", "kernel": "#bab0ac", "daemon": "#e45756"}
 FILE_SETS = ((2_000, 112_000), (5_000, 2_000))
+ROUNDS = 9
+QUICK_FILE_SETS, QUICK_ROUNDS = ((500, 112_000), (1_000, 2_000)), 3
 READERS = 4
 Split = dict[str, float]
 """Microseconds per file, by part."""
@@ -47,11 +51,13 @@ def split(peer: Mounted, files: FileSet, seed: int) -> Split:
     return {part: spent_s / reading.files * 1e6 for part, spent_s in parts.items()}
 
 
-def measure(rounds: int, peers: list[str], console: Console) -> dict[str, dict[str, Split]]:
+def measure(
+    file_sets: Sequence[tuple[int, int]], rounds: int, peers: list[str], console: Console
+) -> dict[str, dict[str, Split]]:
     """Medians over the rounds, by files and system."""
     found: dict[str, dict[str, Split]] = {}
     with tempfile.TemporaryDirectory(prefix="spiderfs-cpu-split.") as name:
-        for count, size in FILE_SETS:
+        for count, size in file_sets:
             files = made_files(Path(name) / str(size), count, size)
             os.sync()
             with ExitStack() as stack:
@@ -96,17 +102,20 @@ def plot(found: dict[str, dict[str, Split]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="fewer files and rounds")
+    parser.add_argument("--rounds", type=int, help=f"default {ROUNDS}, quick {QUICK_ROUNDS}")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     unwind_on_signals()
-    found = measure(arguments.rounds, arguments.peers.split(","), Console())
+    file_sets, rounds = (QUICK_FILE_SETS, QUICK_ROUNDS) if arguments.quick else (FILE_SETS, ROUNDS)
+    rounds = arguments.rounds or rounds
+    found = measure(file_sets, rounds, arguments.peers.split(","), Console())
     if arguments.plot is not None:
         plot(found, arguments.plot)
     if arguments.json is not None:
-        text = json.dumps({"machine": machine(), "rounds": arguments.rounds, "us_per_file": found}, indent=1)
+        text = json.dumps({"machine": machine(), "rounds": rounds, "us_per_file": found}, indent=1)
         arguments.json.write_text(text + "\n")
 
 

@@ -1,6 +1,7 @@
 """What each part of a cached request costs a worker, without kernel and FUSE: microseconds, the best of many rounds.
 
-    .venv/bin/python benchmarks/request_path.py
+    .venv/bin/python benchmarks/request_path.py             some seconds
+    .venv/bin/python benchmarks/request_path.py --quick     a moment
 
 The parts are measured one by one in one process, over 1,000 small files in the order of a random permutation. What the
 kernel adds (waking the daemon, copying, waking the reader) is the rest of what `benchmarks/serve.py` shows.
@@ -35,7 +36,7 @@ from spiderfs.store.store import ContentKey
 
 FILES = 1000
 FILE_BYTES = 2000
-ROUNDS = 15
+ROUNDS, QUICK_ROUNDS = 15, 3
 # (part, the most microseconds it may take); what has no figure is part of what has one
 TARGETS = {"store: is it there": 10.0, "catalogue: what is it": 10.0, "who asks, with no trainer": 2.0}
 
@@ -43,10 +44,11 @@ TARGETS = {"store: is it there": 10.0, "catalogue: what is it": 10.0, "who asks,
 class Asked:
     """Parts of the request path, each a function of an inode."""
 
-    def __init__(self, operations: Operations, content: LmdbContent, inodes: list[int]) -> None:
+    def __init__(self, operations: Operations, content: LmdbContent, inodes: list[int], rounds: int) -> None:
         self.handlers = operations.handlers()
         self.content = content
         self.inodes = inodes
+        self.rounds = rounds
         self.caller = Caller(os.getuid(), os.getgid(), os.getpid())
 
     def answer(self, opcode: Opcode, inode: int, body: bytes) -> object:
@@ -57,7 +59,7 @@ class Asked:
     def microseconds(self, part: Callable[[int], object]) -> float:
         """Per call, in the best round."""
         best = float("inf")
-        for _ in range(ROUNDS):
+        for _ in range(self.rounds):
             begin = time.perf_counter()
             for inode in self.inodes:
                 part(inode)
@@ -74,7 +76,7 @@ def at_once(coroutine: Coroutine[Any, Any, object]) -> object:
     raise AssertionError("a cached request had to wait")
 
 
-async def measure(directory: Path) -> dict[str, float]:
+async def measure(directory: Path, rounds: int) -> dict[str, float]:
     source_root = directory / "source"
     source_root.mkdir()
     names = [b"%04d" % number for number in range(FILES)]
@@ -85,7 +87,9 @@ async def measure(directory: Path) -> dict[str, float]:
         await bare.lister.complete(root, 1.0)
         entries = {entry.name: entry.inode for entry in bare.catalogue.entries(root.inode, 0, FILES)}
         inodes = random.Random(0).sample(list(entries.values()), FILES)
-        asked = Asked(Operations(bare.filesystem, bare.counters), bare.content, inodes)
+        # As the one worker of a mount has them.
+        operations = Operations(bare.filesystem, bare.counters, sole=True)
+        asked = Asked(operations, bare.content, inodes, rounds)
         for inode in inodes:
             await bare.filesystem.open(inode, os.O_RDONLY, asked.caller)
         await bare.fetcher.drain()
@@ -133,10 +137,11 @@ def parts(asked: Asked, bare: Bare, names: dict[int, bytes]) -> dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="spiderfs-request-path.") as directory:
-        found = trio.run(measure, Path(directory))
+        found = trio.run(measure, Path(directory), QUICK_ROUNDS if arguments.quick else ROUNDS)
     table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
     for heading in ("part", "us", "target", ""):
         table.add_column(heading, justify="right" if heading in ("us", "target") else "left")

@@ -87,6 +87,7 @@ SHORTER = {"3/4": 0.75, "1/2": 0.5, "1/3": 1 / 3}
 WHY = {
     **{f"uniform+plan, {name} of the epochs": replace(UNIFORM, epochs=share) for name, share in SHORTER.items()},
     **{f"spider+plan, {name} of the epochs": System(SPIDER_PLANNED, share) for name, share in SHORTER.items()},
+    "spider+plan, 5/4 of the epochs": System(SPIDER_PLANNED, 1.25),
     "impact, twice the epochs": System(IMPACT, 2.0),
     "shade, weights and plan": System(replace(SHADE, coverage=0.3, weight_clip=4.0, settled=0.25, planned=True)),
     "shade, no repeats": System(replace(SHADE, sampler="shade without repeats")),

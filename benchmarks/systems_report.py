@@ -140,7 +140,19 @@ def by_size(
 def show_costs(group: Group, size: float, console: Console) -> None:
     """What whole trainings fetch and reach, at the size where all seeds were measured."""
     table = plain_table(f"Whole trainings with {size:.0%} cached: what they fetch, first epoch included, and reach")
-    for heading in ("", "seeds", "epochs", "reads", "fetched", "x lru", "top-1 %", "- uniform", "uniform fetches"):
+    headings = (
+        "",
+        "seeds",
+        "epochs",
+        "reads",
+        "fetched",
+        "x lru",
+        "planned",
+        "top-1 %",
+        "- uniform",
+        "uniform fetches",
+    )
+    for heading in headings:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for (system, share), ran in group.items():
         if share != size:
@@ -156,14 +168,16 @@ def show_costs(group: Group, size: float, console: Console) -> None:
             f"{statistics.fmean(sum(epoch.reads_share for epoch in of.epochs) for of in ran):.1f}",
             f"{fetched:.2f}",
             f"{fetched / statistics.fmean(of.whole for of in bases):.2f}" if bases else "",
+            f"{statistics.fmean(sum(of.planned) for of in ran):.2f}",
             spread([of.top1 for of in ran], ".1f", 100),
             spread(points, "+.1f") if points else "",
             f"{statistics.fmean(equal):.2f}" if len(equal) == len(ran) else "",
         )
     console.print(table)
     console.print(
-        "fetched, reads: in times of the data set. uniform fetches: what uniform+plan fetches that trains for just so "
-        "many epochs that it is as accurate (between those above of the same seed, and no more than the longest)",
+        "fetched, reads: in times of the data set. planned: the same by MIN that knows each epoch as it begins. uniform "
+        "fetches: what uniform+plan fetches that trains for just so many epochs that it is as accurate (between those "
+        "above of the same seed, and no more than the longest)",
         highlight=False,
         soft_wrap=True,
     )

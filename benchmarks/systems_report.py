@@ -176,8 +176,8 @@ def show_costs(group: Group, size: float, console: Console) -> None:
     console.print(table)
     console.print(
         "fetched, reads: in times of the data set. planned: the same by MIN that knows each epoch as it begins. "
-        "uniform fetches: what uniform+plan does that trains for just so many epochs that it is as accurate (between those "
-        "above of the same seed, and no more than the longest)",
+        "uniform fetches: what uniform+plan does that trains for just so many epochs that it is as accurate "
+        "(between those above of the same seed, and no more than the longest)",
         highlight=False,
         soft_wrap=True,
     )

@@ -147,6 +147,9 @@ class Options(BaseModel):
         examples=["off"],
         json_schema_extra=LIVE,
     )
+    packages: Literal["off", "source"] = Field(
+        default="off", description="pack missed files at the source, for policy=impact", examples=["source"]
+    )
     ratio_start: Number = Field(
         default=0.9,
         ge=0,

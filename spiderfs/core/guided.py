@@ -2,13 +2,13 @@
 
 Scores, hubs and the ratio come in at any time between two opens. None of them changes who is a member: after
 `hub_found` the engine is to `place` the hub, after `pin` what that names, and after `set_ratio` it is to `settle`. A
-policy that has no use for hubs, stand-ins, pins, epochs or a ratio leaves what is about them as it is here.
+policy that has no use for hubs, stand-ins, pins, packages, epochs or a ratio leaves what is about them as it is here.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key, Policy
@@ -53,6 +53,25 @@ class Guided(Policy):
     def pinned(self) -> Mapping[str, Collection[Key]]:
         """What is held so, by dataset."""
         return {}
+
+    def packable(self, key: Key) -> bool:
+        """Whether a sample is one of those that are brought in bulk, in packages."""
+        return False
+
+    def missed_samples(self) -> Iterable[Key]:
+        """Packable samples that were asked for and not cached, the first first: packages are made of these."""
+        return ()
+
+    def packed(self, keys: Iterable[Key]) -> None:
+        """Nothing more is to be done about these that were missed."""
+
+    def spare_bytes(self) -> int:
+        """Bytes that the policy would give now to samples that nobody has asked for, if it `refreshes` by them."""
+        return 0
+
+    def refreshes(self, key: Key) -> bool:
+        """Whether a sample that is not cached would be of use before anybody asks for it."""
+        return False
 
     def new_epoch(self) -> None:
         """A trainer began an epoch."""

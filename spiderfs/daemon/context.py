@@ -18,6 +18,7 @@ from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.filesystem import Ownership, Settings
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.redirects import PendingReads
+from spiderfs.packages import WithoutPackages
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
@@ -59,6 +60,8 @@ class MountContext:
     counters: SharedCounters
     event_reader: int
     event_writer: int
+    root_fd: int
+    """Of the source, which may lie below the mount."""
     control_listener: socket.socket
     pending_reads: PendingReads = field(default_factory=PendingReads)
     supervisor_pid: int = field(default_factory=os.getpid)
@@ -75,7 +78,8 @@ class MountContext:
             attempts=options.source_attempts,
             max_concurrent=options.fetches,
         )
-        return SourceClient(self.source, limits, rng=random.Random(), on_event=counters.add, read=read)
+        source = WithoutPackages(self.source)
+        return SourceClient(source, limits, rng=random.Random(), on_event=counters.add, read=read)
 
     def open_content(self) -> LmdbContent:
         return LmdbContent(self.directories.content)
@@ -100,11 +104,13 @@ def create_context(options: Options) -> MountContext:
     return MountContext(
         options=options,
         directories=directories,
-        source=SlowSource(LocalSource(os.fspath(options.source)), faults),
+        source=SlowSource(local, faults),
+        root_fd=local.root_fd,
         counters=SharedCounters(FIRST_WORKER_ROW + options.workers),
         event_reader=reader,
         event_writer=writer,
         control_listener=listener,
+    local = LocalSource(os.fspath(options.source))
     )
 
 

@@ -36,12 +36,14 @@ from spiderfs.daemon.event_pipe import EventWriter, read_events
 from spiderfs.daemon.guide import Guide
 from spiderfs.daemon.hook_server import HookServer, listen
 from spiderfs.daemon.keeper import Keeper
+from spiderfs.daemon.packer import Packer
 from spiderfs.daemon.prefetcher import Prefetcher
 from spiderfs.daemon.survey import Survey
 from spiderfs.daemon.warmer import Warmer
 from spiderfs.errors import SpiderfsError, Stale
 from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.lister import Lister
+from spiderfs.packages import PackageDirectory
 from spiderfs.sources.faults import FAULTS
 from spiderfs.store.environment import exit_if_corrupt
 
@@ -121,6 +123,16 @@ class Manager:
         self.access_log = AccessLog(
             directories.run,
             self.options.access_log,
+        self._packer = Packer(
+            self.keeper,
+            self.catalogue,
+            fetcher,
+            self.client,
+            context.source,
+            self.content,
+            self.counters,
+            PackageDirectory(context.root_fd),
+        )
             self.options.trace,
             self.path_of,
             size_of=self._size_of,
@@ -145,6 +157,8 @@ class Manager:
         if self.options.capacity.unit == "percent":
             nursery.start_soon(self.survey.run, self._measured)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        if self.options.packages == "source":
+            nursery.start_soon(self._packer.run)
             self.counters.add("process_starts")
             async for _ in signals:
                 break

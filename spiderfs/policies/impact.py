@@ -4,7 +4,9 @@ At the start of each epoch the half of the scored samples with the higher losses
 their losses of that moment; all others are L-samples. An H-sample enters if there is room, or in the place of a member
 of a lower loss. An L-sample enters in the place of an L-member that was read in this epoch already. In the place of an
 L-sample that is not cached, readers are given an L-member of its label that was not read in this epoch yet, each of
-them once; where none is left the sample is read itself. L-samples that were missed are remembered (`missed_ids`).
+them once; where none is left the sample is read itself. L-samples that were missed are remembered (`missed_ids`):
+packages are made of these, and refill the L-part with such as were not read yet. What no batch has named, as a
+validation's samples, is neither replaced nor packed.
 
 The two parts share the room by how often H- and L-samples are read, at first 9 to 1. Nothing is evicted before there is
 a list, so that the first epochs, and a mount without a trainer, have a MinIO, as the paper's warm-up has it.
@@ -19,7 +21,7 @@ nobody's victim, stands in for nobody, and nobody stands in for it.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -120,7 +122,7 @@ class Impact(Guided):
     def missed(self, key: Key, size: int) -> None:
         self._read(key)
         self._lenders.settled(key)
-        if self._parts.listed and key not in self._parts.listed and key not in self._pins:
+        if self._parts.listed and key in self._losses and self.packable(key):
             self._miss(key)
 
     def inserted(self, key: Key, size: int) -> None:
@@ -228,6 +230,26 @@ class Impact(Guided):
     def pinned(self) -> Mapping[str, Collection[Key]]:
         return self._pins.by_dataset
 
+    def packable(self, key: Key) -> bool:
+        return key not in self._parts.listed and key not in self._pins
+
+    def missed_samples(self) -> Iterable[Key]:
+        return (key for key in self.missed_ids if self.packable(key))
+
+    def packed(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.missed_ids.pop(key, None)
+
+    def spare_bytes(self) -> int:
+        if not self._parts.listed:
+            return 0
+        low_bytes = self._low_bytes()
+        free = self._low_share(self._old.high_bytes + self._parts.high_bytes + low_bytes) - low_bytes
+        return max(0, free) + sum(self._sizes[key] for key in self._used)
+
+    def refreshes(self, key: Key) -> bool:
+        return self._needs_stand_in(key)
+
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         return self._lenders.drain_changes()
 
@@ -286,8 +308,8 @@ class Impact(Guided):
                 self._place(key)
 
     def _needs_stand_in(self, key: Key) -> bool:
-        known = self._parts.listed, self._sizes, self._asked_for, self._pins
-        return not any(key in some for some in known)
+        outside = self._parts.listed, self._sizes, self._asked_for, self._pins
+        return key in self._losses and not any(key in some for some in outside)
 
     def _highest(self) -> dict[Key, float]:
         """The list of H-samples, with their losses."""

@@ -70,6 +70,11 @@ class LocalSource:
         self._file_system = _file_system_of(self._root_fd)
         self._reopen_lock = threading.Lock()
 
+    @property
+    def root_fd(self) -> int:
+        """A descriptor of the root, for O_PATH; it stays this number, whatever it leads to by then."""
+        return self._root_fd
+
     def stat(self, path: bytes) -> SourceStat:
         with self._translated(path), self._opened(path, _LOOK) as fd:
             found = os.fstat(fd)

@@ -12,15 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hook_daemon import until
+from known_losses import Training
 from mounting import Mounted, eventually, mounted, run_spiderfs
 from tiny_training import train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from spiderfs.protocol import Batch, EpochEnd, Hello
-from trainer_hook import Client, Declaration, ImpactSampler, attach
-from trainer_hook.mounts import socket_finder
+from trainer_hook import ImpactSampler, attach
 
 CLASSES, EACH = 3, 30
 SAMPLES = CLASSES * EACH
@@ -31,50 +29,8 @@ LOSSES = np.where(np.arange(SAMPLES) < SAMPLES // 2, 0.1, 2.0) + np.arange(SAMPL
 BATCH = 15
 
 
-class Training:
-    """Without a model: the losses are known, and each read is noted."""
-
-    def __init__(self, point: Path) -> None:
-        self._point = point
-        self._client = Client(socket_finder(point, None), Hello("test"))
-        self._client.declare(Declaration("train", "train", [name.encode() for name in NAMES], LABELS))
-        self.scores = self._client.scores("train", 20.0)
-        self.given: Counter[tuple[int, int]] = Counter()
-        self._batches = self._epoch = 0
-        self._rng = np.random.default_rng(1)
-
-    def epoch(self) -> None:
-        order = self._rng.permutation(SAMPLES)
-        for first in range(0, SAMPLES, BATCH):
-            indices = order[first : first + BATCH]
-            served = np.array([int((self._point / NAMES[index]).read_bytes()[:8]) for index in indices])
-            self.given.update(zip(indices.tolist(), served.tolist(), strict=True))
-            losses = LOSSES[served].astype(np.float16)
-            embeddings = np.ones((BATCH, 4), np.float16)
-            batch = Batch("train", self._epoch, first, indices.astype(np.uint32), embeddings, losses)
-            self._client.batch(lambda batch=batch: batch)  # type: ignore[misc]
-            self._batches += 1
-            # Batches come at the pace of a training.
-            until(lambda: self._client.counts["sent"] >= self._batches)
-        self._client.epoch_end(EpochEnd(self._epoch, 0.5))
-        self._epoch += 1
-        # An answer comes after what was said before it was acted on.
-        self._client.scores("train", 20.0)
-
-    def pin(self, indices: npt.NDArray[np.int64]) -> int | None:
-        return self._client.pin("train", indices, 20.0)
-
-    def until_redirected(self, mount: Mounted, more_than: float) -> None:
-        """Train on until so many reads were redirected; for two seconds each name means what it last did."""
-
-        def enough() -> bool:
-            self.epoch()
-            return mount.metric("redirects") > more_than
-
-        eventually(enough, what="redirects")
-
-    def close(self) -> None:
-        self._client.close()
+def training_on(mount: Mounted) -> Training:
+    return Training(mount.point, NAMES, LABELS, LOSSES, BATCH)
 
 
 @pytest.fixture
@@ -92,7 +48,7 @@ OPTIONS: dict[str, object] = {"capacity": "48KiB", "policy": "impact"}
 def test_low_samples_are_lent_within_their_class_and_others_see_the_truth(source: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with mounted(source, tmp_path, trace=trace, **OPTIONS) as mount:
-        training = Training(mount.point)
+        training = training_on(mount)
         training.until_redirected(mount, 50)
         lent = [(wanted, given) for wanted, given in training.given if wanted != given]
         assert len(lent) >= 5
@@ -116,7 +72,7 @@ def test_low_samples_are_lent_within_their_class_and_others_see_the_truth(source
 
 def test_switched_off_and_on_while_it_trains(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **OPTIONS) as mount:
-        training = Training(mount.point)
+        training = training_on(mount)
         training.until_redirected(mount, 5)
         mount.control("config").write_bytes(b"policy=lru\n")
         eventually(lambda: mount.control("redirects").read_bytes() == b"", what="no redirects")
@@ -214,7 +170,7 @@ def test_what_is_evaluated_is_held_in_the_cache_until_the_trainer_leaves(source:
 
 def test_a_remount_holds_what_was_pinned_for_an_epoch(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **OPTIONS) as mount:
-        training = Training(mount.point)
+        training = training_on(mount)
         training.epoch()
         assert training.pin(np.arange(5)) == 5
 
@@ -230,7 +186,7 @@ def test_a_remount_holds_what_was_pinned_for_an_epoch(source: Path, tmp_path: Pa
         training.close()
     with mounted(source, tmp_path, **OPTIONS) as mount:
         assert mount.stats()["sections"]["pinned"]["entries"] == 5
-        training = Training(mount.point)
+        training = training_on(mount)
         training.epoch()
         eventually(lambda: mount.stats()["sections"]["pinned"]["entries"] == 0, what="the end of the pins")
         training.close()
@@ -238,12 +194,12 @@ def test_a_remount_holds_what_was_pinned_for_an_epoch(source: Path, tmp_path: Pa
 
 def test_a_remount_goes_on_with_its_list(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **OPTIONS) as mount:
-        training = Training(mount.point)
+        training = training_on(mount)
         for _ in range(3):
             training.epoch()
         training.close()
     with mounted(source, tmp_path, **OPTIONS) as mount:
-        training = Training(mount.point)
+        training = training_on(mount)
         assert training.scores is not None
         assert training.scores[-1] > training.scores[0]
         eventually(lambda: b" -> " in mount.control("redirects").read_bytes(), what="redirects before any batch")

@@ -161,7 +161,8 @@ class TestStandIns:
     def test_missed_ids_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(impact, "MAX_MISSED", 2)
         engine, policy = self.engine()
-        opened(engine, 4, 5, 77)
+        engine.scored(77, 0.5)
+        opened(engine, 4, 5, 77, 88)
         assert list(policy.missed_ids) == [5, 77]
 
 
@@ -321,7 +322,7 @@ def test_it_replays_what_was_learned() -> None:
     accesses = Accesses.of([1, 2, 3, 4, 3, 4, 3, 4], [SIZE] * 8, ["1"] * 8)
     hints = [
         (0, Labels("1", {1: 0, 2: 0, 3: 0, 4: 0})),
-        *((4, Scored(key, loss)) for key, loss in {1: 0.1, 2: 0.2, 3: 0.3, 9: 5.0, 8: 5.0, 7: 5.0}.items()),
+        *((4, Scored(key, loss)) for key, loss in {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 9: 5.0, 8: 5.0, 7: 5.0}.items()),
         (4, Epoch()),
     ]
     result = replay(Engine(Impact(), 2 * SIZE), accesses, 4, hints)
@@ -378,6 +379,7 @@ class ImpactMachine(RuleBasedStateMachine):
             return
         hub = int(str(given))
         assert key not in self.engine.members
+        assert key in self.losses, "what no batch has named may be a validation's"
         assert not any(key in pins for pins in self.policy.pinned.values())
         assert self.engine.members[hub].section == SAMPLES
         assert hub in self.engine.members

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("spiderfs", "errors", "quantities", "threads"),
     ("core", "mount_words", "mountpoint", "metrics", "sources", "store", "traced_batch"),
     ("policies", "scorer", "hook_messages", "trace", "places", "catalogue", "redirects", "client_terms", "fetch_lock"),
-    ("option_types", "protocol", "lister", "landing"),
+    ("option_types", "protocol", "lister", "landing", "packages"),
     ("fetcher", "control", "rescoring"),
     ("config", "read_ahead", "client"),
     ("filesystem",),

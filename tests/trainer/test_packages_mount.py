@@ -1,0 +1,115 @@
+"""Trainings on mounts with `packages=source`: fewer reads, the right bytes, and a source that may do what it likes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from known_losses import Training
+from mounting import Mounted, eventually, mounted, run_spiderfs
+
+CLASSES, EACH, BYTES = 2, 60, 40_000
+SAMPLES = CLASSES * EACH
+NAMES = [f"train/{label}/{number:03d}" for number in range(EACH) for label in range(CLASSES)]
+LABELS = np.arange(SAMPLES, dtype=np.int32) % CLASSES
+LOSSES = np.where(np.arange(SAMPLES) < SAMPLES // 2, 0.1, 2.0) + np.arange(SAMPLES) / 1000
+# Half of the samples, so that the part of those with low losses has room for more than half of a package.
+OPTIONS: dict[str, object] = {"capacity": "2500KB", "policy": "impact", "plan": "off", "ttl": "1s"}
+DIRECTORY = ".spiderfs-packages"
+
+
+def content(number: int, version: int = 0) -> bytes:
+    return b"%08d" % number + bytes([version]) * (BYTES + number)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    for number, name in enumerate(NAMES):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(content(number))
+    return source
+
+
+def training_on(mount: Mounted) -> Training:
+    return Training(mount.point, NAMES, LABELS, LOSSES, 20)
+
+
+def train_until_loaded(mount: Mounted, training: Training, packages: int) -> None:
+    def enough() -> bool:
+        training.epoch()
+        return mount.metric("packages_loaded") >= packages
+
+    eventually(enough, what="packages")
+
+
+def test_packages_are_made_and_loaded_and_nobody_sees_them(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, packages="source", **OPTIONS) as mount:
+        training = training_on(mount)
+        train_until_loaded(mount, training, 2)
+        assert (source / DIRECTORY).is_dir()
+        assert os.listdir(mount.point) == ["train"]
+        assert not (mount.point / DIRECTORY).exists()
+        assert mount.metric("packages_written") >= 1
+        assert mount.metric("packaged_samples") >= 10 * mount.metric("packages_loaded") / 2
+        for wanted, given in training.given:
+            assert LABELS[wanted] == LABELS[given]
+            assert wanted == given or max(wanted, given) < SAMPLES // 2
+        used = mount.stats()["metrics"]
+        assert used["used_bytes"] <= used["capacity_bytes"]
+        training.close()
+        # Bytes that came with packages are those of the files.
+        for number, name in enumerate(NAMES):
+            eventually(lambda n=number, p=name: (mount.point / p).read_bytes() == content(n), what=name)  # type: ignore[misc]
+
+
+def test_a_changed_file_is_read_anew_over_a_remount(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, packages="source", **OPTIONS) as mount:
+        training = training_on(mount)
+        train_until_loaded(mount, training, 1)
+        training.close()
+    written = len(os.listdir(source / DIRECTORY))
+    assert written >= 1
+    # All easy ones but some, so that packages are of use still.
+    changed = range(0, SAMPLES // 2, 4)
+    for number in changed:
+        (source / NAMES[number]).write_bytes(content(number, version=7))
+    with mounted(source, tmp_path, packages="source", **OPTIONS) as mount:
+        training = training_on(mount)
+        train_until_loaded(mount, training, 1)
+        training.close()
+        for number in changed:
+            truth = content(number, version=7)
+            path = mount.point / NAMES[number]
+            eventually(lambda path=path, truth=truth: path.read_bytes() == truth, what=path.name)  # type: ignore[misc]
+
+
+def test_a_source_that_cannot_be_written_to_costs_one_warning(source: Path, tmp_path: Path) -> None:
+    # Where the directory is to be, there is something else.
+    (source / DIRECTORY).write_bytes(b"")
+    refused = "packages cannot be written to the source"
+    with mounted(source, tmp_path, packages="source", allowed=[refused], **OPTIONS) as mount:
+        training = training_on(mount)
+
+        def warned() -> bool:
+            training.epoch()
+            return bool(mount.logged(refused))
+
+        eventually(warned, what="the warning")
+        training.epoch()
+        assert len(mount.logged(refused)) == 1
+        training.close()
+
+
+def test_it_is_off_unless_asked_for(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **OPTIONS) as mount:
+        training = training_on(mount)
+        for _ in range(3):
+            training.epoch()
+        training.close()
+    assert not (source / DIRECTORY).exists()
+    done = run_spiderfs("mount", source, tmp_path / "mnt", "-o", "packages=cache")
+    assert done.returncode != 0
+    assert "packages=cache" in done.stderr

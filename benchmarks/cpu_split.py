@@ -35,7 +35,7 @@ PARTS = ("reader", "kernel", "daemon")
 COLOURS = {"reader": "#4c78a8", "kernel": "#bab0ac", "daemon": "#e45756"}
 FILE_SETS = ((2_000, 112_000), (5_000, 2_000))
 ROUNDS = 9
-QUICK_FILE_SETS, QUICK_ROUNDS = ((500, 112_000), (1_000, 2_000)), 3
+QUICK_FILE_SETS, QUICK_ROUNDS = ((500, 112_000), (1_000, 2_000)), 2
 READERS = 4
 Split = dict[str, float]
 """Microseconds per file, by part."""

@@ -16,15 +16,18 @@ from spiderfs.config import Options
 from spiderfs.daemon.event_pipe import open_pipe
 from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.filesystem import Ownership, Settings
+from spiderfs.fuse import session
 from spiderfs.metrics import Counters, SharedCounters
-from spiderfs.redirects import PendingReads
 from spiderfs.packages import WithoutPackages
+from spiderfs.redirects import PendingReads
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.slow import SlowSource
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
+from spiderfs.store.store import BLOCK_BYTES
 
 SUPERVISOR_ROW, MANAGER_ROW, FIRST_WORKER_ROW = 0, 1, 2
 _BACKLOG = 128
@@ -57,11 +60,11 @@ class MountContext:
     options: Options
     directories: Directories
     source: SlowSource
+    root_fd: int
+    """Of the source, which may lie below the mount."""
     counters: SharedCounters
     event_reader: int
     event_writer: int
-    root_fd: int
-    """Of the source, which may lie below the mount."""
     control_listener: socket.socket
     pending_reads: PendingReads = field(default_factory=PendingReads)
     supervisor_pid: int = field(default_factory=os.getpid)
@@ -70,7 +73,12 @@ class MountContext:
     def row(self, index: int) -> Counters:
         return self.counters.row(index)
 
-    def client(self, counters: Counters, read: Read | None = None) -> SourceClient:
+    def reading(self) -> ReadProcess:
+        """A process that reads for this one; make it before any thread, and before a store is opened: it is forked."""
+        longest = max(self.options.sample_max_bytes, BLOCK_BYTES)
+        return ReadProcess(self.source, self.options.fetches, longest, before=session.leave)
+
+    def client(self, counters: Counters, read: Read) -> SourceClient:
         options = self.options
         limits = SourceLimits(
             timeout_s=options.source_timeout_s,
@@ -101,6 +109,7 @@ def create_context(options: Options) -> MountContext:
     listener.listen(_BACKLOG)
     directories.control_socket.chmod(0o600)
     reader, writer = open_pipe()
+    local = LocalSource(os.fspath(options.source))
     return MountContext(
         options=options,
         directories=directories,
@@ -110,7 +119,6 @@ def create_context(options: Options) -> MountContext:
         event_reader=reader,
         event_writer=writer,
         control_listener=listener,
-    local = LocalSource(os.fspath(options.source))
     )
 
 

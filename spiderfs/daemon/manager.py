@@ -45,6 +45,7 @@ from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.lister import Lister
 from spiderfs.packages import PackageDirectory
 from spiderfs.sources.faults import FAULTS
+from spiderfs.sources.read_process import ReadProcess
 from spiderfs.store.environment import exit_if_corrupt
 
 log = logging.getLogger(__name__)
@@ -63,22 +64,24 @@ _STATE_FACT, _SOURCE_BYTES_FACT, _RATIO_FACT = "policy state", "source bytes", "
 
 async def manage(context: MountContext) -> None:
     """Run until SIGTERM, then write down what the next mount should know."""
+    reading = context.reading()
     async with trio.open_nursery() as nursery:
-        manager = Manager(context)
+        nursery.start_soon(reading.attend)
+        manager = Manager(context, reading)
         await manager.run(nursery)
         nursery.cancel_scope.cancel()
     manager.close()
 
 
 class Manager:
-    def __init__(self, context: MountContext) -> None:
+    def __init__(self, context: MountContext, reading: ReadProcess) -> None:
         directories = context.directories
         self.context = context
         self.options = published_options(directories, context.options)
         self.counters = context.row(MANAGER_ROW)
         self.content, self.records = context.open_content(), context.open_records()
         self.catalogue = Catalogue(self.records)
-        self.client = context.client(self.counters)
+        self.client = context.client(self.counters, reading.read)
         lister = Lister(self.catalogue, self.client)
         interlock = Interlock(directories.fetch_lock)
         self._full_disk = Episode(directories.full_disk)
@@ -120,9 +123,6 @@ class Manager:
             self.options.fetches,
             lambda inode: self.options.substitute_when == "miss" and self.guide.has_stand_in(inode),
         )
-        self.access_log = AccessLog(
-            directories.run,
-            self.options.access_log,
         self._packer = Packer(
             self.keeper,
             self.catalogue,
@@ -133,6 +133,9 @@ class Manager:
             self.counters,
             PackageDirectory(context.root_fd),
         )
+        self.access_log = AccessLog(
+            directories.run,
+            self.options.access_log,
             self.options.trace,
             self.path_of,
             size_of=self._size_of,
@@ -154,11 +157,11 @@ class Manager:
         nursery.start_soon(self._save_now_and_then)
         nursery.start_soon(self.warmer.run)
         nursery.start_soon(self.prefetcher.run)
+        if self.options.packages == "source":
+            nursery.start_soon(self._packer.run)
         if self.options.capacity.unit == "percent":
             nursery.start_soon(self.survey.run, self._measured)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        if self.options.packages == "source":
-            nursery.start_soon(self._packer.run)
             self.counters.add("process_starts")
             async for _ in signals:
                 break

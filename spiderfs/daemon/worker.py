@@ -7,7 +7,6 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -26,8 +25,6 @@ from spiderfs.metrics import Counters
 from spiderfs.read_ahead import ReadAhead
 from spiderfs.redirects import Redirects, published_trainers
 from spiderfs.sources.client import SourceClient
-from spiderfs.sources.read_process import ReadProcess
-from spiderfs.store.store import BLOCK_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +56,7 @@ def keep_freed_memory() -> None:
 async def work(context: MountContext, descriptor: int, index: int) -> None:
     """Answer requests until the file system is unmounted."""
     keep_freed_memory()
-    # Before anything is opened that must not be taken across a fork.
-    reading = ReadProcess(
-        context.source,
-        context.options.fetches,
-        max(context.options.sample_max_bytes, BLOCK_BYTES),
-        before=partial(os.close, descriptor),
-    )
+    reading = context.reading()
     counters = context.row(FIRST_WORKER_ROW + index)
     directories = context.directories
     content, records = context.open_content(), context.open_records()

@@ -65,6 +65,11 @@ def mount(at: Path, source: str, allow_other: bool) -> int:
     return descriptor
 
 
+def leave() -> None:
+    """For a process that does not answer the kernel: the mount must not live for as long as it does."""
+    os.close(_descriptor)
+
+
 def resend(descriptor: int) -> bool:
     """Ask the kernel to hand out again what was not answered; False where it cannot (Linux < 6.9)."""
     try:

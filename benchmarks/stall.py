@@ -20,7 +20,7 @@ its own with an empty cache, but for the first and the last:
 No epoch can be shorter than its steps, nor than the bytes that MIN would have fetched for the same list take on the
 line: that is the bound. The first epoch fills the cache and is left out of every figure. At last, lists drawn with
 replacement by log-rank weights, published, at five sizes of the cache: bytes fetched against MIN's for the same list,
-and against the same with what the daemon has: the current epoch and the next, and the cache less its landing section.
+and against what MIN fetches that knows as many epochs as the daemon, the current one and two more.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 import trainer_hook
 from spiderfs.core.engine import Engine
 from spiderfs.core.replay import Accesses, policy_for, replay
-from spiderfs.daemon.keeper import LANDING_SHARE
 from spiderfs.policies import POLICIES
 from spiderfs.protocol import Hello, Plan
 from spiderfs.sources.faults import FaultState
@@ -133,7 +132,7 @@ class Epoch:
     redirected_share: float
     origin_bytes: int
     min_bytes: int  # that MIN fetches in this epoch, for the lists of all epochs
-    two_epochs_min_bytes: int  # the same with what the daemon knows and has room for
+    three_epochs_min_bytes: int  # the same if it knows three epochs, as the daemon does
     bound_s: float
 
 
@@ -172,8 +171,8 @@ class Run:
         return sum(epoch.origin_bytes for epoch in self.epochs) / sum(epoch.min_bytes for epoch in self.epochs)
 
     @property
-    def of_two_epochs_min(self) -> float:
-        return self._of(lambda epoch: epoch.two_epochs_min_bytes)
+    def of_three_epochs_min(self) -> float:
+        return self._of(lambda epoch: epoch.three_epochs_min_bytes)
 
     def _of(self, least: Callable[[Epoch], float]) -> float:
         counted = self.epochs[1:-1] or self.epochs[1:]
@@ -387,14 +386,14 @@ def told(
 
 
 def min_by_epoch(data: Data, lists: list[list[int]], capacity: int) -> list[tuple[int, int]]:
-    """Bytes that MIN fetches in each epoch; and if it knows two epochs only, and landing has its part of the cache."""
+    """Bytes that MIN fetches in each epoch; and if it knows three epochs at a time, as the daemon does."""
     drawn = [sample for epoch in lists for sample in epoch]
     accesses = Accesses.of(drawn, [data.sizes[sample] for sample in drawn])
     everything = Engine(policy_for(POLICIES["belady"], accesses), capacity)
-    two_epochs = Engine(POLICIES["spider"](), capacity, int(capacity * LANDING_SHARE))
+    three_epochs = Engine(POLICIES["spider"](), capacity)
     fetched = (
         replay(everything, accesses, len(lists[0])).origin_bytes.tolist(),
-        replay(two_epochs, accesses, len(lists[0]), planned_epochs=2).origin_bytes.tolist(),
+        replay(three_epochs, accesses, len(lists[0]), planned_epochs=3).origin_bytes.tolist(),
     )
     return list(zip(*fetched, strict=True))
 
@@ -543,7 +542,7 @@ def replacement_table(runs: list[Run]) -> Table:
         "MIN kB",
         "x MIN",
         "x MIN, all epochs",
-        "x MIN of two epochs",
+        "x MIN of three epochs",
         "hits %",
         "stall s",
     )
@@ -559,7 +558,7 @@ def replacement_table(runs: list[Run]) -> Table:
             spread(least, ".1f"),
             spread([run.of_min for run in ran], ".3f"),
             spread([run.of_min_in_all for run in ran], ".3f"),
-            spread([run.of_two_epochs_min for run in ran], ".3f"),
+            spread([run.of_three_epochs_min for run in ran], ".3f"),
             spread(hits, ".1f", 100),
             spread([run.later(lambda epoch: epoch.stall_s) for run in ran], ".2f"),
         )

@@ -1,6 +1,6 @@
 """What knowing the future later, or fetching for it earlier, costs in bytes: the engine alone, no mount, no clock.
 
-    .venv/bin/python benchmarks/lookahead.py --json FILE     about a minute
+    .venv/bin/python benchmarks/lookahead.py --json FILE     two minutes
     .venv/bin/python benchmarks/lookahead.py --quick         some seconds
 
 Epochs are drawn with replacement by weights that are spread like a graph's scores (lognormal, sigma 0.5: 59 % of the
@@ -12,12 +12,18 @@ default policy has the weights for scores and, but for the first table, no hubs.
     reserved  how much of the cache is kept free for what has just been fetched (landing), or is the hubs'
 
 What is printed is bytes fetched against MIN's on the same lists (policy belady, which knows all of them).
+
+The last table takes the lists, files and sizes of the cache that stall.py measures through a mount, and what the daemon
+does there: how far ahead it fetches, the room that it leaves for landing and how many epochs it is told of. Each row
+changes one of these. Bytes are those of all epochs from an empty cache, and a further epoch is known that never comes;
+loader workers take a batch each at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,11 +32,16 @@ import numpy.typing as npt
 from results import plain_table
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
+from stall import log_rank_weights
 
 from spiderfs.core.engine import Engine
 from spiderfs.core.policy import Key
 from spiderfs.core.replay import Accesses, replay
 from spiderfs.core.schedule import PlannedEpoch
+from spiderfs.core.window import FIRST, LEAST, MOST
+from spiderfs.daemon.keeper import LANDING_FILES, LANDING_SHARE
+from spiderfs.daemon.prefetcher import BURST_SHARE
 from spiderfs.policies.belady import Belady
 from spiderfs.policies.spider import Spider
 
@@ -67,6 +78,34 @@ TABLES: dict[str, dict[str, Variant]] = {
     },
     "window": {f"{share:.1%} of the cache": Variant(window=share) for share in (0.0, 0.025, 0.05, 0.1, 0.25, 0.5)},
     "reserved": {f"{share:.0%} of the cache": Variant(reserved=share) for share in (0.02, 0.05, 0.1)},
+}
+
+
+MOUNT = "settings"
+MOUNT_CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
+MOUNT_SAMPLES, MOUNT_EPOCHS = 4_000, 4
+MOUNT_BURST = 32
+# Files that the daemon fetches at a time before it has found out what the source gives.
+MOUNT_FETCHES = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of the daemon; what is given by number of samples takes the number of those that are cached."""
+
+    window: Callable[[float], float] = lambda cached: min(FIRST, max(cached * BURST_SHARE, LEAST))
+    known_epochs: int = 3
+    expected_files: int | None = MOUNT_FETCHES
+
+
+MOUNT_ROWS: dict[str, Settings] = {
+    "the daemon, at first": Settings(),
+    "its least window": Settings(window=lambda cached: LEAST),
+    "its largest window": Settings(window=lambda cached: min(MOST, max(cached * BURST_SHARE, LEAST))),
+    "a window of a quarter of the cache": Settings(window=lambda cached: min(MOST, cached / 4)),
+    "landing's room without a plan": Settings(expected_files=None),
+    "two epochs known": Settings(known_epochs=2),
+    "nothing fetched ahead": Settings(window=lambda cached: 0),
 }
 
 
@@ -118,6 +157,64 @@ def fetch_ahead(engine: Engine, window: int, position: int) -> int:
     return fetched
 
 
+def mount_rows() -> Iterator[Row]:
+    """For each size of the cache and each of MOUNT_ROWS."""
+    rng = np.random.default_rng(MOUNT_SAMPLES)
+    sizes = rng.integers(20_000, 80_000, MOUNT_SAMPLES).tolist()
+    weights = log_rank_weights(MOUNT_SAMPLES)
+    chances = weights / weights.sum()
+    orders = [rng.choice(MOUNT_SAMPLES, MOUNT_SAMPLES, p=chances).astype(np.uint32) for _ in range(MOUNT_EPOCHS + 1)]
+    for share in MOUNT_CAPACITIES:
+        capacity = int(sum(sizes) * share)
+        drawn = np.concatenate(orders[:-1]).tolist()
+        accesses = Accesses.of([sample + 1 for sample in drawn], [sizes[sample] for sample in drawn])
+        belady = Engine(Belady.foreseeing(accesses.keys), capacity)
+        least = int(replay(belady, accesses, MOUNT_SAMPLES).origin_bytes.sum())
+        for name, settings in MOUNT_ROWS.items():
+            fetched = fetched_by_mount(orders, sizes, capacity, MOUNT_SAMPLES * share, settings)
+            yield Row(f"{MOUNT}, {share:.0%} cached", name, fetched / sum(accesses.sizes), fetched / least)
+
+
+def fetched_by_mount(
+    orders: list[npt.NDArray[np.uint32]], sizes: list[int], capacity: int, cached: float, settings: Settings
+) -> int:
+    """Bytes; the last of `orders` is known and never read."""
+    landing = int(capacity * LANDING_SHARE)
+    if settings.expected_files is not None:
+        landing = min(landing, int(settings.expected_files * np.mean(sizes)))
+    engine = Engine(Spider(ratio=1.0), capacity, max(landing, LANDING_FILES * max(sizes)))
+    keys: list[Key] = list(range(1, len(sizes) + 1))
+    place_of = {key: place for place, key in enumerate(keys)}
+    epochs = [PlannedEpoch(number, keys, place_of, order) for number, order in enumerate(orders)]
+    window = int(settings.window(cached))
+    fetched = 0
+    for number, order in enumerate(orders[:-1]):
+        engine.plan(READER, LIST, epochs[number], 0.0)
+        for later in range(number + 1, min(number + settings.known_epochs, len(epochs))):
+            engine.plan(READER, LIST, epochs[later], 0.0, begun=False)
+        reader = engine.schedule.readers[READER, LIST]
+        for position, sample in enumerate(order.tolist()):
+            if window and position % MOUNT_BURST == 0:
+                reader.look_ahead = window
+                fetched += sum(sizes[ahead] for ahead in brought(engine, window, sizes))
+            key, size = keys[sample], sizes[sample]
+            fetched += 0 if key in engine.members else size
+            engine.wanted(READER, key, float(position))
+            engine.opened(key, size)
+    return fetched
+
+
+def brought(engine: Engine, window: int, sizes: list[int]) -> Iterator[int]:
+    """Samples that the prefetcher brings now."""
+    for _, key in engine.schedule.readers[READER, LIST].coming(window):
+        assert isinstance(key, int)
+        if key not in engine.members:
+            if not engine.would_keep(key, sizes[key - 1]):
+                return
+            engine.place(key, sizes[key - 1])
+            yield key - 1
+
+
 def fetched_by_min(orders: list[npt.NDArray[np.uint32]]) -> float:
     future = (np.concatenate(orders) + 1).tolist()
     samples = len(orders[0])
@@ -143,6 +240,8 @@ def main() -> None:
     for table, name, variant in track(variants, console=console, transient=True):
         share = fetched_share(orders, weights, variant)
         rows.append(Row(table, name, share, share / best))
+    if not arguments.quick:
+        rows += track(mount_rows(), total=len(MOUNT_CAPACITIES) * len(MOUNT_ROWS), console=console, transient=True)
     different = np.mean([len(np.unique(order)) for order in orders]) / extent.samples
     console.print(
         f"{extent.samples:,} samples, {extent.epochs} epochs, {different:.0%} of them different in one; MIN fetches"
@@ -157,10 +256,22 @@ def main() -> None:
             if row.table == table:
                 shown.add_row(row.variant, f"{row.fetched_share:.3f}", f"{row.times_min:.3f}")
         console.print(shown)
+    if not arguments.quick:
+        console.print(mount_table(rows))
     if arguments.json:
         arguments.json.write_text(
             json.dumps({"extent": asdict(extent), "min": best, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
         )
+
+
+def mount_table(rows: list[Row]) -> Table:
+    table = plain_table("settings of the mount in stall.py, x MIN, by the share that is cached")
+    for heading in ("", *(f"{share:.0%}" for share in MOUNT_CAPACITIES)):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for name in MOUNT_ROWS:
+        found = [row for row in rows if row.variant == name and row.table.startswith(MOUNT)]
+        table.add_row(name, *(f"{row.times_min:.3f}" for row in found))
+    return table
 
 
 if __name__ == "__main__":

@@ -58,13 +58,11 @@ class Client(SourceClient):
     down = False
     _free_at_s = 0.0
 
-    async def call(  # type: ignore[override]
-        self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None
-    ) -> Any:
+    async def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         begins_s = max(trio.current_time(), self._free_at_s)
         self._free_at_s = begins_s + self.line_s
         await trio.sleep_until(self._free_at_s + self.latency_s)
-        return function(*args)
+        return self.source.read(path, offset, length, version)
 
     @property
     def reachable(self) -> bool:
@@ -139,9 +137,7 @@ class Harness:
         self.inodes = [self._inode(number) for number in range(len(self.sizes))]
         self.number_of = {inode: number for number, inode in enumerate(self.inodes)}
         self.interlock = Interlock(directory / "fetch.lock")
-        self.fetcher = Elsewhere(
-            self.source, self.client, self.content, self.interlock, Episode(directory / "full-disk"), row
-        )
+        self.fetcher = Elsewhere(self.client, self.content, self.interlock, Episode(directory / "full-disk"), row)
         self.fetcher._landing._thread = InPlace()  # type: ignore[assignment]
         self.keeper = Keeper(self.content, policy, 0.5, row)
         # The engine leaves 5 % of the capacity to landing, or room for four files.

@@ -1,6 +1,6 @@
 """Real training through a cache of a fifth of the data, over a slow source: what each way of caching costs and teaches.
 
-    .venv/bin/python benchmarks/train.py --data DIR             the whole measurement, about half an hour
+    .venv/bin/python benchmarks/train.py --data DIR             the whole measurement, thirty-five minutes
     .venv/bin/python benchmarks/train.py --data DIR --quick     about a minute, for a look
 
 DIR holds train/CLASS/NAME and test/CLASS/NAME. Every run trains the same small residual network on the same images
@@ -8,8 +8,8 @@ through a mount of its own with an empty cache; the configurations take turns se
 on the machine falls on all of them alike:
 
     lru            evicts what was used longest ago; uniform sampling, each sample once an epoch
-    lfu, minio     what was used least often; keeps what came first: the same samples in the same order as lru, so the
-                   same accuracy
+    lfu            evicts what was used least often; the same samples in the same order, so the same accuracy
+    minio          keeps what came first; likewise
     uniform+plan   the same samples in the same order, published beforehand: evicted by next use, fetched ahead
     shade          draws by the ranks of losses, and three times as often what is cached and above the mean (SHADE)
     icache         half of the samples in an epoch, the harder ones likelier; the cache lends easy ones within their
@@ -33,25 +33,33 @@ import argparse
 import itertools
 import os
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from extent import Extent, add_extent, check_names, extent_of
 from interruption import exit_status
 from mounts import counts, leave_signals_to_the_parent, mounted, scratch_directory
-from results import machine, plain_table, save, spread
+from results import machine, save
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader
+from train_report import (
+    TRAFFIC,
+    TRAINING,
+    Epoch,
+    Run,
+    judge,
+    plot,
+    print_run,
+    ratio_table,
+    summary_table,
+    verdict_table,
+)
 from training import BATCH, CACHED_SHARE, SAMPLERS, Data, Images, Steps, evaluate, find_data, network
 
 from trainer_hook import Hook, attach, plan
@@ -59,7 +67,6 @@ from trainer_hook import Hook, attach, plan
 LOADER_WORKERS = 2
 TABLE_WIDTH = 110
 MOST_WEIGHT = 4.0
-LEAST_ORIGIN_SAVING, LEAST_SPEEDUP, MOST_TOP1_LOSS = 0.5, 2.2, 0.005
 
 
 @dataclass(frozen=True)
@@ -85,51 +92,10 @@ CONFIGURATIONS = {
     "paper": Configuration(AS_IN_PAPERS, sampler="spider", coverage=0.0),
     "spider": Configuration("policy=spider", sampler="spider", coverage=0.3, weighted=True),
 }
-BASELINE = "lru"
 
 FULL = Extent(epochs=8, training=3_000, held_out=2_000, seeds=3)
-QUICK = Extent(epochs=3, training=1_000, held_out=500, seeds=1)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One epoch of training, without the evaluation after it."""
-
-    hit_ratio: float  # of all opens, those of an evaluation between epochs among them
-    origin_bytes_per_sample: float  # that was trained on
-    origin_share: float  # bytes fetched, of the training set's
-    reads_share: float  # samples trained on, of their number in the set
-    drawn_share: float  # of the training set: distinct samples that the sampler drew
-    served_share: float  # distinct samples whose bytes came; less than drawn where others stood in
-    redirected_share: float  # of the draws
-    seconds: float
-    waiting_share: float  # of these seconds, for the data loader
-    top1: float
-
-
-@dataclass(frozen=True)
-class Run:
-    configuration: str
-    seed: int
-    epochs: list[Epoch]
-    batches_sent: int
-    batches_dropped: int
-    graph: str  # what the daemon said of its scores at the end
-
-    def later(self, field: str) -> float:
-        """The mean without the first epoch: it fills the cache, and nothing is scored in it."""
-        return statistics.fmean(getattr(epoch, field) for epoch in self.epochs[1:])
-
-    def figure(self, field: str) -> float:
-        return self.epochs[-1].top1 if field == "top1" else self.later(field)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    what: str
-    target: str
-    measured: list[float]  # by seed
-    reached: bool
+QUICK = Extent(epochs=5, training=1_000, held_out=500, seeds=1)
+QUICK_CONFIGURATIONS = ("lru", "uniform+plan", "impact", "spider")
 
 
 # -- one run
@@ -245,151 +211,6 @@ def sent_and_dropped(hook: Hook | None) -> tuple[int, int]:
     return (0, 0) if hook is None else (hook.counts["sent"], hook.counts["dropped"])
 
 
-# -- what it shows
-
-
-def by_configuration(runs: list[Run]) -> dict[str, list[Run]]:
-    """In the order of seeds; only what has run."""
-    return {name: ran for name in CONFIGURATIONS if (ran := [run for run in runs if run.configuration == name])}
-
-
-def against_baseline(runs: list[Run], name: str, field: str) -> list[tuple[float, float]]:
-    """(this configuration's figure, the baseline's of the same seed) for each seed that has both."""
-    both = by_configuration(runs)
-    baseline = {run.seed: run for run in both.get(BASELINE, [])}
-    return [(run.figure(field), baseline[run.seed].figure(field)) for run in both.get(name, []) if run.seed in baseline]
-
-
-def judge(runs: list[Run], name: str) -> Iterator[Verdict]:
-    saved = [ours / theirs for ours, theirs in against_baseline(runs, name, "origin_bytes_per_sample")]
-    faster = [theirs / ours for ours, theirs in against_baseline(runs, name, "seconds")]
-    gained = [ours - theirs for ours, theirs in against_baseline(runs, name, "top1")]
-    if not saved:
-        return
-    mean = statistics.fmean
-    yield Verdict(
-        "origin bytes per sample, x lru", f"<= {LEAST_ORIGIN_SAVING}", saved, mean(saved) <= LEAST_ORIGIN_SAVING
-    )
-    yield Verdict("epochs, times as fast as lru", f">= {LEAST_SPEEDUP}", faster, mean(faster) >= LEAST_SPEEDUP)
-    points = [100 * gain for gain in gained]
-    yield Verdict(
-        "top-1 less uniform's, points", f">= {-100 * MOST_TOP1_LOSS}", points, mean(gained) >= -MOST_TOP1_LOSS
-    )
-
-
-Column = tuple[str, str, str, float]
-TRAFFIC: tuple[Column, ...] = (
-    ("hits %", "hit_ratio", ".1f", 100),
-    ("origin B", "origin_bytes_per_sample", ".0f", 1),
-    ("origin x data", "origin_share", ".2f", 1),
-    ("reads %", "reads_share", ".0f", 100),
-    ("drawn %", "drawn_share", ".1f", 100),
-    ("served %", "served_share", ".1f", 100),
-    ("redirected %", "redirected_share", ".1f", 100),
-)
-TRAINING: tuple[Column, ...] = (
-    ("s per epoch", "seconds", ".1f", 1),
-    ("of it waiting %", "waiting_share", ".0f", 100),
-    ("top-1 %", "top1", ".1f", 100),
-)
-
-
-def summary_table(title: str, runs: list[Run], columns: tuple[Column, ...]) -> Table:
-    table = plain_table(title)
-    table.add_column("", no_wrap=True)
-    for heading, *_ in columns:
-        table.add_column(heading, justify="right")
-    for name, ran in by_configuration(runs).items():
-        table.add_row(
-            name, *(spread([run.figure(field) for run in ran], form, factor) for _, field, form, factor in columns)
-        )
-    return table
-
-
-def ratio_table(runs: list[Run]) -> Table:
-    table = plain_table("Against lru of the same seed")
-    for heading in ("", "origin bytes a sample x", "an epoch x", "times as fast", "top-1 points"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for name in by_configuration(runs):
-        verdicts = list(judge(runs, name))
-        if verdicts and name != BASELINE:
-            a_sample, *others = (spread(verdict.measured, form) for verdict, form in zip(verdicts, FORMS, strict=True))
-            an_epoch = [ours / theirs for ours, theirs in against_baseline(runs, name, "origin_share")]
-            table.add_row(name, a_sample, spread(an_epoch, ".2f"), *others)
-    return table
-
-
-FORMS = (".2f", ".2f", "+.1f")
-
-
-def verdict_table(verdicts: list[Verdict]) -> Table:
-    table = plain_table("spider against its targets")
-    for heading in ("", "target", "measured", " "):
-        table.add_column(heading, justify="left" if not heading.strip() else "right", no_wrap=True)
-    for verdict, form in zip(verdicts, FORMS, strict=True):
-        word = "reached" if verdict.reached else "missed"
-        style = "green" if verdict.reached else "red"
-        table.add_row(verdict.what, verdict.target, spread(verdict.measured, form), word, style=style)
-    return table
-
-
-def print_run(run: Run, console: Console) -> None:
-    console.print(f"{run.configuration}, seed {run.seed}", style="bold", highlight=False)
-    for number, epoch in enumerate(run.epochs, 1):
-        console.print(
-            f"  epoch {number:2}: {epoch.seconds:5.1f} s ({epoch.waiting_share:3.0%} waiting)  "
-            f"hits {epoch.hit_ratio:5.1%}  origin {epoch.origin_bytes_per_sample:5.0f} B/sample  "
-            f"drawn {epoch.drawn_share:4.0%}  served {epoch.served_share:4.0%}  "
-            f"redirected {epoch.redirected_share:5.1%}  top-1 {epoch.top1:5.1%}",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def plot(runs: list[Run], directory: Path) -> Path:
-    """Hit ratio, time and accuracy by epoch: the mean over seeds, and from the lowest to the highest."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    panels = (
-        ("hit_ratio", 100, "hits, % of opens"),
-        ("seconds", 1, "seconds per epoch"),
-        ("top1", 100, "top-1 on held-out images, %"),
-    )
-    colours = {
-        "lru": "#7f7f7f",
-        "lfu": "#17becf",
-        "minio": "#1f77b4",
-        "uniform+plan": "#9467bd",
-        "shade": "#8c564b",
-        "icache": "#e377c2",
-        "impact": "#bcbd22",
-        "importance": "#ff7f0e",
-        "paper": "#d62728",
-        "spider": "#2ca02c",
-    }
-    # These train as lru does, so that their accuracies lie upon each other.
-    dashes = {"lfu": ":", "minio": "--", "uniform+plan": "--"}
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 4), layout="constrained")
-    for axis, (field, factor, title) in zip(axes, panels, strict=True):
-        for name, ran in by_configuration(runs).items():
-            values = factor * np.array([[getattr(epoch, field) for epoch in run.epochs] for run in ran])
-            numbers = np.arange(1, values.shape[1] + 1)
-            axis.plot(numbers, values.mean(0), dashes.get(name, "-"), color=colours[name], label=name, marker="o", ms=3)
-            axis.fill_between(numbers, values.min(0), values.max(0), color=colours[name], alpha=0.15, linewidth=0)
-        axis.set(title=title, xlabel="epoch")
-        axis.set_ylim(bottom=0 if field != "top1" else None)
-        axis.grid(alpha=0.3)
-    axes[1].legend(frameon=False, loc="lower left", ncols=2)
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "train.png"
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return path
-
-
 # -- the program
 
 
@@ -455,9 +276,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="DIR/train/CLASS/NAME, DIR/test/...")
     add_extent(parser, FULL, QUICK)
-    parser.add_argument(
-        "--configs", default=",".join(CONFIGURATIONS), metavar="A,B", help="which to run (default %(default)s)"
-    )
+    parser.add_argument("--configs", metavar="A,B", help=f"which to run, of {','.join(CONFIGURATIONS)}")
     parser.add_argument(
         "--latency-ms", type=float, default=6.0, metavar="MS", help="of the slow source (default %(default)s)"
     )
@@ -467,7 +286,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write train.png there")
     arguments = parser.parse_args()
-    arguments.configs = arguments.configs.split(",")
+    default = QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS
+    arguments.configs = arguments.configs.split(",") if arguments.configs else list(default)
     check_names(parser, arguments.configs, CONFIGURATIONS)
     arguments.extent = extent_of(parser, arguments, QUICK if arguments.quick else FULL)
     for part in ("train", "test"):

@@ -200,7 +200,7 @@ class CachedRequest(Message):
 
 @dataclass(frozen=True, eq=False)
 class Pin(Message):
-    """Samples of a list that this trainer will read again and again, beside its epochs: hold these, and no others of it.
+    """Samples of a list that this trainer reads again and again, beside its epochs: hold these, and no others of it.
 
     `request` comes back in the answer.
     """

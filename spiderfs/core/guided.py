@@ -59,11 +59,8 @@ class Guided(Policy):
         return False
 
     def missed_samples(self) -> Iterable[Key]:
-        """Packable samples that were asked for and not cached, the first first: packages are made of these."""
+        """Packable samples that were asked for and not cached, the latest first: packages are made of these."""
         return ()
-
-    def packed(self, keys: Iterable[Key]) -> None:
-        """Nothing more is to be done about these that were missed."""
 
     def spare_bytes(self) -> int:
         """Bytes that the policy would give now to samples that nobody has asked for, if it `refreshes` by them."""

@@ -3,8 +3,8 @@
 The policy says (`core/guided.py`) which samples it had to do without, and when it has room for such that nobody has
 asked for. Two tasks, each one thing at a time:
 
-- **packing**: as soon as what is missed fills a package, its samples are collected, those that are in the cache from
-  there and the others from the source, one by one; what is read for that is offered to the policy as well.
+- **packing**: what was missed and is read for its reader is collected while it lies in the cache, and written as soon
+  as it fills a package. So nothing is read for it; what was missed and replaced waits until it is read some time.
 - **loading**: while the policy has room, the package with the most bytes of use to it is read, if that is half of it.
   What is of use goes into the store and to the engine, like anything that was fetched.
 
@@ -46,16 +46,18 @@ from spiderfs.store.store import Content, ContentKey
 
 log = logging.getLogger(__name__)
 
-# Between two looks at whether there is something to do.
+# Between two looks at whether there is something to load.
 PAUSE_S = 0.25
+# What was fetched may be gone from landing soon: in so long a reader misses some 40 samples at most.
+COLLECT_PAUSE_S = 0.02
 # A package is loaded for this share of its bytes at least, and kept while it may be again.
 USEFUL_SHARE = 0.5
 # Four samples in a package would hardly save a round trip.
 _LARGEST_SHARE = 0.25
 # One that could not be read, or of which the engine took less than expected, is left alone for so long.
 _REST_S = 30.0
-# Of the packages so many are compared in one look, and so many missed samples looked at: some milliseconds each.
-_COMPARED, _LOOKED_AT = 8, 8192
+# Of the packages so many are compared in one look, and of what was missed the latest: some tenths of a millisecond.
+_COMPARED, _LOOKED_AT = 8, 128
 MAX_PACKAGES = 4096
 # As ids in memory: 8 bytes each.
 MAX_PACKED = 1 << 20
@@ -102,6 +104,9 @@ class Packer:
         self._package_bytes = package_bytes
         self._packages: dict[bytes, _Package] = {}
         self._packed: set[int] = set()
+        # For the next package: less than two of them in bytes.
+        self._collected: dict[int, tuple[Node, bytes]] = {}
+        self._collected_bytes = 0
         self._may_write = True
         self._next = 0
 
@@ -177,44 +182,39 @@ class Packer:
 
     async def _keep_packing(self) -> None:
         while self._may_write:
-            await trio.sleep(PAUSE_S)
+            await trio.sleep(COLLECT_PAUSE_S)
             policy = self._keeper.guided
             room = len(self._packages) < MAX_PACKAGES and len(self._packed) < MAX_PACKED
-            if policy is not None and room and self._client.reachable:
-                nodes = self._worth_a_package(policy)
-                if nodes:
-                    await self._pack(policy, nodes)
+            if policy is not None and room:
+                self._collect(policy)
+                if self._collected_bytes >= self._package_bytes and self._client.reachable:
+                    await self._write()
 
-    def _worth_a_package(self, policy: Guided) -> list[Node]:
-        """The first of what was missed that fills a package; nothing if all of it does not."""
-        nodes: list[Node] = []
-        total = 0
-        for node in self._missed(policy):
-            nodes.append(node)
-            total += node.stat.size
-            if total >= self._package_bytes:
-                return nodes
-        return []
-
-    def _missed(self, policy: Guided) -> Iterator[Node]:
-        for inode in islice(policy.missed_samples(), _LOOKED_AT):
-            if isinstance(inode, int) and inode not in self._packed:
+    def _collect(self, policy: Guided) -> None:
+        """Take copies of what was missed of late and has been fetched for its reader."""
+        with exit_if_corrupt():
+            for inode in islice(policy.missed_samples(), _LOOKED_AT):
+                if self._collected_bytes >= self._package_bytes:
+                    break
+                if not isinstance(inode, int) or inode in self._packed or inode in self._collected:
+                    continue
+                here = self._fetcher.local(ContentKey(inode))
+                if here is None or not 0 < len(here) <= _LARGEST_SHARE * self._package_bytes:
+                    continue
                 try:
                     node = self._catalogue.node(inode)
                 except Stale:
                     continue
-                if 0 < node.stat.size <= _LARGEST_SHARE * self._package_bytes:
-                    yield node
+                if node.stat.size == len(here):
+                    self._collected[inode] = node, bytes(here)
+                    self._collected_bytes += len(here)
+            self._content.end_read()
 
-    async def _pack(self, policy: Guided, nodes: list[Node]) -> None:
-        files = []
-        for node in nodes:
-            payload = await self._bytes_of(node)
-            if payload is not None:
-                files.append((node.path, node.version, payload))
-        policy.packed([node.inode for node in nodes])
-        if sum(len(payload) for _, _, payload in files) < self._package_bytes * USEFUL_SHARE:
-            return
+    async def _write(self) -> None:
+        """Make a package of what was collected."""
+        files = [(node.path, node.version, payload) for node, payload in self._collected.values()]
+        self._collected.clear()
+        self._collected_bytes = 0
         name, package = pack(files)
         try:
             await self._client.call(self._directory.write, name, package)
@@ -229,23 +229,6 @@ class Packer:
         self._counters.add("packages_written")
         self._counters.add("package_bytes_written", len(package))
         self._learn(name, written.version, read_index(package, written.size))
-
-    async def _bytes_of(self, node: Node) -> bytes | None:
-        try:
-            with exit_if_corrupt():
-                here = self._fetcher.local(ContentKey(node.inode))
-                payload = None if here is None else bytes(here)
-                self._content.end_read()
-            if payload is None:
-                payload, _ = await self._fetcher.fetch(node)
-                with exit_if_corrupt():
-                    self._keeper.place(node.inode)
-        except StoreCorrupt:
-            raise
-        except SpiderfsError as exc:
-            log.debug("%s could not be packed: %s", os.fsdecode(node.path), exc)
-            return None
-        return payload if len(payload) == node.stat.size else None
 
     # -- loading
 

@@ -234,11 +234,7 @@ class Impact(Guided):
         return key not in self._parts.listed and key not in self._pins
 
     def missed_samples(self) -> Iterable[Key]:
-        return (key for key in self.missed_ids if self.packable(key))
-
-    def packed(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            self.missed_ids.pop(key, None)
+        return (key for key in reversed(self.missed_ids) if self.packable(key))
 
     def spare_bytes(self) -> int:
         if not self._parts.listed:

@@ -38,14 +38,17 @@ class Training:
         self._batches = self._epoch = 0
         self._rng = np.random.default_rng(1)
 
-    def epoch(self) -> None:
+    def epoch(self, share: float = 1.0) -> None:
+        """All samples of the harder half, and this share of the others."""
         order = self._rng.permutation(len(self._names))
-        for first in range(0, len(self._names), self._batch):
+        easy = self._losses[order] < np.median(self._losses)
+        order = order[~easy | (self._rng.random(len(order)) < share)]
+        for first in range(0, len(order), self._batch):
             indices = order[first : first + self._batch]
             served = np.array([int((self._point / self._names[index]).read_bytes()[:8]) for index in indices])
             self.given.update(zip(indices.tolist(), served.tolist(), strict=True))
             losses = self._losses[served].astype(np.float16)
-            embeddings = np.ones((self._batch, 4), np.float16)
+            embeddings = np.ones((len(indices), 4), np.float16)
             batch = Batch("train", self._epoch, first, indices.astype(np.uint32), embeddings, losses)
             self._client.batch(lambda batch=batch: batch)  # type: ignore[misc]
             self._batches += 1

@@ -115,10 +115,14 @@ class Harness:
                 self.content.land(ContentKey(inode), (self.root / f"train/{number:03d}").read_bytes())
             self.keeper.fold(_events(inode, HIT if here else FETCHED))
 
+    def read_and_collect(self, *numbers: int) -> None:
+        for number in numbers:
+            self.read(number)
+            self.packer._collect(self.policy)
+
     async def pack(self) -> None:
-        nodes = self.packer._worth_a_package(self.policy)
-        assert nodes
-        await self.packer._pack(self.policy, nodes)
+        assert self.packer._collected_bytes >= PACKAGE
+        await self.packer._write()
 
     async def load(self) -> bool:
         package = await self.packer._best(self.policy)
@@ -154,7 +158,7 @@ def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
 async def with_a_package(harness: Harness) -> None:
     """Ten easy samples are packed, none of which is cached; ten others are, and were read in this epoch."""
     await harness.learn()
-    harness.read(*EASY)
+    harness.read_and_collect(*range(10))
     await harness.pack()
     assert len(harness.packages) == 1
     harness.keeper.evict(ContentKey(harness.inode(number)) for number in range(10))
@@ -162,39 +166,25 @@ async def with_a_package(harness: Harness) -> None:
     harness.read(*range(10, 20))
 
 
-def test_what_is_missed_is_packed_without_reading_what_is_here(tmp_path: Path) -> None:
+def test_what_is_missed_is_packed_without_reading_it_again(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.learn()
-        harness.read(*range(9))
-        assert harness.packer._worth_a_package(harness.policy) == [], "it would not fill one"
-        harness.read(9, 10)
         harness.source.reads.clear()
+        harness.read_and_collect(*range(9), 30)
+        assert harness.packer._collected_bytes == 9 * SIZE, "of the easy ones alone"
+        harness.policy.stood_in(harness.inode(1), harness.inode(12))
+        harness.packer._collect(harness.policy)
+        assert harness.packer._collected_bytes == 9 * SIZE, "it was replaced, not read"
+        harness.read_and_collect(9)
         await harness.pack()
         assert harness.source.reads == []
         assert harness.count("packages_written") == 1
         assert [package.suffix for package in harness.packages] == [".package"]
-        assert list(harness.policy.missed_ids) == [harness.inode(10)]
         # What is missed again is in a package already.
         harness.policy.new_epoch()
         harness.keeper.evict(ContentKey(harness.inode(number)) for number in range(10))
-        harness.read(*range(10))
-        assert harness.packer._worth_a_package(harness.policy) == []
-
-    run(tmp_path, test)
-
-
-def test_what_is_not_here_is_read_for_it_and_counted(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.learn()
-        for number in range(10):
-            harness.policy.stood_in(harness.inode(11), harness.inode(number))
-        await harness.pack()
-        assert sorted(harness.source.reads) == [b"train/%03d" % number for number in range(10)]
-        assert harness.count("origin_bytes") == 10 * SIZE
-        assert harness.count("origin_reads") == 10
-        # They were offered to the policy too.
-        assert set(harness.cached()) <= set(range(10))
-        assert harness.cached()
+        harness.read_and_collect(*range(10))
+        assert harness.packer._collected_bytes == 0
 
     run(tmp_path, test)
 
@@ -321,9 +311,9 @@ def test_a_source_that_cannot_be_written_to_is_said_once(
 
     async def test(harness: Harness) -> None:
         monkeypatch.setattr(PackageDirectory, "write", refuse)
-        monkeypatch.setattr(packing, "PAUSE_S", 0.001)
+        monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
         await harness.learn()
-        harness.read(*EASY)
+        harness.read_and_collect(*range(10))
         # It ends by itself.
         with trio.fail_after(20):
             await harness.packer._keep_packing()
@@ -338,13 +328,16 @@ def test_a_source_that_cannot_be_written_to_is_said_once(
 
 def test_both_tasks_do_their_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "PAUSE_S", 0.001)
+    monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
 
     async def test(harness: Harness) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(harness.packer.run)
             await harness.learn()
-            harness.read(*EASY)
             with trio.fail_after(20):
+                for number in range(10):
+                    harness.read(number)
+                    await trio.sleep(0.005)
                 while not harness.packages:
                     await trio.sleep(0.005)
                 harness.keeper.evict(ContentKey(harness.inode(number)) for number in range(10))

@@ -246,6 +246,9 @@ class Packer:
         """Of the next few packages the one that is of most use, if that is worth reading it."""
         best, best_bytes, useless = None, 0, []
         spare = policy.spare_bytes()
+        if not spare:
+            # Nor is anything to be judged useless by a policy that has no use for packages at all.
+            return None
         packages = list(self._packages.values())
         for place in range(min(_COMPARED, len(packages))):
             package = packages[(self._next + place) % len(packages)]

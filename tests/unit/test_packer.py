@@ -303,6 +303,20 @@ def test_what_is_mostly_not_packed_any_more_is_removed(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_another_policy_leaves_packages_alone(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await with_a_package(harness)
+        harness.keeper.set_policy("spider")
+        guided = harness.keeper.guided
+        assert guided is not None
+        assert await harness.packer._best(guided) is None
+        harness.packer._collect(guided)
+        assert harness.packer._collected_bytes == 0
+        assert len(harness.packages) == 1
+
+    run(tmp_path, test)
+
+
 def test_a_source_that_cannot_be_written_to_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """The papers' systems side by side, each with its own sampler and cache: what they save, and what it costs.
 
-    .venv/bin/python benchmarks/systems.py --data DIR --json FILE --plot PNG    the whole measurement, half an hour
+    .venv/bin/python benchmarks/systems.py --data DIR --json FILE --plot PNG    the whole measurement, twenty minutes
     .venv/bin/python benchmarks/systems.py --data DIR --quick                   under a minute, for a look
 
 Trains as benchmarks/in_process.py does: without a mount, by the policies, scorings and samplers of the product, so it

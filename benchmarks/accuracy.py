@@ -42,6 +42,10 @@ IMPORTANCE_ONLY = (1.0, 1.0)
 
 CONFIGURATIONS = {
     "uniform": Configuration(scores=None),
+    # Uniform too, with the uses of a sample close to each other.
+    "echo 2": Configuration(scores=None, sampler="echo 2"),
+    "echo 3": Configuration(scores=None, sampler="echo 3"),
+    "echo 4": Configuration(scores=None, sampler="echo 4"),
     # Sampling alone: no sample is replaced.
     "importance": Configuration(ratio=IMPORTANCE_ONLY),
     "coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, coverage=0.3),

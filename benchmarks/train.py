@@ -20,6 +20,8 @@ on the machine falls on all of them alike:
     paper          the same with hubs that stand in for samples of the same class that are not cached (SpiderCache)
     spider         spiderfs as it is: published beforehand, hubs stand in only for what nobody fetches; and as it is
                    recommended: three tenths of the draws uniform, losses weighted by 1/(N q)
+    echo 2, echo 3 each sample twice, or three times, while it is cached, and then not before all others; published
+                   beforehand, and without a hook
 
 Those of other papers, and `paper`, run without plans, as their papers have them. What scores from the loss cost and
 save in place of the graph's is in accuracy.py; how all of them do at other sizes of the cache is in systems.py.
@@ -72,8 +74,8 @@ MOST_WEIGHT = 4.0
 @dataclass(frozen=True)
 class Configuration:
     options: str
-    planned: bool = False  # by the loader alone
-    sampler: str | None = None  # a name in SAMPLERS, with the hook; without, each sample once an epoch
+    planned: bool = False  # by the loader alone, without the hook
+    sampler: str | None = None  # a name in SAMPLERS; without, each sample once an epoch
     coverage: float | None = None  # share of the sampler's draws that are uniform, if not its own default
     weighted: bool = False  # losses, by hook.weights()
     ratio: float | None = None  # share of the importance section, if pinned
@@ -91,6 +93,8 @@ CONFIGURATIONS = {
     "importance": Configuration("plan=off,substitute=off", sampler="spider", coverage=0.0, ratio=1.0),
     "paper": Configuration(AS_IN_PAPERS, sampler="spider", coverage=0.0),
     "spider": Configuration("policy=spider", sampler="spider", coverage=0.3, weighted=True),
+    "echo 2": Configuration("policy=minio", planned=True, sampler="echo 2"),
+    "echo 3": Configuration("policy=minio", planned=True, sampler="echo 3"),
 }
 
 FULL = Extent(epochs=8, training=3_000, held_out=2_000, seeds=3)
@@ -126,7 +130,7 @@ def train(data: Data, mountpoint: Path, name: str, seed: int, epochs: int, progr
             os.listdir(entry)
     if configuration.ratio is not None:
         (mountpoint / ".spiderfs" / "ratio").write_text(f"{configuration.ratio}\n")
-    hook = attach(mountpoint, model, loader) if sampler is not None else None
+    hook = attach(mountpoint, model, loader) if sampler is not None and not configuration.planned else None
     planning = plan(mountpoint, loader) if configuration.planned else None
     task = progress.add_task(f"{name}, seed {seed}", total=epochs)
     done = []

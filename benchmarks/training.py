@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainer_hook import ImpactSampler, ShadeSampler, SpiderSampler
+from trainer_hook import EchoSampler, ImpactSampler, ShadeSampler, SpiderSampler
 
 CACHED_SHARE = 0.20
 BATCH = 64
@@ -28,8 +28,17 @@ LEARNING_RATE = 4e-3
 # Of the images, not of the training: all seeds train on the same ones.
 DRAW_SEED = 0
 
+
+def _echo(samples: int, *, times: int, seed: int, coverage: float = 0.0, settled: float = 0.0) -> EchoSampler:
+    """It has no scores, and so neither a floor nor a moment when they are settled."""
+    return EchoSampler(samples, times=times, window=CACHED_SHARE, seed=seed)
+
+
 SAMPLERS: dict[str, Callable[..., SpiderSampler]] = {
     "spider": SpiderSampler,
+    "echo 2": partial(_echo, times=2),
+    "echo 3": partial(_echo, times=3),
+    "echo 4": partial(_echo, times=4),
     "shade": ShadeSampler,
     "shade without repeats": partial(ShadeSampler, repeats=1),
     "shade with 4 repeats": partial(ShadeSampler, repeats=4),

@@ -119,8 +119,8 @@ def plan(
     the loader without a plan.
 
     The next epoch, with replacement the next two, is published early where it is known: with a DistributedSampler, a
-    SpiderSampler on one rank, or a `generator` given to the loader or its sampler. A sampler that uses torch's global
-    generator cannot be foreseen, since the training draws from it too. `draw_ahead` draws its next epoch when the last
+    SpiderSampler on one rank, an EchoSampler, or a `generator` given to the loader or its sampler. A sampler that uses
+    torch's global generator cannot be foreseen, since the training draws from it too. `draw_ahead` draws its next epoch when the last
     batch of this one is handed out: other, equally random batches than without, and wrong for a sampler that is told
     its epoch in between.
 

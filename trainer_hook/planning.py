@@ -120,9 +120,9 @@ def plan(
 
     The next epoch, with replacement the next two, is published early where it is known: with a DistributedSampler, a
     SpiderSampler on one rank, an EchoSampler, or a `generator` given to the loader or its sampler. A sampler that uses
-    torch's global generator cannot be foreseen, since the training draws from it too. `draw_ahead` draws its next epoch when the last
-    batch of this one is handed out: other, equally random batches than without, and wrong for a sampler that is told
-    its epoch in between.
+    torch's global generator cannot be foreseen, since the training draws from it too. `draw_ahead` draws its next epoch
+    when the last batch of this one is handed out: other, equally random batches than without, and wrong for a sampler
+    that is told its epoch in between.
 
     Without a mount or a daemon this warns once, and training goes on. Raises ValueError for a loader that cannot be
     planned, and one that is followed already.

@@ -29,6 +29,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import sys
 import tempfile
@@ -63,6 +64,7 @@ from trainer_hook.mounts import socket_finder
 
 CACHED_SHARE = 0.20
 CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
+TABLE_WIDTH = 120
 ENOUGH, TOO_LITTLE = 1.3, 0.7  # times the bandwidth that is needed
 LATENCY_MS = 5.0
 BATCH = 16
@@ -687,7 +689,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    console = Console()
+    # Its tables are wider than most terminals.
+    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
     return exit_status("stall", lambda: run_all(arguments, console), "interrupted; everything is unmounted and deleted")
 
 

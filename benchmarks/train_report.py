@@ -156,6 +156,22 @@ def print_run(run: Run, console: Console) -> None:
         )
 
 
+COLOURS = {
+    "lru": "#7f7f7f",
+    "lfu": "#17becf",
+    "minio": "#1f77b4",
+    "uniform+plan": "#9467bd",
+    "shade": "#8c564b",
+    "icache": "#e377c2",
+    "impact": "#bcbd22",
+    "importance": "#ff7f0e",
+    "paper": "#d62728",
+    "spider": "#2ca02c",
+    "echo 2": "#1b1b1b",
+    "echo 3": "#637939",
+}
+
+
 def plot(runs: list[Run], directory: Path) -> Path:
     """Hit ratio, time and accuracy by epoch: the mean over seeds, and from the lowest to the highest."""
     import matplotlib
@@ -168,18 +184,6 @@ def plot(runs: list[Run], directory: Path) -> Path:
         ("seconds", 1, "seconds per epoch"),
         ("top1", 100, "top-1 on held-out images, %"),
     )
-    colours = {
-        "lru": "#7f7f7f",
-        "lfu": "#17becf",
-        "minio": "#1f77b4",
-        "uniform+plan": "#9467bd",
-        "shade": "#8c564b",
-        "icache": "#e377c2",
-        "impact": "#bcbd22",
-        "importance": "#ff7f0e",
-        "paper": "#d62728",
-        "spider": "#2ca02c",
-    }
     # These train as lru does, so that their accuracies lie upon each other.
     dashes = {"lfu": ":", "minio": "--", "uniform+plan": "--"}
     figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 4), layout="constrained")
@@ -187,12 +191,12 @@ def plot(runs: list[Run], directory: Path) -> Path:
         for name, ran in by_configuration(runs).items():
             values = factor * np.array([[getattr(epoch, field) for epoch in run.epochs] for run in ran])
             numbers = np.arange(1, values.shape[1] + 1)
-            axis.plot(numbers, values.mean(0), dashes.get(name, "-"), color=colours[name], label=name, marker="o", ms=3)
-            axis.fill_between(numbers, values.min(0), values.max(0), color=colours[name], alpha=0.15, linewidth=0)
+            axis.plot(numbers, values.mean(0), dashes.get(name, "-"), color=COLOURS[name], label=name, marker="o", ms=3)
+            axis.fill_between(numbers, values.min(0), values.max(0), color=COLOURS[name], alpha=0.15, linewidth=0)
         axis.set(title=title, xlabel="epoch")
         axis.set_ylim(bottom=0 if field != "top1" else None)
         axis.grid(alpha=0.3)
-    axes[1].legend(frameon=False, loc="lower left", ncols=2)
+    axes[1].legend(frameon=False, loc="center", ncols=2)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "train.png"
     figure.savefig(path, dpi=110)

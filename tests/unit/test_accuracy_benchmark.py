@@ -190,3 +190,9 @@ def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleTy
         assert at["lru"].hit_ratio < at["MIN by epoch"].hit_ratio
         assert at["importance"].redirected_share == at["lru"].redirected_share == 0
     assert any(point.redirected_share > 0 for point in points if point.policy == "spider")
+
+
+def test_every_training_through_mounts_can_be_plotted(in_process: ModuleType) -> None:
+    train, report = importlib.import_module("train"), importlib.import_module("train_report")
+    assert set(report.COLOURS) == set(train.CONFIGURATIONS)
+    assert {choice.sampler for choice in train.CONFIGURATIONS.values()} - {None} <= set(train.SAMPLERS)

@@ -14,6 +14,7 @@ the data loader's workers end, and the temporary directory goes.
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 import os
 import random
@@ -424,12 +425,14 @@ def parse_arguments() -> argparse.Namespace:
         "--plot",
         type=Path,
         metavar="FILE",
-        default=Path(tempfile.gettempdir()) / "spiderfs-demo.png",
+        default=Path(tempfile.gettempdir()) / f"spiderfs-demo-{getpass.getuser()}.png",
         help="where the plot goes (default %(default)s)",
     )
     arguments = parser.parse_args()
     if arguments.data is not None and not arguments.data.is_dir():
         parser.error(f"{arguments.data} is not a directory")
+    if not os.access(arguments.plot if arguments.plot.exists() else arguments.plot.parent, os.W_OK):
+        parser.error(f"{arguments.plot} cannot be written: name another file with --plot")
     if arguments.epochs < 2:
         parser.error("the first epoch only fills the cache: give --epochs 2 or more")
     return arguments

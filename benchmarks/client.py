@@ -30,10 +30,11 @@ import process_cost
 from interruption import unwind_on_signals
 from peers import Mounted, mounted
 from readers import open_read_close, read_all
+from results import machine
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from serve import FileSet, machine, made_files, paths_below
+from serve import FileSet, made_files, paths_below
 
 from spiderfs import client
 from spiderfs.client.mount_table import TABLE

@@ -28,8 +28,9 @@ import process_cost
 from interruption import unwind_on_signals
 from peers import PEERS, Mounted, mounted
 from readers import read_all
+from results import machine
 from rich.console import Console
-from serve import FileSet, machine, made_files, paths_below
+from serve import FileSet, made_files, paths_below
 
 PARTS = ("reader", "kernel", "daemon")
 COLOURS = {"reader": "#4c78a8", "kernel": "#bab0ac", "daemon": "#e45756"}

@@ -24,7 +24,6 @@ median and its range over the rounds. Before anything is measured, all must show
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -36,13 +35,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import process_cost
-from interruption import exit_status
+from interruption import exit_status, scratch_directory
 from peers import PYFUSE3_PYTHON, Mounted, shown
 from readers import read_all
+from results import machine, save
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from serve import FileSet, machine, made_files, measure, paths_below, scratch_directory
+from serve import FileSet, made_files, measure, paths_below
 from workloads import LATENCY_MS, LOADERS, loaders, reading, seconds
 
 HERE = Path(__file__).resolve().parent
@@ -265,7 +265,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
     extent = QUICK if arguments.quick else FULL
     extent = replace(extent, rounds=arguments.rounds or extent.rounds)
     rows = []
-    with scratch_directory() as scratch:
+    with scratch_directory("fuse-library") as scratch:
         for row in measured(extent, scratch):
             rows.append(row)
             medians = ", ".join(f"{name} {figure(row.median(name))}" for name in SYSTEMS)
@@ -302,7 +302,7 @@ def main() -> int:
         subprocess.run([HERE / "install-peers", "pyfuse3"], check=True)
         result = run(arguments, Console())
         if arguments.json is not None:
-            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+            save(arguments.json, result)
 
     return exit_status("fuse_library", measure_all, "interrupted; everything is unmounted")
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 def exit_status(
@@ -24,6 +28,17 @@ def exit_status(
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def scratch_directory(name: str) -> Iterator[Path]:
+    """A directory of the benchmark of that name, that goes when the context ends."""
+    path = Path(tempfile.mkdtemp(prefix=f"spiderfs-{name}."))
+    try:
+        yield path
+    finally:
+        # Should anything still be mounted below it, that survives: every mount is read-only.
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def unwind_on_signals() -> None:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +17,6 @@ import torch
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
 COMMAND_PATIENCE_S = 60.0
 WORKER_PATIENCE_S = 5.0
-
-
-@contextmanager
-def scratch_directory() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="spiderfs-train."))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

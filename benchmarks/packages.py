@@ -15,7 +15,6 @@ as files, out of a package on the same disk, and, by the latency alone, from the
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -25,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from interruption import exit_status
-from mounts import counts, mounted, scratch_directory
-from results import machine, plain_table
+from interruption import exit_status, scratch_directory
+from mounts import counts, mounted
+from results import machine, plain_table, save
 from rich.console import Console
 
 from spiderfs.packages import PACKAGE_BYTES, pack, read_index
@@ -185,7 +184,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
         for column in ("", "seconds", "reads", "MB", "hits", "stand-ins", "loaded", "written"):
             table.add_column(column, justify="right" if column else "left")
         for variant, options in VARIANTS.items():
-            with scratch_directory() as place:
+            with scratch_directory("packages") as place:
                 source = place / "source"
                 names = make(source, files, size)
                 capacity = int(files * size * CACHED_SHARE)
@@ -207,14 +206,14 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                 f"{made:.1f} MB",
             )
         console.print(table)
-        with scratch_directory() as place:
+        with scratch_directory("packages") as place:
             ways = ways_of_a_megabyte(place, size)
         rows.append({"size": size, "ways_of_a_megabyte": ways})
         shown = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in ways.items())
         console.print(f"a package full of these files: {shown}", soft_wrap=True)
     if arguments.json is not None:
         result = {"machine": machine(), "extent": asdict(extent), "rows": rows}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        save(arguments.json, result)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich import box
 from rich.table import Table
 
@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": importlib.metadata.version("torch"),
         "load_average": os.getloadavg(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

@@ -12,25 +12,21 @@ an order of its own. The last part opens small files on spiderfs a million times
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import process_cost
-from interruption import exit_status
+from interruption import exit_status, scratch_directory
 from peers import PEERS, Mounted, missing, mounted, version
 from readers import read_all
+from results import machine, save
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -245,24 +241,13 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     return table
 
 
-@contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """A directory that goes when the context ends."""
-    path = Path(tempfile.mkdtemp(prefix="spiderfs-serve."))
-    try:
-        yield path
-    finally:
-        # Should anything still be mounted below it, that survives: every peer is mounted read-only.
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
     extent = QUICK if arguments.quick else FULL
     rounds = arguments.rounds or extent.rounds
     opens = extent.opens if arguments.opens is None else arguments.opens
     cases: list[Case] = []
     soaked: Soak | None = None
-    with scratch_directory() as scratch, Progress(console=console, transient=True) as progress:
+    with scratch_directory("serve") as scratch, Progress(console=console, transient=True) as progress:
         sources = scratch / "src"
         if arguments.data is not None:
             file_sets = [found_files(arguments.data)]
@@ -314,16 +299,6 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
     }
 
 
-def machine() -> dict[str, object]:
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_average": os.getloadavg(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure how fast a warm spiderfs serves files, beside its peers.")
     parser.add_argument("--quick", action="store_true", help="fewer files and rounds: under a minute")
@@ -349,7 +324,7 @@ def main() -> int:
             subprocess.run([HERE / "install-peers"], check=True)
         result = run(arguments, Console())
         if arguments.json is not None:
-            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+            save(arguments.json, result)
 
     return exit_status("serve", measure_all, "interrupted; everything is unmounted")
 

@@ -26,7 +26,6 @@ and against what MIN fetches that knows as many epochs as the daemon, the curren
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -43,9 +42,9 @@ from typing import Any
 import numpy as np
 import torch
 from extent import check_names
-from interruption import exit_status
-from mounts import counts, leave_signals_to_the_parent, mounted, scratch_directory
-from results import plain_table, spread
+from interruption import exit_status, scratch_directory
+from mounts import counts, leave_signals_to_the_parent, mounted
+from results import plain_table, save, spread
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -585,7 +584,7 @@ def run_all(arguments: argparse.Namespace, console: Console) -> None:
     torch.set_num_threads(1)
     runs: list[Run] = []
     replaced: list[Run] = []
-    with scratch_directory() as scratch, Progress(console=console, transient=True) as progress:
+    with scratch_directory("stall") as scratch, Progress(console=console, transient=True) as progress:
         if arguments.data is None:
             make_data(scratch / "source", max(extent.samples, extent.replacement_samples))
         root = arguments.data or scratch / "source"
@@ -651,8 +650,7 @@ def show(arguments: argparse.Namespace, data: Data, runs: list[Run], replaced: l
             "with_replacement": [asdict(run) for run in replaced],
             "verdicts": [asdict(verdict) for verdict in verdicts],
         }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        save(arguments.json, result)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -43,8 +43,8 @@ from typing import Any
 
 import torch
 from extent import Extent, add_extent, check_names, extent_of
-from interruption import exit_status
-from mounts import counts, leave_signals_to_the_parent, mounted, scratch_directory
+from interruption import exit_status, scratch_directory
+from mounts import counts, leave_signals_to_the_parent, mounted
 from results import machine, save
 from rich.console import Console
 from rich.progress import Progress
@@ -248,7 +248,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     )
     runs: list[Run] = []
     try:
-        with scratch_directory() as scratch, Progress(console=console, transient=True) as progress:
+        with scratch_directory("train") as scratch, Progress(console=console, transient=True) as progress:
             for seed, name in itertools.product(range(1, extent.seeds + 1), arguments.configs):
                 options = CONFIGURATIONS[name].options
                 if arguments.bandwidth is not None:

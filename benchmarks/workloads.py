@@ -30,8 +30,9 @@ import process_cost
 from interruption import unwind_on_signals
 from peers import Mounted, mounted
 from readers import READ_BYTES, open_read_close, read_all
+from results import machine
 from rich.console import Console
-from serve import machine, made_files, paths_below
+from serve import made_files, paths_below
 
 from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
 from spiderfs.sources.faults import FaultState

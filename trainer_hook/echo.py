@@ -44,8 +44,8 @@ class EchoSampler(SpiderSampler):
 
     def draw_ahead(self) -> list[int]:
         self._ahead = self._draw(self.epoch + 1, None)
-        world_size = rank_and_world()[1]
-        mine: list[int] = self._ahead.order[rank_and_world()[0] :: world_size].tolist()
+        rank, world_size = rank_and_world()
+        mine: list[int] = self._ahead.order[rank::world_size].tolist()
         return mine
 
     def _ask(self, timeout_s: float) -> None:

@@ -43,7 +43,7 @@ AHEAD_LATENCIES = 8
 # (benchmarks/lookahead.py says what that costs). Loader workers take whole batches at once, though, so in a small cache
 # it is what turns out to be needed: up to the larger share, or so few as always make sense if they have room at all.
 AHEAD_SHARE = 0.02
-BURST_SHARE = 0.125
+BURST_SHARE = 0.1
 BURST_ROOM = 0.25
 # Positions from an epoch's start that are fetched while nobody knows yet whether the plan is followed: all that a wrong
 # one costs.

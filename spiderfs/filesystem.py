@@ -42,6 +42,7 @@ from spiderfs.errors import (
     SourceNotFound,
     SourceUnavailable,
     Stale,
+    StoreCorrupt,
     StoreError,
 )
 from spiderfs.fetcher import Fetcher
@@ -64,6 +65,9 @@ NAME_MAX = 255
 XATTR_PREFIX = "user.spiderfs."
 # Directories whose listing the kernel may keep; forgetting one costs a reading of its names.
 _LISTINGS_KEPT = 65536
+# An event for each block of 1 MiB: who opens a large file for every sample in it must not fill the pipe with them.
+PASSED_PAUSE_S = 1.0
+_PASSED_FILES = 4096
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 
 
@@ -93,11 +97,12 @@ class Entry(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """`fetched`: the whole content, where the open has brought it from the source."""
+    """`fetched`: the whole content, where the open has brought it from the source. `large`: see `lend`."""
 
     handle: int
     direct_io: bool
     fetched: bytes | None = None
+    large: bool = False
 
 
 class OpenedDirectory(NamedTuple):
@@ -165,6 +170,8 @@ class Filesystem:
         self._now = wall_clock
         # Of directories: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
+        # Of large files that the kernel reads by itself: when the policies were last told that all of it is read.
+        self._passed_at: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(wall_clock() * 1e9)
         self.settings = settings
@@ -345,7 +352,34 @@ class Filesystem:
         if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
             wanted = self._redirects.wanted(caller.pid, inode)
             self._events.note(inode, 0, OPENED, caller.pid, trainer=reader.number, wanted=wanted)
-        return Opened(inode, direct_io=False)
+        return Opened(inode, direct_io=False, large=True)
+
+    def lend(self, inode: int) -> int | None:
+        """A descriptor of a plain file that has the bytes of this large one, if there is one; see `Content.lend`."""
+        try:
+            return self._content.lend(inode, self._catalogue.node(inode).stat.size)
+        except StoreCorrupt:
+            raise
+        except (StoreError, Stale) as exc:
+            log.debug("inode %d is not lent: %s", inode, exc)
+            return None
+
+    def passed_through(self, inode: int) -> None:
+        """Account for an open after which the kernel reads a large file without asking: as if all of it were read."""
+        self._counters.add("passthrough_opens")
+        now = self._now()
+        if now - self._passed_at.get(inode, 0.0) < PASSED_PAUSE_S:
+            return
+        if len(self._passed_at) >= _PASSED_FILES:
+            self._passed_at.clear()
+        self._passed_at[inode] = now
+        try:
+            size = self._catalogue.node(inode).stat.size
+        except (Stale, StoreError) as exc:
+            log.debug("inode %d: what reads it by itself is not counted: %s", inode, exc)
+            return
+        for block, start in enumerate(range(0, size, BLOCK_BYTES), 1):
+            self._events.note(inode, min(BLOCK_BYTES, size - start), HIT, 0, block)
 
     def _check_still_named(self, node: Node) -> None:
         """Raises Stale for a version whose name is known to mean another one by now.

@@ -28,6 +28,7 @@ COUNTERS = (
     Definition("lookups_stale", "Look-ups answered from expired knowledge because the source was unreachable"),
     Definition("opens", "Opens of regular files"),
     Definition("opens_hit", "Opens served without waiting for the source"),
+    Definition("passthrough_opens", "Opens of large files that the kernel reads from the cache by itself"),
     Definition("client_opens", "Opens that spiderfs.client served without the mount"),
     Definition("redirects", "Opens for which a trainer was given a cached neighbour of the same class"),
     Definition("opens_uncached", "Opens whose bytes could not be put into the cache"),

@@ -226,7 +226,11 @@ class Manager:
     # -- upkeep
 
     async def _keep_house(self) -> None:
+        restarts = -1
         while True:
+            # A worker that was killed may have written what it could not record any more.
+            before, restarts = restarts, self.context.counters.totals()["worker_restarts"]
+            await trio.to_thread.run_sync(self._free, restarts != before)
             self.keeper.engine.compare_paces(time.time())
             with exit_if_corrupt():
                 self.content.clear_dead_readers()
@@ -242,6 +246,16 @@ class Manager:
                     self._full_disk.end()
                 self._reserve_failed = False
             await trio.sleep(HOUSEKEEPING_INTERVAL_S)
+
+    def _free(self, killed: bool) -> None:
+        """Give the disk back what blocks took that were dropped while they were in use, in a thread."""
+        try:
+            with exit_if_corrupt():
+                if killed:
+                    self.content.sweep()
+                self.content.free()
+        except (SpiderfsError, OSError) as exc:
+            log.warning("%s", exc)
 
     async def _save_now_and_then(self) -> None:
         took_s = 0.0

@@ -19,6 +19,7 @@ from spiderfs.daemon.event_pipe import EventWriter
 from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.filesystem import Filesystem
 from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
 from spiderfs.fuse.session import serve
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
@@ -104,7 +105,10 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
         totals = context.counters.totals()
         # What one before this one has handed out is not known here.
         first = not totals["worker_restarts"] and not totals["store_rebuilds"]
-        operations = Operations(filesystem, counters, sole=context.options.workers == 1 and first)
+        passthrough = None
+        if context.options.workers == 1:
+            passthrough = Passthrough(KernelBackingFiles(descriptor), filesystem.lend, directories.run)
+        operations = Operations(filesystem, counters, passthrough is not None and first, passthrough)
         counters.add("process_starts")
         await serve(descriptor, operations.handlers(), operations.error_number, counters, content.end_read)
         await fetcher.drain()

@@ -9,6 +9,7 @@ import os
 from spiderfs.errors import AttributeTooLong, ReadOnly, SpiderfsError, StoreCorrupt
 from spiderfs.filesystem import Caller, Filesystem
 from spiderfs.fuse import wire
+from spiderfs.fuse.passthrough import Passthrough
 from spiderfs.fuse.session import Body, Handler, store
 from spiderfs.fuse.wire import Opcode, OpenFlag
 from spiderfs.metrics import Counters
@@ -26,11 +27,18 @@ PUSHED_BYTES = READ_AHEAD_KIB << 10
 class Operations:
     """One method a request; `handlers` is the table of them."""
 
-    def __init__(self, filesystem: Filesystem, counters: Counters, sole: bool = False) -> None:
-        """`sole`: no other process answers, or has answered, for this mount."""
+    def __init__(
+        self,
+        filesystem: Filesystem,
+        counters: Counters,
+        sole: bool = False,
+        passthrough: Passthrough | None = None,
+    ) -> None:
+        """`sole`: no other process answers, or has answered, for this mount. `passthrough`: where none does now."""
         self._fs = filesystem
         self._counters = counters
         self._sole = sole
+        self._passthrough = passthrough
         # Handles of regular files that the kernel has, by inode. Those of a caller that is killed may stay.
         self._handles: dict[int, int] = {}
 
@@ -76,14 +84,25 @@ class Operations:
 
     async def open(self, inode: int, body: memoryview, caller: Caller) -> Body:
         (flags,) = wire.FIRST_WORD.unpack_from(body)
-        handle, direct_io, fetched = await self._fs.open(inode, flags, caller)
+        handle, direct_io, fetched, large = await self._fs.open(inode, flags, caller)
+        alone = False
         if self._sole and not direct_io:
             others = self._handles.get(inode, 0)
             self._handles[inode] = others + 1
-            if not others and fetched is not None and len(fetched) <= PUSHED_BYTES:
+            alone = not others
+            if alone and fetched is not None and len(fetched) <= PUSHED_BYTES:
                 store(inode, fetched)
+        if self._passthrough is not None and not direct_io:
+            past_pages = flags & os.O_DIRECT
+            backing = self._passthrough.opened(inode, may_begin=large and alone and not past_pages)
+            if backing:
+                self._fs.passed_through(inode)
+                # Without KEEP_CACHE the kernel drops the pages that it has of this inode. With DIRECT_IO it asks here,
+                # which spares who goes past all pages the alignment that the disk would demand of him.
+                passing = OpenFlag.PASSTHROUGH | (OpenFlag.DIRECT_IO if past_pages else 0)
+                return wire.OPEN_OUT.pack(handle, passing, backing)
         # The pages of an inode are those of one version, so they may stay from one open to the next.
-        return wire.OPEN_OUT.pack(handle, OpenFlag.DIRECT_IO if direct_io else OpenFlag.KEEP_CACHE)
+        return wire.OPEN_OUT.pack(handle, OpenFlag.DIRECT_IO if direct_io else OpenFlag.KEEP_CACHE, 0)
 
     async def read(self, inode: int, body: memoryview, caller: Caller) -> Body:
         return await self._fs.read(*wire.READ_IN.unpack_from(body))
@@ -92,13 +111,15 @@ class Operations:
         (handle,) = wire.HANDLE.unpack_from(body)
         if (handles := self._handles.pop(inode, 1)) > 1:
             self._handles[inode] = handles - 1
+        elif self._sole and self._passthrough is not None:
+            self._passthrough.closed(inode)
         await self._fs.release(handle)
         return b""
 
     async def opendir(self, inode: int, body: memoryview, caller: Caller) -> Body:
         handle, keeps, kept = await self._fs.opendir(inode)
         flags = (OpenFlag.CACHE_DIR if keeps else 0) | (OpenFlag.KEEP_CACHE if kept else 0)
-        return wire.OPEN_OUT.pack(handle, flags)
+        return wire.OPEN_OUT.pack(handle, flags, 0)
 
     async def readdirplus(self, inode: int, body: memoryview, caller: Caller) -> Body:
         handle, after, size = wire.READ_IN.unpack_from(body)

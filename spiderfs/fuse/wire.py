@@ -13,13 +13,13 @@ from enum import IntEnum, IntFlag
 
 from spiderfs.filesystem import Attributes, Entry
 
-MAJOR, MINOR = 7, 38
+MAJOR, MINOR = 7, 40
 # struct fuse_in_header: length, opcode, unique, nodeid, uid, gid, pid, extension length.
 IN_HEADER = struct.Struct("<IIQQIIIHxx")
 # struct fuse_out_header: length, error, unique.
 OUT_HEADER = struct.Struct("<IiQ")
-# struct fuse_open_out: handle, flags; a backing file is not used.
-OPEN_OUT = struct.Struct("<QIxxxx")
+# struct fuse_open_out: handle, flags, number of a backing file (0: none).
+OPEN_OUT = struct.Struct("<QIi")
 # struct fuse_read_in: handle, offset, size; the lock owner and the flags of the open do not matter here.
 READ_IN = struct.Struct("<QQI")
 WRITE_OUT = struct.Struct("<Ixxxx")
@@ -35,10 +35,11 @@ HANDLE = struct.Struct("<Q")
 WRITE_IN_BYTES = 40
 GETXATTR_IN_BYTES = 8
 _STATFS_OUT = struct.Struct("<5Q3I28x")
-_INIT_IN = struct.Struct("<IIII")
+# major, minor, read-ahead, flags, and what of the flags does not fit into 32 bits
+_INIT_IN = struct.Struct("<IIIII")
 # major, minor, read-ahead, flags, background requests, of them before congestion, largest write, time granularity,
-# pages of a request
-_INIT_OUT = struct.Struct("<IIIIHHIIH34x")
+# pages of a request, alignment of mappings, further flags, file systems on top of each other
+_INIT_OUT = struct.Struct("<IIIIHHIIHHII24x")
 _ATTR = struct.Struct("<QQQqqqIIIIIIIIII")
 _ENTRY = struct.Struct("<QQQQII" + _ATTR.format[1:])
 _ATTR_OUT = struct.Struct("<QIxxxx" + _ATTR.format[1:])
@@ -105,6 +106,7 @@ class OpenFlag(IntFlag):
     DIRECT_IO = 1
     KEEP_CACHE = 2
     CACHE_DIR = 8
+    PASSTHROUGH = 128
 
 
 class InitFlag(IntFlag):
@@ -115,11 +117,14 @@ class InitFlag(IntFlag):
     PARALLEL_DIROPS = 1 << 18
     MAX_PAGES = 1 << 22
     CACHE_SYMLINKS = 1 << 23
+    INIT_EXT = 1 << 30
+    PASSTHROUGH = 1 << 37
 
 
 # ATOMIC_O_TRUNC: an open that truncates says so itself, and is refused before anything else is tried.
 # PARALLEL_DIROPS: readers of one directory look up side by side.
 # CACHE_SYMLINKS: a link is a version like any file.
+# INIT_EXT: there are more than 32 flags. PASSTHROUGH: the kernel may be told to read a file itself (`passthrough.py`).
 # Not AUTO_INVAL_DATA: no bytes change under an inode, and opendir says whether a kept listing holds.
 _WANTED = (
     InitFlag.ASYNC_READ
@@ -129,22 +134,33 @@ _WANTED = (
     | InitFlag.PARALLEL_DIROPS
     | InitFlag.MAX_PAGES
     | InitFlag.CACHE_SYMLINKS
+    | InitFlag.INIT_EXT
+    | InitFlag.PASSTHROUGH
 )
+# Files that are read by the kernel must not lie on a stacked file system (overlayfs) themselves. With 2 they might, but
+# then no overlayfs could be put on top of the mount (FILESYSTEM_MAX_STACK_DEPTH of linux/fs.h).
+_STACK_DEPTH = 1
 
 
 def init_out(body: memoryview) -> bytes:
     """The answer to INIT: what of the kernel's offer is taken."""
-    _, _, read_ahead_bytes, offered = _INIT_IN.unpack_from(body)
+    _, _, read_ahead_bytes, offered, further = _INIT_IN.unpack_from(body)
+    if offered & InitFlag.INIT_EXT:
+        offered |= further << 32
+    taken = _WANTED & offered
     return _INIT_OUT.pack(
         MAJOR,
         MINOR,
         read_ahead_bytes,
-        _WANTED & offered,
+        taken & 0xFFFFFFFF,
         _MAX_BACKGROUND,
         _CONGESTED,
         MAX_WRITE_BYTES,
         1,
         _MAX_PAGES,
+        0,
+        taken >> 32,
+        _STACK_DEPTH if taken & InitFlag.PASSTHROUGH else 0,
     )
 
 

@@ -1,46 +1,59 @@
-"""File contents in LMDB, with a checksum before every payload and the byte budget held in every transaction.
+"""File contents: whole files and all checksums in LMDB, large files' blocks beside it, the budget in each transaction.
 
 Tables: `content` (inode, block) -> header + payload; `member` the same key -> size, sequence number, score, section;
-`queue` landing's sequence number -> key; `meta` -> usage and capacity. A payload follows its checksums, so that a
-read is a slice of the mapped pages and nothing is copied.
+`queue` landing's sequence number -> key; `meta` -> usage and capacity. A whole file's payload follows its checksums, so
+that a read is a slice of the mapped pages and nothing is copied. A block's record is the header alone, its bytes lie in
+a file (`blocks.py`). `holes` has the keys of blocks whose record was dropped and whose bytes may still take disk: they
+are freed after the transaction, by whoever comes to it, so that nothing is lost with a process that dies.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import logging
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import lmdb
-import xxhash
 
-from spiderfs.errors import StoreDamaged
-from spiderfs.store.environment import open_environment, translate, translated_errors
-from spiderfs.store.store import LANDING, ContentKey, Keep, Member, Usage
+from spiderfs.errors import StoreCorrupt, StoreDamaged, StoreError
+from spiderfs.store.blocks import BlockFiles
+from spiderfs.store.checksums import SoundPieces, header, header_bytes, verified, verified_elsewhere
+from spiderfs.store.environment import BLOCKS, open_environment, translate, translated_errors
+from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Member, Usage
+
+log = logging.getLogger(__name__)
 
 _KEY = struct.Struct(">QI")
-_LENGTH = struct.Struct("<Q")
-_HEADER_OF_ONE = struct.Struct("<QQ")
 _MEMBER = struct.Struct("<QQf")  # size, sequence number, score; the section's name follows
 _SEQUENCE = struct.Struct(">Q")
 # landing bytes, landing entries, kept bytes, kept entries, capacity, next sequence number
 _USAGE = struct.Struct("<6Q")
 _USAGE_KEY = b"usage"
-# What the kernel asks for at a time: a READ verifies the pieces that it takes bytes from, and nothing else.
-PIECE_BYTES = 128 << 10
+_TABLES = 5
+# Blocks that are freed at once by who has dropped some, at 50 us each; the rest is left to who keeps house.
+FREED_AT_ONCE = 32
 
 
 class LmdbContent:
     """The store of one cache directory; see `Content` for the contract and `store.py` for the theory."""
 
     def __init__(self, path: Path) -> None:
-        self._env = open_environment(path, 4)
+        self._env = open_environment(path, _TABLES)
         with translated_errors():
             self._content = self._env.open_db(b"content")
             self._member = self._env.open_db(b"member")
             self._queue = self._env.open_db(b"queue")
             self._meta = self._env.open_db(b"meta")
+            self._holes = self._env.open_db(b"holes")
         self._reader: lmdb.Transaction | None = None
+        self._files = BlockFiles(path / BLOCKS)
+        self._can_free: bool | None = None  # None: it has not mattered yet
+        self._sound = SoundPieces()
         self.damaged = 0  # records whose checksum failed, since this process opened the store
 
     # -- reading, on the event loop's thread
@@ -69,10 +82,42 @@ class LmdbContent:
             raise translate(exc) from exc
         if found is None:
             return None
-        piece = _verified(memoryview(found), offset, size)
+        piece = self._block(key, bytes(found), offset, size) if key.block else verified(memoryview(found), offset, size)
+        if piece is None and key.block:
+            # This look at the store may be an old one, and the block gone, or landed anew in another file.
+            self.end_read()
+            self._files.forget(key.inode)
+            found = self._transaction().get(packed)
+            if found is None:
+                return None
+            piece = self._block(key, bytes(found), offset, size)
         if piece is None:
             self.damaged += 1
+            self._sound.forget(key)
         return piece
+
+    def _block(self, key: ContentKey, head: bytes, offset: int, size: int | None) -> memoryview | None:
+        start = (key.block - 1) * BLOCK_BYTES
+        found = verified_elsewhere(
+            head, lambda at, length: self._files.read(key.inode, start + at, length), offset, size
+        )
+        if found is None:
+            return None
+        self._sound.add(key, found.pieces)
+        return found.payload
+
+    def lend(self, inode: int, size: int) -> int | None:
+        if not self._sound.whole(inode, size) or (fd := self._files.lend(inode)) is None:
+            return None
+        with contextlib.ExitStack() as on_refusal:
+            on_refusal.callback(os.close, fd)
+            # Nothing of it is freed from here on: what is there now stays there.
+            with translated_errors(), self._env.begin(self._content) as txn:
+                blocks = _blocks(txn, inode)
+            if blocks != list(range(1, -(-size // BLOCK_BYTES) + 1)) or os.fstat(fd).st_size != size:
+                return None
+            on_refusal.pop_all()
+        return fd
 
     def member(self, key: ContentKey) -> Member | None:
         with translated_errors(), self._env.begin(self._member) as txn:
@@ -85,13 +130,52 @@ class LmdbContent:
         return self.land_all([(key, payload)])[0]
 
     def land_all(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[bool]:
+        blocks = [record for record in records if record[0].block]
+        takes_blocks = not blocks or self._takes_blocks()
         # Outside the transaction, which others may wait for.
-        rows = [(_KEY.pack(*key), len(payload), _header(payload) + payload) for key, payload in records]
-        with translated_errors(), self._env.begin(write=True) as txn:
-            usage = self._usage(txn)
-            landed = [self._land(txn, usage, *row) for row in rows]
-            txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+        rows = [
+            (_KEY.pack(*key), len(payload), header(payload) if key.block else header(payload) + payload)
+            for key, payload in records
+        ]
+        try:
+            with (
+                self._files.writing(blocks if takes_blocks else ()),
+                translated_errors(),
+                self._env.begin(write=True) as txn,
+            ):
+                usage = self._usage(txn)
+                landed = [
+                    (takes_blocks or not key.block) and self._land(txn, usage, *row)
+                    for (key, _), row in zip(records, rows, strict=True)
+                ]
+                txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+        except StoreError:
+            self._disown([key for key, _ in blocks])
+            raise
+        if blocks:
+            outcomes = [(key, taken) for (key, _), taken in zip(records, landed, strict=True) if key.block]
+            for key in (key for key, taken in outcomes if taken):
+                self._sound.add_block(key)
+            self._disown([key for key, taken in outcomes if not taken])
+        self.free(FREED_AT_ONCE)
         return landed
+
+    def _disown(self, keys: list[ContentKey]) -> None:
+        """Free what was written of blocks, as far as they have no record."""
+        for inode, group in itertools.groupby(sorted(keys), key=lambda key: key.inode):
+            with contextlib.suppress(StoreError, OSError):
+                self._free(inode, [key.block for key in group])
+
+    def _takes_blocks(self) -> bool:
+        """What cannot be freed again is not taken."""
+        if self._can_free is None:
+            self._can_free = self._files.can_free()
+            if not self._can_free:
+                log.warning(
+                    "the file system of the cache cannot free parts of a file (no fallocate with FALLOC_FL_PUNCH_HOLE):"
+                    " large files are read from the source, choose another cache_dir for them"
+                )
+        return self._can_free
 
     def _land(self, txn: lmdb.Transaction, usage: list[int], packed: bytes, size: int, value: bytes) -> bool:
         if txn.get(packed, db=self._member) is not None:
@@ -106,6 +190,7 @@ class LmdbContent:
         usage[1] += 1
         usage[5] += 1
         txn.put(packed, value, db=self._content)
+        txn.delete(packed, db=self._holes)
         txn.put(packed, _MEMBER.pack(size, sequence, 0.0) + LANDING.encode(), db=self._member)
         txn.put(_SEQUENCE.pack(sequence), packed, db=self._queue, append=True)
         return True
@@ -132,6 +217,7 @@ class LmdbContent:
                 txn.put(packed, _MEMBER.pack(size, usage[5], score) + section.encode(), db=self._member)
                 usage[5] += 1
             txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+        self.free(FREED_AT_ONCE)
         return missing
 
     def set_capacity(self, capacity_bytes: int) -> None:
@@ -140,6 +226,7 @@ class LmdbContent:
             usage[4] = capacity_bytes
             self._shrink_landing(txn, usage, capacity_bytes)
             txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+        self.free(FREED_AT_ONCE)
 
     def _usage(self, txn: lmdb.Transaction) -> list[int]:
         record = txn.get(_USAGE_KEY, db=self._meta)
@@ -163,8 +250,61 @@ class LmdbContent:
             txn.delete(_SEQUENCE.pack(sequence), db=self._queue)
         txn.delete(packed, db=self._content)
         txn.delete(packed, db=self._member)
+        if _KEY.unpack(packed)[1]:
+            txn.put(packed, b"", db=self._holes)
         usage[0 if landing else 2] -= size
         usage[1 if landing else 3] -= 1
+
+    # -- giving back what blocks took, in any thread
+
+    def free(self, limit: int | None = None) -> None:
+        """Give the disk back what dropped blocks took, `limit` blocks of a file at most; does not raise StoreFull.
+
+        What is lent, or being written to by another process, is for later.
+        """
+        try:
+            for inode, blocks in self._dropped(limit):
+                self._free(inode, blocks)
+        except StoreCorrupt:
+            raise
+        except (StoreError, OSError) as exc:
+            log.debug("what dropped blocks took is freed later: %s", exc)
+
+    def sweep(self) -> None:
+        """Free what processes that were killed had written without a record. Raises StoreError."""
+        for inode in self._files.inodes():
+            with translated_errors(), self._env.begin(self._content) as txn:
+                recorded = set(_blocks(txn, inode))
+            stray = self._files.stray(inode, recorded)
+            if stray:
+                self._free(inode, stray)
+
+    def _dropped(self, limit: int | None) -> list[tuple[int, list[int]]]:
+        """By file, what is in `holes`."""
+        found = []
+        with translated_errors(), self._env.begin(self._holes) as txn, txn.cursor() as cursor:
+            more = cursor.first()
+            while more:
+                inode, _ = _KEY.unpack(cursor.key())
+                found.append((inode, _blocks(txn, inode, limit)))
+                more = cursor.set_range(_KEY.pack(inode + 1, 0))
+        return found
+
+    def _free(self, inode: int, blocks: list[int]) -> None:
+        with self._files.locked(inode, blocks) as held:
+            keys = [_KEY.pack(inode, block) for block in held.blocks]
+            with translated_errors(), self._env.begin(self._content) as txn:
+                gone = [txn.get(key) is None for key in keys]
+            for block in itertools.compress(held.blocks, gone):
+                held.punch(block)
+            with translated_errors(), self._env.begin(self._holes, write=True) as txn:
+                for key in itertools.compress(keys, gone):
+                    txn.delete(key)
+            held.unlink(partial(self._has_no_blocks, inode))
+
+    def _has_no_blocks(self, inode: int) -> bool:
+        with translated_errors(), self._env.begin() as txn:
+            return not any(_blocks(txn, inode, 1, table) for table in (self._content, self._holes))
 
     # -- bookkeeping
 
@@ -180,8 +320,8 @@ class LmdbContent:
             return Usage(*self._usage(txn)[:5])
 
     def file_bytes(self) -> int:
-        """Bytes that LMDB's pages take on disk, free ones included."""
-        return int((self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"])
+        """Bytes that LMDB's pages take on disk, free ones included, and those of blocks."""
+        return int((self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]) + self._files.disk_bytes()
 
     def clear_dead_readers(self) -> int:
         """Free the slots of readers that were killed; returns how many."""
@@ -190,6 +330,7 @@ class LmdbContent:
 
     def close(self) -> None:
         self.end_read()
+        self._files.close()
         self._env.close()
 
 
@@ -197,7 +338,7 @@ class ContentReader:
     """The whole files of a store that other processes write; for any thread, and across a fork (`environment.py`)."""
 
     def __init__(self, path: Path) -> None:
-        self._env = open_environment(path, 4, readonly=True)
+        self._env = open_environment(path, _TABLES, readonly=True)
         with translated_errors():
             self._content = self._env.open_db(b"content", create=False)
 
@@ -218,14 +359,13 @@ class ContentReader:
                 if found is None:
                     return None
                 value = memoryview(found)
-                (length,) = _LENGTH.unpack_from(value) if len(value) >= _LENGTH.size else (0,)
-                start = _LENGTH.size * (1 + -(-length // PIECE_BYTES))
-                header, payload = bytes(value[:start]), bytes(value[start:])
+                start = header_bytes(value)
+                head, payload = bytes(value[:start]), bytes(value[start:])
             finally:
                 txn.abort()
         except lmdb.Error as exc:
             raise translate(exc) from exc
-        if len(payload) != length or header != _header(payload):
+        if head != header(payload):
             raise StoreDamaged("a record of the cache fails its checksum")
         return payload
 
@@ -238,28 +378,16 @@ def _member(key: ContentKey, record: bytes) -> Member:
     return Member(key, size, record[_MEMBER.size :].decode(), score)
 
 
-def _header(payload: bytes) -> bytes:
-    """The payload's length, then the XXH3-64 of each of its pieces."""
-    if 0 < len(payload) <= PIECE_BYTES:
-        return _HEADER_OF_ONE.pack(len(payload), xxhash.xxh3_64_intdigest(payload))
-    view = memoryview(payload)
-    sums = [xxhash.xxh3_64_intdigest(view[at : at + PIECE_BYTES]) for at in range(0, len(payload), PIECE_BYTES)]
-    return struct.pack(f"<{1 + len(sums)}Q", len(payload), *sums)
-
-
-def _verified(value: memoryview, offset: int, size: int | None) -> memoryview | None:
-    """Bytes [offset, offset + size) of a record's payload; None if any piece they lie in fails its checksum."""
-    if len(value) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack_from(value)
-    pieces = -(-length // PIECE_BYTES)
-    start = _LENGTH.size * (1 + pieces)
-    if len(value) != start + length:
-        return None
-    end = length if size is None else min(offset + size, length)
-    for piece in range(offset // PIECE_BYTES, -(-end // PIECE_BYTES)):
-        first = start + piece * PIECE_BYTES
-        last = min(first + PIECE_BYTES, start + length)
-        if _LENGTH.unpack_from(value, _LENGTH.size * (1 + piece)) != (xxhash.xxh3_64_intdigest(value[first:last]),):
-            return None
-    return value[start + offset : start + max(end, offset)]
+def _blocks(
+    txn: lmdb.Transaction, inode: int, limit: int | None = None, table: lmdb._Database | None = None
+) -> list[int]:
+    """The blocks of a file in a table, the transaction's own by default, in order."""
+    found: list[int] = []
+    with txn.cursor(table) as cursor:
+        if cursor.set_range(_KEY.pack(inode, 1)):
+            for key in cursor.iternext(keys=True, values=False):
+                owner, block = _KEY.unpack(key)
+                if owner != inode or len(found) == limit:
+                    break
+                found.append(block)
+    return found

@@ -52,6 +52,8 @@ CLAIM_WALK_S = 2.0
 # cut short, as the last one before the disk is full is (mdb_page_flush: "TODO: Use which error code?").
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 _MARKER = "in-use"
+# Directory of an environment in which further files of it may lie.
+BLOCKS = "blocks"
 
 
 def open_environment(path: Path, tables: int, readonly: bool = False) -> lmdb.Environment:
@@ -173,11 +175,12 @@ def claim(directory: Path) -> str | None:
 def release(directory: Path) -> None:
     """Flush the store to disk and remove the marker: what is there now survives a power loss."""
     for environment in _environments(directory):
-        fd = os.open(environment / "data.mdb", os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        for path in (environment / "data.mdb", *environment.glob(f"{BLOCKS}/*")):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
     (directory / _MARKER).unlink(missing_ok=True)
 
 

@@ -24,6 +24,9 @@ class MemoryContent:
     def end_read(self) -> None:
         pass
 
+    def lend(self, inode: int, size: int) -> int | None:
+        return None  # nothing in memory is a plain file
+
     def member(self, key: ContentKey) -> Member | None:
         return self._members.get(key)
 

@@ -7,9 +7,9 @@ and makes room by dropping what landed first. The manager alone moves records ou
 engine, and drops them. `used <= capacity` therefore holds after every call, whichever process made it and whether or
 not the manager is alive.
 
-Reading is allowed on one thread per process (the event loop's); a view returned by `read` is valid until `end_read`,
-which the event loop calls before it sleeps, so that no read transaction outlives a request. Writing calls may block on
-the writer lock: call them in threads.
+Reading and lending are allowed on one thread per process (the event loop's); a view returned by `read` is valid until
+`end_read`, which the event loop calls before it sleeps, so that no read transaction outlives a request. Writing calls
+may block on the writer lock: call them in threads.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Content(Protocol):
     def read(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | bytes | None:
         """Bytes of the payload from `offset` on, at most `size`, whose checksums were verified just now.
 
-        Valid until `end_read`; None if the record is absent, or found damaged in what was asked for.
+        Valid until `end_read`, or until another record is read; None if the record is absent, or found damaged in what
+        was asked for.
         """
 
     def end_read(self) -> None:
@@ -72,6 +73,13 @@ class Content(Protocol):
 
     def member(self, key: ContentKey) -> Member | None:
         """Section, size and score of one record."""
+
+    def lend(self, inode: int, size: int) -> int | None:
+        """A descriptor of a plain file that has the bytes of the large file `inode`, for the caller to close.
+
+        None unless all of it is here and was written or verified by this process. Nothing is taken out of the plain
+        file as long as it is open anywhere, whatever becomes of its records.
+        """
 
     def land(self, key: ContentKey, payload: bytes) -> bool:
         """Put a record into landing, dropping what landed first; False if it cannot fit beside what is kept.

@@ -1,0 +1,114 @@
+"""Which files the kernel reads by itself, out of the plain file that the store has of them (FUSE passthrough).
+
+What the kernel demands (fs/fuse/iomode.c of Linux 6.9 and later): all handles of an inode at a time are cached ones, or
+all of them read from one and the same registered file; an open that is answered otherwise fails with EIO. So the first
+handle of an inode decides for those beside it. Whoever counts handles does so before the kernel has them, and until it
+has let go of them.
+
+A registered file stays as it is as long as the kernel has it open, for its lock does too (`store/blocks.py`).
+
+A worker that dies leaves handles behind whose inodes its successor has to know: each has a file of its own among those
+of the mount's run, made before the kernel hears of the handle. The successor knows neither how many handles there are,
+nor which inodes have cached ones. So it answers for the former as before for the rest of the mount, and begins none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+# linux/fuse.h: struct fuse_backing_map is descriptor, flags, padding; _IOW(229, 1, struct) and _IOW(229, 2, uint32_t).
+_BACKING_MAP = struct.Struct("<iIQ")
+_BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
+_BACKING_ID = struct.Struct("<I")
+_PREFIX = "passthrough-"
+
+
+class BackingFiles(Protocol):
+    """What the kernel is told of files that it may read."""
+
+    def register(self, fd: int) -> int:
+        """Returns the number of the open file, more than 0, which `fd` need not stay open for; raises OSError."""
+
+    def give_up(self, number: int) -> None:
+        """The kernel lets go of the file once no handle reads from it."""
+
+
+class KernelBackingFiles:
+    """Those of the connection that `descriptor`, one of /dev/fuse, belongs to."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def register(self, fd: int) -> int:
+        # The number is what ioctl(2) returns, and Python says that only of a buffer that can be written.
+        number: int = fcntl.ioctl(self._descriptor, _BACKING_OPEN, bytearray(_BACKING_MAP.pack(fd, 0, 0)))
+        return number
+
+    def give_up(self, number: int) -> None:
+        fcntl.ioctl(self._descriptor, _BACKING_CLOSE, _BACKING_ID.pack(number))
+
+
+class Passthrough:
+    """The sole worker's book of what the kernel reads from.
+
+    `lend` gives a descriptor of the plain file of an inode that is whole; `run` is where a successor looks.
+    """
+
+    def __init__(self, files: BackingFiles, lend: Callable[[int], int | None], run: Path) -> None:
+        self._files = files
+        self._lend = lend
+        self._run = run
+        self._possible = True
+        self._numbers: dict[int, int] = {}
+        for path in run.glob(f"{_PREFIX}*"):
+            inode, number = path.name.removeprefix(_PREFIX).split("-")
+            self._numbers[int(inode)] = int(number)
+
+    def opened(self, inode: int, may_begin: bool) -> int:
+        """Which backing file a new handle has to read from; 0: it is a cached one.
+
+        `may_begin`: the kernel has no other handle of the inode, and the file is one to begin with.
+        """
+        return self._numbers.get(inode, 0) or (self._begin(inode) if may_begin and self._possible else 0)
+
+    def closed(self, inode: int) -> None:
+        """The kernel has no handle of the inode any more."""
+        number = self._numbers.pop(inode, 0)
+        if number:
+            # In this order: a number that a successor finds is one that the kernel knows.
+            self._record(inode, number).unlink(missing_ok=True)
+            self._files.give_up(number)
+
+    def _begin(self, inode: int) -> int:
+        fd = self._lend(inode)
+        if fd is None:
+            return 0
+        try:
+            number = self._files.register(fd)
+        except OSError as exc:
+            # EPERM: not root, or the kernel has not offered it. ELOOP: the cache lies on an overlayfs. ENOTTY: Linux
+            # before 6.9.
+            log.info("the kernel does not read large files by itself (%s)", exc.strerror)
+            self._possible = False
+            return 0
+        finally:
+            os.close(fd)
+        try:
+            self._record(inode, number).touch()
+        except OSError as exc:
+            log.debug("inode %d is not read by the kernel itself: %s", inode, exc)
+            self._files.give_up(number)
+            return 0
+        self._numbers[inode] = number
+        return number
+
+    def _record(self, inode: int, number: int) -> Path:
+        return self._run / f"{_PREFIX}{inode}-{number}"

@@ -1,0 +1,244 @@
+"""The bytes of large files' blocks: one sparse file for each inode, beside LMDB, which has their checksums.
+
+Block n of a file lies at the same place as in the file itself, so a file whose blocks are all here is there as a plain
+file, which the kernel can read without asking anybody.
+
+Which blocks are here is LMDB's to say, and bytes without a record mean nothing. What keeps both together are locks on
+the range of a block (`range_lock.py`):
+
+- Who lands a block holds its lock shared from before its bytes are written until its record is committed.
+- Who frees a block takes the lock exclusively, never waiting for it, and makes sure that there still is no record
+  before the hole is punched. Whoever finds it locked leaves the block for later.
+- Who lends a file to the kernel holds all of it shared. The lock is that of the open file, which the kernel keeps.
+
+A file without blocks is unlinked under an exclusive lock of the whole; who has locked a file that turns out to be
+unlinked opens it anew. Bytes that a killed process had written without a record are found by `stray`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from spiderfs.errors import StoreError, StoreFull
+from spiderfs.range_lock import lock_shared, try_lock
+from spiderfs.store.store import BLOCK_BYTES, ContentKey
+
+# fallocate(2)
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Descriptors that are kept to read from; opening a file takes 5 us.
+_OPEN_FILES = 64
+# struct stat counts blocks of this size (stat(2)).
+_STAT_BLOCK_BYTES = 512
+# A length of 0 means all of a file, however long it becomes (fcntl(2)).
+_WHOLE = (0, 0)
+
+
+class BlockFiles:
+    """`read` and `forget` belong to one thread, everything else may be called in any."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def can_free(self) -> bool:
+        """Whether holes can be punched into files here; raises StoreFull, StoreError."""
+        with _translated():
+            self.directory.mkdir(exist_ok=True)
+            with open(self.directory / "probe", "wb") as probe:
+                try:
+                    _punch(probe.fileno(), 1)
+                except OSError as exc:
+                    if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                        raise
+                    return False
+                finally:
+                    (self.directory / "probe").unlink(missing_ok=True)
+        return True
+
+    # -- reading
+
+    def read(self, inode: int, offset: int, length: int) -> bytes:
+        """What lies there; fewer bytes, or none, if that is not there."""
+        try:
+            return os.pread(self._opened(inode), length, offset)
+        except OSError:
+            return b""
+
+    def forget(self, inode: int) -> None:
+        """Open the file anew for the next read: it may be another one by now."""
+        fd = self._open.pop(inode, None)
+        if fd is not None:
+            os.close(fd)
+
+    def _opened(self, inode: int) -> int:
+        fd = self._open.get(inode)
+        if fd is not None:
+            self._open.move_to_end(inode)
+            return fd
+        if len(self._open) >= _OPEN_FILES:
+            os.close(self._open.popitem(last=False)[1])
+        fd = self._open[inode] = os.open(self._path(inode), os.O_RDONLY | os.O_CLOEXEC)
+        return fd
+
+    def lend(self, inode: int) -> int | None:
+        """A descriptor of the file, none of which is freed as long as anybody has the open file; None: not now.
+
+        Which blocks there are is to be asked afterwards. The caller closes it.
+        """
+        try:
+            fd = os.open(self._path(inode), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if try_lock(fd, *_WHOLE, shared=True) and os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)
+        return None
+
+    # -- writing
+
+    @contextlib.contextmanager
+    def writing(self, blocks: Iterable[tuple[ContentKey, bytes]]) -> Iterator[None]:
+        """Write the bytes first, and keep them from being freed until the end, when their records are committed.
+
+        Raises StoreFull, StoreError; what had been written by then has to be freed.
+        """
+        held: dict[int, int] = {}
+        try:
+            with _translated():
+                for key, payload in blocks:
+                    self._write(held, key, payload)
+            yield
+        finally:
+            for fd in held.values():
+                os.close(fd)
+
+    def _write(self, held: dict[int, int], key: ContentKey, payload: bytes) -> None:
+        while True:
+            fd = held.get(key.inode)
+            if fd is None:
+                fd = held[key.inode] = os.open(self._path(key.inode), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock_shared(fd, _start(key.block), BLOCK_BYTES)
+            # With a lock on any block of it nobody unlinks it.
+            if os.fstat(fd).st_nlink:
+                break
+            os.close(held.pop(key.inode))
+        rest, offset = memoryview(payload), _start(key.block)
+        while rest:
+            written = os.pwrite(fd, rest, offset)
+            rest, offset = rest[written:], offset + written
+
+    # -- freeing
+
+    @contextlib.contextmanager
+    def locked(self, inode: int, blocks: Iterable[int]) -> Iterator[Freeing]:
+        """Take the exclusive locks of these blocks as far as they are to be had without waiting, until the end."""
+        try:
+            fd = os.open(self._path(inode), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield Freeing(self._path(inode), None, list(blocks))
+            return
+        try:
+            mine = []
+            for block in blocks:
+                if not try_lock(fd, _start(block), BLOCK_BYTES):
+                    # Lent as a whole, or another process writes to it, which takes but a moment.
+                    break
+                mine.append(block)
+            yield Freeing(self._path(inode), fd, mine)
+        finally:
+            os.close(fd)
+
+    def inodes(self) -> list[int]:
+        """Of all files, in no order."""
+        try:
+            return [int(name) for name in os.listdir(self.directory) if name.isdecimal()]
+        except FileNotFoundError:
+            return []
+
+    def stray(self, inode: int, recorded: set[int]) -> list[int]:
+        """The blocks of which there are bytes but no record; of a file that is nothing but a name, block 1."""
+        try:
+            fd = os.open(self._path(inode), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return []
+        with open(fd, "rb", buffering=0):
+            found: set[int] = set()
+            end = os.fstat(fd).st_size
+            offset = 0
+            while offset < end:
+                try:
+                    first = os.lseek(fd, offset, os.SEEK_DATA)
+                except OSError as exc:
+                    if exc.errno != errno.ENXIO:
+                        raise
+                    break  # a hole to the end
+                offset = os.lseek(fd, first, os.SEEK_HOLE)
+                found.update(range(first // BLOCK_BYTES + 1, (offset - 1) // BLOCK_BYTES + 2))
+        return sorted(found - recorded) if recorded or found else [1]
+
+    # -- bookkeeping
+
+    def disk_bytes(self) -> int:
+        total = 0
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.directory) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    total += entry.stat().st_blocks * _STAT_BLOCK_BYTES
+        return total
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _path(self, inode: int) -> Path:
+        return self.directory / str(inode)
+
+
+class Freeing:
+    """Blocks of one file of which nobody else can write or commit anything; `blocks` are those that could be locked."""
+
+    def __init__(self, path: Path, fd: int | None, blocks: list[int]) -> None:
+        self._path = path
+        self._fd = fd  # None: there is no file
+        self.blocks = blocks
+
+    def punch(self, block: int) -> None:
+        """Give the disk back what the block takes; the caller knows that it has no record."""
+        if self._fd is not None:
+            _punch(self._fd, block)
+
+    def unlink(self, is_empty: Callable[[], bool]) -> None:
+        """Take away the file, unless somebody uses it in any way, or it turns out not to be empty after all."""
+        if self._fd is not None and try_lock(self._fd, *_WHOLE) and is_empty():
+            self._path.unlink(missing_ok=True)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def _punch(fd: int, block: int) -> None:
+    if _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, _start(block), BLOCK_BYTES) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _start(block: int) -> int:
+    return (block - 1) * BLOCK_BYTES
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in _NO_ROOM:
+            raise StoreFull(f"no space left for the cache ({exc.strerror})") from exc
+        raise StoreError(f"the cache cannot be used ({exc.strerror})") from exc

@@ -187,7 +187,7 @@ def test_an_empty_payload_is_a_record(content: Content) -> None:
 
 # -- content, against a model
 
-KEYS = st.builds(ContentKey, st.integers(1, 6), st.integers(0, 1))
+KEYS = st.builds(ContentKey, st.integers(1, 6), st.integers(0, 2))
 
 
 class ContentMachine(RuleBasedStateMachine):
@@ -284,13 +284,23 @@ class ContentMachine(RuleBasedStateMachine):
         assert list(self.content.members()) == list(self.members.values())
         for key, payload in self.payloads.items():
             assert held(self.content, key) == payload
-        every = {ContentKey(inode, block) for inode in range(1, 7) for block in range(2)}
+        every = {ContentKey(inode, block) for inode in range(1, 7) for block in range(3)}
         assert {key for key in every if self.content.has(key)} == set(self.members)
         self.content.end_read()
 
 
 class LmdbMachine(ContentMachine):
     kind = "lmdb"
+
+    @invariant()
+    def no_bytes_of_blocks_are_left_without_a_record(self) -> None:
+        assert isinstance(self.content, LmdbContent)
+        files = self.content._files
+        recorded = {
+            inode: {key.block for key in self.members if key == (inode, key.block)} - {0} for inode in range(1, 7)
+        }
+        assert set(files.inodes()) == {inode for inode, blocks in recorded.items() if blocks}
+        assert not any(files.stray(inode, recorded[inode]) for inode in files.inodes())
 
 
 TestMemoryContentModel = ContentMachine.TestCase

@@ -1,0 +1,389 @@
+"""Blocks of large files in LMDB's store: where their bytes lie, when the disk gets them back, and who may rely on them.
+
+What every store does with a block as with any other record is in test_store.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import lmdb
+import pytest
+from test_store import forked, held
+
+from spiderfs.errors import StoreFull
+from spiderfs.store import blocks as block_files
+from spiderfs.store.blocks import BlockFiles
+from spiderfs.store.checksums import PIECE_BYTES, header
+from spiderfs.store.content import FREED_AT_ONCE, LmdbContent
+from spiderfs.store.environment import claim, release, wipe
+from spiderfs.store.store import BLOCK_BYTES, ContentKey, Keep
+
+FILE = 7
+LAST_BYTES = BLOCK_BYTES // 2 + 5
+SIZE = 2 * BLOCK_BYTES + LAST_BYTES
+
+
+def payload(block: int, size: int = BLOCK_BYTES) -> bytes:
+    return Random(block).randbytes(size)
+
+
+PAYLOADS = {1: payload(1), 2: payload(2), 3: payload(3, LAST_BYTES)}
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> Iterator[LmdbContent]:
+    content = LmdbContent(made(tmp_path))
+    content.set_capacity(64 << 20)
+    yield content
+    content.close()
+
+
+def made(tmp_path: Path) -> Path:
+    path = tmp_path / "content"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def land_all_of_it(content: LmdbContent, inode: int = FILE) -> Path:
+    assert content.land_all([(ContentKey(inode, block), bytes_) for block, bytes_ in PAYLOADS.items()]) == [True] * 3
+    return plain(content, inode)
+
+
+def plain(content: LmdbContent, inode: int = FILE) -> Path:
+    return content._files.directory / str(inode)
+
+
+def disk_bytes(path: Path) -> int:
+    return path.stat().st_blocks * 512 if path.exists() else 0
+
+
+def drop(content: LmdbContent, *blocks: int, inode: int = FILE) -> None:
+    content.apply([ContentKey(inode, block) for block in blocks], ())
+
+
+def test_a_file_whose_blocks_are_all_there_is_a_plain_file(content: LmdbContent) -> None:
+    before = content.file_bytes()
+    path = land_all_of_it(content)
+    assert path.read_bytes() == b"".join(PAYLOADS.values())
+    assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2]
+    assert content.read(ContentKey(FILE, 3), 5, 7) == PAYLOADS[3][5:12]
+    assert content.read(ContentKey(FILE, 3), LAST_BYTES - 3, 100) == PAYLOADS[3][-3:]
+    assert content.read(ContentKey(FILE, 3), LAST_BYTES + BLOCK_BYTES, 5) == b""
+    content.end_read()
+    assert SIZE <= content.file_bytes() - before < SIZE + BLOCK_BYTES // 2
+    assert content.usage().used_bytes == SIZE
+
+
+def test_the_disk_gets_back_what_dropped_blocks_took(content: LmdbContent) -> None:
+    path = land_all_of_it(content)
+    drop(content, 2)
+    assert disk_bytes(path) < SIZE - BLOCK_BYTES + 65536
+    assert held(content, ContentKey(FILE, 2)) is None
+    assert held(content, ContentKey(FILE, 1)) == PAYLOADS[1]
+    assert content.land(ContentKey(FILE, 2), PAYLOADS[2])
+    assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2]
+    drop(content, 1, 2, 3)
+    assert not path.exists()
+    land_all_of_it(content)
+    assert held(content, ContentKey(FILE, 3)) == PAYLOADS[3]
+    content.set_capacity(0)
+    assert not path.exists()
+    assert content.damaged == 0
+
+
+def test_many_blocks_dropped_at_once_are_freed_in_time(content: LmdbContent) -> None:
+    blocks = range(1, 3 * FREED_AT_ONCE)
+    content.land_all([(ContentKey(FILE, block), b"x" * 5000) for block in blocks])
+    drop(content, *blocks)
+    assert disk_bytes(plain(content)) > 0
+    content.free()
+    assert not plain(content).exists()
+
+
+def test_a_refused_block_leaves_nothing(content: LmdbContent) -> None:
+    land_all_of_it(content)
+    content.apply((), [Keep(ContentKey(FILE, block), "blocks") for block in PAYLOADS])
+    content.set_capacity(SIZE + 10)
+    assert content.land_all([(ContentKey(8, 1), payload(9)), (ContentKey(9), b"small")]) == [False, True]
+    assert not plain(content, 8).exists()
+    assert content.land(ContentKey(FILE, 2), PAYLOADS[2]), "what is kept is repaired, not refused"
+    assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2]
+
+
+def overwrite(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.seek(BLOCK_BYTES + 3 * PIECE_BYTES + 17)
+        file.write(b"damage")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, BLOCK_BYTES + 3 * PIECE_BYTES + 17)
+
+
+def test_a_damaged_piece_is_not_served_and_the_others_are(content: LmdbContent) -> None:
+    overwrite(land_all_of_it(content))
+    key = ContentKey(FILE, 2)
+    assert content.read(key, 0, 3 * PIECE_BYTES) == PAYLOADS[2][: 3 * PIECE_BYTES]
+    assert content.damaged == 0
+    assert content.read(key, 3 * PIECE_BYTES - 1, 2) is None
+    assert content.damaged == 1
+    assert content.read(key, 4 * PIECE_BYTES) == PAYLOADS[2][4 * PIECE_BYTES :]
+    assert content.lend(FILE, SIZE) is None
+    content.end_read()
+    assert content.land(key, PAYLOADS[2])
+    assert held(content, key) == PAYLOADS[2]
+
+
+@pytest.mark.parametrize("damage", [overwrite, truncate, Path.unlink])
+def test_whatever_happens_to_the_plain_file_is_put_right(content: LmdbContent, damage: Callable[[Path], None]) -> None:
+    damage(land_all_of_it(content))
+    key = ContentKey(FILE, 2)
+    assert held(content, key) is None
+    assert content.damaged == 1
+    assert content.land(key, PAYLOADS[2])
+    assert held(content, key) == PAYLOADS[2]
+
+
+def test_a_block_of_an_earlier_version_is_fetched_again(content: LmdbContent, tmp_path: Path) -> None:
+    """It had its bytes in LMDB too."""
+    key = ContentKey(FILE, 1)
+    content.land(key, PAYLOADS[1])
+    content.close()
+    plain(content).unlink()
+    with lmdb.open(str(tmp_path / "content"), max_dbs=5) as env, env.begin(env.open_db(b"content"), write=True) as txn:
+        ((packed, _),) = list(txn.cursor())
+        txn.put(packed, header(PAYLOADS[1]) + PAYLOADS[1])
+    content = LmdbContent(tmp_path / "content")
+    assert held(content, key) is None
+    assert content.land(key, PAYLOADS[1])
+    assert held(content, key) == PAYLOADS[1]
+    drop(content, 1)
+    assert not plain(content).exists()
+    content.close()
+
+
+def test_a_look_from_before_finds_nothing_wrong(content: LmdbContent) -> None:
+    land_all_of_it(content)
+    key = ContentKey(FILE, 1)
+    assert content.has(key)
+    drop(content, 1)
+    assert content.has(key), "this look is the old one"
+    assert content.read(key) is None
+    assert not content.has(key)
+    content.end_read()
+    assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2]
+    assert content.has(key) is False
+    drop(content, 2, 3)
+    land_all_of_it(content)
+    assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2], "it lies in another file now"
+    assert content.damaged == 0
+
+
+# -- lending
+
+
+def test_only_what_is_whole_and_was_verified_here_is_lent(content: LmdbContent, tmp_path: Path) -> None:
+    assert content.lend(FILE, SIZE) is None
+    path = land_all_of_it(content)
+    fd = content.lend(FILE, SIZE)
+    assert fd is not None
+    assert os.pread(fd, SIZE + 1, 0) == path.read_bytes()
+    os.close(fd)
+    assert content.lend(FILE, SIZE - 1) is None
+    assert content.lend(FILE, SIZE + BLOCK_BYTES) is None
+    content.close()
+    # Another process has to verify each piece first.
+    content = LmdbContent(tmp_path / "content")
+    assert content.lend(FILE, SIZE) is None
+    for block in (1, 2):
+        assert held(content, ContentKey(FILE, block)) == PAYLOADS[block]
+    assert content.read(ContentKey(FILE, 3), 0, LAST_BYTES - 1) is not None
+    fd = content.lend(FILE, SIZE)
+    assert fd is not None, "verified by the piece"
+    os.close(fd)
+    drop(content, 2)
+    assert content.lend(FILE, SIZE) is None
+    content.close()
+
+
+def test_what_is_lent_keeps_its_bytes(content: LmdbContent) -> None:
+    path = land_all_of_it(content)
+    fd = content.lend(FILE, SIZE)
+    assert fd is not None
+    drop(content, 1, 2, 3)
+    assert content.usage().used_bytes == 0
+    content.free()
+    content.sweep()
+    assert os.pread(fd, SIZE, 0) == b"".join(PAYLOADS.values())
+    # Landed again meanwhile, and dropped again.
+    assert content.land(ContentKey(FILE, 2), PAYLOADS[2])
+    drop(content, 2)
+    assert os.pread(fd, SIZE, 0) == b"".join(PAYLOADS.values())
+    assert disk_bytes(path) >= SIZE
+    os.close(fd)
+    content.free()
+    assert not path.exists()
+
+
+def test_a_lent_descriptor_that_was_passed_on_keeps_the_bytes(content: LmdbContent) -> None:
+    """As the kernel keeps the open file of a worker that dies."""
+    path = land_all_of_it(content)
+    fd = content.lend(FILE, SIZE)
+    assert fd is not None
+    reader, writer = os.pipe()
+
+    def keep() -> None:
+        os.close(writer)
+        os.read(reader, 1)
+
+    child = forked(keep)
+    os.close(fd)
+    os.close(reader)
+    drop(content, 1, 2, 3)
+    content.free()
+    assert disk_bytes(path) >= SIZE
+    os.close(writer)
+    assert os.waitpid(child, 0)[1] == 0
+    content.free()
+    assert not path.exists()
+
+
+# -- other processes
+
+
+def test_what_a_killed_process_had_written_is_swept(content: LmdbContent) -> None:
+    path = land_all_of_it(content)
+    reader, writer = os.pipe()
+
+    def write_and_wait() -> None:
+        files = BlockFiles(path.parent)
+        with files.writing([(ContentKey(FILE, 5), payload(5)), (ContentKey(8, 1), payload(6))]):
+            os.write(writer, b"x")
+            signal.pause()
+
+    child = forked(write_and_wait)
+    assert os.read(reader, 1) == b"x"
+    content.sweep()
+    assert disk_bytes(path) >= SIZE + BLOCK_BYTES, "it may be about to record it"
+    assert disk_bytes(plain(content, 8)) >= BLOCK_BYTES
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    content.sweep()
+    assert disk_bytes(path) < SIZE + BLOCK_BYTES // 2
+    assert not plain(content, 8).exists()
+    for block, wanted in PAYLOADS.items():
+        assert held(content, ContentKey(FILE, block)) == wanted
+    os.close(reader)
+    os.close(writer)
+
+
+def test_nothing_is_freed_that_has_landed_again(tmp_path: Path) -> None:
+    """Two processes land and drop the same blocks, a third frees, and this one reads."""
+    content = LmdbContent(made(tmp_path))
+    content.set_capacity(64 << 20)
+    keys = [ContentKey(inode, block) for inode in (1, 2) for block in (1, 2, 3)]
+    wanted = {key: Random(key.inode * 10 + key.block).randbytes(PIECE_BYTES + 100) for key in keys}
+    content.close()
+    end = time.monotonic() + 2.0
+
+    def land_and_drop(seed: int) -> None:
+        store, random = LmdbContent(made(tmp_path)), Random(seed)
+        while time.monotonic() < end:
+            some = random.sample(keys, random.randint(1, 4))
+            store.land_all([(key, wanted[key]) for key in some])
+            store.apply(random.sample(keys, random.randint(0, 4)), ())
+
+    def free() -> None:
+        store = LmdbContent(made(tmp_path))
+        while time.monotonic() < end:
+            store.free()
+            store.sweep()
+
+    children = [forked(lambda seed=seed: land_and_drop(seed)) for seed in (1, 2)] + [forked(free)]  # type: ignore[misc]
+    content = LmdbContent(made(tmp_path))
+    reads = 0
+    while time.monotonic() < end:
+        for key in keys:
+            found = held(content, key)
+            assert found in (None, wanted[key])
+            reads += found is not None
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    assert reads > 100
+    content.free()
+    for key in keys:
+        assert held(content, key) == (wanted[key] if content.member(key) else None)
+    assert_no_stray_bytes(content)
+    content.close()
+
+
+def assert_no_stray_bytes(content: LmdbContent) -> None:
+    recorded: dict[int, set[int]] = {}
+    for member in content.members():
+        if member.key.block:
+            recorded.setdefault(member.key.inode, set()).add(member.key.block)
+    assert set(content._files.inodes()) == set(recorded)
+    assert not any(content._files.stray(inode, blocks) for inode, blocks in recorded.items())
+
+
+# -- disks
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_block(tmp_path: Path) -> None:
+    """Here it is the size of a file that has a limit; what the disk says of its own is taken in the same way."""
+
+    def run() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        content = LmdbContent(made(tmp_path))
+        content.set_capacity(64 << 20)
+        assert content.land(ContentKey(FILE, 1), PAYLOADS[1])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES * 3 // 2, resource.RLIM_INFINITY))
+        with pytest.raises(StoreFull):
+            content.land_all([(ContentKey(FILE, 2), PAYLOADS[2]), (ContentKey(9, 1), payload(9))])
+        assert not content.has(ContentKey(FILE, 2))
+        assert held(content, ContentKey(FILE, 1)) == PAYLOADS[1]
+        assert_no_stray_bytes(content)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert content.land(ContentKey(FILE, 2), PAYLOADS[2])
+        assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2]
+
+    assert os.waitpid(forked(run), 0)[1] == 0
+
+
+def test_blocks_are_left_to_the_source_where_they_could_not_be_freed(
+    content: LmdbContent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(fd: int, block: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(block_files, "_punch", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert content.land_all([(ContentKey(FILE, 1), PAYLOADS[1]), (ContentKey(8), b"small")]) == [False, True]
+        assert not content.land(ContentKey(FILE, 2), PAYLOADS[2])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert held(content, ContentKey(8)) == b"small"
+
+
+def test_blocks_survive_a_clean_end_and_go_with_the_store(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert claim(store) is None
+    (store / "content").mkdir()
+    content = LmdbContent(store / "content")
+    content.set_capacity(64 << 20)
+    path = land_all_of_it(content)
+    content.close()
+    release(store)
+    assert claim(store) is None
+    content = LmdbContent(store / "content")
+    assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2]
+    content.close()
+    wipe(store)
+    assert not path.parent.exists()

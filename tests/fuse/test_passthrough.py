@@ -1,0 +1,289 @@
+"""Large files that are cached as a whole: the kernel reads them out of the cache by itself, and nobody can tell."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import pytest
+from mounting import Mounted, eventually, mounted
+from reading import readers, together, write_files
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 9),
+    reason="only Linux 6.9 and later lets root do this",
+)
+
+BYTES = (12 << 20) + 4099
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    write_files(tmp_path / "source", {"large": BYTES})
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def mount(source: Path, tmp_path: Path) -> Iterator[Mounted]:
+    with mounted(source, tmp_path / "m", ttl=0.2, dir_ttl=0) as mount:
+        yield mount
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int = 0) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def passed(mount: Mounted) -> int:
+    return int(mount.metric("passthrough_opens"))
+
+
+def figures(mount: Mounted) -> dict[str, int]:
+    metrics = mount.stats()["metrics"]
+    return {name: metrics[name] for name in ("reads", "origin_reads", "opens", "opens_hit", "passthrough_opens")}
+
+
+def made_whole(mount: Mounted, name: str = "large") -> bytes:
+    """Read once, so that all of it is in the cache and the next open passes through."""
+    content = (mount.point / name).read_bytes()
+    assert content == (mount.source / name).read_bytes()
+    eventually(lambda: os.getxattr(mount.point / name, "user.spiderfs.state") == b"cached")
+    # The last blocks of the file may have been on their way into the store when they were read.
+    eventually(lambda: _passes(mount, name), what="an open that passes through")
+    return content
+
+
+def _passes(mount: Mounted, name: str) -> bool:
+    before = passed(mount)
+    with opened(mount.point / name):
+        return passed(mount) > before
+
+
+def kernel_holds(mount: Mounted) -> bool:
+    """Whether some inode is read by the kernel itself, as far as the worker has written it down."""
+    return any((mount.cache / "run").glob("passthrough-*"))
+
+
+def plain_files(mount: Mounted) -> list[Path]:
+    return list((mount.cache / "store/content/blocks").iterdir())
+
+
+def test_it_is_read_without_the_daemon(mount: Mounted) -> None:
+    content = made_whole(mount)
+    before = figures(mount)
+    path = mount.point / "large"
+    assert path.read_bytes() == content
+    with opened(path) as one, opened(path) as two, open(path, "rb") as three:
+        assert os.pread(two, BYTES + 1, 0) == content
+        with mmap.mmap(three.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            assert mapped[-5:] == content[-5:]
+            assert mapped[:] == content
+        random = Random(1)
+        for _ in range(200):
+            offset, size = random.randrange(BYTES + 10), random.randrange(300_000)
+            assert os.pread(random.choice((one, two)), size, offset) == content[offset : offset + size]
+        assert os.fstat(one).st_size == BYTES
+        assert os.lseek(one, 0, os.SEEK_END) == BYTES
+    with ThreadPoolExecutor(8) as pool:
+        assert all(found == content for found in pool.map(lambda _: path.read_bytes(), range(16)))
+    after = figures(mount)
+    assert after["reads"] == before["reads"]
+    assert after["origin_reads"] == before["origin_reads"]
+    assert after["passthrough_opens"] - before["passthrough_opens"] == 4 + 16
+    assert after["opens"] - before["opens"] == after["opens_hit"] - before["opens_hit"] == 4 + 16
+    eventually(lambda: not kernel_holds(mount), what="the end of the last handle")
+
+
+def test_it_can_be_sent_and_copied(mount: Mounted, tmp_path: Path) -> None:
+    content = made_whole(mount)
+    before = figures(mount)
+    with opened(mount.point / "large") as fd, open(tmp_path / "sent", "wb") as sent:
+        offset = 0
+        while offset < BYTES:
+            offset += os.sendfile(sent.fileno(), fd, offset, BYTES - offset)
+    assert (tmp_path / "sent").read_bytes() == content
+    assert shutil.copyfile(mount.point / "large", tmp_path / "copied").read_bytes() == content
+    assert figures(mount)["reads"] == before["reads"]
+
+
+def test_a_reader_past_all_pages_needs_no_alignment(mount: Mounted) -> None:
+    content = made_whole(mount)
+    with opened(mount.point / "large", os.O_DIRECT) as alone:
+        assert os.pread(alone, 1000, 77) == content[77:1077]
+        assert not kernel_holds(mount), "it is no reason to begin"
+    eventually(lambda: _passes(mount, "large"))
+    with opened(mount.point / "large") as beside, opened(mount.point / "large", os.O_DIRECT) as direct:
+        assert kernel_holds(mount)
+        assert os.pread(direct, 1000, 77) == content[77:1077]
+        assert os.pread(beside, 1000, 77) == content[77:1077]
+
+
+def test_handles_of_one_inode_are_of_one_kind(mount: Mounted) -> None:
+    path = mount.point / "large"
+    with opened(path) as cached:
+        content = os.pread(cached, BYTES, 0)
+        assert path.read_bytes() == content
+        with opened(path) as beside:
+            assert os.pread(beside, 500, BYTES - 300) == content[-300:]
+        assert passed(mount) == 0
+    made_whole(mount)
+    with opened(path) as passing:
+        mount.control("evict").write_text("large\n")
+        eventually(lambda: mount.metric("used_bytes") == 0)
+        # What is not in the cache any more is still read by the kernel beside who has it open.
+        with opened(path) as beside:
+            assert os.pread(beside, BYTES, 0) == os.pread(passing, BYTES, 0) == content
+    eventually(lambda: not kernel_holds(mount))
+    before = figures(mount)
+    assert path.read_bytes() == content
+    assert figures(mount)["origin_reads"] > before["origin_reads"]
+
+
+def test_what_is_evicted_while_it_is_open_keeps_its_bytes(mount: Mounted) -> None:
+    content = made_whole(mount)
+    with opened(mount.point / "large") as fd:
+        mount.control("evict").write_text("large\n")
+        eventually(lambda: mount.metric("used_bytes") == 0)
+        (plain,) = plain_files(mount)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(fd, BYTES, 0) == content
+        assert plain.stat().st_blocks * 512 >= BYTES
+        assert os.getxattr(mount.point / "large", "user.spiderfs.state") == b"uncached"
+    eventually(lambda: plain_files(mount) == [], what="the end of what was evicted")
+    assert (mount.point / "large").read_bytes() == content
+
+
+def test_a_new_version_is_read_and_the_old_handle_keeps_its_own(mount: Mounted) -> None:
+    content = made_whole(mount)
+    with opened(mount.point / "large") as fd:
+        fresh = Random(5).randbytes(BYTES + 10)
+        (mount.source / "large.new").write_bytes(fresh)
+        os.rename(mount.source / "large.new", mount.source / "large")
+        eventually(lambda: (mount.point / "large").stat().st_size == BYTES + 10)
+        assert (mount.point / "large").read_bytes() == fresh
+        assert os.pread(fd, BYTES + 100, 0) == content
+
+
+def test_the_pages_of_the_first_reading_are_not_kept_beside_those_of_the_cache(mount: Mounted) -> None:
+    path = mount.point / "large"
+    content = path.read_bytes()
+    with opened(path) as cached:
+        assert os.pread(cached, BYTES, 0) == content
+        before = cached_pages(cached)
+    made_whole(mount)
+    with opened(path) as passing:
+        assert os.pread(passing, BYTES, 0) == content
+        assert cached_pages(passing) == 0
+    assert before * mmap.PAGESIZE >= BYTES
+
+
+def cached_pages(fd: int) -> int:
+    """How many pages of the file itself the kernel has; cachestat(2)."""
+    found = (ctypes.c_uint64 * 5)()
+    number = 451  # on every architecture; struct cachestat_range is offset and length, 0: to the end
+    assert ctypes.CDLL(None).syscall(number, fd, (ctypes.c_uint64 * 2)(0, 0), found, 0) == 0
+    return int(found[0])
+
+
+def test_a_killed_worker_is_not_noticed(mount: Mounted) -> None:
+    write_files(mount.source, {"other": BYTES}, seed=3)
+    content = made_whole(mount)
+    path = mount.point / "large"
+    mount.expect(r"worker \d+ ended")
+    with opened(path) as old, opened(mount.point / "other") as cached:
+        other = os.pread(cached, BYTES, 0)
+        (worker,) = mount.workers()
+        os.kill(worker, signal.SIGKILL)
+        assert os.pread(old, BYTES, 0) == content
+        eventually(lambda: mount.metric("worker_restarts") == 1)
+        # The kernel has a handle of each kind that the new worker has never heard of.
+        for _ in range(3):
+            assert path.read_bytes() == content
+            assert (mount.point / "other").read_bytes() == other
+        mount.control("evict").write_text("large\n")
+        eventually(lambda: mount.metric("used_bytes") < 2 * BYTES)
+        assert os.pread(old, BYTES, 0) == content
+        with opened(path) as beside:
+            assert os.pread(beside, BYTES, 0) == content
+    assert path.read_bytes() == content
+    assert (mount.point / "other").read_bytes() == other
+    with opened(mount.point / "other") as fd:
+        assert os.pread(fd, BYTES, 0) == other
+    assert sum(1 for _ in (mount.cache / "run").glob("passthrough-*")) == 1, "a successor begins none"
+
+
+def test_workers_that_are_killed_again_and_again(source: Path, tmp_path: Path) -> None:
+    wanted = write_files(source, {f"{number}": (9 << 20) + number for number in range(4)})
+    with mounted(source, tmp_path / "m", allowed=[r"worker \d+ ended"]) as mount:
+        with readers(3, mount.point, wanted) as some:
+            for kill in range(1, 6):
+                before = mount.metric("opens")
+                eventually(lambda before=before: mount.metric("opens") > before + 10)  # type: ignore[misc]
+                os.kill(mount.workers()[0], signal.SIGKILL)
+                eventually(lambda kill=kill: mount.metric("worker_restarts") == kill)  # type: ignore[misc]
+            seen = together(some)
+        assert (seen.wrong, seen.errors) == ([], [])
+        assert passed(mount) > 0
+
+
+def test_a_mount_that_is_used_again_begins_with_verifying(source: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with mounted(source, tmp_path / "one", cache=cache) as mount:
+        content = made_whole(mount)
+    with mounted(source, tmp_path / "two", cache=cache) as mount:
+        assert os.getxattr(mount.point / "large", "user.spiderfs.state") == b"cached"
+        with opened(mount.point / "large"):
+            assert passed(mount) == 0
+        assert (mount.point / "large").read_bytes() == content
+        assert passed(mount) == 0
+        assert mount.metric("origin_reads") == 0
+        eventually(lambda: _passes(mount, "large"))
+
+
+def test_damage_is_noticed_before_the_kernel_reads_it(source: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with mounted(source, tmp_path / "one", cache=cache) as mount:
+        content = made_whole(mount)
+        (plain,) = plain_files(mount)
+    with open(plain, "r+b") as file:
+        file.seek(5_000_000)
+        file.write(b"damage")
+    with mounted(source, tmp_path / "two", cache=cache) as mount:
+        made_whole(mount)
+        assert mount.metric("checksum_failures") > 0
+        assert (mount.point / "large").read_bytes() == content
+        assert plain.read_bytes() == content
+
+
+def test_several_workers_answer_reads_themselves(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", workers=2) as mount:
+        for _ in range(3):
+            assert (mount.point / "large").read_bytes() == (source / "large").read_bytes()
+        assert passed(mount) == 0
+        assert plain_files(mount)
+
+
+def test_policies_hear_of_what_the_kernel_reads(mount: Mounted) -> None:
+    made_whole(mount)
+    before = mount.metric("events_folded")
+
+    def heard() -> bool:
+        # At most once a second, and then an event for each block.
+        with opened(mount.point / "large"):
+            return mount.metric("events_folded") >= before + 13
+
+    eventually(heard)
+    assert mount.metric("events_dropped") == 0

@@ -1,0 +1,145 @@
+"""The book of which inodes the kernel reads by itself, with a kernel that only remembers what it was told."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from spiderfs.fuse import wire
+from spiderfs.fuse.passthrough import Passthrough
+
+WHOLE, PARTIAL = 11, 12
+
+
+class Kernel:
+    """Numbers the files that it is given; `refuses` is what it says to the next one."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, int] = {}
+        self.registered = 0
+        self.refuses: int | None = None
+
+    def register(self, fd: int) -> int:
+        if self.refuses is not None:
+            raise OSError(self.refuses, os.strerror(self.refuses))
+        self.registered += 1
+        self.open[self.registered] = os.fstat(fd).st_ino
+        return self.registered
+
+    def give_up(self, number: int) -> None:
+        del self.open[number]
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def lend(tmp_path: Path) -> Iterator[Callable[[int], int | None]]:
+    (tmp_path / "plain").touch()
+    lent: list[int] = []
+
+    def lend(inode: int) -> int | None:
+        if inode == PARTIAL:
+            return None
+        lent.append(os.open(tmp_path / "plain", os.O_RDONLY))
+        return lent[-1]
+
+    yield lend
+    for fd in lent:
+        with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+            os.fstat(fd)
+
+
+Lend = Callable[[int], int | None]
+
+
+def test_the_first_handle_decides_for_those_beside_it(kernel: Kernel, run: Path, lend: Lend) -> None:
+    book = Passthrough(kernel, lend, run)
+    assert book.opened(WHOLE, may_begin=False) == 0
+    assert book.opened(WHOLE, may_begin=True) == 1
+    assert book.opened(WHOLE, may_begin=False) == 1
+    assert kernel.registered == 1
+    book.closed(WHOLE)
+    assert kernel.open == {}
+    assert book.opened(WHOLE, may_begin=False) == 0
+    assert book.opened(WHOLE, may_begin=True) == 2
+
+
+def test_what_is_not_whole_is_cached(kernel: Kernel, run: Path, lend: Lend) -> None:
+    book = Passthrough(kernel, lend, run)
+    assert book.opened(PARTIAL, may_begin=True) == 0
+    book.closed(PARTIAL)
+    assert kernel.registered == 0
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ELOOP, errno.ENOTTY])
+def test_a_kernel_that_refuses_is_asked_once(
+    kernel: Kernel, run: Path, lend: Lend, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = Passthrough(kernel, lend, run)
+    kernel.refuses = number
+    with caplog.at_level(logging.INFO):
+        assert book.opened(WHOLE, may_begin=True) == 0
+        kernel.refuses = None
+        assert book.opened(WHOLE, may_begin=True) == 0
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert list(run.iterdir()) == []
+
+
+def test_a_successor_answers_as_the_one_before_it(kernel: Kernel, run: Path, lend: Lend) -> None:
+    before = Passthrough(kernel, lend, run)
+    assert before.opened(WHOLE, may_begin=True) == 1
+    assert before.opened(99, may_begin=True) == 2
+    before.closed(99)
+    after = Passthrough(kernel, lend, run)
+    assert after.opened(WHOLE, may_begin=False) == 1
+    assert after.opened(99, may_begin=False) == 0
+    assert list(kernel.open) == [1]
+
+
+def test_what_a_successor_could_not_learn_of_is_not_begun(kernel: Kernel, run: Path, lend: Lend) -> None:
+    book = Passthrough(kernel, lend, run)
+    run.rmdir()
+    assert book.opened(WHOLE, may_begin=True) == 0
+    assert kernel.open == {}
+
+
+# -- what is agreed on with the kernel
+
+EXT, PASSTHROUGH = 1 << 30, 1 << 5
+
+
+def agreed(flags: int, flags2: int) -> tuple[int, int, int]:
+    """Flags, further flags, and stack depth of the answer to an offer."""
+    offer = wire._INIT_IN.pack(7, 45, 1 << 17, flags, flags2) + bytes(44)
+    answer = wire.init_out(memoryview(offer))
+    assert len(answer) == 64
+    fields = wire._INIT_OUT.unpack(answer)
+    return fields[3], fields[10], fields[11]
+
+
+def test_passthrough_is_taken_where_it_is_offered() -> None:
+    taken, further, depth = agreed(0xFFFFFFFF, 0xFFFFFFFF)
+    assert taken & EXT
+    assert (further, depth) == (PASSTHROUGH, 1)
+
+
+def test_nothing_is_taken_that_was_not_offered() -> None:
+    assert agreed(0, 0xFFFFFFFF) == (0, 0, 0)
+    taken, further, depth = agreed(0xFFFFFFFF & ~EXT, PASSTHROUGH)
+    assert not taken & EXT
+    assert (further, depth) == (0, 0)
+    assert agreed(EXT, 0) == (EXT, 0, 0)

@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +18,10 @@ from random import Random
 
 import lmdb
 import pytest
-from test_store import forked, held
+from test_store import PATIENCE_S, forked, held
 
 from spiderfs.errors import StoreFull
+from spiderfs.range_lock import try_lock
 from spiderfs.store import blocks as block_files
 from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import PIECE_BYTES, header
@@ -226,6 +228,7 @@ def test_what_is_lent_keeps_its_bytes(content: LmdbContent) -> None:
     assert os.pread(fd, SIZE, 0) == b"".join(PAYLOADS.values())
     # Landed again meanwhile, and dropped again.
     assert content.land(ContentKey(FILE, 2), PAYLOADS[2])
+    assert content._dropped(None) == [(FILE, [1, 3])]
     drop(content, 2)
     assert os.pread(fd, SIZE, 0) == b"".join(PAYLOADS.values())
     assert disk_bytes(path) >= SIZE
@@ -271,12 +274,14 @@ def test_what_a_killed_process_had_written_is_swept(content: LmdbContent) -> Non
             signal.pause()
 
     child = forked(write_and_wait)
-    assert os.read(reader, 1) == b"x"
-    content.sweep()
-    assert disk_bytes(path) >= SIZE + BLOCK_BYTES, "it may be about to record it"
-    assert disk_bytes(plain(content, 8)) >= BLOCK_BYTES
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    try:
+        assert os.read(reader, 1) == b"x"
+        content.sweep()
+        assert disk_bytes(path) >= SIZE + BLOCK_BYTES, "it may be about to record it"
+        assert disk_bytes(plain(content, 8)) >= BLOCK_BYTES
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     content.sweep()
     assert disk_bytes(path) < SIZE + BLOCK_BYTES // 2
     assert not plain(content, 8).exists()
@@ -326,12 +331,31 @@ def test_nothing_is_freed_that_has_landed_again(tmp_path: Path) -> None:
 
 
 def assert_no_stray_bytes(content: LmdbContent) -> None:
+    assert content._dropped(None) == []
     recorded: dict[int, set[int]] = {}
     for member in content.members():
         if member.key.block:
             recorded.setdefault(member.key.inode, set()).add(member.key.block)
     assert set(content._files.inodes()) == set(recorded)
     assert not any(content._files.stray(inode, blocks) for inode, blocks in recorded.items())
+
+
+def test_a_file_that_is_taken_away_from_who_waits_for_it(content: LmdbContent) -> None:
+    content._takes_blocks()
+    path, key = plain(content), ContentKey(FILE, 1)
+    with open(path, "wb") as taken:
+        assert try_lock(taken.fileno(), 0, 0)
+        landing = threading.Thread(target=content.land, args=(key, PAYLOADS[1]), daemon=True)
+        landing.start()
+        waiting = f":{path.stat().st_ino} "
+        deadline = time.monotonic() + PATIENCE_S
+        while not any("->" in line and waiting in line for line in Path("/proc/locks").read_text().splitlines()):
+            assert time.monotonic() < deadline
+        path.unlink()
+    landing.join(PATIENCE_S)
+    assert not landing.is_alive()
+    assert held(content, key) == PAYLOADS[1]
+    assert path.exists()
 
 
 # -- disks

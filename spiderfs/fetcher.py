@@ -178,6 +178,10 @@ class Fetcher:
             self._failed(exc)
             return False
 
+    def on_its_way(self, key: ContentKey) -> Fetched | None:
+        """What was brought and has yet to reach the store."""
+        return self._on_their_way.get(key)
+
     def under_way(self, key: ContentKey) -> bool:
         """Whether some process of the mount is fetching it."""
         return self._client.fetching(key) or self._interlock.held(key)
@@ -222,9 +226,12 @@ class Fetcher:
             self._transit.put(key, payload)
             if time.monotonic() < self._full_until:
                 return Fetched(payload, UNSTORED)
-            fetched = Fetched(payload)
-            await self._landing.put(key, payload, partial(self._landed, key, fetched))
-            self._on_their_way[key] = fetched
+            fetched = self._on_their_way[key] = Fetched(payload)
+            try:
+                await self._landing.put(key, payload, partial(self._landed, key, fetched))
+            except trio.Cancelled:
+                del self._on_their_way[key]
+                raise
         finally:
             # Held until the record is in the store, for that is what other processes wait for.
             if key not in self._on_their_way:

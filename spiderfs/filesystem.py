@@ -469,10 +469,18 @@ class Filesystem:
         for further in self._read_ahead.wanted(node, block):
             self._read_ahead.start(node, further)
         whole = min(BLOCK_BYTES, node.stat.size - (block - 1) * BLOCK_BYTES)
-        piece = self._fetcher.local(ContentKey(node.inode, block), offset, size)
+        key = ContentKey(node.inode, block)
+        piece = self._fetcher.local(key, offset, size)
         if piece is not None:
             self._counters.add("block_hits")
-            self._events.note(node.inode, whole, HIT, 0, block)
+            coming = self._fetcher.on_its_way(key)
+            if coming is None:
+                self._events.note(node.inode, whole, HIT, 0, block)
+            else:
+                # Brought by read-ahead. Told of it before it is in the store, the manager could not keep it.
+                coming.when_settled(
+                    lambda where: self._events.note(node.inode, whole, HIT if where == FETCHED else where, 0, block)
+                )
             return piece
         started = time.perf_counter()
         try:

@@ -88,7 +88,7 @@ GAUGES = (
     Definition("capacity_bytes", "The cache's byte budget"),
     Definition("used_bytes", "Payload bytes in the cache, landing included"),
     Definition("entries", "Records in the cache, landing included"),
-    Definition("disk_bytes", "Bytes of the store's file; small files take whole pages in it"),
+    Definition("disk_bytes", "Bytes of the store's files; small files take whole pages there"),
     Definition("known_files", "Names in the catalogue"),
     Definition("hit_ratio", "opens_hit / opens"),
     Definition("origin_bytes_per_open", "origin_bytes / opens: what one served sample cost the source"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from mounting import Mounted, eventually, mounted
+from mounting import PATIENCE_S, Mounted, detach, eventually, mounted
 from reading import readers, together, write_files
 
 pytestmark = pytest.mark.skipif(
@@ -179,9 +179,8 @@ def test_a_new_version_is_read_and_the_old_handle_keeps_its_own(mount: Mounted) 
 
 def test_the_pages_of_the_first_reading_are_not_kept_beside_those_of_the_cache(mount: Mounted) -> None:
     path = mount.point / "large"
-    content = path.read_bytes()
     with opened(path) as cached:
-        assert os.pread(cached, BYTES, 0) == content
+        content = os.pread(cached, BYTES, 0)
         before = cached_pages(cached)
     made_whole(mount)
     with opened(path) as passing:
@@ -223,6 +222,31 @@ def test_a_killed_worker_is_not_noticed(mount: Mounted) -> None:
     with opened(mount.point / "other") as fd:
         assert os.pread(fd, BYTES, 0) == other
     assert sum(1 for _ in (mount.cache / "run").glob("passthrough-*")) == 1, "a successor begins none"
+
+
+def test_a_killed_daemon_leaves_handles_that_go_on(source: Path, tmp_path: Path) -> None:
+    cache, point = tmp_path / "cache", tmp_path / "mnt"
+    with mounted(source, tmp_path / "one", cache=cache, point=point) as mount:
+        content = made_whole(mount)
+        fd = os.open(point / "large", os.O_RDONLY)
+        mount.supervisor.signal(signal.SIGKILL)
+        assert mount.supervisor.ended(PATIENCE_S)
+        detach(point)
+        assert os.pread(fd, BYTES, 0) == content
+    with mounted(source, tmp_path / "two", cache=cache, point=point) as mount:
+        assert (point / "large").read_bytes() == content
+        mount.control("evict").write_text("large\n")
+        eventually(lambda: mount.metric("used_bytes") == 0)
+        assert os.pread(fd, BYTES, 0) == content
+        os.close(fd)
+        eventually(lambda: plain_files(mount) == [], what="the end of what was evicted")
+
+
+def test_blocks_that_were_read_once_are_kept(mount: Mounted) -> None:
+    """Those too that read-ahead brought and that were read before they were in the store."""
+    assert (mount.point / "large").read_bytes() == (mount.source / "large").read_bytes()
+    eventually(lambda: mount.stats()["sections"].get("blocks", {}).get("bytes") == BYTES)
+    assert mount.metric("landing_lost") == 0
 
 
 def test_workers_that_are_killed_again_and_again(source: Path, tmp_path: Path) -> None:

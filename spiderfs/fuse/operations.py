@@ -9,30 +9,22 @@ import os
 from spiderfs.errors import AttributeTooLong, ReadOnly, SpiderfsError, StoreCorrupt
 from spiderfs.filesystem import Caller, Filesystem
 from spiderfs.fuse import wire
+from spiderfs.fuse.handles import Handles, open_out
 from spiderfs.fuse.session import Body, Handler, store
 from spiderfs.fuse.wire import Opcode, OpenFlag
 from spiderfs.metrics import Counters
-from spiderfs.mountpoint import READ_AHEAD_KIB
 from spiderfs.store.environment import end_as_corrupt
 
 log = logging.getLogger(__name__)
-
-# What was fetched for an open is handed to the kernel before the answer, which saves the reader a round trip: up to
-# what the kernel would have asked for by itself. The call waits for pages that a READ of the file has locked, whose
-# answer would wait behind the call; so it is made only while the kernel has no other handle of the file.
-PUSHED_BYTES = READ_AHEAD_KIB << 10
 
 
 class Operations:
     """One method a request; `handlers` is the table of them."""
 
-    def __init__(self, filesystem: Filesystem, counters: Counters, sole: bool = False) -> None:
-        """`sole`: no other process answers, or has answered, for this mount."""
+    def __init__(self, filesystem: Filesystem, counters: Counters, handles: Handles | None = None) -> None:
         self._fs = filesystem
         self._counters = counters
-        self._sole = sole
-        # Handles of regular files that the kernel has, by inode. Those of a caller that is killed may stay.
-        self._handles: dict[int, int] = {}
+        self._handles = handles or Handles(sole=False)
 
     def handlers(self) -> dict[int, Handler]:
         """By opcode. What is missing is answered with ENOSYS, after which the kernel does not ask again.
@@ -76,22 +68,24 @@ class Operations:
 
     async def open(self, inode: int, body: memoryview, caller: Caller) -> Body:
         (flags,) = wire.FIRST_WORD.unpack_from(body)
-        handle, direct_io, fetched = await self._fs.open(inode, flags, caller)
-        if self._sole and not direct_io:
-            others = self._handles.get(inode, 0)
-            self._handles[inode] = others + 1
-            if not others and fetched is not None and len(fetched) <= PUSHED_BYTES:
-                store(inode, fetched)
-        # The pages of an inode are those of one version, so they may stay from one open to the next.
-        return wire.OPEN_OUT.pack(handle, OpenFlag.DIRECT_IO if direct_io else OpenFlag.KEEP_CACHE)
+        self._handles.open(inode)
+        try:
+            handle, direct_io, fetched, answered = await self._fs.open(inode, flags, caller)
+        except BaseException:
+            self._handles.close(inode)
+            raise
+        if answered:
+            return None
+        if fetched is not None and self._handles.may_push(inode, len(fetched)):
+            store(inode, fetched)
+        return open_out(handle, direct_io)
 
     async def read(self, inode: int, body: memoryview, caller: Caller) -> Body:
         return await self._fs.read(*wire.READ_IN.unpack_from(body))
 
     async def release(self, inode: int, body: memoryview, caller: Caller) -> Body:
         (handle,) = wire.HANDLE.unpack_from(body)
-        if (handles := self._handles.pop(inode, 1)) > 1:
-            self._handles[inode] = handles - 1
+        self._handles.close(inode)
         await self._fs.release(handle)
         return b""
 

@@ -70,7 +70,7 @@ class Adapter(pyfuse3.Operations):  # type: ignore[misc]
     async def open(self, inode: int, flags: int, ctx: Any) -> Any:
         self._begin()
         try:
-            handle, direct_io, _ = await self._fs.open(inode, flags, Caller(ctx.uid, ctx.gid, ctx.pid))
+            handle, direct_io, *_ = await self._fs.open(inode, flags, Caller(ctx.uid, ctx.gid, ctx.pid))
         except SpiderfsError as exc:
             raise pyfuse3.FUSEError(exc.errno) from exc
         return pyfuse3.FileInfo(fh=handle, direct_io=direct_io, keep_cache=not direct_io)

@@ -27,6 +27,7 @@ from spiderfs.fetch_lock import FetchLock
 from spiderfs.landing import GATHER_S, Landing, Outcome
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceClient
+from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import Version
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
 
@@ -195,8 +196,11 @@ class Fetcher:
         fetched = await self.bring(node, block)
         return fetched.payload, await fetched.settled()
 
-    async def bring(self, node: Node, block: int = 0) -> Fetched:
-        """The same for a reader, who does not care whether the bytes have reached the store yet."""
+    async def bring(self, node: Node, block: int = 0, delivery: Delivery | None = None) -> Fetched:
+        """The same for a reader, who does not care whether the bytes have reached the store yet.
+
+        The delivery is made if this call is the one that reads them.
+        """
         key = ContentKey(node.inode, block)
         # A look at the store sees it as of its first read. Ended before the wait, it shows afterwards what others have
         # landed meanwhile, and pins no old pages, in processes too that have no loop of requests to end it.
@@ -206,13 +210,16 @@ class Fetcher:
             return landing
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
-        return await self._client.shared(key, partial(self._fetch_once, key, node.path, offset, length, node.version))
+        fetch = partial(self._fetch_once, key, node.path, offset, length, node.version, delivery)
+        return await self._client.shared(key, fetch)
 
     async def drain(self) -> None:
         """Return when everything that was brought has reached the store; call it before the process ends."""
         await self._landing.drain()
 
-    async def _fetch_once(self, key: ContentKey, path: bytes, offset: int, length: int, version: Version) -> Fetched:
+    async def _fetch_once(
+        self, key: ContentKey, path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None
+    ) -> Fetched:
         while not self._interlock.try_hold(key):
             await self._interlock.until_free(key)
             self._content.end_read()
@@ -220,7 +227,7 @@ class Fetcher:
             if found is not None:
                 return Fetched(bytes(found), FETCHED)
         try:
-            payload = await self._client.read(path, offset, length, version)
+            payload = await self._client.read(path, offset, length, version, delivery)
             self._counters.add("origin_reads")
             self._counters.add("origin_bytes", len(payload))
             self._transit.put(key, payload)

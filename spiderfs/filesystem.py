@@ -19,7 +19,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -51,6 +51,7 @@ from spiderfs.metrics import Counters
 from spiderfs.read_ahead import ReadAhead
 from spiderfs.redirects import Redirects
 from spiderfs.sources.client import SourceClient
+from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey
 
@@ -77,6 +78,8 @@ class Caller(NamedTuple):
     uid: int
     gid: int
     pid: int
+    request: int = 0
+    """The kernel's number of it."""
 
 
 class Attributes(NamedTuple):
@@ -97,11 +100,15 @@ class Entry(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """`fetched`: the whole content, where the open has brought it from the source. `large`: see `lend`."""
+    """`fetched`: the whole content, where the open has brought it from the source.
+
+    `answered`: whoever has read it has given it to the kernel, and said that the file is open. `large`: see `lend`.
+    """
 
     handle: int
     direct_io: bool
     fetched: bytes | None = None
+    answered: bool = False
     large: bool = False
 
 
@@ -155,8 +162,14 @@ class Filesystem:
         events: EventSink,
         counters: Counters,
         settings: Settings,
+        deliver: Callable[[int, int, Caller], Delivery | None] = lambda inode, size, caller: None,
+        heard: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        """`deliver` says of an open of an inode of some size how whoever reads it may answer it.
+
+        `heard` returns when this process knows of all that was answered so.
+        """
         self._catalogue = catalogue
         self._content = content
         self._client = client
@@ -167,6 +180,8 @@ class Filesystem:
         self._control = control
         self._events = events
         self._counters = counters
+        self._deliver = deliver
+        self._heard = heard
         self._now = wall_clock
         # Of directories: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
@@ -337,6 +352,8 @@ class Filesystem:
 
     async def open(self, inode: int, flags: int, caller: Caller) -> Opened:
         if self._control.owns(inode):
+            # What has been read is to be seen in what is said of it.
+            await self._heard()
             return Opened(await self._control.open(inode, flags, caller.uid), direct_io=True)
         if flags & _WRITING:
             raise ReadOnly("spiderfs is read-only")
@@ -344,7 +361,7 @@ class Filesystem:
         if not node.is_regular:
             raise IsADirectory(os.fsdecode(node.path))
         if node.stat.size <= self.settings.sample_max_bytes:
-            return Opened(inode, direct_io=False, fetched=await self._make_local(node, caller))
+            return await self._make_local(node, caller)
         # Only READ knows which blocks are wanted; the open itself waits for nothing.
         self._check_still_named(node)
         self._counters.add("opens")
@@ -392,13 +409,13 @@ class Filesystem:
         if known is None or known.inode != node.inode or known.checked_at == 0:
             raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
 
-    async def _make_local(self, node: Node, caller: Caller) -> bytes | None:
-        """The file's bytes, if they had to be fetched."""
+    async def _make_local(self, node: Node, caller: Caller) -> Opened:
         started = time.perf_counter()
-        fetched = None
+        fetched = delivery = None
         if node.stat.size and not self._fetcher.stored(ContentKey(node.inode)):
+            delivery = self._deliver(node.inode, node.stat.size, caller)
             try:
-                fetched = await self._fetcher.bring(node)
+                fetched = await self._fetcher.bring(node, delivery=delivery)
             except (SourceNotFound, SourceChanged) as exc:
                 raise await self._stale(node) from exc
         took_s = time.perf_counter() - started
@@ -416,10 +433,11 @@ class Filesystem:
                 self._counters.add("redirects")
         if fetched is None:
             self._events.note(node.inode, node.stat.size, HIT, caller.pid, trainer=trainer, wanted=wanted)
-            return None
+            return Opened(node.inode, direct_io=False)
         # An event says where the bytes lie, so it waits until they do.
         fetched.when_settled(partial(self._note_fetched, node, caller.pid, trainer, wanted))
-        return fetched.payload
+        answered = delivery is not None and delivery.done
+        return Opened(node.inode, direct_io=False, fetched=fetched.payload, answered=answered)
 
     def _note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, where: int) -> None:
         if where != FETCHED:
@@ -561,6 +579,7 @@ class Filesystem:
             if name.startswith(XATTR_PREFIX) and node.is_regular:
                 render = _OWN_XATTRS.get(name[len(XATTR_PREFIX) :])
                 if render is not None:
+                    await self._heard()
                     return os.fsencode(render(self, node))
             else:
                 value = await self._client.getxattr(node.path, name)

@@ -73,10 +73,14 @@ class MountContext:
     def row(self, index: int) -> Counters:
         return self.counters.row(index)
 
-    def reading(self) -> ReadProcess:
-        """A process that reads for this one; make it before any thread, and before a store is opened: it is forked."""
+    def reading(self, deliver_to: int | None = None) -> ReadProcess:
+        """A process that reads for this one; make it before any thread, and before a store is opened: it is forked.
+
+        `deliver_to` is the FUSE descriptor, for what waits there for the bytes.
+        """
         longest = max(self.options.sample_max_bytes, BLOCK_BYTES)
-        return ReadProcess(self.source, self.options.fetches, longest, before=session.leave)
+        before = session.leave if deliver_to is None else lambda: None
+        return ReadProcess(self.source, self.options.fetches, longest, before, deliver_to)
 
     def client(self, counters: Counters, read: Read) -> SourceClient:
         options = self.options

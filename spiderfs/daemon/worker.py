@@ -18,6 +18,7 @@ from spiderfs.daemon.control_channel import ControlClient
 from spiderfs.daemon.event_pipe import EventWriter
 from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.filesystem import Filesystem
+from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
 from spiderfs.fuse.session import serve
@@ -57,7 +58,11 @@ def keep_freed_memory() -> None:
 async def work(context: MountContext, descriptor: int, index: int) -> None:
     """Answer requests until the file system is unmounted."""
     keep_freed_memory()
-    reading = context.reading()
+    totals = context.counters.totals()
+    # What a worker before this one has handed out is not known here.
+    sole = context.options.workers == 1 and not totals["worker_restarts"] and not totals["store_rebuilds"]
+    reading = context.reading(descriptor if sole else None)
+    handles = Handles(sole)
     counters = context.row(FIRST_WORKER_ROW + index)
     directories = context.directories
     content, records = context.open_content(), context.open_records()
@@ -88,6 +93,8 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
             events=events,
             counters=counters,
             settings=settings_of(published_options(directories, context.options)),
+            deliver=handles.delivery,
+            heard=reading.caught_up,
         )
 
         def follow_options() -> None:
@@ -102,13 +109,10 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
         nursery.start_soon(_report, events, client, counters)
         nursery.start_soon(_follow, directories.options, OPTIONS_INTERVAL_S, follow_options)
         nursery.start_soon(_follow, directories.trainers, FLUSH_INTERVAL_S, follow_trainers)
-        totals = context.counters.totals()
-        # What one before this one has handed out is not known here.
-        first = not totals["worker_restarts"] and not totals["store_rebuilds"]
-        passthrough = None
-        if context.options.workers == 1:
-            passthrough = Passthrough(KernelBackingFiles(descriptor), filesystem.lend, directories.run)
-        operations = Operations(filesystem, counters, passthrough is not None and first, passthrough)
+        # Several workers do not know of each other's handles.
+        one = context.options.workers == 1
+        passthrough = Passthrough(KernelBackingFiles(descriptor), filesystem.lend, directories.run) if one else None
+        operations = Operations(filesystem, counters, handles, passthrough)
         counters.add("process_starts")
         await serve(descriptor, operations.handlers(), operations.error_number, counters, content.end_read)
         await fetcher.drain()

@@ -9,19 +9,14 @@ import os
 from spiderfs.errors import AttributeTooLong, ReadOnly, SpiderfsError, StoreCorrupt
 from spiderfs.filesystem import Caller, Filesystem
 from spiderfs.fuse import wire
-from spiderfs.fuse.passthrough import Passthrough
+from spiderfs.fuse.handles import Handles, open_out
+from spiderfs.fuse.passthrough import Passthrough, passing_out
 from spiderfs.fuse.session import Body, Handler, store
 from spiderfs.fuse.wire import Opcode, OpenFlag
 from spiderfs.metrics import Counters
-from spiderfs.mountpoint import READ_AHEAD_KIB
 from spiderfs.store.environment import end_as_corrupt
 
 log = logging.getLogger(__name__)
-
-# What was fetched for an open is handed to the kernel before the answer, which saves the reader a round trip: up to
-# what the kernel would have asked for by itself. The call waits for pages that a READ of the file has locked, whose
-# answer would wait behind the call; so it is made only while the kernel has no other handle of the file.
-PUSHED_BYTES = READ_AHEAD_KIB << 10
 
 
 class Operations:
@@ -31,16 +26,14 @@ class Operations:
         self,
         filesystem: Filesystem,
         counters: Counters,
-        sole: bool = False,
+        handles: Handles | None = None,
         passthrough: Passthrough | None = None,
     ) -> None:
-        """`sole`: no other process answers, or has answered, for this mount. `passthrough`: where none does now."""
+        """`passthrough`: where no other process answers now."""
         self._fs = filesystem
         self._counters = counters
-        self._sole = sole
+        self._handles = handles or Handles(sole=False)
         self._passthrough = passthrough
-        # Handles of regular files that the kernel has, by inode. Those of a caller that is killed may stay.
-        self._handles: dict[int, int] = {}
 
     def handlers(self) -> dict[int, Handler]:
         """By opcode. What is missing is answered with ENOSYS, after which the kernel does not ask again.
@@ -84,37 +77,36 @@ class Operations:
 
     async def open(self, inode: int, body: memoryview, caller: Caller) -> Body:
         (flags,) = wire.FIRST_WORD.unpack_from(body)
-        handle, direct_io, fetched, large = await self._fs.open(inode, flags, caller)
-        alone = False
-        if self._sole and not direct_io:
-            others = self._handles.get(inode, 0)
-            self._handles[inode] = others + 1
-            alone = not others
-            if alone and fetched is not None and len(fetched) <= PUSHED_BYTES:
-                store(inode, fetched)
+        self._handles.open(inode)
+        try:
+            handle, direct_io, fetched, answered, large = await self._fs.open(inode, flags, caller)
+        except BaseException:
+            self._closed(inode)
+            raise
+        if answered:
+            return None
+        if fetched is not None and self._handles.may_push(inode, len(fetched)):
+            store(inode, fetched)
         if self._passthrough is not None and not direct_io:
-            past_pages = flags & os.O_DIRECT
-            backing = self._passthrough.opened(inode, may_begin=large and alone and not past_pages)
-            if backing:
+            past_pages = bool(flags & os.O_DIRECT)
+            may_begin = large and not past_pages and self._handles.alone(inode)
+            if backing := self._passthrough.opened(inode, may_begin):
                 self._fs.passed_through(inode)
-                # Without KEEP_CACHE the kernel drops the pages that it has of this inode. With DIRECT_IO it asks here,
-                # which spares who goes past all pages the alignment that the disk would demand of him.
-                passing = OpenFlag.PASSTHROUGH | (OpenFlag.DIRECT_IO if past_pages else 0)
-                return wire.OPEN_OUT.pack(handle, passing, backing)
-        # The pages of an inode are those of one version, so they may stay from one open to the next.
-        return wire.OPEN_OUT.pack(handle, OpenFlag.DIRECT_IO if direct_io else OpenFlag.KEEP_CACHE, 0)
+                return passing_out(handle, backing, past_pages)
+        return open_out(handle, direct_io)
 
     async def read(self, inode: int, body: memoryview, caller: Caller) -> Body:
         return await self._fs.read(*wire.READ_IN.unpack_from(body))
 
     async def release(self, inode: int, body: memoryview, caller: Caller) -> Body:
         (handle,) = wire.HANDLE.unpack_from(body)
-        if (handles := self._handles.pop(inode, 1)) > 1:
-            self._handles[inode] = handles - 1
-        elif self._sole and self._passthrough is not None:
-            self._passthrough.closed(inode)
+        self._closed(inode)
         await self._fs.release(handle)
         return b""
+
+    def _closed(self, inode: int) -> None:
+        if self._handles.close(inode) and self._passthrough is not None:
+            self._passthrough.closed(inode)
 
     async def opendir(self, inode: int, body: memoryview, caller: Caller) -> Body:
         handle, keeps, kept = await self._fs.opendir(inode)

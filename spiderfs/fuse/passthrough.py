@@ -2,8 +2,8 @@
 
 What the kernel demands (fs/fuse/iomode.c of Linux 6.9 and later): all handles of an inode at a time are cached ones, or
 all of them read from one and the same registered file; an open that is answered otherwise fails with EIO. So the first
-handle of an inode decides for those beside it. Whoever counts handles does so before the kernel has them, and until it
-has let go of them.
+handle of an inode decides for those beside it. Handles are counted before the kernel has them, and until it has let go
+of them (`handles.py`).
 
 A registered file stays as it is as long as the kernel has it open, for its lock does too (`store/blocks.py`).
 
@@ -21,6 +21,9 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+
+from spiderfs.fuse import wire
+from spiderfs.fuse.wire import OpenFlag
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,15 @@ class KernelBackingFiles:
 
     def give_up(self, number: int) -> None:
         fcntl.ioctl(self._descriptor, _BACKING_CLOSE, _BACKING_ID.pack(number))
+
+
+def passing_out(handle: int, number: int, past_pages: bool) -> bytes:
+    """The answer to an OPEN whose handle reads from a backing file; `past_pages`: its reader uses O_DIRECT.
+
+    Without KEEP_CACHE the kernel drops the pages that it has of the inode itself. With DIRECT_IO it asks the worker
+    after all, which spares who reads past all pages the alignment that the disk would demand.
+    """
+    return wire.OPEN_OUT.pack(handle, OpenFlag.PASSTHROUGH | (OpenFlag.DIRECT_IO if past_pages else 0), number)
 
 
 class Passthrough:

@@ -166,7 +166,7 @@ class _Desk:
                 # For most requests that is: do not ask again.
                 _write(self._descriptor, unique, errno.ENOSYS, b"")
                 continue
-            answer = handler(inode, self._bodies[: length - wire.IN_HEADER.size], Caller(uid, gid, pid))
+            answer = handler(inode, self._bodies[: length - wire.IN_HEADER.size], Caller(uid, gid, pid, unique))
             try:
                 trap = answer.send(None)
             except StopIteration as done:

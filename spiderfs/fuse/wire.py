@@ -229,6 +229,11 @@ def statfs_out(found: os.statvfs_result) -> bytes:
     )
 
 
+def answered(unique: int, body: bytes) -> bytes:
+    """A whole answer to a request that succeeded."""
+    return OUT_HEADER.pack(OUT_HEADER.size + len(body), 0, unique) + body
+
+
 def resend() -> bytes:
     return OUT_HEADER.pack(OUT_HEADER.size, Notice.RESEND, 0)
 

@@ -25,14 +25,15 @@ from typing import Any, TypeVar, TypeVarTuple
 import trio
 
 from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable
+from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import Source, SourceStat, Version
 from spiderfs.threads import Threads
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-Read = Callable[[bytes, int, int, Version], Awaitable[bytes]]
-"""`Source.read`, asynchronous; it bounds by itself how many run at a time."""
+Read = Callable[[bytes, int, int, Version, Delivery | None], Awaitable[bytes]]
+"""`Source.read`, asynchronous; it bounds by itself how many run at a time, and need not make the delivery."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,10 @@ class SourceClient:
     async def scan(self, path: bytes) -> list[tuple[bytes, SourceStat]]:
         return await self.call(lambda: list(self.source.scan(path)), timeout_s=self._limits.scan_timeout_s)
 
-    async def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
-        return await self._in_time(self._read, (path, offset, length, version), self._limits.timeout_s)
+    async def read(
+        self, path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None = None
+    ) -> bytes:
+        return await self._in_time(self._read, (path, offset, length, version, delivery), self._limits.timeout_s)
 
     async def readlink(self, path: bytes) -> bytes:
         return await self.call(self.source.readlink, path)
@@ -201,7 +204,9 @@ class SourceClient:
         self.source.stat(b"")
         self.source.statvfs()
 
-    async def _read_in_thread(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+    async def _read_in_thread(
+        self, path: bytes, offset: int, length: int, version: Version, _: Delivery | None
+    ) -> bytes:
         return await self._threads.run(self.source.read, path, offset, length, version)
 
     async def _attempts(self, ask: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts]) -> T:

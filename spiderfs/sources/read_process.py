@@ -8,6 +8,11 @@ One slot of shared memory belongs to each read: a header, and behind it the path
 of the slot goes through a pipe, one pipe there and one back; every record is 4 bytes, so none is torn (pipe(7)). All
 threads wait in the same pipe, and the kernel wakes one.
 
+A read may come with a **delivery**: the process then writes the bytes and an answer to a descriptor before it hands
+them over, so that who waits has them two wake-ups sooner. Whoever asks next may then ask about a read of which
+the parent has not heard yet. Deliveries are counted in shared memory before they are made: a parent that is to say what
+was read waits until it has `caught_up`.
+
 The process ends with its parent (PR_SET_PDEATHSIG, and the end of the pipe). When it dies itself the parent's `attend`
 raises, and the parent is to end too: what it was asked for is asked for again by whoever comes after it.
 """
@@ -16,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import pickle
@@ -29,16 +35,21 @@ import outcome
 import trio
 
 from spiderfs.errors import SourceUnavailable
+from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import Source, Version
 
 _PR_SET_PDEATHSIG = 1
 _NUMBER = struct.Struct("<I")
-# Request: offset, length, the version's size and mtime, bytes of the path. Reply: bytes, and whether they are an error.
-_REQUEST = struct.Struct("<QQQqI")
-_REPLY = struct.Struct("<Q?")
+# Request: offset, length, the version's size and mtime; bytes of the path, of what a delivery begins with, and of its
+# answer. Reply: bytes, and what they are.
+_REQUEST = struct.Struct("<QQQqIHH")
+_REPLY = struct.Struct("<QB")
+_READ, _DELIVERED, _FAILED = 0, 1, 2
+_COUNT = struct.Struct("<Q")
 _HEADER_BYTES = 64
 # What a slot keeps of its memory between reads; 16 of them hold 16 MiB at most.
 _KEPT_BYTES = 1 << 20
+_HELD_UP_S = 0.05
 # Numbers taken from the pipe at a time.
 _MOST_REPLIES = 4096 * _NUMBER.size
 
@@ -46,19 +57,30 @@ _MOST_REPLIES = 4096 * _NUMBER.size
 class ReadProcess:
     """Make it before the process has other threads; `read` works while `attend` runs."""
 
-    def __init__(self, source: Source, limit: int, longest: int, before: Callable[[], object]) -> None:
-        """At most `limit` reads at a time of at most `longest` bytes; the new process calls `before` first."""
+    def __init__(
+        self, source: Source, limit: int, longest: int, before: Callable[[], object], deliver_to: int | None = None
+    ) -> None:
+        """At most `limit` reads at a time of at most `longest` bytes; the new process calls `before` first.
+
+        Without the descriptor `deliver_to` no delivery is made.
+        """
         self._longest = longest
+        self._deliver_to = deliver_to
         self._slot_bytes = -(-(_HEADER_BYTES + longest) // mmap.PAGESIZE) * mmap.PAGESIZE
         # A file in memory, of which only those pages exist that were touched.
         memory = os.memfd_create("spiderfs-reads")
-        os.ftruncate(memory, limit * self._slot_bytes)
-        self._memory = mmap.mmap(memory, limit * self._slot_bytes)
+        self._count_at = limit * self._slot_bytes
+        os.ftruncate(memory, self._count_at + mmap.PAGESIZE)
+        self._memory = mmap.mmap(memory, self._count_at + mmap.PAGESIZE)
         os.close(memory)
         self._view = memoryview(self._memory)
+        self._heard = 0
+        self._hearing = trio.lowlevel.ParkingLot()
+        self._counting = threading.Lock()
         self._free = list(range(limit - 1, -1, -1))
         self._room = trio.lowlevel.ParkingLot()
         self._tasks: dict[int, trio.lowlevel.Task | None] = {}
+        self._delivering: set[int] = set()
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         parent = os.getpid()
@@ -79,19 +101,28 @@ class ReadProcess:
 
     # -- here
 
-    async def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
-        """As `Source.read`. When the caller is cancelled the read goes on, and keeps its slot until it returns."""
+    async def read(
+        self, path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None = None
+    ) -> bytes:
+        """As `Source.read`. When the caller is cancelled the read goes on, and keeps its slot until it returns.
+
+        A delivery of other than `length` bytes is not made.
+        """
+        head, answer = (b"", b"") if delivery is None or self._deliver_to is None else (delivery.head, delivery.answer)
         # Its slot has to hold the path, and what an error may say of it.
-        if max(2 * len(path), length) > self._longest:
+        if max(2 * len(path) + len(head) + len(answer), length) > self._longest:
             raise SourceUnavailable(f"{length} bytes of a path of {len(path)} are more than is read at a time")
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._free:
             await self._room.park()
         slot = self._free.pop()
         begin = slot * self._slot_bytes
-        _REQUEST.pack_into(self._view, begin, offset, length, *version, len(path))
+        _REQUEST.pack_into(self._view, begin, offset, length, *version, len(path), len(head), len(answer))
         begin += _HEADER_BYTES
-        self._view[begin : begin + len(path)] = path
+        said = path + head + answer
+        self._view[begin : begin + len(said)] = said
+        if answer:
+            self._delivering.add(slot)
         self._tasks[slot] = trio.lowlevel.current_task()
         # Where the process has just ended, `attend` says so in a moment.
         with contextlib.suppress(BrokenPipeError):
@@ -101,12 +132,31 @@ class ReadProcess:
             self._tasks[slot] = None
             return trio.lowlevel.Abort.SUCCEEDED
 
-        failed, size = await trio.lowlevel.wait_task_rescheduled(abandon)
+        what, size = await trio.lowlevel.wait_task_rescheduled(abandon)
         result = bytes(self._view[begin : begin + size])
         self._give_back(slot, size)
-        if failed:
+        if what == _FAILED:
             raise pickle.loads(result)
+        if delivery is not None:
+            delivery.done = what == _DELIVERED
         return result
+
+    @property
+    def behind(self) -> bool:
+        """Whether a delivery has been made, or is being made, of which `attend` has not heard yet."""
+        return bool(_COUNT.unpack_from(self._view, self._count_at)[0] != self._heard)
+
+    async def caught_up(self) -> None:
+        """Return when those who wait for what has been delivered have been woken, and have gone on; or after a moment.
+
+        A delivery that the descriptor holds up must not hold up this process too, which may be what it waits for.
+        """
+        with trio.move_on_after(_HELD_UP_S):
+            while self.behind:
+                await self._hearing.park()
+            # They may have been woken in the turn that this task was in, or is put into now, whose order is anyone's.
+            for _ in range(2):
+                await trio.lowlevel.checkpoint()
 
     async def attend(self) -> None:
         """For ever: wake whoever has asked. Raises SourceUnavailable when the process has ended."""
@@ -119,12 +169,16 @@ class ReadProcess:
             if not replies:
                 raise SourceUnavailable("the process that reads from the source has ended")
             for (slot,) in _NUMBER.iter_unpack(replies):
-                size, failed = _REPLY.unpack_from(self._view, slot * self._slot_bytes)
+                size, what = _REPLY.unpack_from(self._view, slot * self._slot_bytes)
+                if slot in self._delivering:
+                    self._delivering.discard(slot)
+                    self._heard += 1
                 task = self._tasks.pop(slot)
                 if task is None:
                     self._give_back(slot, size)
                 else:
-                    trio.lowlevel.reschedule(task, outcome.Value((failed, size)))
+                    trio.lowlevel.reschedule(task, outcome.Value((what, size)))
+            self._hearing.unpark_all()
 
     def close(self) -> None:
         """For tests: a worker ends with its mount. The other process ends too, if it has not yet."""
@@ -152,14 +206,37 @@ class ReadProcess:
     def _answer(self, source: Source, requests: int, replies: int) -> None:
         while number := os.read(requests, _NUMBER.size):
             begin = _NUMBER.unpack(number)[0] * self._slot_bytes
-            offset, length, size, mtime_ns, path_bytes = _REQUEST.unpack_from(self._view, begin)
+            offset, length, size, mtime_ns, path_bytes, head_bytes, answer_bytes = _REQUEST.unpack_from(
+                self._view, begin
+            )
             start = begin + _HEADER_BYTES
-            path = bytes(self._view[start : start + path_bytes])
+            said = bytes(self._view[start : start + path_bytes + head_bytes + answer_bytes])
+            path = said[:path_bytes]
             try:
-                result, failed = source.read(path, offset, length, Version(size, mtime_ns)), False
+                result, what = source.read(path, offset, length, Version(size, mtime_ns)), _READ
             except Exception as exc:
-                result, failed = pickle.dumps(exc.with_traceback(None)), True
+                result, what = pickle.dumps(exc.with_traceback(None)), _FAILED
+            if answer_bytes:
+                with self._counting:
+                    (count,) = _COUNT.unpack_from(self._view, self._count_at)
+                    _COUNT.pack_into(self._view, self._count_at, count + 1)
+                if what == _READ and len(result) == length:
+                    head_end = path_bytes + head_bytes
+                    what = self._deliver(said[path_bytes:head_end], result, said[head_end:])
             self._view[start : start + len(result)] = result
-            _REPLY.pack_into(self._view, begin, len(result), failed)
+            _REPLY.pack_into(self._view, begin, len(result), what)
             os.write(replies, number)
         os._exit(0)
+
+    def _deliver(self, head: bytes, content: bytes, answer: bytes) -> int:
+        assert self._deliver_to is not None
+        # What the content is refused for (the kernel has no memory for it, or knows the file no more) is no harm.
+        with contextlib.suppress(OSError):
+            os.writev(self._deliver_to, (head, content))
+        try:
+            os.write(self._deliver_to, answer)
+        except OSError as exc:
+            # ENOENT: nobody waits any more. ENODEV: nor does anybody ask again.
+            if exc.errno not in (errno.ENOENT, errno.ENODEV):
+                return _READ
+        return _DELIVERED

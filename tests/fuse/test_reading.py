@@ -148,6 +148,22 @@ def _forget_bytes(mount: Mounted, name: str) -> None:
     eventually(evicted, what="its eviction")
 
 
+def test_what_was_just_read_shows_in_what_is_said_of_it(tmp_path: Path) -> None:
+    """Whoever reads from the source answers the open, and the worker hears of it later."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(40):
+        (source / f"{number}").write_bytes(os.urandom(3000 * number + 1))
+    with mounted(source, tmp_path / "mount", source__latency_ms=2) as mount:
+        for number in range(40):
+            path = mount.point / f"{number}"
+            assert path.read_bytes() == (source / f"{number}").read_bytes()
+            assert os.getxattr(path, "user.spiderfs.state") == b"cached"
+            assert mount.metric("opens") == number + 1
+            assert mount.metric("origin_reads") == number + 1
+        assert mount.metric("reads") == 0
+
+
 def test_64_processes_of_one_file(mount: Mounted, source: Path) -> None:
     wanted = write_files(source, {"shared": 300_000}, seed=64)
     with readers(64, mount.point, wanted, rounds=2) as many:

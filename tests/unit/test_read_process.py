@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from mounting import eventually, is_running
 
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
@@ -25,8 +27,8 @@ LONGEST = 3 << 20
 
 
 @contextmanager
-def reading(source: Source, limit: int = 4) -> Iterator[ReadProcess]:
-    process = ReadProcess(source, limit, LONGEST, before=lambda: None)
+def reading(source: Source, limit: int = 4, deliver_to: int | None = None) -> Iterator[ReadProcess]:
+    process = ReadProcess(source, limit, LONGEST, lambda: None, deliver_to)
     try:
         yield process
     finally:
@@ -129,6 +131,108 @@ def test_who_gives_up_leaves_the_slot_to_the_read(tmp_path: Path) -> None:
 
         attended(process, test)
     faults.close()
+
+
+class Deliver:
+    def __init__(self, head: bytes, answer: bytes) -> None:
+        self.head, self.answer, self.done = head, answer, False
+
+
+def test_who_waits_elsewhere_is_given_the_bytes_first() -> None:
+    source = MemorySource()
+    content = os.urandom(100_000)
+    version = source.add(b"file", content).version
+    there, descriptor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with reading(source, deliver_to=descriptor.fileno()) as process:
+
+        async def test() -> None:
+            delivery = Deliver(b"head", b"answer")
+            heard: list[str] = []
+
+            async def read() -> None:
+                assert await process.read(b"file", 0, len(content), version, delivery) == content
+                heard.append("read")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await trio.testing.wait_all_tasks_blocked()
+                assert there.recv(1 << 20) == b"head" + content  # blocks the loop: nothing is heard here meanwhile
+                assert there.recv(1 << 20) == b"answer"
+                assert process.behind
+                await process.caught_up()
+                assert heard == ["read"]
+                assert not process.behind
+            assert delivery.done
+
+        attended(process, test)
+    there.close()
+    descriptor.close()
+
+
+def test_what_cannot_be_delivered_is_left_to_the_caller() -> None:
+    source = MemorySource()
+    version = source.add(b"file", b"content").version
+    there, descriptor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with reading(source, deliver_to=descriptor.fileno()) as process:
+
+        async def test() -> None:
+            short, failed = Deliver(b"head", b"answer"), Deliver(b"head", b"answer")
+            assert await process.read(b"file", 3, 7, version, short) == b"tent"
+            with pytest.raises(SourceNotFound):
+                await process.read(b"nothing", 0, 7, version, failed)
+            there.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                there.recv(1 << 20)
+            assert [short.done, failed.done] == [False, False]
+            await process.caught_up()
+            assert not process.behind
+
+        attended(process, test)
+    there.close()
+    descriptor.close()
+
+
+def test_what_the_descriptor_refuses_is_left_to_the_caller() -> None:
+    source = MemorySource()
+    version = source.add(b"file", b"content").version
+    with open(os.devnull) as read_only, reading(source, deliver_to=read_only.fileno()) as process:
+
+        async def test() -> None:
+            refused = Deliver(b"head", b"answer")
+            assert await process.read(b"file", 0, 7, version, refused) == b"content"
+            assert not refused.done
+
+        attended(process, test)
+
+
+def test_a_delivery_that_is_held_up_holds_up_nobody_else() -> None:
+    source = MemorySource()
+    version = source.add(b"file", b"x" * 4096).version
+    there, descriptor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with reading(source, deliver_to=descriptor.fileno()) as process:
+
+        async def test() -> None:
+            async def read() -> None:
+                await process.read(b"file", 0, 4096, version, Deliver(b"head", b"answer"))
+
+            descriptor.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    descriptor.send(b"x" * 4096)  # until there is no room
+            descriptor.setblocking(True)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await trio.testing.wait_all_tasks_blocked()
+                while not process.behind:
+                    await trio.sleep(0.001)
+                await process.caught_up()
+                assert process.behind
+                assert await process.read(b"file", 0, 1, version) == b"x"
+                nursery.cancel_scope.cancel()
+
+        attended(process, test)
+    there.close()
+    descriptor.close()
 
 
 def test_its_end_is_told() -> None:

@@ -1,0 +1,63 @@
+"""Which files the kernel has open, and who may answer an OPEN that waits for the source.
+
+What was fetched for an open is handed to the kernel before the answer, which saves the reader a round trip: up to what
+the kernel would have asked for by itself. That call waits for pages that a READ of the file has locked, and a READ may
+wait for whoever makes the call; so it is made only while the kernel has no other handle of the file.
+"""
+
+from __future__ import annotations
+
+from spiderfs.filesystem import Caller
+from spiderfs.fuse import wire
+from spiderfs.fuse.wire import OpenFlag
+from spiderfs.mountpoint import READ_AHEAD_KIB
+
+PUSHED_BYTES = READ_AHEAD_KIB << 10
+
+
+class OpenDelivery:
+    """The content of a file, and the answer to the OPEN that waits for it; see `sources/delivery.py`."""
+
+    def __init__(self, inode: int, size: int, request: int) -> None:
+        self.head = wire.store(inode, size)
+        self.answer = wire.answered(request, open_out(inode))
+        self.done = False
+
+
+class Handles:
+    """Counts the handles of each inode, from before an open is answered until its RELEASE.
+
+    So there is none more in the kernel than is known here, but for those of a caller that was killed.
+    """
+
+    def __init__(self, sole: bool) -> None:
+        """`sole`: no other process answers, or has answered, for this mount; else nothing is known."""
+        self._sole = sole
+        self._count: dict[int, int] = {}
+
+    def open(self, inode: int) -> None:
+        if self._sole:
+            self._count[inode] = self._count.get(inode, 0) + 1
+
+    def close(self, inode: int) -> bool:
+        """One was released, or its open failed; says whether the kernel is known to have none of the inode now."""
+        if (count := self._count.pop(inode, 1)) > 1:
+            self._count[inode] = count - 1
+        return self._sole and count == 1
+
+    def alone(self, inode: int) -> bool:
+        """Whether the open that is counted last is the only one."""
+        return self._count.get(inode) == 1
+
+    def may_push(self, inode: int, size: int) -> bool:
+        """Whether the open that is counted last is the only one, and the content small enough."""
+        return self.alone(inode) and size <= PUSHED_BYTES
+
+    def delivery(self, inode: int, size: int, caller: Caller) -> OpenDelivery | None:
+        """For the open under way, if whoever reads the file may answer it."""
+        return OpenDelivery(inode, size, caller.request) if self.may_push(inode, size) else None
+
+
+def open_out(handle: int, direct_io: bool = False) -> bytes:
+    """The pages of an inode are those of one version, so they may stay from one open to the next."""
+    return wire.OPEN_OUT.pack(handle, OpenFlag.DIRECT_IO if direct_io else OpenFlag.KEEP_CACHE, 0)

@@ -31,7 +31,7 @@ from spiderfs.errors import Stale, StoreDamaged, StoreError
 from spiderfs.fetch_lock import FetchLock
 from spiderfs.redirects import PendingReads, Redirects, Who, published_trainers
 from spiderfs.sources.source import SourceStat
-from spiderfs.store.content import ContentReader
+from spiderfs.store.content_reader import ContentReader
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey
 

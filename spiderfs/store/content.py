@@ -20,21 +20,21 @@ from pathlib import Path
 
 import lmdb
 
-from spiderfs.errors import StoreCorrupt, StoreDamaged, StoreError
+from spiderfs.errors import StoreCorrupt, StoreError
 from spiderfs.store.blocks import BlockFiles
-from spiderfs.store.checksums import SoundPieces, header, header_bytes, verified, verified_elsewhere
+from spiderfs.store.checksums import SoundPieces, header, verified, verified_elsewhere
 from spiderfs.store.environment import BLOCKS, open_environment, translate, translated_errors
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Member, Usage
 
 log = logging.getLogger(__name__)
 
-_KEY = struct.Struct(">QI")
+KEY = struct.Struct(">QI")
 _MEMBER = struct.Struct("<QQf")  # size, sequence number, score; the section's name follows
 _SEQUENCE = struct.Struct(">Q")
 # landing bytes, landing entries, kept bytes, kept entries, capacity, next sequence number
 _USAGE = struct.Struct("<6Q")
 _USAGE_KEY = b"usage"
-_TABLES = 5
+TABLES = 5
 # Blocks that are freed at once by who has dropped some, at 50 us each; the rest is left to who keeps house.
 FREED_AT_ONCE = 32
 
@@ -43,7 +43,7 @@ class LmdbContent:
     """The store of one cache directory; see `Content` for the contract and `store.py` for the theory."""
 
     def __init__(self, path: Path) -> None:
-        self._env = open_environment(path, _TABLES)
+        self._env = open_environment(path, TABLES)
         with translated_errors():
             self._content = self._env.open_db(b"content")
             self._member = self._env.open_db(b"member")
@@ -68,43 +68,53 @@ class LmdbContent:
             self._reader.abort()
             self._reader = None
 
-    def has(self, key: ContentKey) -> bool:
+    def _record(self, key: ContentKey) -> memoryview | None:
         try:
-            return self._transaction().get(_KEY.pack(*key)) is not None
+            found = self._transaction().get(KEY.pack(*key))
         except lmdb.Error as exc:
             raise translate(exc) from exc
+        return None if found is None else memoryview(found)
+
+    def has(self, key: ContentKey) -> bool:
+        return self._record(key) is not None
 
     def read(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | bytes | None:
-        packed = _KEY.pack(*key)
-        try:
-            found = self._transaction().get(packed)
-        except lmdb.Error as exc:
-            raise translate(exc) from exc
-        if found is None:
+        record = self._record(key)
+        if record is None:
             return None
-        piece = self._block(key, bytes(found), offset, size) if key.block else verified(memoryview(found), offset, size)
-        if piece is None and key.block:
-            # This look at the store may be an old one, and the block gone, or landed anew in another file.
-            self.end_read()
-            self._files.forget(key.inode)
-            found = self._transaction().get(packed)
+        if key.block:
+            return self._read_block(key, bytes(record), offset, size)
+        piece = verified(record, offset, size)
+        if piece is None:
+            self.damaged += 1
+        return piece
+
+    def _read_block(self, key: ContentKey, head: bytes, offset: int, size: int | None) -> memoryview | None:
+        start = (key.block - 1) * BLOCK_BYTES
+
+        def verified_block(head: bytes) -> memoryview | None:
+            found = verified_elsewhere(
+                head, lambda at, count: self._files.read(key.inode, start + at, count), offset, size
+            )
             if found is None:
                 return None
-            piece = self._block(key, bytes(found), offset, size)
+            self._sound.add(key, found.pieces)
+            return found.payload
+
+        piece = verified_block(head)
+        if piece is not None:
+            return piece
+        # This look at the store may be an old one, and the block be gone, or have landed anew in another file.
+        self.end_read()
+        self._files.forget(key.inode)
+        record = self._record(key)
+        if record is None:
+            return None
+        piece = verified_block(bytes(record))
         if piece is None:
             self.damaged += 1
             self._sound.forget(key)
         return piece
-
-    def _block(self, key: ContentKey, head: bytes, offset: int, size: int | None) -> memoryview | None:
-        start = (key.block - 1) * BLOCK_BYTES
-        found = verified_elsewhere(
-            head, lambda at, length: self._files.read(key.inode, start + at, length), offset, size
-        )
-        if found is None:
-            return None
-        self._sound.add(key, found.pieces)
-        return found.payload
 
     def lend(self, inode: int, size: int) -> int | None:
         if not self._sound.whole(inode, size) or (fd := self._files.lend(inode)) is None:
@@ -121,7 +131,7 @@ class LmdbContent:
 
     def member(self, key: ContentKey) -> Member | None:
         with translated_errors(), self._env.begin(self._member) as txn:
-            record = txn.get(_KEY.pack(*key))
+            record = txn.get(KEY.pack(*key))
         return None if record is None else _member(key, record)
 
     # -- writing, in any thread
@@ -134,7 +144,7 @@ class LmdbContent:
         takes_blocks = not blocks or self._takes_blocks()
         # Outside the transaction, which others may wait for.
         rows = [
-            (_KEY.pack(*key), len(payload), header(payload) if key.block else header(payload) + payload)
+            (KEY.pack(*key), len(payload), header(payload) if key.block else header(payload) + payload)
             for key, payload in records
         ]
         try:
@@ -149,8 +159,9 @@ class LmdbContent:
                     for (key, _), row in zip(records, rows, strict=True)
                 ]
                 txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
-        except StoreError:
-            self._disown([key for key, _ in blocks])
+        except StoreError as exc:
+            if not isinstance(exc, StoreCorrupt):
+                self._disown([key for key, _ in blocks])
             raise
         if blocks:
             outcomes = [(key, taken) for (key, _), taken in zip(records, landed, strict=True) if key.block]
@@ -190,7 +201,8 @@ class LmdbContent:
         usage[1] += 1
         usage[5] += 1
         txn.put(packed, value, db=self._content)
-        txn.delete(packed, db=self._holes)
+        if _is_block(packed):
+            txn.delete(packed, db=self._holes)
         txn.put(packed, _MEMBER.pack(size, sequence, 0.0) + LANDING.encode(), db=self._member)
         txn.put(_SEQUENCE.pack(sequence), packed, db=self._queue, append=True)
         return True
@@ -200,9 +212,9 @@ class LmdbContent:
         with translated_errors(), self._env.begin(write=True) as txn:
             usage = self._usage(txn)
             for key in drop:
-                self._remove(txn, usage, _KEY.pack(*key))
+                self._remove(txn, usage, KEY.pack(*key))
             for key, section, score in keep:
-                packed = _KEY.pack(*key)
+                packed = KEY.pack(*key)
                 record = txn.get(packed, db=self._member)
                 if record is None:
                     missing.append(key)
@@ -250,7 +262,7 @@ class LmdbContent:
             txn.delete(_SEQUENCE.pack(sequence), db=self._queue)
         txn.delete(packed, db=self._content)
         txn.delete(packed, db=self._member)
-        if _KEY.unpack(packed)[1]:
+        if _is_block(packed):
             txn.put(packed, b"", db=self._holes)
         usage[0 if landing else 2] -= size
         usage[1 if landing else 3] -= 1
@@ -285,14 +297,14 @@ class LmdbContent:
         with translated_errors(), self._env.begin(self._holes) as txn, txn.cursor() as cursor:
             more = cursor.first()
             while more:
-                inode, _ = _KEY.unpack(cursor.key())
+                inode, _ = KEY.unpack(cursor.key())
                 found.append((inode, _blocks(txn, inode, limit)))
-                more = cursor.set_range(_KEY.pack(inode + 1, 0))
+                more = cursor.set_range(KEY.pack(inode + 1, 0))
         return found
 
     def _free(self, inode: int, blocks: list[int]) -> None:
         with self._files.locked(inode, blocks) as held:
-            keys = [_KEY.pack(inode, block) for block in held.blocks]
+            keys = [KEY.pack(inode, block) for block in held.blocks]
             with translated_errors(), self._env.begin(self._content) as txn:
                 gone = [txn.get(key) is None for key in keys]
             for block in itertools.compress(held.blocks, gone):
@@ -313,7 +325,7 @@ class LmdbContent:
             rows = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
         rows.sort(key=lambda row: _MEMBER.unpack_from(row[1])[1])
         for key, value in rows:
-            yield _member(ContentKey(*_KEY.unpack(key)), value)
+            yield _member(ContentKey(*KEY.unpack(key)), value)
 
     def usage(self) -> Usage:
         with translated_errors(), self._env.begin(self._meta) as txn:
@@ -334,48 +346,14 @@ class LmdbContent:
         self._env.close()
 
 
-class ContentReader:
-    """The whole files of a store that other processes write; for any thread, and across a fork (`environment.py`)."""
-
-    def __init__(self, path: Path) -> None:
-        self._env = open_environment(path, _TABLES, readonly=True)
-        with translated_errors():
-            self._content = self._env.open_db(b"content", create=False)
-
-    def has(self, inode: int) -> bool:
-        with translated_errors(), self._env.begin(self._content, buffers=True) as txn:
-            return txn.get(_KEY.pack(inode, 0)) is not None
-
-    def copy(self, inode: int) -> bytes | None:
-        """A file's bytes, verified; None if they are not there. Raises StoreDamaged, StoreError.
-
-        They are copied first and verified after it: what was verified is what is returned, and it lies in the
-        processor's cache then.
-        """
-        try:
-            txn = self._env.begin(self._content, buffers=True)
-            try:
-                found = txn.get(_KEY.pack(inode, 0))
-                if found is None:
-                    return None
-                value = memoryview(found)
-                start = header_bytes(value)
-                head, payload = bytes(value[:start]), bytes(value[start:])
-            finally:
-                txn.abort()
-        except lmdb.Error as exc:
-            raise translate(exc) from exc
-        if head != header(payload):
-            raise StoreDamaged("a record of the cache fails its checksum")
-        return payload
-
-    def close(self) -> None:
-        self._env.close()
-
-
 def _member(key: ContentKey, record: bytes) -> Member:
     size, _, score = _MEMBER.unpack_from(record)
     return Member(key, size, record[_MEMBER.size :].decode(), score)
+
+
+def _is_block(packed: bytes) -> bool:
+    _, block = KEY.unpack(packed)
+    return bool(block)
 
 
 def _blocks(
@@ -384,9 +362,9 @@ def _blocks(
     """The blocks of a file in a table, the transaction's own by default, in order."""
     found: list[int] = []
     with txn.cursor(table) as cursor:
-        if cursor.set_range(_KEY.pack(inode, 1)):
+        if cursor.set_range(KEY.pack(inode, 1)):
             for key in cursor.iternext(keys=True, values=False):
-                owner, block = _KEY.unpack(key)
+                owner, block = KEY.unpack(key)
                 if owner != inode or len(found) == limit:
                     break
                 found.append(block)

@@ -8,13 +8,16 @@ import mmap
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
 import pytest
-from mounting import PATIENCE_S, Mounted, detach, eventually, mounted
+from mounting import PATIENCE_S, Mounted, detach, ending, eventually, mounted
 from reading import readers, together, write_files
 
 pytestmark = pytest.mark.skipif(
@@ -311,3 +314,52 @@ def test_policies_hear_of_what_the_kernel_reads(mount: Mounted) -> None:
 
     eventually(heard)
     assert mount.metric("events_dropped") == 0
+
+
+_AS_USER = """
+import os, sys
+import click, pydantic, spiderfs.cli.main, spiderfs.cli.mount, spiderfs.cli.umount, spiderfs.daemon.supervisor
+from spiderfs.policies import mountable_policies
+mountable_policies()
+source, point, options = sys.argv[1:]
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+
+def run(*arguments):
+    try:
+        spiderfs.cli.main.main(list(arguments))
+    except SystemExit as exc:
+        assert not exc.code, exc.code
+
+run("mount", source, point, "-o", options)
+try:
+    wanted = open(f"{source}/large", "rb").read()
+    for _ in range(4):
+        assert open(f"{point}/large", "rb").read() == wanted
+    print(open(f"{point}/.spiderfs/metrics").read())
+finally:
+    run("umount", point)
+"""
+
+
+def test_an_ordinary_user_reads_as_before(source: Path, tmp_path: Path) -> None:
+    """The kernel registers files for root alone."""
+    for path in (tmp_path, *tmp_path.parents):
+        if (
+            path.owner() == "root"
+            and path.is_relative_to(tempfile.gettempdir())
+            and path != Path(tempfile.gettempdir())
+        ):
+            path.chmod(0o755)
+    for name in ("point", "own"):
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, 65534, 65534)
+    point, cache = tmp_path / "point", tmp_path / "own/cache"
+    options = f"cache_dir={cache},log_file={tmp_path}/own/log,log_level=info"
+    with ending(tmp_path / "own", point, cache):
+        done = subprocess.run(
+            [sys.executable, "-c", _AS_USER, source, point, options], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+    assert "\nspiderfs_passthrough_opens_total 0" in done.stdout
+    log = (tmp_path / "own/log").read_text()
+    assert log.count("the kernel does not read large files by itself") == 1

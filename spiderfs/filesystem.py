@@ -66,8 +66,9 @@ NAME_MAX = 255
 XATTR_PREFIX = "user.spiderfs."
 # Directories whose listing the kernel may keep; forgetting one costs a reading of its names.
 _LISTINGS_KEPT = 65536
-# An event for each block of 1 MiB: who opens a large file for every sample in it must not fill the pipe with them.
-PASSED_PAUSE_S = 1.0
+# An event for each block of 1 MiB: who opens a large file for every sample in it, or one of terabytes, must not fill
+# the pipe with them.
+PASSED_PAUSE_S, PASSED_BLOCKS = 1.0, 4096
 _PASSED_FILES = 4096
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 
@@ -185,8 +186,8 @@ class Filesystem:
         self._now = wall_clock
         # Of directories: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
-        # Of large files that the kernel reads by itself: when the policies were last told that all of it is read.
-        self._passed_at: dict[int, float] = {}
+        # Of large files that the kernel reads by itself: when the policies were last told so, and up to which block.
+        self._passed: dict[int, tuple[float, int]] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(wall_clock() * 1e9)
         self.settings = settings
@@ -385,18 +386,21 @@ class Filesystem:
         """Account for an open after which the kernel reads a large file without asking: as if all of it were read."""
         self._counters.add("passthrough_opens")
         now = self._now()
-        if now - self._passed_at.get(inode, 0.0) < PASSED_PAUSE_S:
+        told_at, told = self._passed.get(inode, (0.0, 0))
+        if now - told_at < PASSED_PAUSE_S:
             return
-        if len(self._passed_at) >= _PASSED_FILES:
-            self._passed_at.clear()
-        self._passed_at[inode] = now
         try:
             size = self._catalogue.node(inode).stat.size
         except (Stale, StoreError) as exc:
             log.debug("inode %d: what reads it by itself is not counted: %s", inode, exc)
             return
-        for block, start in enumerate(range(0, size, BLOCK_BYTES), 1):
-            self._events.note(inode, min(BLOCK_BYTES, size - start), HIT, 0, block)
+        blocks = math.ceil(size / BLOCK_BYTES)
+        until = told + min(blocks, PASSED_BLOCKS)
+        for block in (number % blocks for number in range(told, until)):
+            self._events.note(inode, min(BLOCK_BYTES, size - block * BLOCK_BYTES), HIT, 0, block + 1)
+        if len(self._passed) >= _PASSED_FILES:
+            self._passed.clear()
+        self._passed[inode] = (now, until % blocks)
 
     def _check_still_named(self, node: Node) -> None:
         """Raises Stale for a version whose name is known to mean another one by now.

@@ -1,17 +1,26 @@
-"""The book of which inodes the kernel reads by itself, with a kernel that only remembers what it was told."""
+"""Which inodes the kernel reads by itself, with a kernel that only remembers what it was told."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
+from spiderfs.core.events import HIT
+from spiderfs.filesystem import PASSED_BLOCKS, PASSED_PAUSE_S, Filesystem, Settings
 from spiderfs.fuse import wire
 from spiderfs.fuse.passthrough import Passthrough
+from spiderfs.metrics import SharedCounters
+from spiderfs.sources.source import SourceStat
+from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.store import BLOCK_BYTES
 
 WHOLE, PARTIAL = 11, 12
 
@@ -143,3 +152,54 @@ def test_nothing_is_taken_that_was_not_offered() -> None:
     assert not taken & EXT
     assert (further, depth) == (0, 0)
     assert agreed(EXT, 0) == (EXT, 0, 0)
+
+
+# -- what the policies are told
+
+
+class Heard:
+    """The blocks of each event that was noted."""
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.sizes: set[int] = set()
+
+    def note(
+        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+    ) -> None:
+        assert where == HIT
+        self.blocks.append(block)
+        self.sizes.add(size)
+
+
+def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many() -> None:
+    catalogue = Catalogue(MemoryRecords(TABLES))
+    directory = SourceStat(stat.S_IFDIR | 0o755, 0, 0, 0, 0)
+    catalogue.record_root(directory)
+    blocks = PASSED_BLOCKS + 10
+    size = blocks * BLOCK_BYTES - 5
+    inode = catalogue.record(ROOT_INODE, b"f", SourceStat(stat.S_IFREG | 0o644, 0, 0, size, 1), 0.0).inode
+    heard, now = Heard(), 100.0
+    nothing: Any = None
+    filesystem = Filesystem(
+        catalogue=catalogue,
+        content=MemoryContent(),
+        client=nothing,
+        lister=nothing,
+        fetcher=nothing,
+        read_ahead=nothing,
+        redirects=nothing,
+        control=nothing,
+        events=heard,
+        counters=SharedCounters(1).row(0),
+        settings=Settings(),
+        wall_clock=lambda: now,
+    )
+    for _ in range(5):
+        filesystem.passed_through(inode)
+    assert heard.blocks == list(range(1, PASSED_BLOCKS + 1))
+    now += PASSED_PAUSE_S
+    filesystem.passed_through(inode)
+    assert heard.blocks[PASSED_BLOCKS:][:11] == [*range(PASSED_BLOCKS + 1, blocks + 1), 1]
+    assert heard.sizes == {BLOCK_BYTES, BLOCK_BYTES - 5}
+    filesystem.passed_through(99)

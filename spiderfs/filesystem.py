@@ -382,6 +382,16 @@ class Filesystem:
             log.debug("inode %d is not lent: %s", inode, exc)
             return None
 
+    def whole(self, inode: int) -> bool:
+        """Whether what was lent before is in the cache still."""
+        try:
+            return self._content.whole(inode, self._catalogue.node(inode).stat.size)
+        except StoreCorrupt:
+            raise
+        except (StoreError, Stale) as exc:
+            log.debug("inode %d is not passed through: %s", inode, exc)
+            return False
+
     def passed_through(self, inode: int) -> None:
         """Account for an open after which the kernel reads a large file without asking: as if all of it were read."""
         self._counters.add("passthrough_opens")

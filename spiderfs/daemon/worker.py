@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 # How long the manager may hear of an access after it happened. A flush is a write of 40 bytes per access.
 FLUSH_INTERVAL_S = 0.02
 OPTIONS_INTERVAL_S = 0.25
+TIDY_INTERVAL_S = 1.0
 
 
 # mallopt(3)
@@ -110,8 +111,10 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
         nursery.start_soon(_follow, directories.options, OPTIONS_INTERVAL_S, follow_options)
         nursery.start_soon(_follow, directories.trainers, FLUSH_INTERVAL_S, follow_trainers)
         # Several workers do not know of each other's handles.
-        one = context.options.workers == 1
-        passthrough = Passthrough(KernelBackingFiles(descriptor), filesystem.lend, directories.run) if one else None
+        passthrough = None
+        if context.options.workers == 1:
+            passthrough = Passthrough(KernelBackingFiles(descriptor), filesystem, directories.run)
+            nursery.start_soon(_tidy, passthrough)
         operations = Operations(filesystem, counters, handles, passthrough)
         counters.add("process_starts")
         await serve(descriptor, operations.handlers(), operations.error_number, counters, content.end_read)
@@ -126,6 +129,12 @@ async def _report(events: EventWriter, client: SourceClient, counters: Counters)
         events.flush()
         counters.set_source_reachable(client.reachable)
         await trio.sleep(FLUSH_INTERVAL_S)
+
+
+async def _tidy(passthrough: Passthrough) -> None:
+    while True:
+        await trio.sleep(TIDY_INTERVAL_S)
+        passthrough.tidy()
 
 
 async def _follow(path: Path, interval_s: float, take_over: Callable[[], None]) -> None:

@@ -18,6 +18,7 @@ import fcntl
 import logging
 import os
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +33,9 @@ _BACKING_MAP = struct.Struct("<iIQ")
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
 _BACKING_ID = struct.Struct("<I")
 _PREFIX = "passthrough-"
+# Registering a file and giving it up takes 100 us, as long as the rest of an open; who opens it for every sample in it
+# finds it registered. So many files may be left like that.
+LINGER_S, _LINGERING = 2.0, 256
 
 
 class BackingFiles(Protocol):
@@ -68,18 +72,28 @@ def passing_out(handle: int, number: int, past_pages: bool) -> bytes:
     return wire.OPEN_OUT.pack(handle, OpenFlag.PASSTHROUGH | (OpenFlag.DIRECT_IO if past_pages else 0), number)
 
 
+class Lender(Protocol):
+    def whole(self, inode: int) -> bool:
+        """Whether all of a large file is in the cache, verified."""
+
+    def lend(self, inode: int) -> int | None:
+        """A descriptor of the plain file of one that is, to be closed here."""
+
+
 class Passthrough:
-    """The sole worker's book of what the kernel reads from.
+    """The sole worker's book of what the kernel reads from; `run` is where a successor looks."""
 
-    `lend` gives a descriptor of the plain file of an inode that is whole; `run` is where a successor looks.
-    """
-
-    def __init__(self, files: BackingFiles, lend: Callable[[int], int | None], run: Path) -> None:
+    def __init__(
+        self, files: BackingFiles, lender: Lender, run: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._files = files
-        self._lend = lend
+        self._lender = lender
         self._run = run
+        self._now = clock
         self._possible = True
         self._numbers: dict[int, int] = {}
+        # Since when inodes have had no handle any more; the oldest first.
+        self._idle: dict[int, float] = {}
         for path in run.glob(f"{_PREFIX}*"):
             inode, number = path.name.removeprefix(_PREFIX).split("-")
             self._numbers[int(inode)] = int(number)
@@ -89,18 +103,33 @@ class Passthrough:
 
         `may_begin`: the kernel has no other handle of the inode, and the file is one to begin with.
         """
+        if self._idle.pop(inode, None) is not None and not self._lender.whole(inode):
+            # Evicted since, and nobody reads it: it is to be fetched again like any other.
+            self._end(inode)
         return self._numbers.get(inode, 0) or (self._begin(inode) if may_begin and self._possible else 0)
 
     def closed(self, inode: int) -> None:
         """The kernel has no handle of the inode any more."""
-        number = self._numbers.pop(inode, 0)
-        if number:
-            # In this order: a number that a successor finds is one that the kernel knows.
-            self._record(inode, number).unlink(missing_ok=True)
-            self._files.give_up(number)
+        if inode in self._numbers:
+            self._idle[inode] = self._now()
+            if len(self._idle) > _LINGERING:
+                self._end(next(iter(self._idle)))
+
+    def tidy(self) -> None:
+        """End what nobody has come back to; to be called every second or so."""
+        latest = self._now() - LINGER_S
+        for inode in [inode for inode, since in self._idle.items() if since <= latest]:
+            self._end(inode)
+
+    def _end(self, inode: int) -> None:
+        self._idle.pop(inode, None)
+        number = self._numbers.pop(inode)
+        # In this order: a number that a successor finds is one that the kernel knows.
+        self._record(inode, number).unlink(missing_ok=True)
+        self._files.give_up(number)
 
     def _begin(self, inode: int) -> int:
-        fd = self._lend(inode)
+        fd = self._lender.lend(inode)
         if fd is None:
             return 0
         try:

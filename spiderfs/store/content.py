@@ -1,10 +1,11 @@
 """File contents: whole files and all checksums in LMDB, large files' blocks beside it, the budget in each transaction.
 
 Tables: `content` (inode, block) -> header + payload; `member` the same key -> size, sequence number, score, section;
-`queue` landing's sequence number -> key; `meta` -> usage and capacity. A whole file's payload follows its checksums, so
-that a read is a slice of the mapped pages and nothing is copied. A block's record is the header alone, its bytes lie in
-a file (`blocks.py`). `holes` has the keys of blocks whose record was dropped and whose bytes may still take disk: they
-are freed after the transaction, by whoever comes to it, so that nothing is lost with a process that dies.
+`queue` landing's sequence number -> key; `meta` -> usage and capacity, and by inode how many blocks are there. A whole
+file's payload follows its checksums, so that a read is a slice of the mapped pages and nothing is copied. A block's
+record is the header alone, its bytes lie in a file (`blocks.py`). `holes` has the keys of blocks whose record was
+dropped and whose bytes may still take disk: they are freed after the transaction, by whoever comes to it, so that
+nothing is lost with a process that dies.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _SEQUENCE = struct.Struct(">Q")
 # landing bytes, landing entries, kept bytes, kept entries, capacity, next sequence number
 _USAGE = struct.Struct("<6Q")
 _USAGE_KEY = b"usage"
+_INODE = struct.Struct(">Q")
+_BLOCKS = struct.Struct("<I")
 TABLES = 5
 # Blocks that are freed at once by who has dropped some, at 50 us each; the rest is left to who keeps house.
 FREED_AT_ONCE = 32
@@ -116,15 +119,19 @@ class LmdbContent:
             self._sound.forget(key)
         return piece
 
+    def whole(self, inode: int, size: int) -> bool:
+        if not self._sound.whole(inode, size):
+            return False
+        with translated_errors(), self._env.begin(self._meta) as txn:
+            return _count(txn, _INODE.pack(inode), self._meta) == -(-size // BLOCK_BYTES)
+
     def lend(self, inode: int, size: int) -> int | None:
-        if not self._sound.whole(inode, size) or (fd := self._files.lend(inode)) is None:
+        if not self.whole(inode, size) or (fd := self._files.lend(inode)) is None:
             return None
         with contextlib.ExitStack() as on_refusal:
             on_refusal.callback(os.close, fd)
             # Nothing of it is freed from here on: what is there now stays there.
-            with translated_errors(), self._env.begin(self._content) as txn:
-                blocks = _blocks(txn, inode)
-            if blocks != list(range(1, -(-size // BLOCK_BYTES) + 1)) or os.fstat(fd).st_size != size:
+            if not self.whole(inode, size) or os.fstat(fd).st_size != size:
                 return None
             on_refusal.pop_all()
         return fd
@@ -203,6 +210,7 @@ class LmdbContent:
         txn.put(packed, value, db=self._content)
         if _is_block(packed):
             txn.delete(packed, db=self._holes)
+            self._count(txn, packed, 1)
         txn.put(packed, _MEMBER.pack(size, sequence, 0.0) + LANDING.encode(), db=self._member)
         txn.put(_SEQUENCE.pack(sequence), packed, db=self._queue, append=True)
         return True
@@ -264,8 +272,19 @@ class LmdbContent:
         txn.delete(packed, db=self._member)
         if _is_block(packed):
             txn.put(packed, b"", db=self._holes)
+            self._count(txn, packed, -1)
         usage[0 if landing else 2] -= size
         usage[1 if landing else 3] -= 1
+
+    def _count(self, txn: lmdb.Transaction, packed: bytes, change: int) -> None:
+        """Note that a file has a block more or less."""
+        inode = packed[: _INODE.size]
+        count = _count(txn, inode, self._meta) + change
+        if count > 0:
+            txn.put(inode, _BLOCKS.pack(count), db=self._meta)
+        else:
+            # Blocks of an earlier version of spiderfs are not counted: a count may be too low, and is never too high.
+            txn.delete(inode, db=self._meta)
 
     # -- giving back what blocks took, in any thread
 
@@ -354,6 +373,12 @@ def _member(key: ContentKey, record: bytes) -> Member:
 def _is_block(packed: bytes) -> bool:
     _, block = KEY.unpack(packed)
     return bool(block)
+
+
+def _count(txn: lmdb.Transaction, packed_inode: bytes, meta: lmdb._Database) -> int:
+    """How many blocks of a file are there."""
+    found = txn.get(packed_inode, db=meta)
+    return 0 if found is None else int(_BLOCKS.unpack(found)[0])
 
 
 def _blocks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
-from spiderfs.store.store import LANDING, ContentKey, Keep, Member, Usage
+from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Member, Usage
 
 
 class MemoryContent:
@@ -23,6 +23,10 @@ class MemoryContent:
 
     def end_read(self) -> None:
         pass
+
+    def whole(self, inode: int, size: int) -> bool:
+        blocks = range(1, -(-size // BLOCK_BYTES) + 1)
+        return all(ContentKey(inode, block) in self._payloads for block in blocks)
 
     def lend(self, inode: int, size: int) -> int | None:
         return None  # nothing in memory is a plain file

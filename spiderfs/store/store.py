@@ -74,11 +74,14 @@ class Content(Protocol):
     def member(self, key: ContentKey) -> Member | None:
         """Section, size and score of one record."""
 
+    def whole(self, inode: int, size: int) -> bool:
+        """Whether all blocks of a large file are here, and every piece was written or verified by this process."""
+
     def lend(self, inode: int, size: int) -> int | None:
         """A descriptor of a plain file that has the bytes of the large file `inode`, for the caller to close.
 
-        None unless all of it is here and was written or verified by this process. Nothing is taken out of the plain
-        file as long as it is open anywhere, whatever becomes of its records.
+        None unless it is whole. Nothing is taken out of the plain file as long as it is open anywhere, whatever becomes
+        of its records.
         """
 
     def land(self, key: ContentKey, payload: bytes) -> bool:

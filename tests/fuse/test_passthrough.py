@@ -124,6 +124,7 @@ def test_it_can_be_sent_and_copied(mount: Mounted, tmp_path: Path) -> None:
 
 def test_a_reader_past_all_pages_needs_no_alignment(mount: Mounted) -> None:
     content = made_whole(mount)
+    eventually(lambda: not kernel_holds(mount))
     with opened(mount.point / "large", os.O_DIRECT) as alone:
         assert os.pread(alone, 1000, 77) == content[77:1077]
         assert not kernel_holds(mount), "it is no reason to begin"
@@ -149,7 +150,7 @@ def test_handles_of_one_inode_are_of_one_kind(mount: Mounted) -> None:
         # What is not in the cache any more is still read by the kernel beside who has it open.
         with opened(path) as beside:
             assert os.pread(beside, BYTES, 0) == os.pread(passing, BYTES, 0) == content
-    eventually(lambda: not kernel_holds(mount))
+    assert kernel_holds(mount), "for those who come back soon"
     before = figures(mount)
     assert path.read_bytes() == content
     assert figures(mount)["origin_reads"] > before["origin_reads"]

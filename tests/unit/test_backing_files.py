@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.core.events import HIT
 from spiderfs.filesystem import PASSED_BLOCKS, PASSED_PAUSE_S, Filesystem, Settings
 from spiderfs.fuse import wire
-from spiderfs.fuse.passthrough import Passthrough
+from spiderfs.fuse.passthrough import LINGER_S, Passthrough
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory import MemoryContent, MemoryRecords
@@ -55,40 +55,88 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.fixture
-def lend(tmp_path: Path) -> Iterator[Callable[[int], int | None]]:
-    (tmp_path / "plain").touch()
-    lent: list[int] = []
+class Lender:
+    """All files are whole but those of `partial`."""
 
-    def lend(inode: int) -> int | None:
-        if inode == PARTIAL:
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self._path = path
+        self.partial = {PARTIAL}
+        self.lent: list[int] = []
+
+    def whole(self, inode: int) -> bool:
+        return inode not in self.partial
+
+    def lend(self, inode: int) -> int | None:
+        if inode in self.partial:
             return None
-        lent.append(os.open(tmp_path / "plain", os.O_RDONLY))
-        return lent[-1]
+        self.lent.append(os.open(self._path, os.O_RDONLY))
+        return self.lent[-1]
 
-    yield lend
-    for fd in lent:
+
+@pytest.fixture
+def lender(tmp_path: Path) -> Iterator[Lender]:
+    lender = Lender(tmp_path / "plain")
+    yield lender
+    for fd in lender.lent:
         with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
             os.fstat(fd)
 
 
-Lend = Callable[[int], int | None]
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_the_first_handle_decides_for_those_beside_it(kernel: Kernel, run: Path, lend: Lend) -> None:
-    book = Passthrough(kernel, lend, run)
+def test_the_first_handle_decides_for_those_beside_it(kernel: Kernel, run: Path, lender: Lender) -> None:
+    clock = Clock()
+    book = Passthrough(kernel, lender, run, clock)
     assert book.opened(WHOLE, may_begin=False) == 0
     assert book.opened(WHOLE, may_begin=True) == 1
-    assert book.opened(WHOLE, may_begin=False) == 1
+    lender.partial.add(WHOLE)
+    assert book.opened(WHOLE, may_begin=False) == 1, "evicted or not, all handles are of one kind"
     assert kernel.registered == 1
     book.closed(WHOLE)
+    clock.now += LINGER_S
+    book.tidy()
     assert kernel.open == {}
-    assert book.opened(WHOLE, may_begin=False) == 0
+    assert book.opened(WHOLE, may_begin=True) == 0
+    lender.partial.clear()
     assert book.opened(WHOLE, may_begin=True) == 2
 
 
-def test_what_is_not_whole_is_cached(kernel: Kernel, run: Path, lend: Lend) -> None:
-    book = Passthrough(kernel, lend, run)
+def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: Path, lender: Lender) -> None:
+    clock = Clock()
+    book = Passthrough(kernel, lender, run, clock)
+    for _ in range(5):
+        assert book.opened(WHOLE, may_begin=True) == 1
+        clock.now += 10 * LINGER_S
+        book.tidy()
+        assert list(kernel.open) == [1], "it is open"
+        book.closed(WHOLE)
+        clock.now += LINGER_S / 2
+        book.tidy()
+    assert kernel.registered == 1
+    # Evicted while nobody had it open.
+    lender.partial.add(WHOLE)
+    assert book.opened(WHOLE, may_begin=True) == 0
+    assert kernel.open == {}
+    assert list(run.iterdir()) == []
+
+
+def test_only_so_many_are_left_registered(kernel: Kernel, run: Path, lender: Lender) -> None:
+    book = Passthrough(kernel, lender, run, Clock())
+    for inode in range(1000, 2000):
+        assert book.opened(inode, may_begin=True)
+        book.closed(inode)
+    assert 100 < len(kernel.open) < 500
+    assert max(kernel.open) == 1000, "the last ones"
+
+
+def test_what_is_not_whole_is_cached(kernel: Kernel, run: Path, lender: Lender) -> None:
+    book = Passthrough(kernel, lender, run)
     assert book.opened(PARTIAL, may_begin=True) == 0
     book.closed(PARTIAL)
     assert kernel.registered == 0
@@ -96,9 +144,9 @@ def test_what_is_not_whole_is_cached(kernel: Kernel, run: Path, lend: Lend) -> N
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ELOOP, errno.ENOTTY])
 def test_a_kernel_that_refuses_is_asked_once(
-    kernel: Kernel, run: Path, lend: Lend, number: int, caplog: pytest.LogCaptureFixture
+    kernel: Kernel, run: Path, lender: Lender, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    book = Passthrough(kernel, lend, run)
+    book = Passthrough(kernel, lender, run)
     kernel.refuses = number
     with caplog.at_level(logging.INFO):
         assert book.opened(WHOLE, may_begin=True) == 0
@@ -108,19 +156,22 @@ def test_a_kernel_that_refuses_is_asked_once(
     assert list(run.iterdir()) == []
 
 
-def test_a_successor_answers_as_the_one_before_it(kernel: Kernel, run: Path, lend: Lend) -> None:
-    before = Passthrough(kernel, lend, run)
+def test_a_successor_answers_as_the_one_before_it(kernel: Kernel, run: Path, lender: Lender) -> None:
+    clock = Clock()
+    before = Passthrough(kernel, lender, run, clock)
     assert before.opened(WHOLE, may_begin=True) == 1
     assert before.opened(99, may_begin=True) == 2
     before.closed(99)
-    after = Passthrough(kernel, lend, run)
+    clock.now += LINGER_S
+    before.tidy()
+    after = Passthrough(kernel, lender, run)
     assert after.opened(WHOLE, may_begin=False) == 1
     assert after.opened(99, may_begin=False) == 0
     assert list(kernel.open) == [1]
 
 
-def test_what_a_successor_could_not_learn_of_is_not_begun(kernel: Kernel, run: Path, lend: Lend) -> None:
-    book = Passthrough(kernel, lend, run)
+def test_what_a_successor_could_not_learn_of_is_not_begun(kernel: Kernel, run: Path, lender: Lender) -> None:
+    book = Passthrough(kernel, lender, run)
     run.rmdir()
     assert book.opened(WHOLE, may_begin=True) == 0
     assert kernel.open == {}

@@ -68,16 +68,21 @@ def scan(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) ->
 
 
 def walk(root: Path) -> None:
-    for directory, _, names in os.walk(root):
+    for directory, _, names in os.walk(root, onerror=_fail):
         for name in names:
             os.stat(os.path.join(directory, name))
+
+
+def _fail(error: OSError) -> None:
+    """os.walk would leave out what cannot be listed, and be quick."""
+    raise error
 
 
 def index(root: Path) -> list[tuple[str, str]]:
     """As torchvision's ImageFolder makes its list of samples."""
     samples = []
     for label in sorted(entry.name for entry in os.scandir(root) if entry.is_dir()):
-        for directory, _, names in sorted(os.walk(root / label, followlinks=True)):
+        for directory, _, names in sorted(os.walk(root / label, onerror=_fail, followlinks=True)):
             samples += [(os.path.join(directory, name), label) for name in sorted(names)]
     return samples
 

@@ -297,9 +297,9 @@ def main() -> None:
     rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
     with tempfile.TemporaryDirectory(prefix="spiderfs-workloads.") as scratch:
         figures = workload.measure(Path(scratch), extent, rounds, console.log)
-    console.print(f"{arguments.workload}: {workload.measure.__doc__}", highlight=False)
+    console.print(f"{arguments.workload}: {workload.measure.__doc__}", highlight=False, soft_wrap=True)
     for line in lines(figures, workload.base, workload.less_is_better):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
     if arguments.json is not None:
         result = {"workload": arguments.workload, "extent": extent, "machine": machine()}
         arguments.json.write_text(json.dumps(result | {"figures": figures}, indent=1) + "\n")

@@ -68,16 +68,21 @@ def scan(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) ->
 
 
 def walk(root: Path) -> None:
-    for directory, _, names in os.walk(root):
+    for directory, _, names in os.walk(root, onerror=_fail):
         for name in names:
             os.stat(os.path.join(directory, name))
+
+
+def _fail(error: OSError) -> None:
+    """os.walk would leave out what cannot be listed, and be quick."""
+    raise error
 
 
 def index(root: Path) -> list[tuple[str, str]]:
     """As torchvision's ImageFolder makes its list of samples."""
     samples = []
     for label in sorted(entry.name for entry in os.scandir(root) if entry.is_dir()):
-        for directory, _, names in sorted(os.walk(root / label, followlinks=True)):
+        for directory, _, names in sorted(os.walk(root / label, onerror=_fail, followlinks=True)):
             samples += [(os.path.join(directory, name), label) for name in sorted(names)]
     return samples
 
@@ -292,9 +297,9 @@ def main() -> None:
     rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
     with tempfile.TemporaryDirectory(prefix="spiderfs-workloads.") as scratch:
         figures = workload.measure(Path(scratch), extent, rounds, console.log)
-    console.print(f"{arguments.workload}: {workload.measure.__doc__}", highlight=False)
+    console.print(f"{arguments.workload}: {workload.measure.__doc__}", highlight=False, soft_wrap=True)
     for line in lines(figures, workload.base, workload.less_is_better):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
     if arguments.json is not None:
         result = {"workload": arguments.workload, "extent": extent, "machine": machine()}
         arguments.json.write_text(json.dumps(result | {"figures": figures}, indent=1) + "\n")

@@ -122,6 +122,10 @@ class Counters:
     def add(self, name: str, amount: int = 1) -> None:
         self._row[_CELL[name]] += amount
 
+    def value(self, name: str) -> int:
+        """Of this row: also what processes counted whose place this one has taken."""
+        return int(self._row[_CELL[name]])
+
     def set_source_reachable(self, reachable: bool) -> None:
         self._row[_UNREACHABLE_CELL] = not reachable
 

@@ -59,12 +59,11 @@ def keep_freed_memory() -> None:
 async def work(context: MountContext, descriptor: int, index: int) -> None:
     """Answer requests until the file system is unmounted."""
     keep_freed_memory()
-    totals = context.counters.totals()
+    counters = context.row(FIRST_WORKER_ROW + index)
     # What a worker before this one has handed out is not known here.
-    sole = context.options.workers == 1 and not totals["worker_restarts"] and not totals["store_rebuilds"]
+    sole = context.options.workers == 1 and not counters.value("process_starts")
     reading = context.reading(descriptor if sole else None)
     handles = Handles(sole)
-    counters = context.row(FIRST_WORKER_ROW + index)
     directories = context.directories
     content, records = context.open_content(), context.open_records()
     client = context.client(counters, reading.read)

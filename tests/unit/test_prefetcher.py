@@ -24,6 +24,7 @@ from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
 from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.source import Version
 from spiderfs.store.memory import MemoryContent, MemoryRecords
@@ -58,7 +59,9 @@ class Client(SourceClient):
     down = False
     _free_at_s = 0.0
 
-    async def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+    async def read(
+        self, path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None = None
+    ) -> bytes:
         begins_s = max(trio.current_time(), self._free_at_s)
         self._free_at_s = begins_s + self.line_s
         await trio.sleep_until(self._free_at_s + self.latency_s)

@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
 READER_COUNTS = (1, 4)
 # (peer, number of readers or None for any, at least so many times as fast as it)
-TARGETS = (("bindfs", 1, 1.0), ("rclone", None, 5.0))
+TARGETS = (("bindfs", 1, 1.5), ("bindfs", 4, 1.2), ("rclone", None, 8.0), ("native", 4, 0.25))
 # Over a million opens this is 8 bytes an open: less than anything that could be kept for each.
 FLAT_GROWTH_BYTES = 8 * MIB
 SOAK_SAMPLES = 20

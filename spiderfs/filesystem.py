@@ -397,7 +397,8 @@ class Filesystem:
         self._counters.add("passthrough_opens")
         now = self._now()
         told_at, told = self._passed.get(inode, (0.0, 0))
-        if now - told_at < PASSED_PAUSE_S:
+        # Of blocks that were evicted since, and are read all the same, the policies would make room for nothing.
+        if now - told_at < PASSED_PAUSE_S or not self.whole(inode):
             return
         try:
             size = self._catalogue.node(inode).stat.size
@@ -424,9 +425,13 @@ class Filesystem:
             raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
 
     async def _make_local(self, node: Node, caller: Caller) -> Opened:
+        trainer, wanted = 0, node.inode
+        if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
+            # Now: once this open has been answered, the same caller may have looked up another name.
+            trainer, wanted = reader.number, self._redirects.wanted(caller.pid, node.inode)
         started = time.perf_counter()
         fetched = delivery = None
-        if node.stat.size and not self._fetcher.stored(ContentKey(node.inode)):
+        if node.stat.size and not await self._is_local(node):
             delivery = self._deliver(node.inode, node.stat.size, caller)
             try:
                 fetched = await self._fetcher.bring(node, delivery=delivery)
@@ -440,11 +445,8 @@ class Filesystem:
         else:
             self._counters.add("stall_microseconds", int(took_s * 1e6))
             self._counters.observe("open_miss_seconds", took_s)
-        trainer, wanted = 0, node.inode
-        if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
-            trainer, wanted = reader.number, self._redirects.wanted(caller.pid, node.inode)
-            if wanted != node.inode:
-                self._counters.add("redirects")
+        if wanted != node.inode:
+            self._counters.add("redirects")
         if fetched is None:
             self._events.note(node.inode, node.stat.size, HIT, caller.pid, trainer=trainer, wanted=wanted)
             return Opened(node.inode, direct_io=False)
@@ -452,6 +454,16 @@ class Filesystem:
         fetched.when_settled(partial(self._note_fetched, node, caller.pid, trainer, wanted))
         answered = delivery is not None and delivery.done
         return Opened(node.inode, direct_io=False, fetched=fetched.payload, answered=answered)
+
+    async def _is_local(self, node: Node) -> bool:
+        key = ContentKey(node.inode)
+        if self._fetcher.stored(key):
+            return True
+        if not self._client.fetching(key):
+            return False
+        # It may have been read, and an open of it answered, already.
+        await self._heard()
+        return self._fetcher.stored(key)
 
     def _note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, where: int) -> None:
         if where != FETCHED:

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 
-from spiderfs.errors import AttributeTooLong, ReadOnly, SpiderfsError, StoreCorrupt
+from spiderfs.errors import AttributeTooLong, ReadOnly, SourceTimeout, SpiderfsError, StoreCorrupt
 from spiderfs.filesystem import Caller, Filesystem
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles, open_out
@@ -80,6 +80,10 @@ class Operations:
         self._handles.open(inode)
         try:
             handle, direct_io, fetched, answered, large = await self._fs.open(inode, flags, caller)
+        except SourceTimeout:
+            # Whoever reads the file may still answer this open, in the same moment: rather one handle too many is
+            # counted, which costs a push, than one too few.
+            raise
         except BaseException:
             self._closed(inode)
             raise

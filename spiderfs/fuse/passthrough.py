@@ -5,7 +5,7 @@ all of them read from one and the same registered file; an open that is answered
 handle of an inode decides for those beside it. Handles are counted before the kernel has them, and until it has let go
 of them (`handles.py`).
 
-A registered file stays as it is as long as the kernel has it open, for its lock does too (`store/blocks.py`).
+A file that was registered stays as it is for who has mapped it, however long (`store/blocks.py`).
 
 A worker that dies leaves handles behind whose inodes its successor has to know: each has a file of its own among those
 of the mount's run, made before the kernel hears of the handle. The successor knows neither how many handles there are,
@@ -14,6 +14,7 @@ nor which inodes have cached ones. So it answers for the former as before for th
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -33,6 +34,9 @@ _BACKING_MAP = struct.Struct("<iIQ")
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
 _BACKING_ID = struct.Struct("<I")
 _PREFIX = "passthrough-"
+# EPERM: not root, or the kernel has not offered it. ELOOP: the cache lies on an overlayfs. ENOTTY, EINVAL: Linux before
+# 6.9. Anything else may pass.
+_REFUSED = (errno.EPERM, errno.ELOOP, errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP)
 # Registering a file and giving it up takes 100 us, as long as the rest of an open; who opens it for every sample in it
 # finds it registered. So many files may be left like that.
 LINGER_S, _LINGERING = 2.0, 256
@@ -125,8 +129,11 @@ class Passthrough:
         self._idle.pop(inode, None)
         number = self._numbers.pop(inode)
         # In this order: a number that a successor finds is one that the kernel knows.
-        self._record(inode, number).unlink(missing_ok=True)
-        self._files.give_up(number)
+        try:
+            self._record(inode, number).unlink(missing_ok=True)
+            self._files.give_up(number)
+        except OSError as exc:
+            log.debug("inode %d stays registered: %s", inode, exc)
 
     def _begin(self, inode: int) -> int:
         fd = self._lender.lend(inode)
@@ -135,10 +142,9 @@ class Passthrough:
         try:
             number = self._files.register(fd)
         except OSError as exc:
-            # EPERM: not root, or the kernel has not offered it. ELOOP: the cache lies on an overlayfs. ENOTTY: Linux
-            # before 6.9.
-            log.info("the kernel does not read large files by itself (%s)", exc.strerror)
-            self._possible = False
+            if exc.errno in _REFUSED:
+                log.info("the kernel does not read large files by itself (%s)", exc.strerror)
+                self._possible = False
             return 0
         finally:
             os.close(fd)

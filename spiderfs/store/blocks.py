@@ -9,7 +9,12 @@ the range of a block (`range_lock.py`):
 - Who lands a block holds its lock shared from before its bytes are written until its record is committed.
 - Who frees a block takes the lock exclusively, never waiting for it, and makes sure that there still is no record
   before the hole is punched. Whoever finds it locked leaves the block for later.
-- Who lends a file to the kernel holds all of it shared. The lock is that of the open file, which the kernel keeps.
+- Who lends a file to the kernel holds all of it shared. The lock is that of the open file, which the kernel keeps as
+  long as it is registered.
+
+A reader may have mapped what it has opened, and a mapping keeps neither its handle nor what was registered: it is of
+the plain file itself. So no hole is ever made in a file that was lent, which its mode says. Its disk is freed as a
+whole, when no record of it is left: unlinked, it stays what it is for those who have mapped it.
 
 A file without blocks is unlinked under an exclusive lock of the whole; who has locked a file that turns out to be
 unlinked opens it anew. Bytes that a killed process had written without a record are found by `stray`.
@@ -20,7 +25,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
+import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,6 +35,8 @@ from pathlib import Path
 from spiderfs.errors import StoreError, StoreFull
 from spiderfs.range_lock import lock_shared, try_lock
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
+
+log = logging.getLogger(__name__)
 
 # fallocate(2)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -38,6 +47,9 @@ _OPEN_FILES = 64
 _STAT_BLOCK_BYTES = 512
 # A length of 0 means all of a file, however long it becomes (fcntl(2)).
 _WHOLE = (0, 0)
+_OWN = 0o600
+# The sticky bit means nothing to the kernel here; it stays with the file, whoever mounts next.
+_LENT = _OWN | stat.S_ISVTX
 
 
 class BlockFiles:
@@ -88,7 +100,7 @@ class BlockFiles:
         return fd
 
     def lend(self, inode: int) -> int | None:
-        """A descriptor of the file, none of which is freed as long as anybody has the open file; None: not now.
+        """A descriptor of the file, in which no hole is made from here on; None: not now.
 
         Which blocks there are is to be asked afterwards. The caller closes it.
         """
@@ -96,10 +108,21 @@ class BlockFiles:
             fd = os.open(self._path(inode), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        if try_lock(fd, *_WHOLE, shared=True) and os.fstat(fd).st_nlink:
-            return fd
+        try:
+            if try_lock(fd, *_WHOLE, shared=True) and os.fstat(fd).st_nlink:
+                os.fchmod(fd, _LENT)
+                return fd
+        except OSError as exc:
+            log.debug("inode %d is not lent: %s", inode, exc)
         os.close(fd)
         return None
+
+    def lent(self, inode: int) -> bool:
+        """Whether the file was lent at any time, to whomever."""
+        try:
+            return os.stat(self._path(inode)).st_mode & stat.S_ISVTX != 0
+        except OSError:
+            return False
 
     # -- writing
 
@@ -123,7 +146,7 @@ class BlockFiles:
         while True:
             fd = held.get(key.inode)
             if fd is None:
-                fd = held[key.inode] = os.open(self._path(key.inode), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fd = held[key.inode] = os.open(self._path(key.inode), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN)
             lock_shared(fd, _start(key.block), BLOCK_BYTES)
             # With a lock on any block of it nobody unlinks it.
             if os.fstat(fd).st_nlink:
@@ -151,7 +174,8 @@ class BlockFiles:
                     # Lent as a whole, or another process writes to it, which takes but a moment.
                     break
                 mine.append(block)
-            yield Freeing(self._path(inode), fd, mine)
+            # There may be another file of this name by now; whoever frees in that one opens it.
+            yield Freeing(self._path(inode), fd, mine if os.fstat(fd).st_nlink else [])
         finally:
             os.close(fd)
 
@@ -208,6 +232,13 @@ class Freeing:
         self._path = path
         self._fd = fd  # None: there is no file
         self.blocks = blocks
+        self.lent = fd is not None and os.fstat(fd).st_mode & stat.S_ISVTX != 0
+        """Whether somebody may have mapped it: it is freed as a whole, or not at all."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it still is what has the name, or nothing has."""
+        return self._fd is not None or not self._path.exists()
 
     def punch(self, block: int) -> None:
         """Give the disk back what the block takes; the caller knows that it has no record."""
@@ -216,7 +247,8 @@ class Freeing:
 
     def unlink(self, is_empty: Callable[[], bool]) -> None:
         """Take away the file, unless somebody uses it in any way, or it turns out not to be empty after all."""
-        if self._fd is not None and try_lock(self._fd, *_WHOLE) and is_empty():
+        # With the lock, and while the file has its name, nobody gives the name to another one.
+        if self._fd is not None and try_lock(self._fd, *_WHOLE) and os.fstat(self._fd).st_nlink and is_empty():
             self._path.unlink(missing_ok=True)
 
 

@@ -82,8 +82,7 @@ class LmdbContent:
         return self._record(key) is not None
 
     def read(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | bytes | None:
-        record = self._record(key)
-        if record is None:
+        if (record := self._record(key)) is None:
             return None
         if key.block:
             return self._read_block(key, bytes(record), offset, size)
@@ -110,8 +109,7 @@ class LmdbContent:
         # This look at the store may be an old one, and the block be gone, or have landed anew in another file.
         self.end_read()
         self._files.forget(key.inode)
-        record = self._record(key)
-        if record is None:
+        if (record := self._record(key)) is None:
             return None
         piece = verified_block(bytes(record))
         if piece is None:
@@ -311,25 +309,30 @@ class LmdbContent:
                 self._free(inode, stray)
 
     def _dropped(self, limit: int | None) -> list[tuple[int, list[int]]]:
-        """By file, what is in `holes`."""
+        """By file, what is in `holes`, but for lent files of which there are records left."""
         found = []
         with translated_errors(), self._env.begin(self._holes) as txn, txn.cursor() as cursor:
             more = cursor.first()
             while more:
                 inode, _ = KEY.unpack(cursor.key())
-                found.append((inode, _blocks(txn, inode, limit)))
+                if not (self._files.lent(inode) and _blocks(txn, inode, 1, self._content)):
+                    found.append((inode, _blocks(txn, inode, limit)))
                 more = cursor.set_range(KEY.pack(inode + 1, 0))
         return found
 
     def _free(self, inode: int, blocks: list[int]) -> None:
         with self._files.locked(inode, blocks) as held:
+            if not held.blocks:
+                return
             keys = [KEY.pack(inode, block) for block in held.blocks]
             with translated_errors(), self._env.begin(self._content) as txn:
                 gone = [txn.get(key) is None for key in keys]
-            for block in itertools.compress(held.blocks, gone):
+                if held.lent and _blocks(txn, inode, 1):
+                    return
+            for block in itertools.compress(held.blocks, () if held.lent else gone):
                 held.punch(block)
             with translated_errors(), self._env.begin(self._holes, write=True) as txn:
-                for key in itertools.compress(keys, gone):
+                for key in itertools.compress(keys, gone if held.is_current else ()):
                     txn.delete(key)
             held.unlink(partial(self._has_no_blocks, inode))
 

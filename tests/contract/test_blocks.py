@@ -5,8 +5,10 @@ What every store does with a block as with any other record is in test_store.py.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
+import mmap
 import os
 import resource
 import signal
@@ -228,13 +230,58 @@ def test_what_is_lent_keeps_its_bytes(content: LmdbContent) -> None:
     assert os.pread(fd, SIZE, 0) == b"".join(PAYLOADS.values())
     # Landed again meanwhile, and dropped again.
     assert content.land(ContentKey(FILE, 2), PAYLOADS[2])
-    assert content._dropped(None) == [(FILE, [1, 3])]
+    assert content._dropped(None) == []  # as long as there is a record
     drop(content, 2)
     assert os.pread(fd, SIZE, 0) == b"".join(PAYLOADS.values())
     assert disk_bytes(path) >= SIZE
     os.close(fd)
     content.free()
     assert not path.exists()
+
+
+def test_a_mapping_that_outlives_what_was_lent_keeps_its_bytes(content: LmdbContent) -> None:
+    payloads = [os.urandom(BLOCK_BYTES) for _ in range(3)]
+    keys = [ContentKey(7, number) for number in (1, 2, 3)]
+    assert content.land_all(list(zip(keys, payloads, strict=True))) == [True] * 3
+    lent = content.lend(7, 3 * BLOCK_BYTES)
+    assert lent is not None
+    path = Path(os.readlink(f"/proc/self/fd/{lent}"))
+    reader = os.open(path, os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    address = libc.mmap(None, ctypes.c_size_t(3 * BLOCK_BYTES), mmap.PROT_READ, mmap.MAP_SHARED, reader, 0)
+    os.close(reader)
+    os.close(lent)
+    try:
+        content.apply([keys[1]], [])
+        content.free()
+        assert content.read(keys[1]) is None
+        assert ctypes.string_at(address, 3 * BLOCK_BYTES) == b"".join(payloads)
+        assert content.land(keys[1], payloads[1])
+        content.apply(keys, [])
+        content.free()
+        assert not path.exists()
+        assert content.land(keys[0], os.urandom(BLOCK_BYTES))
+        assert ctypes.string_at(address, 3 * BLOCK_BYTES) == b"".join(payloads)
+    finally:
+        libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(3 * BLOCK_BYTES))
+
+
+def test_who_frees_too_late_leaves_the_next_file_of_that_name(tmp_path: Path) -> None:
+    files = BlockFiles(tmp_path)
+    key = ContentKey(7, 1)
+    assert files.can_free()
+    with files.writing([(key, b"x" * BLOCK_BYTES)]):
+        pass
+    with files.locked(7, [1]) as first, files.locked(7, [1]) as second:
+        assert (first.blocks, second.blocks) == ([1], [])
+        first.punch(1)
+        first.unlink(lambda: True)
+        with files.writing([(key, b"y" * BLOCK_BYTES)]):
+            second.unlink(lambda: True)
+            first.unlink(lambda: True)
+            assert files.read(7, 0, 1) == b"y"
+    files.close()
 
 
 def test_a_lent_descriptor_that_was_passed_on_keeps_the_bytes(content: LmdbContent) -> None:

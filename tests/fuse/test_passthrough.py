@@ -318,11 +318,12 @@ def test_policies_hear_of_what_the_kernel_reads(mount: Mounted) -> None:
 
 
 _AS_USER = """
-import os, sys
+import os, sys, time
 import click, pydantic, spiderfs.cli.main, spiderfs.cli.mount, spiderfs.cli.umount, spiderfs.daemon.supervisor
 from spiderfs.policies import mountable_policies
 mountable_policies()
 source, point, options = sys.argv[1:]
+log = options.partition("log_file=")[2].partition(",")[0]
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 
 def run(*arguments):
@@ -334,6 +335,11 @@ def run(*arguments):
 run("mount", source, point, "-o", options)
 try:
     wanted = open(f"{source}/large", "rb").read()
+    deadline = time.monotonic() + 30
+    # Not before all of it is in the store.
+    while "does not read large files by itself" not in open(log).read():
+        assert open(f"{point}/large", "rb").read() == wanted
+        assert time.monotonic() < deadline, "it was not tried"
     for _ in range(4):
         assert open(f"{point}/large", "rb").read() == wanted
     print(open(f"{point}/.spiderfs/metrics").read())

@@ -131,7 +131,8 @@ def test_a_model_trains_on_the_harder_half(source: Path, tmp_path: Path, plan: b
 
 
 def test_what_is_evaluated_is_held_in_the_cache_until_the_trainer_leaves(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, plan="off", **OPTIONS) as mount:
+    # Slow enough for the manager to hear of a file before four others have pushed it out of so small a landing.
+    with mounted(source, tmp_path, plan="off", **OPTIONS, **{"source.latency_ms": 10}) as mount:
 
         def held() -> int:
             entries: int = mount.stats()["sections"]["pinned"]["entries"]

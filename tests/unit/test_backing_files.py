@@ -208,6 +208,11 @@ def test_nothing_is_taken_that_was_not_offered() -> None:
 # -- what the policies are told
 
 
+class Whole(MemoryContent):
+    def whole(self, inode: int, size: int) -> bool:
+        return True
+
+
 class Heard:
     """The blocks of each event that was noted."""
 
@@ -234,7 +239,7 @@ def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many() -> Non
     nothing: Any = None
     filesystem = Filesystem(
         catalogue=catalogue,
-        content=MemoryContent(),
+        content=Whole(),
         client=nothing,
         lister=nothing,
         fetcher=nothing,

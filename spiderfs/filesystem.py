@@ -431,7 +431,8 @@ class Filesystem:
             trainer, wanted = reader.number, self._redirects.wanted(caller.pid, node.inode)
         started = time.perf_counter()
         fetched = delivery = None
-        if node.stat.size and not await self._is_local(node):
+        key = ContentKey(node.inode)
+        if node.stat.size and not self._fetcher.stored(key) and not await self._has_come(key):
             delivery = self._deliver(node.inode, node.stat.size, caller)
             try:
                 fetched = await self._fetcher.bring(node, delivery=delivery)
@@ -455,13 +456,10 @@ class Filesystem:
         answered = delivery is not None and delivery.done
         return Opened(node.inode, direct_io=False, fetched=fetched.payload, answered=answered)
 
-    async def _is_local(self, node: Node) -> bool:
-        key = ContentKey(node.inode)
-        if self._fetcher.stored(key):
-            return True
+    async def _has_come(self, key: ContentKey) -> bool:
+        """Whether a file that is being fetched has been read, and an open of it answered, already."""
         if not self._client.fetching(key):
             return False
-        # It may have been read, and an open of it answered, already.
         await self._heard()
         return self._fetcher.stored(key)
 

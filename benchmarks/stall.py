@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -45,7 +44,7 @@ import torch
 from extent import check_names
 from interruption import exit_status, scratch_directory
 from mounts import counts, leave_signals_to_the_parent, mounted
-from results import plain_table, save, spread
+from results import machine, plain_table, save, spread
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -667,14 +666,7 @@ def show(arguments: argparse.Namespace, data: Data, runs: list[Run], replaced: l
         console.print(verdict_table(verdicts))
     if arguments.json is not None and (runs or replaced):
         result = {
-            "machine": {
-                "cores": len(os.sched_getaffinity(0)),
-                "kernel": platform.release(),
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "load_average": os.getloadavg(),
-                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            },
+            "machine": machine(),
             "extent": asdict(arguments.extent),
             "latency_ms": LATENCY_MS,
             "batch": BATCH,

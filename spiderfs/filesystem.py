@@ -21,7 +21,7 @@ import stat
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -56,6 +56,8 @@ from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # The kernel keeps what it was told for at most this long; `ttl=inf` is a year.
 FOREVER_S = 365 * 86400.0
@@ -374,36 +376,32 @@ class Filesystem:
 
     def lend(self, inode: int) -> int | None:
         """A descriptor of a plain file that has the bytes of this large one, if there is one; see `Content.lend`."""
-        try:
-            return self._content.lend(inode, self._catalogue.node(inode).stat.size)
-        except StoreCorrupt:
-            raise
-        except (StoreError, Stale) as exc:
-            log.debug("inode %d is not lent: %s", inode, exc)
-            return None
+        return self._ask_of_large(inode, self._content.lend)
 
     def whole(self, inode: int) -> bool:
         """Whether what was lent before is in the cache still."""
+        return bool(self._ask_of_large(inode, self._content.whole))
+
+    def _ask_of_large(self, inode: int, ask: Callable[[int, int], T]) -> T | None:
+        """What the store answers about a file of this inode and its size; None where it, or the catalogue, cannot."""
         try:
-            return self._content.whole(inode, self._catalogue.node(inode).stat.size)
+            return ask(inode, self._catalogue.node(inode).stat.size)
         except StoreCorrupt:
             raise
         except (StoreError, Stale) as exc:
             log.debug("inode %d is not passed through: %s", inode, exc)
-            return False
+            return None
 
     def passed_through(self, inode: int) -> None:
         """Account for an open after which the kernel reads a large file without asking: as if all of it were read."""
         self._counters.add("passthrough_opens")
         now = self._now()
         told_at, told = self._passed.get(inode, (0.0, 0))
-        # Of blocks that were evicted since, and are read all the same, the policies would make room for nothing.
-        if now - told_at < PASSED_PAUSE_S or not self.whole(inode):
+        if now - told_at < PASSED_PAUSE_S:
             return
-        try:
-            size = self._catalogue.node(inode).stat.size
-        except (Stale, StoreError) as exc:
-            log.debug("inode %d: what reads it by itself is not counted: %s", inode, exc)
+        # Of blocks that were evicted since, and are read all the same, the policies would make room for nothing.
+        size = self._ask_of_large(inode, lambda inode, size: size if self._content.whole(inode, size) else 0)
+        if not size:
             return
         blocks = math.ceil(size / BLOCK_BYTES)
         until = told + min(blocks, PASSED_BLOCKS)

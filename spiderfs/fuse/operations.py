@@ -91,9 +91,9 @@ class Operations:
             return None
         if fetched is not None and self._handles.may_push(inode, len(fetched)):
             store(inode, fetched)
-        if self._passthrough is not None and not direct_io:
+        if large and self._passthrough is not None:
             past_pages = bool(flags & os.O_DIRECT)
-            may_begin = large and not past_pages and self._handles.alone(inode)
+            may_begin = not past_pages and self._handles.alone(inode)
             if backing := self._passthrough.opened(inode, may_begin):
                 self._fs.passed_through(inode)
                 return passing_out(handle, backing, past_pages)

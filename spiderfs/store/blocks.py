@@ -120,7 +120,7 @@ class BlockFiles:
     def lent(self, inode: int) -> bool:
         """Whether the file was lent at any time, to whomever."""
         try:
-            return os.stat(self._path(inode)).st_mode & stat.S_ISVTX != 0
+            return _was_lent(os.stat(self._path(inode)))
         except OSError:
             return False
 
@@ -232,7 +232,7 @@ class Freeing:
         self._path = path
         self._fd = fd  # None: there is no file
         self.blocks = blocks
-        self.lent = fd is not None and os.fstat(fd).st_mode & stat.S_ISVTX != 0
+        self.lent = fd is not None and _was_lent(os.fstat(fd))
         """Whether somebody may have mapped it: it is freed as a whole, or not at all."""
 
     @property
@@ -260,6 +260,10 @@ def _punch(fd: int, block: int) -> None:
     if _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, _start(block), BLOCK_BYTES) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def _was_lent(found: os.stat_result) -> bool:
+    return found.st_mode & stat.S_ISVTX != 0
 
 
 def _start(block: int) -> int:

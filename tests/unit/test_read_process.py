@@ -138,12 +138,19 @@ class Deliver:
         self.head, self.answer, self.done = head, answer, False
 
 
+@contextmanager
+def delivering(source: Source) -> Iterator[tuple[ReadProcess, socket.socket, socket.socket]]:
+    """The process, where its deliveries come out, and what it writes them to."""
+    there, descriptor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with there, descriptor, reading(source, deliver_to=descriptor.fileno()) as process:
+        yield process, there, descriptor
+
+
 def test_who_waits_elsewhere_is_given_the_bytes_first() -> None:
     source = MemorySource()
     content = os.urandom(100_000)
     version = source.add(b"file", content).version
-    there, descriptor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with reading(source, deliver_to=descriptor.fileno()) as process:
+    with delivering(source) as (process, there, _):
 
         async def test() -> None:
             delivery = Deliver(b"head", b"answer")
@@ -165,15 +172,12 @@ def test_who_waits_elsewhere_is_given_the_bytes_first() -> None:
             assert delivery.done
 
         attended(process, test)
-    there.close()
-    descriptor.close()
 
 
 def test_what_cannot_be_delivered_is_left_to_the_caller() -> None:
     source = MemorySource()
     version = source.add(b"file", b"content").version
-    there, descriptor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with reading(source, deliver_to=descriptor.fileno()) as process:
+    with delivering(source) as (process, there, _):
 
         async def test() -> None:
             short, failed = Deliver(b"head", b"answer"), Deliver(b"head", b"answer")
@@ -188,8 +192,6 @@ def test_what_cannot_be_delivered_is_left_to_the_caller() -> None:
             assert not process.behind
 
         attended(process, test)
-    there.close()
-    descriptor.close()
 
 
 def test_what_the_descriptor_refuses_is_left_to_the_caller() -> None:
@@ -208,8 +210,7 @@ def test_what_the_descriptor_refuses_is_left_to_the_caller() -> None:
 def test_a_delivery_that_is_held_up_holds_up_nobody_else() -> None:
     source = MemorySource()
     version = source.add(b"file", b"x" * 4096).version
-    there, descriptor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with reading(source, deliver_to=descriptor.fileno()) as process:
+    with delivering(source) as (process, _, descriptor):
 
         async def test() -> None:
             async def read() -> None:
@@ -231,8 +232,6 @@ def test_a_delivery_that_is_held_up_holds_up_nobody_else() -> None:
                 nursery.cancel_scope.cancel()
 
         attended(process, test)
-    there.close()
-    descriptor.close()
 
 
 def test_its_end_is_told() -> None:

@@ -15,12 +15,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from spiderfs.core.access_record import ACCESS_RECORD
+from spiderfs.core.events import ACCESS_RECORD, HIT
 
 VERSION = 1
 CLIENT_XATTR = "user.spiderfs.client"
 TERMS_FILE = "client.json"
-_HIT = 0  # `core.events.HIT`: a client serves nothing else
 
 
 class Terms(NamedTuple):
@@ -65,9 +64,9 @@ def published_terms(path: Path) -> tuple[Terms, str]:
 
 def hit_record(now: float, given: int, wanted: int, size: int, pid: int, trainer: int) -> bytes:
     """One file served: the same record as a worker's for an open that it answered from the store."""
-    return ACCESS_RECORD.pack(now, given, wanted, size, 0, pid, trainer, _HIT)
+    return ACCESS_RECORD.pack(now, given, wanted, size, 0, pid, trainer, HIT)
 
 
 def lost_record(now: float, opens: int) -> bytes:
     """Tells of files served whose records found the FIFO full. No file has the inode 0."""
-    return ACCESS_RECORD.pack(now, 0, 0, opens, 0, 0, 0, _HIT)
+    return ACCESS_RECORD.pack(now, 0, 0, opens, 0, 0, 0, HIT)

@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from spiderfs.control import LOG_FILE
-from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, WARMED, Access, accesses
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, WARMED, Access
 from spiderfs.errors import SpiderfsError
 from spiderfs.trace import Kind, TraceWriter
 
@@ -61,11 +58,11 @@ class AccessLog:
             log.warning("%s: no more accesses are recorded", exc)
             return None
 
-    def note(self, events: npt.NDArray[np.void]) -> None:
-        """Remember accesses (an array of ACCESS)."""
+    def note(self, events: list[Access]) -> None:
+        """Remember accesses."""
         if not (self._enabled or self.trace):
             return
-        noted = [access for access in accesses(events) if access.where != OPENED]
+        noted = [access for access in events if access.where != OPENED]
         if self._enabled:
             (self._unwritten if self._following else self._recent).extend(noted)
         if self.trace:

@@ -13,10 +13,8 @@ import os
 import secrets
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from spiderfs.client_terms import TERMS_FILE, Terms, publish_terms
+from spiderfs.core.events import Access
 from spiderfs.daemon.event_pipe import PIPE_BYTES, read_events
 from spiderfs.metrics import Counters
 
@@ -49,16 +47,15 @@ class ClientPipe:
             # Rather none than old ones: without them they read through the mount.
             self._terms.unlink(missing_ok=True)
 
-    def read(self) -> npt.NDArray[np.void]:
+    def read(self) -> list[Access]:
         """What clients served since, counted, as events like the workers'; each was a hit."""
         records = read_events(self.fd)
-        lost = records["inode"] == 0
-        events: npt.NDArray[np.void] = records[~lost]
-        dropped = int(records["size"][lost].sum())
+        events = [record for record in records if record.inode]
+        dropped = sum(record.size for record in records if not record.inode)
         opens = len(events) + dropped
         self._counters.add("opens", opens)
         self._counters.add("opens_hit", opens)
         self._counters.add("client_opens", opens)
         self._counters.add("events_dropped", dropped)
-        self._counters.add("redirects", int(np.count_nonzero(events["inode"] != events["wanted"])))
+        self._counters.add("redirects", sum(event.inode != event.wanted for event in events))
         return events

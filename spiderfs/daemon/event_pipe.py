@@ -12,12 +12,9 @@ import fcntl
 import os
 import select
 import time
+from operator import attrgetter
 
-import numpy as np
-import numpy.typing as npt
-
-from spiderfs.core.access_record import ACCESS_RECORD
-from spiderfs.core.events import ACCESS
+from spiderfs.core.events import ACCESS_RECORD, Access, unpacked
 from spiderfs.metrics import Counters
 
 PIPE_BYTES = 1 << 20  # the limit for ordinary users, /proc/sys/fs/pipe-max-size; 26,000 events
@@ -26,7 +23,7 @@ BATCH_EVENTS = select.PIPE_BUF // ACCESS_RECORD.size
 # As many as the manager acts on in one transaction of the store.
 READ_EVENTS = 1024
 
-assert ACCESS_RECORD.size == ACCESS.itemsize
+_time_s = attrgetter("time_s")
 
 
 def open_pipe() -> tuple[int, int]:
@@ -63,12 +60,12 @@ class EventWriter:
             self._counters.add("events_dropped", len(batch))
 
 
-def read_events(fd: int) -> npt.NDArray[np.void]:
-    """The events that wait, at most READ_EVENTS, as an array of ACCESS; empty if there are none."""
+def read_events(fd: int) -> list[Access]:
+    """The events that wait, at most READ_EVENTS; empty if there are none."""
     try:
         # A whole number of records: what the pipe holds is one too, so none is ever torn.
         waiting = os.read(fd, READ_EVENTS * ACCESS_RECORD.size)
     except BlockingIOError:
         waiting = b""
     # Workers send batches; in the order of time, recency is what it was.
-    return np.sort(np.frombuffer(waiting, dtype=ACCESS), order="time_s", kind="stable")
+    return sorted(unpacked(waiting), key=_time_s)

@@ -12,11 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgpack
-import numpy as np
-import numpy.typing as npt
 
-from spiderfs.core.engine import Changes, Engine
-from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access, accesses
+from spiderfs.core.engine import NOTHING, Changes, Engine
+from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import Guided
 from spiderfs.core.policy import Key
 from spiderfs.metrics import Counters
@@ -74,10 +72,10 @@ class Keeper:
 
     # -- decisions
 
-    def fold(self, events: npt.NDArray[np.void]) -> None:
-        """Let the engine see accesses (an array of ACCESS), and the store what it decided."""
+    def fold(self, events: list[Access]) -> None:
+        """Let the engine see accesses, and the store what it decided."""
         changes: list[Changes] = []
-        for access in accesses(events):
+        for access in events:
             if access.trainer:
                 self._wanted(access)
             if access.size == 0 or access.where == UNSTORED:
@@ -86,7 +84,9 @@ class Keeper:
                 self._make_room_for(access.size, changes)
             else:
                 key = ContentKey(access.inode, access.block) if access.block else access.inode
-                changes.append(self._candidate(key, access.size))
+                change = self._candidate(key, access.size)
+                if change is not NOTHING:
+                    changes.append(change)
         self._counters.add("events_folded", len(events))
         self._apply(*changes)
 

@@ -13,13 +13,11 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import trio
 
 from spiderfs.catalogue import Catalogue
 from spiderfs.config import Options
-from spiderfs.core.events import accesses
+from spiderfs.core.events import Access
 from spiderfs.core.patterns import Pattern
 from spiderfs.daemon.access_log import AccessLog
 from spiderfs.daemon.client_pipe import ClientPipe
@@ -170,7 +168,7 @@ class Manager:
     def close(self) -> None:
         self._events.flush()
         for read in (self._read_workers, self.client_pipe.read):
-            while len(events := read()):
+            while events := read():
                 self._fold(events)
         try:
             self.guide.save()
@@ -183,10 +181,10 @@ class Manager:
 
     # -- events
 
-    def _read_workers(self) -> npt.NDArray[np.void]:
+    def _read_workers(self) -> list[Access]:
         return read_events(self.context.event_reader)
 
-    async def _fold_events(self, fd: int, read: Callable[[], npt.NDArray[np.void]]) -> None:
+    async def _fold_events(self, fd: int, read: Callable[[], list[Access]]) -> None:
         while True:
             await trio.lowlevel.wait_readable(fd)
             self._fold(read())
@@ -194,11 +192,11 @@ class Manager:
             await self.guide.publish_redirects()
             await trio.sleep(FOLD_PAUSE_S)
 
-    def _fold(self, events: npt.NDArray[np.void]) -> None:
+    def _fold(self, events: list[Access]) -> None:
         try:
             with exit_if_corrupt():
                 self.keeper.fold(events)
-            self.guide.note(accesses(events))
+            self.guide.note(events)
         except SpiderfsError as exc:
             # What was fetched stays in landing until it is pushed out; nobody waits for it to be kept.
             log.warning("%s", exc)

@@ -10,12 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 from spiderfs.control import LOG_FILE
-from spiderfs.core.events import ACCESS, FETCHED, HIT, REFUSED, WARMED
+from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED, Access
 from spiderfs.daemon import access_log as module
 from spiderfs.daemon.access_log import REMEMBERED_ACCESSES, WANTED_S, AccessLog
 from spiderfs.trace import BUFFERED_RECORDS, read_trace
@@ -27,12 +25,8 @@ LINE = re.compile(
 PATHS = {1: b"train/cat.png", 2: b"caf\xe9-\xff", 3: b"two\nlines"}
 
 
-def event(inode: int, where: int = HIT, size: int = 100, block: int = 0) -> tuple[object, ...]:
-    return (1_700_000_000.25, inode, inode, size, block, 4321, 0, where, (0,) * 5)
-
-
-def events(*rows: tuple[object, ...]) -> npt.NDArray[np.void]:
-    return np.array(list(rows), dtype=ACCESS)
+def event(inode: int, where: int = HIT, size: int = 100, block: int = 0) -> Access:
+    return Access(1_700_000_000.25, inode, inode, size, block, 4321, 0, where)
 
 
 class Harness:
@@ -58,17 +52,17 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
 
 
 def test_nothing_is_written_while_nobody_looks(harness: Harness) -> None:
-    harness.log.note(events(event(1)))
+    harness.log.note([event(1)])
     harness.log.write()
     assert not harness.file.exists()
 
 
 def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness) -> None:
-    harness.log.note(events(event(1), event(2, FETCHED)))
+    harness.log.note([event(1), event(2, FETCHED)])
     harness.log.want()
     harness.log.write()
     assert harness.paths() == [PATHS[1], PATHS[2]]
-    harness.log.note(events(event(1, REFUSED)))
+    harness.log.note([event(1, REFUSED)])
     harness.log.write()
     harness.log.write()
     assert harness.paths() == [PATHS[1], PATHS[2], PATHS[1]]
@@ -82,7 +76,7 @@ def test_who_looks_before_anything_was_read_finds_an_empty_file(harness: Harness
 
 def test_a_line_says_what_happened(harness: Harness) -> None:
     rows = [event(1, HIT), event(1, FETCHED, 1 << 33), event(2, REFUSED, 5, 7), event(3, WARMED), event(9)]
-    harness.log.note(events(*rows))
+    harness.log.note(rows)
     harness.log.want()
     harness.log.write()
     found = [match.groupdict() for match in LINE.finditer(harness.file.read_bytes())]
@@ -96,8 +90,8 @@ def test_a_line_says_what_happened(harness: Harness) -> None:
 
 def test_it_remembers_a_bounded_number(harness: Harness) -> None:
     for _ in range(3):
-        harness.log.note(events(*[event(1)] * REMEMBERED_ACCESSES))
-    harness.log.note(events(event(2)))
+        harness.log.note([event(1)] * REMEMBERED_ACCESSES)
+    harness.log.note([event(2)])
     harness.log.want()
     harness.log.write()
     assert len(harness.paths()) == REMEMBERED_ACCESSES
@@ -107,11 +101,11 @@ def test_it_remembers_a_bounded_number(harness: Harness) -> None:
 def test_it_stops_when_nobody_has_looked_for_a_while(harness: Harness) -> None:
     harness.log.want()
     harness.log.write()
-    harness.log.note(events(event(1)))
+    harness.log.note([event(1)])
     harness.forget()
     harness.log.write()
     assert harness.paths() == [PATHS[1]], "what came while somebody looked is still written"
-    harness.log.note(events(event(2)))
+    harness.log.note([event(2)])
     harness.log.write()
     assert harness.paths() == [PATHS[1]]
     harness.log.want()
@@ -125,7 +119,7 @@ def test_a_large_file_is_begun_anew(harness: Harness, monkeypatch: pytest.Monkey
     harness.log.write()
     sizes = []
     for _ in range(40):
-        harness.log.note(events(event(1)))
+        harness.log.note([event(1)])
         harness.log.write()
         sizes.append(harness.file.stat().st_size)
     assert max(sizes) < 700
@@ -134,7 +128,7 @@ def test_a_large_file_is_begun_anew(harness: Harness, monkeypatch: pytest.Monkey
 
 def test_switched_off_it_remembers_nothing(tmp_path: Path) -> None:
     harness = Harness(tmp_path, enabled=False)
-    harness.log.note(events(event(1)))
+    harness.log.note([event(1)])
     harness.log.want()
     harness.log.write()
     assert harness.paths() == []
@@ -143,11 +137,11 @@ def test_switched_off_it_remembers_nothing(tmp_path: Path) -> None:
 
 def test_a_disk_without_room_costs_lines_and_nothing_else(harness: Harness) -> None:
     harness.log.want()
-    harness.log.note(events(event(1)))
+    harness.log.note([event(1)])
     harness.file.mkdir()
     harness.log.write()
     harness.file.rmdir()
-    harness.log.note(events(event(2)))
+    harness.log.note([event(2)])
     harness.log.write()
     assert harness.paths() == [PATHS[2]]
 
@@ -155,7 +149,7 @@ def test_a_disk_without_room_costs_lines_and_nothing_else(harness: Harness) -> N
 def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:
     trace = tmp_path / "epoch.trace"
     harness = Harness(tmp_path, enabled=False, trace=trace)
-    harness.log.note(events(event(1, FETCHED), event(1, HIT), event(2, WARMED), event(3, HIT, 50, block=4)))
+    harness.log.note([event(1, FETCHED), event(1, HIT), event(2, WARMED), event(3, HIT, 50, block=4)])
     harness.log.flush()
     assert trace.stat().st_size > 0
     harness.log.close()
@@ -175,7 +169,7 @@ def test_a_trace_that_cannot_be_written_ends_with_a_warning(
     try:
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
-                harness.log.note(events(*[event(1)] * (BUFFERED_RECORDS if noticed == "as it goes" else 1)))
+                harness.log.note([event(1)] * (BUFFERED_RECORDS if noticed == "as it goes" else 1))
             if noticed == "at a flush":
                 harness.log.flush()
                 harness.log.flush()

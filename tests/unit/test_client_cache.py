@@ -20,7 +20,7 @@ from spiderfs import client_terms
 from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry
 from spiderfs.client.cache import STORES, Cache, Gone
 from spiderfs.client_terms import TERMS_FILE, Terms, pid_namespace, published_terms
-from spiderfs.core.events import HIT, Access, accesses
+from spiderfs.core.events import HIT, Access
 from spiderfs.daemon.client_pipe import ClientPipe
 from spiderfs.errors import StoreDamaged
 from spiderfs.fetch_lock import FetchLock
@@ -117,7 +117,7 @@ class Daemon:
         self.pipe = ClientPipe(self.run, TERMS._replace(**terms), self.counters.row(0))
 
     def told(self) -> list[Access]:
-        return accesses(self.pipe.read())
+        return self.pipe.read()
 
     def counted(self, name: str) -> int:
         return self.counters.totals()[name]

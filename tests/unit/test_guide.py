@@ -14,7 +14,7 @@ import trio
 
 from spiderfs.catalogue import TABLES, Catalogue
 from spiderfs.config import Options
-from spiderfs.core.events import ACCESS, FETCHED, HIT, Access
+from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.pins import PINNED
 from spiderfs.core.replay import Pinning
 from spiderfs.daemon.dataset import KEPT_LISTS
@@ -89,8 +89,8 @@ class Harness:
         await self.guide.batch(self.trainer, self.list, made)
 
 
-def _events(inode: int) -> npt.NDArray[np.void]:
-    return np.array([(1.0, inode, inode, SIZE, 0, 1, 0, FETCHED, (0,) * 5)], dtype=ACCESS)
+def _events(inode: int) -> list[Access]:
+    return [Access(1.0, inode, inode, SIZE, 0, 1, 0, FETCHED)]
 
 
 def listed(paths: list[bytes], name: str = "train") -> SampleList:
@@ -305,10 +305,10 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
         assert uses[5] < uses[3] < uses[9] < uses[7]  # type: ignore[operator]
         # The events of its own process tree count, under the number that it was attached by.
         inode = harness.inodes[5]
-        harness.keeper.fold(np.array([(1.0, inode, inode, SIZE, 0, 1, 1, HIT, (0,) * 5)], dtype=ACCESS))
+        harness.keeper.fold([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
         assert reader.reached == 1
         assert uses[3] < schedule.next_use_s(inode) < uses[9]  # type: ignore[operator]
-        harness.keeper.fold(np.array([(1.0, inode, inode, SIZE, 0, 1, 2, HIT, (0,) * 5)], dtype=ACCESS))
+        harness.keeper.fold([Access(1.0, inode, inode, SIZE, 0, 1, 2, HIT)])
         assert reader.reached == 1
         await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert schedule.next_use_s(harness.inodes[9]) is None
@@ -324,7 +324,7 @@ def test_an_open_of_a_stand_in_uses_up_what_was_asked_for(tmp_path: Path) -> Non
         await harness.declare()
         await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
         wanted, given = harness.inodes[5], harness.inodes[3]
-        harness.keeper.fold(np.array([(1.0, given, wanted, SIZE, 0, 1, 1, HIT, (0,) * 5)], dtype=ACCESS))
+        harness.keeper.fold([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
         schedule = harness.keeper.engine.schedule
         assert [schedule.next_use_s(inode) is None for inode in (wanted, given)] == [True, False]
 

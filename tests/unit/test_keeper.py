@@ -7,13 +7,12 @@ import logging
 import hypothesis.strategies as st
 import msgpack
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spiderfs.core.engine import BLOCKS
-from spiderfs.core.events import ACCESS, FETCHED, HIT, OPENED, REFUSED, WARMED
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.daemon.keeper import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, Keeper
 from spiderfs.metrics import SharedCounters
@@ -24,12 +23,8 @@ from spiderfs.store.store import LANDING, ContentKey, Keep
 CAPACITY = 10_000
 
 
-def event(inode: int, size: int, where: int = FETCHED, block: int = 0) -> tuple[object, ...]:
-    return (1.0, inode, inode, size, block, 1, 0, where, (0,) * 5)
-
-
-def events(*rows: tuple[object, ...]) -> npt.NDArray[np.void]:
-    return np.array(list(rows), dtype=ACCESS)
+def event(inode: int, size: int, where: int = FETCHED, block: int = 0) -> Access:
+    return Access(1.0, inode, inode, size, block, 1, 0, where)
 
 
 class Harness:
@@ -43,7 +38,7 @@ class Harness:
         """Land records and tell the keeper, one event each."""
         for inode in inodes:
             landed = self.content.land(ContentKey(inode, block), bytes(size))
-            self.keeper.fold(events(event(inode, size, FETCHED if landed else REFUSED, block)))
+            self.keeper.fold([event(inode, size, FETCHED if landed else REFUSED, block)])
 
     def kept(self, section: str | None = None) -> list[int]:
         """The inodes in a section, or in those that hold small files."""
@@ -95,7 +90,7 @@ def test_the_least_recently_used_leaves_when_there_is_no_room() -> None:
     budget = harness.keeper.engine.budget_bytes
     fits = budget // 500
     harness.fetched(*range(1, fits + 1))
-    harness.keeper.fold(events(event(1, 500, HIT)))
+    harness.keeper.fold([event(1, 500, HIT)])
     harness.fetched(100)
     harness.check()
     assert harness.kept() == [1, *range(3, fits + 1), 100]
@@ -110,7 +105,7 @@ def test_many_events_are_one_transaction_and_the_last_word_counts() -> None:
         harness.content.land(ContentKey(inode), bytes(1000))
         rows.append(event(inode, 1000))
     # Landing pushed most of them out before the keeper came to them; of the others the last ones stay.
-    harness.keeper.fold(events(*rows))
+    harness.keeper.fold(rows)
     harness.check()
     assert harness.kept() == [17, 18, 19]
     assert harness.keeper.engine.used_bytes <= budget
@@ -118,7 +113,7 @@ def test_many_events_are_one_transaction_and_the_last_word_counts() -> None:
 
 def test_a_keep_that_comes_too_late_is_undone() -> None:
     harness = Harness()
-    harness.keeper.fold(events(event(1, 500), event(2, 500, HIT)))
+    harness.keeper.fold([event(1, 500), event(2, 500, HIT)])
     harness.check()
     assert harness.kept() == []
     assert harness.counted("admitted", "landing_lost") == [0, 2]
@@ -128,15 +123,15 @@ def test_a_keep_that_comes_too_late_is_undone() -> None:
 
 def test_an_empty_file_is_no_candidate() -> None:
     harness = Harness()
-    harness.keeper.fold(events(event(1, 0, HIT)))
-    harness.keeper.fold(events())
+    harness.keeper.fold([event(1, 0, HIT)])
+    harness.keeper.fold([])
     assert harness.counted("events_folded", "landing_lost") == [1, 0]
 
 
 def test_what_was_warmed_is_a_candidate() -> None:
     harness = Harness()
     harness.content.land(ContentKey(1), bytes(500))
-    harness.keeper.fold(events(event(1, 500, WARMED)))
+    harness.keeper.fold([event(1, 500, WARMED)])
     assert harness.kept() == [1]
 
 
@@ -151,14 +146,14 @@ def test_a_file_that_landing_refused_enlarges_it() -> None:
     assert harness.content.land(ContentKey(200), bytes(900)), "the next reader finds room for it"
     assert CAPACITY - harness.content.usage().kept_bytes >= LANDING_FILES * 900
     evicted = harness.counted("evicted")
-    harness.keeper.fold(events(event(201, 900, REFUSED), event(202, 800, REFUSED)))
+    harness.keeper.fold([event(201, 900, REFUSED), event(202, 800, REFUSED)])
     assert harness.counted("evicted") == evicted, "there is room enough now"
 
 
 def test_a_file_too_large_for_the_cache_changes_nothing() -> None:
     harness = Harness()
     harness.fetched(*range(1, 10))
-    harness.keeper.fold(events(event(200, CAPACITY // 2 + 1, REFUSED)))
+    harness.keeper.fold([event(200, CAPACITY // 2 + 1, REFUSED)])
     assert harness.counted("evicted") == [0]
     harness.check()
 
@@ -187,7 +182,7 @@ def test_landing_needs_less_room_while_it_is_known_what_lands(policy: str) -> No
     harness.check()
     assert harness.keeper.engine.budget_bytes == budget
     # However few, some of the largest size met find room.
-    harness.keeper.fold(events(event(999, 2000, REFUSED)))
+    harness.keeper.fold([event(999, 2000, REFUSED)])
     harness.keeper.expect(1)
     assert harness.keeper.engine.budget_bytes == 100_000 - LANDING_FILES * 2000
 
@@ -197,8 +192,8 @@ def test_opening_a_large_file_is_a_step_of_the_plan_and_no_candidate() -> None:
     order = np.array([0, 1, 2], np.uint32)
     epoch = PlannedEpoch(0, [11, 12, 13], {11: 0, 12: 1, 13: 2}, order)
     harness.keeper.engine.plan(7, "train", epoch, 0.0)
-    opened = (1.0, 11, 11, 0, 0, 1, 7, OPENED, (0,) * 5)
-    harness.keeper.fold(events(opened))
+    opened = Access(1.0, 11, 11, 0, 0, 1, 7, OPENED)
+    harness.keeper.fold([opened])
     (reader,) = harness.keeper.engine.schedule.believed
     assert (reader.reached, reader.opens, reader.late) == (1, 1, 0)
     assert harness.counted("planned_opens", "planned_late", "admitted") == [1, 0, 0]
@@ -256,7 +251,7 @@ def test_a_restart_knows_what_is_cached_and_in_which_order(policy: str) -> None:
     first = Harness(policy)
     first.fetched(*range(1, 10))
     first.fetched(50, block=1)
-    first.keeper.fold(events(event(2, 500, HIT), event(2, 500, HIT), event(1, 500, HIT)))
+    first.keeper.fold([event(2, 500, HIT), event(2, 500, HIT), event(1, 500, HIT)])
     first.content.land(ContentKey(77), bytes(500))
     state = first.keeper.saved_state()
     order = list(first.keeper.engine.policy.eviction_order())
@@ -314,7 +309,7 @@ def test_a_state_that_cannot_be_read_begins_a_new_order(state: bytes, caplog: py
 def test_taking_stock_when_the_store_holds_something_else(caplog: pytest.LogCaptureFixture) -> None:
     harness = Harness()
     harness.fetched(1, 2, 3)
-    harness.keeper.fold(events(event(2, 500, HIT)))
+    harness.keeper.fold([event(2, 500, HIT)])
     with caplog.at_level(logging.WARNING):
         harness.keeper.reconcile()
         assert caplog.records == []
@@ -351,7 +346,7 @@ class KeeperMachine(RuleBasedStateMachine):
 
     @rule()
     def fold(self) -> None:
-        self.harness.keeper.fold(events(*self.waiting))
+        self.harness.keeper.fold([*self.waiting])
         self.waiting = []
         self.harness.check()
 

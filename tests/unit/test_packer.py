@@ -7,13 +7,11 @@ import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import trio
 
 from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
-from spiderfs.core.events import ACCESS, FETCHED, HIT
+from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.daemon import packer as packing
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.packer import Packer
@@ -134,8 +132,8 @@ class Harness:
         return [number for number in range(SAMPLES) if self.inode(number) in self.keeper.engine.members]
 
 
-def _events(inode: int, where: int) -> npt.NDArray[np.void]:
-    return np.array([(1.0, inode, inode, SIZE, 0, 1, 0, where, (0,) * 5)], dtype=ACCESS)
+def _events(inode: int, where: int) -> list[Access]:
+    return [Access(1.0, inode, inode, SIZE, 0, 1, 0, where)]
 
 
 @pytest.fixture(autouse=True)

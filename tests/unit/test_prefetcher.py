@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import trio
 import trio.testing
 
 from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
-from spiderfs.core.events import ACCESS, HIT, REFUSED
+from spiderfs.core.events import HIT, REFUSED, Access
 from spiderfs.core.policy import Key
 from spiderfs.core.schedule import PROVEN_OPENS, PlannedEpoch, PlannedReader
 from spiderfs.daemon.keeper import Keeper
@@ -117,9 +116,9 @@ class Elsewhere(Fetcher):
         return key.inode in self.others or super().under_way(key)
 
 
-def events(time_s: float, inode: int, size: int, where: int, trainer: int) -> npt.NDArray[np.void]:
+def events(time_s: float, inode: int, size: int, where: int, trainer: int) -> list[Access]:
     """What a worker tells of one open."""
-    return np.array([(time_s, inode, inode, size, 0, 1, trainer, where, (0,) * 5)], dtype=ACCESS)
+    return [Access(time_s, inode, inode, size, 0, 1, trainer, where)]
 
 
 class Harness:

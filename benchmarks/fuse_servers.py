@@ -167,7 +167,12 @@ async def serve_own(bare: Bare, source: str, mountpoint: Path) -> None:
     descriptor = session.mount(mountpoint, source, allow_other=False)
     operations = Operations(bare.filesystem, bare.counters)
     await session.serve(
-        descriptor, operations.handlers(), operations.error_number, bare.counters, bare.content.end_read
+        descriptor,
+        operations.handlers(),
+        operations.error_number,
+        bare.counters,
+        bare.content.end_read,
+        lambda: not (bare.client.busy or bare.fetcher.busy),
     )
 
 

@@ -149,6 +149,11 @@ class Fetcher:
         self._corrupt: StoreCorrupt | None = None
         self._full_until = 0.0
 
+    @property
+    def busy(self) -> bool:
+        """Whether something that was brought has yet to reach the store."""
+        return bool(self._on_their_way)
+
     def local(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | None:
         """Bytes of the payload if it is here, valid until the caller awaits; None: fetch it. Raises StoreCorrupt."""
         try:

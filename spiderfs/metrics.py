@@ -8,6 +8,7 @@ rows. The table below is the whole list: docs/METRICS.md is checked against it.
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -132,12 +133,7 @@ class Counters:
     def observe(self, name: str, seconds: float) -> None:
         microseconds = int(seconds * 1e6)
         first = _HISTOGRAM_AT[name]
-        bucket = 0
-        for bound in BUCKETS_US:
-            if microseconds <= bound:
-                break
-            bucket += 1
-        self._row[first + bucket] += 1
+        self._row[first + bisect_left(BUCKETS_US, microseconds)] += 1
         self._row[first + _HISTOGRAM_CELLS - 1] += microseconds
 
 

@@ -30,6 +30,11 @@ class ReadAhead:
         self._depth_blocks = depth_blocks
         # inode -> the block read last, and the last block already asked for
         self._positions: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._started = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._started > 0
 
     def wanted(self, node: Node, block: int) -> range:
         """Note that `block` is read now; the blocks that should be fetched ahead of their turn."""
@@ -49,6 +54,7 @@ class ReadAhead:
     def start(self, node: Node, block: int) -> None:
         if not self._fetcher.stored(ContentKey(node.inode, block)):
             self._counters.add("readahead_blocks")
+            self._started += 1
             self._nursery.start_soon(self._fetch, node, block)
 
     async def _fetch(self, node: Node, block: int) -> None:
@@ -57,3 +63,5 @@ class ReadAhead:
         except SourceError as exc:
             # Whoever reads the block will ask again and get the error.
             log.debug("read-ahead of block %d: %s", block, exc)
+        finally:
+            self._started -= 1

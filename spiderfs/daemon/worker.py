@@ -81,13 +81,14 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
     )
     redirects = Redirects(records, context.pending_reads)
     async with trio.open_nursery() as nursery:
+        read_ahead = ReadAhead(nursery, fetcher, counters, context.options.read_ahead)
         filesystem = Filesystem(
             catalogue=catalogue,
             content=content,
             client=client,
             lister=lister,
             fetcher=fetcher,
-            read_ahead=ReadAhead(nursery, fetcher, counters, context.options.read_ahead),
+            read_ahead=read_ahead,
             redirects=redirects,
             control=Control(ControlClient(directories.control_socket), directories.run, os.getuid()),
             events=events,
@@ -96,6 +97,9 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
             deliver=handles.delivery,
             heard=reading.caught_up,
         )
+
+        def at_rest() -> bool:
+            return not (client.busy or fetcher.busy or read_ahead.busy)
 
         def follow_options() -> None:
             filesystem.settings = settings_of(published_options(directories, context.options))
@@ -116,7 +120,7 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
             nursery.start_soon(_tidy, passthrough)
         operations = Operations(filesystem, counters, handles, passthrough)
         counters.add("process_starts")
-        await serve(descriptor, operations.handlers(), operations.error_number, counters, content.end_read)
+        await serve(descriptor, operations.handlers(), operations.error_number, counters, content.end_read, at_rest)
         await fetcher.drain()
         events.flush()
         nursery.cancel_scope.cancel()

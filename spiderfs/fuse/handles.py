@@ -13,6 +13,8 @@ from spiderfs.fuse.wire import OpenFlag
 from spiderfs.mountpoint import READ_AHEAD_KIB
 
 PUSHED_BYTES = READ_AHEAD_KIB << 10
+# A member of an enumeration takes as long to look up as to pack.
+_DIRECT_IO, _KEEP_CACHE = int(OpenFlag.DIRECT_IO), int(OpenFlag.KEEP_CACHE)
 
 
 class OpenDelivery:
@@ -60,4 +62,4 @@ class Handles:
 
 def open_out(handle: int, direct_io: bool = False) -> bytes:
     """The pages of an inode are those of one version, so they may stay from one open to the next."""
-    return wire.OPEN_OUT.pack(handle, OpenFlag.DIRECT_IO if direct_io else OpenFlag.KEEP_CACHE, 0)
+    return wire.OPEN_OUT.pack(handle, _DIRECT_IO if direct_io else _KEEP_CACHE, 0)

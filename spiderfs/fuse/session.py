@@ -9,6 +9,10 @@ A handler is a coroutine, and most of them never wait: they are run where they w
 request, which then looks for the next one without a pass of trio's loop. That task is the **attendant**, and there is
 one at a time. When its handler does have to wait, it stays with it and starts another attendant. So a request costs a
 task only if it waits for something.
+
+While nothing is under way in the process, the attendant also **lingers**: it waits for the next request by itself. That
+costs a tenth of a pass of trio's loop, and of several workers that wait so the kernel wakes one (EPOLLEXCLUSIVE,
+epoll_ctl(2)).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import errno
 import logging
 import os
 import select
+import time
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from pathlib import Path
@@ -42,8 +47,11 @@ Handler = Callable[[int, memoryview, Caller], Coroutine[Any, Any, Body]]
 # Requests that a worker answers at the same time; the others wait in the kernel. Readers that wait for a hanging source
 # hold one each and must not use up those that serve cached files.
 MAX_WAITING = 512
-# Requests in a row that are answered without a pass of trio's loop, which is where fetches get on.
+# Requests in a row that are answered without a pass of trio's loop, which is where everything else gets on.
 BURST = 16
+# So late timers may be for lingering, and so long after the last request an attendant lingers at all.
+PASS_INTERVAL_S = 0.01
+LINGER_S = 0.1
 _INIT_PATIENCE_MS = 10_000
 # Of this process and those it forks; a process serves one mount.
 _descriptor = -1
@@ -100,13 +108,15 @@ async def serve(
     error_number: Callable[[Exception], int],
     counters: Counters,
     idle: Callable[[], None],
+    at_rest: Callable[[], bool],
 ) -> None:
     """Answer requests until the file system is unmounted.
 
     `error_number` says what the kernel is told of an exception. `idle` is called before a request is looked for.
+    `at_rest` says whether nothing is under way for which trio's loop is needed, beside the requests themselves.
     """
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_Desk(descriptor, handlers, error_number, counters, idle, nursery).attend)
+        nursery.start_soon(_Desk(descriptor, handlers, error_number, counters, idle, at_rest, nursery).attend)
 
 
 class _Desk:
@@ -119,6 +129,7 @@ class _Desk:
         error_number: Callable[[Exception], int],
         counters: Counters,
         idle: Callable[[], None],
+        at_rest: Callable[[], bool],
         nursery: trio.Nursery,
     ) -> None:
         self._descriptor = descriptor
@@ -126,11 +137,14 @@ class _Desk:
         self._error_number = error_number
         self._counters = counters
         self._idle = idle
+        self._at_rest = at_rest
         self._nursery = nursery
         self._buffer = bytearray(wire.REQUEST_BYTES)
         self._bodies = memoryview(self._buffer)[wire.IN_HEADER.size :]
         self._attended = True
         self._waiting = 0
+        self._next = select.epoll()
+        self._next.register(descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
         # Attendants who have waited while others took their place. A new task costs 30 us, which a fetch would pay.
         self._resting = trio.lowlevel.ParkingLot()
         self._unmounted = False
@@ -139,6 +153,7 @@ class _Desk:
         """Take requests until the file system is unmounted; rest while another task does so."""
         burst = 0
         woken = False
+        pass_at = linger_until = 0.0
         while True:
             self._idle()
             try:
@@ -146,9 +161,19 @@ class _Desk:
             except BlockingIOError:
                 if woken:
                     self._counters.add("queue_races")
-                burst = 0
-                await trio.lowlevel.wait_readable(self._descriptor)
-                woken = True
+                now = time.monotonic()
+                if burst or woken:
+                    linger_until = now + LINGER_S
+                    burst = 0
+                if now >= linger_until or self._waiting or not self._at_rest():
+                    await trio.lowlevel.wait_readable(self._descriptor)
+                    woken = True
+                elif now >= pass_at:
+                    await trio.lowlevel.checkpoint()
+                    pass_at = time.monotonic() + PASS_INTERVAL_S
+                    woken = False
+                else:
+                    woken = bool(self._next.poll(pass_at - now))
                 continue
             except OSError as exc:
                 if exc.errno == errno.ENODEV:

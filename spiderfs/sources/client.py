@@ -176,6 +176,11 @@ class SourceClient:
         result: T = mine.value[0]
         return result
 
+    @property
+    def busy(self) -> bool:
+        """Whether any shared fetch is running."""
+        return bool(self._fetches)
+
     def fetching(self, key: Hashable) -> bool:
         """Whether a shared fetch of this key is running."""
         return key in self._fetches

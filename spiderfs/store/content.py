@@ -73,10 +73,10 @@ class LmdbContent:
 
     def _record(self, key: ContentKey) -> memoryview | None:
         try:
-            found = self._transaction().get(KEY.pack(*key))
+            found: memoryview | None = self._transaction().get(KEY.pack(*key))  # type: ignore[assignment]
         except lmdb.Error as exc:
             raise translate(exc) from exc
-        return None if found is None else memoryview(found)
+        return found
 
     def has(self, key: ContentKey) -> bool:
         return self._record(key) is not None

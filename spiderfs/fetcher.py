@@ -146,6 +146,8 @@ class Fetcher:
         self._alone = alone
         self._landing = Landing(content, GATHER_S if alone else 0.0)
         self._on_their_way: dict[ContentKey, Fetched] = {}
+        # Records that were found damaged, until their files have been fetched anew.
+        self._damaged: set[ContentKey] = set()
         self._corrupt: StoreCorrupt | None = None
         self._full_until = 0.0
 
@@ -160,6 +162,7 @@ class Fetcher:
             payload = self._content.read(key, offset, size)
             if payload is None and self._content.has(key):
                 self._counters.add("checksum_failures")
+                self._damaged.add(key)
         except StoreCorrupt:
             raise
         except StoreError as exc:
@@ -227,10 +230,13 @@ class Fetcher:
     ) -> Fetched:
         while not self._interlock.try_hold(key):
             await self._interlock.until_free(key)
-            self._content.end_read()
-            found = self.local(key)
-            if found is not None:
-                return Fetched(bytes(found), FETCHED)
+            self._damaged.discard(key)
+            if (found := self._landed_by_another(key)) is not None:
+                return found
+        # It may have landed, and the lock been let go, since the caller looked.
+        if (found := self._landed_by_another(key)) is not None:
+            self._interlock.let_go(key)
+            return found
         try:
             payload = await self._client.read(path, offset, length, version, delivery)
             self._counters.add("origin_reads")
@@ -245,6 +251,7 @@ class Fetcher:
                 del self._on_their_way[key]
                 raise
         finally:
+            self._damaged.discard(key)
             # Held until the record is in the store, for that is what other processes wait for.
             if key not in self._on_their_way:
                 self._interlock.let_go(key)
@@ -252,6 +259,13 @@ class Fetcher:
             # The READ that follows the OPEN may come to another process.
             await fetched.settled()
         return fetched
+
+    def _landed_by_another(self, key: ContentKey) -> Fetched | None:
+        self._content.end_read()
+        if key in self._damaged or not self.stored(key):
+            return None
+        payload = self.local(key)
+        return None if payload is None else Fetched(bytes(payload), FETCHED)
 
     def _landed(self, key: ContentKey, fetched: Fetched, outcome: Outcome) -> None:
         del self._on_their_way[key]

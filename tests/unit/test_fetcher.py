@@ -163,9 +163,10 @@ def test_a_passing_fault_is_retried_and_counted_once(harness: Harness) -> None:
         harness.source.fail_next(SourceUnavailable("1"))
         assert (await harness.fetcher.fetch(node))[0] == b"content"
         assert harness.counted("origin_reads", "origin_bytes", "source_retries") == [1, 7, 1]
+        other = harness.add(b"other", 100_001, b"other")
         harness.source.fail_next(SourceUnavailable("1"), SourceUnavailable("2"))
         with pytest.raises(SourceUnavailable):
-            await harness.fetcher.fetch(node)
+            await harness.fetcher.fetch(other)
 
     run(test)
 
@@ -241,7 +242,7 @@ def test_a_store_that_cannot_be_read_is_passed_by(harness: Harness, caplog: pyte
         assert not harness.fetcher.stored(ContentKey(node.inode))
         assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
         assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
-        assert harness.counted("store_failures") == [3]
+        assert harness.counted("store_failures") == [4]
 
     with caplog.at_level(logging.WARNING):
         run(test)
@@ -375,6 +376,27 @@ def check_waiting(directory: Path, key: ContentKey, other: Other, lands: bool) -
     run(test)
     harness.interlock.close()
     content.close()
+
+
+def test_what_another_process_landed_just_before_the_lock_was_free_is_not_fetched_again(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = harness.interlock.try_hold
+
+    def land_and_take(key: ContentKey) -> bool:
+        harness.memory.land(key, b"content")
+        return take(key)
+
+    monkeypatch.setattr(harness.interlock, "try_hold", land_and_take)
+
+    async def test() -> None:
+        node = harness.add(b"content")
+        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
+        assert harness.counted("origin_reads") == [0]
+        assert not harness.interlock.held(ContentKey(node.inode))
+        assert take(ContentKey(node.inode))
+
+    run(test)
 
 
 def test_it_is_known_what_another_process_fetches(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ _BLOCKS = struct.Struct("<I")
 TABLES = 5
 # Blocks that are freed at once by who has dropped some, at 50 us each; the rest is left to who keeps house.
 FREED_AT_ONCE = 32
+# What is evicted of a file that was lent keeps its disk until all of it is. While more than this share of the capacity
+# is kept so, no further ones are lent.
+MOST_KEPT_SHARE = 0.1
 
 
 class LmdbContent:
@@ -124,7 +127,7 @@ class LmdbContent:
             return _count(txn, _INODE.pack(inode), self._meta) == -(-size // BLOCK_BYTES)
 
     def lend(self, inode: int, size: int) -> int | None:
-        if not self.whole(inode, size) or (fd := self._files.lend(inode)) is None:
+        if not self.whole(inode, size) or self._keeps_too_much() or (fd := self._files.lend(inode)) is None:
             return None
         with contextlib.ExitStack() as on_refusal:
             on_refusal.callback(os.close, fd)
@@ -133,6 +136,11 @@ class LmdbContent:
                 return None
             on_refusal.pop_all()
         return fd
+
+    def _keeps_too_much(self) -> bool:
+        with translated_errors(), self._env.begin(self._meta) as txn:
+            kept_bytes = txn.stat(self._holes)["entries"] * BLOCK_BYTES
+            return bool(kept_bytes > MOST_KEPT_SHARE * self._usage(txn)[4])
 
     def member(self, key: ContentKey) -> Member | None:
         with translated_errors(), self._env.begin(self._member) as txn:

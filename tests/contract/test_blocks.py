@@ -239,6 +239,29 @@ def test_what_is_lent_keeps_its_bytes(content: LmdbContent) -> None:
     assert not path.exists()
 
 
+def test_none_is_lent_while_much_disk_is_kept_for_what_was_lent(content: LmdbContent) -> None:
+    content.set_capacity(20 * BLOCK_BYTES)
+    for inode in (1, 2, 3):
+        land_all_of_it(content, inode)
+
+    def lends(inode: int) -> bool:
+        fd = content.lend(inode, SIZE)
+        if fd is not None:
+            os.close(fd)
+        return fd is not None
+
+    assert lends(1)
+    drop(content, 1, 2, inode=1)
+    content.free()
+    assert lends(2), "two of 20 blocks are kept, a tenth"
+    drop(content, 1, inode=2)
+    content.free()
+    assert not lends(3)
+    drop(content, 3, inode=1)
+    content.free()
+    assert lends(3), "the first has left the disk"
+
+
 def test_a_mapping_that_outlives_what_was_lent_keeps_its_bytes(content: LmdbContent) -> None:
     payloads = [os.urandom(BLOCK_BYTES) for _ in range(3)]
     keys = [ContentKey(7, number) for number in (1, 2, 3)]

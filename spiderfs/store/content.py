@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import logging
 import os
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,19 +24,24 @@ from spiderfs.errors import StoreCorrupt, StoreError
 from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import SoundPieces, header, verified, verified_elsewhere
 from spiderfs.store.environment import BLOCKS, open_environment, translate, translated_errors
+from spiderfs.store.rows import (
+    BLOCK_COUNT,
+    INODE,
+    KEY,
+    MEMBER,
+    SEQUENCE,
+    TABLES,
+    USAGE,
+    USAGE_KEY,
+    block_count,
+    blocks_of,
+    is_block,
+    member_of,
+)
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Member, Usage
 
 log = logging.getLogger(__name__)
 
-KEY = struct.Struct(">QI")
-_MEMBER = struct.Struct("<QQf")  # size, sequence number, score; the section's name follows
-_SEQUENCE = struct.Struct(">Q")
-# landing bytes, landing entries, kept bytes, kept entries, capacity, next sequence number
-_USAGE = struct.Struct("<6Q")
-_USAGE_KEY = b"usage"
-_INODE = struct.Struct(">Q")
-_BLOCKS = struct.Struct("<I")
-TABLES = 5
 # Blocks that are freed at once by who has dropped some, at 50 us each; the rest is left to who keeps house.
 FREED_AT_ONCE = 32
 # What is evicted of a file that was lent keeps its disk until all of it is. While more than this share of the capacity
@@ -124,7 +128,7 @@ class LmdbContent:
         if not self._sound.whole(inode, size):
             return False
         with translated_errors(), self._env.begin(self._meta) as txn:
-            return _count(txn, _INODE.pack(inode), self._meta) == -(-size // BLOCK_BYTES)
+            return block_count(txn, INODE.pack(inode), self._meta) == -(-size // BLOCK_BYTES)
 
     def lend(self, inode: int, size: int) -> int | None:
         if not self.whole(inode, size) or self._keeps_too_much() or (fd := self._files.lend(inode)) is None:
@@ -145,7 +149,7 @@ class LmdbContent:
     def member(self, key: ContentKey) -> Member | None:
         with translated_errors(), self._env.begin(self._member) as txn:
             record = txn.get(KEY.pack(*key))
-        return None if record is None else _member(key, record)
+        return None if record is None else member_of(key, record)
 
     # -- writing, in any thread
 
@@ -171,7 +175,7 @@ class LmdbContent:
                     (takes_blocks or not key.block) and self._land(txn, usage, *row)
                     for (key, _), row in zip(records, rows, strict=True)
                 ]
-                txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+                txn.put(USAGE_KEY, USAGE.pack(*usage), db=self._meta)
         except StoreError as exc:
             if not isinstance(exc, StoreCorrupt):
                 self._disown([key for key, _ in blocks])
@@ -214,11 +218,11 @@ class LmdbContent:
         usage[1] += 1
         usage[5] += 1
         txn.put(packed, value, db=self._content)
-        if _is_block(packed):
+        if is_block(packed):
             txn.delete(packed, db=self._holes)
-            self._count(txn, packed, 1)
-        txn.put(packed, _MEMBER.pack(size, sequence, 0.0) + LANDING.encode(), db=self._member)
-        txn.put(_SEQUENCE.pack(sequence), packed, db=self._queue, append=True)
+            self._count_block(txn, packed, 1)
+        txn.put(packed, MEMBER.pack(size, sequence, 0.0) + LANDING.encode(), db=self._member)
+        txn.put(SEQUENCE.pack(sequence), packed, db=self._queue, append=True)
         return True
 
     def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
@@ -233,16 +237,16 @@ class LmdbContent:
                 if record is None:
                     missing.append(key)
                     continue
-                size, sequence, _ = _MEMBER.unpack_from(record)
-                if record[_MEMBER.size :] == LANDING.encode():
-                    txn.delete(_SEQUENCE.pack(sequence), db=self._queue)
+                size, sequence, _ = MEMBER.unpack_from(record)
+                if record[MEMBER.size :] == LANDING.encode():
+                    txn.delete(SEQUENCE.pack(sequence), db=self._queue)
                     usage[0] -= size
                     usage[1] -= 1
                     usage[2] += size
                     usage[3] += 1
-                txn.put(packed, _MEMBER.pack(size, usage[5], score) + section.encode(), db=self._member)
+                txn.put(packed, MEMBER.pack(size, usage[5], score) + section.encode(), db=self._member)
                 usage[5] += 1
-            txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+            txn.put(USAGE_KEY, USAGE.pack(*usage), db=self._meta)
         self.free(FREED_AT_ONCE)
         return missing
 
@@ -251,12 +255,12 @@ class LmdbContent:
             usage = self._usage(txn)
             usage[4] = capacity_bytes
             self._shrink_landing(txn, usage, capacity_bytes)
-            txn.put(_USAGE_KEY, _USAGE.pack(*usage), db=self._meta)
+            txn.put(USAGE_KEY, USAGE.pack(*usage), db=self._meta)
         self.free(FREED_AT_ONCE)
 
     def _usage(self, txn: lmdb.Transaction) -> list[int]:
-        record = txn.get(_USAGE_KEY, db=self._meta)
-        return [0] * 6 if record is None else list(_USAGE.unpack(record))
+        record = txn.get(USAGE_KEY, db=self._meta)
+        return [0] * 6 if record is None else list(USAGE.unpack(record))
 
     def _shrink_landing(self, txn: lmdb.Transaction, usage: list[int], room: int) -> None:
         """Drop what landed first until landing and the kept records fit into `room` bytes, or landing is empty."""
@@ -270,24 +274,24 @@ class LmdbContent:
         record = txn.get(packed, db=self._member)
         if record is None:
             return
-        size, sequence, _ = _MEMBER.unpack_from(record)
-        landing = record[_MEMBER.size :] == LANDING.encode()
+        size, sequence, _ = MEMBER.unpack_from(record)
+        landing = record[MEMBER.size :] == LANDING.encode()
         if landing:
-            txn.delete(_SEQUENCE.pack(sequence), db=self._queue)
+            txn.delete(SEQUENCE.pack(sequence), db=self._queue)
         txn.delete(packed, db=self._content)
         txn.delete(packed, db=self._member)
-        if _is_block(packed):
+        if is_block(packed):
             txn.put(packed, b"", db=self._holes)
-            self._count(txn, packed, -1)
+            self._count_block(txn, packed, -1)
         usage[0 if landing else 2] -= size
         usage[1 if landing else 3] -= 1
 
-    def _count(self, txn: lmdb.Transaction, packed: bytes, change: int) -> None:
+    def _count_block(self, txn: lmdb.Transaction, packed: bytes, change: int) -> None:
         """Note that a file has a block more or less."""
-        inode = packed[: _INODE.size]
-        count = _count(txn, inode, self._meta) + change
+        inode = packed[: INODE.size]
+        count = block_count(txn, inode, self._meta) + change
         if count > 0:
-            txn.put(inode, _BLOCKS.pack(count), db=self._meta)
+            txn.put(inode, BLOCK_COUNT.pack(count), db=self._meta)
         else:
             # Blocks of an earlier version of spiderfs are not counted: a count may be too low, and is never too high.
             txn.delete(inode, db=self._meta)
@@ -311,7 +315,7 @@ class LmdbContent:
         """Free what processes that were killed had written without a record. Raises StoreError."""
         for inode in self._files.inodes():
             with translated_errors(), self._env.begin(self._content) as txn:
-                recorded = set(_blocks(txn, inode))
+                recorded = set(blocks_of(txn, inode))
             stray = self._files.stray(inode, recorded)
             if stray:
                 self._free(inode, stray)
@@ -323,8 +327,8 @@ class LmdbContent:
             more = cursor.first()
             while more:
                 inode, _ = KEY.unpack(cursor.key())
-                if not (self._files.lent(inode) and _blocks(txn, inode, 1, self._content)):
-                    found.append((inode, _blocks(txn, inode, limit)))
+                if not (self._files.lent(inode) and blocks_of(txn, inode, 1, self._content)):
+                    found.append((inode, blocks_of(txn, inode, limit)))
                 more = cursor.set_range(KEY.pack(inode + 1, 0))
         return found
 
@@ -335,7 +339,7 @@ class LmdbContent:
             keys = [KEY.pack(inode, block) for block in held.blocks]
             with translated_errors(), self._env.begin(self._content) as txn:
                 gone = [txn.get(key) is None for key in keys]
-                if held.lent and _blocks(txn, inode, 1):
+                if held.lent and blocks_of(txn, inode, 1):
                     return
             for block in itertools.compress(held.blocks, () if held.lent else gone):
                 held.punch(block)
@@ -346,16 +350,16 @@ class LmdbContent:
 
     def _has_no_blocks(self, inode: int) -> bool:
         with translated_errors(), self._env.begin() as txn:
-            return not any(_blocks(txn, inode, 1, table) for table in (self._content, self._holes))
+            return not any(blocks_of(txn, inode, 1, table) for table in (self._content, self._holes))
 
     # -- bookkeeping
 
     def members(self) -> Iterator[Member]:
         with translated_errors(), self._env.begin(self._member) as txn:
             rows = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
-        rows.sort(key=lambda row: _MEMBER.unpack_from(row[1])[1])
+        rows.sort(key=lambda row: MEMBER.unpack_from(row[1])[1])
         for key, value in rows:
-            yield _member(ContentKey(*KEY.unpack(key)), value)
+            yield member_of(ContentKey(*KEY.unpack(key)), value)
 
     def usage(self) -> Usage:
         with translated_errors(), self._env.begin(self._meta) as txn:
@@ -374,34 +378,3 @@ class LmdbContent:
         self.end_read()
         self._files.close()
         self._env.close()
-
-
-def _member(key: ContentKey, record: bytes) -> Member:
-    size, _, score = _MEMBER.unpack_from(record)
-    return Member(key, size, record[_MEMBER.size :].decode(), score)
-
-
-def _is_block(packed: bytes) -> bool:
-    _, block = KEY.unpack(packed)
-    return bool(block)
-
-
-def _count(txn: lmdb.Transaction, packed_inode: bytes, meta: lmdb._Database) -> int:
-    """How many blocks of a file are there."""
-    found = txn.get(packed_inode, db=meta)
-    return 0 if found is None else int(_BLOCKS.unpack(found)[0])
-
-
-def _blocks(
-    txn: lmdb.Transaction, inode: int, limit: int | None = None, table: lmdb._Database | None = None
-) -> list[int]:
-    """The blocks of a file in a table, the transaction's own by default, in order."""
-    found: list[int] = []
-    with txn.cursor(table) as cursor:
-        if cursor.set_range(KEY.pack(inode, 1)):
-            for key in cursor.iternext(keys=True, values=False):
-                owner, block = KEY.unpack(key)
-                if owner != inode or len(found) == limit:
-                    break
-                found.append(block)
-    return found

@@ -8,8 +8,8 @@ import lmdb
 
 from spiderfs.errors import StoreDamaged
 from spiderfs.store.checksums import header, header_bytes
-from spiderfs.store.content import KEY, TABLES
 from spiderfs.store.environment import open_environment, translate, translated_errors
+from spiderfs.store.rows import KEY, TABLES
 
 
 class ContentReader:

@@ -80,8 +80,8 @@ class Content(Protocol):
     def lend(self, inode: int, size: int) -> int | None:
         """A descriptor of a plain file that has the bytes of the large file `inode`, for the caller to close.
 
-        None unless it is whole, or if what was dropped of files that were lent takes too much disk. Nothing is taken out
-        of the plain file as long as it is open anywhere, whatever becomes of its records.
+        None unless it is whole, or if what was dropped of files that were lent takes too much disk. Nothing is taken
+        out of the plain file as long as it is open anywhere, whatever becomes of its records.
         """
 
     def land(self, key: ContentKey, payload: bytes) -> bool:

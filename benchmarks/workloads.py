@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import socket
 import statistics
 import tempfile
@@ -94,7 +95,11 @@ def seconds(function: Callable[[Path], object], root: Path) -> float:
 
 
 def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Bytes per second of a file of `extent` MiB; the source itself is in memory throughout."""
+    """Bytes per second of a file of `extent` MiB; the source itself is in memory throughout.
+
+    "copy" is a plain copy of it beside the caches, the least that storing costs. It stays there, or its memory would be
+    used again by whoever stores next: memory that is new to a virtual machine can cost ten times the copying.
+    """
     root = scratch / "source"
     root.mkdir()
     piece = os.urandom(1 << 20)
@@ -105,6 +110,7 @@ def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
     figures: Figures = {}
     with ExitStack() as stack:
         peers = [stack.enter_context(mounted(name, root, scratch / "peers")) for name in PEERS]
+        figures["copy"] = {"cold": [copied(root / "file", scratch / "copy")]}
         for peer in peers:
             figures[peer.name] = {"cold": [rate(peer.root / "file")]}
         rate(root / "file")
@@ -130,6 +136,13 @@ def rate(path: Path) -> float:
     took = time.perf_counter() - begin
     os.close(descriptor)
     return total / took
+
+
+def copied(path: Path, to: Path) -> float:
+    begin = time.perf_counter()
+    with open(path, "rb") as source, open(to, "wb") as copy:
+        shutil.copyfileobj(source, copy, READ_BYTES)
+    return path.stat().st_size / (time.perf_counter() - begin)
 
 
 def drop_pages(path: Path) -> None:

@@ -111,6 +111,7 @@ def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
     with ExitStack() as stack:
         peers = [stack.enter_context(mounted(name, root, scratch / "peers")) for name in PEERS]
         figures["copy"] = {"cold": [copied(root / "file", scratch / "copy")]}
+        os.sync()
         for peer in peers:
             figures[peer.name] = {"cold": [rate(peer.root / "file")]}
         rate(root / "file")

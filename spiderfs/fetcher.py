@@ -146,8 +146,6 @@ class Fetcher:
         self._alone = alone
         self._landing = Landing(content, GATHER_S if alone else 0.0)
         self._on_their_way: dict[ContentKey, Fetched] = {}
-        # Records that were found damaged, until their files have been fetched anew.
-        self._damaged: set[ContentKey] = set()
         self._corrupt: StoreCorrupt | None = None
         self._full_until = 0.0
 
@@ -162,7 +160,6 @@ class Fetcher:
             payload = self._content.read(key, offset, size)
             if payload is None and self._content.has(key):
                 self._counters.add("checksum_failures")
-                self._damaged.add(key)
         except StoreCorrupt:
             raise
         except StoreError as exc:
@@ -196,7 +193,7 @@ class Fetcher:
         return self._client.fetching(key) or self._interlock.held(key)
 
     async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, int]:
-        """Bring a whole file (block 0) or one block from the source, and into the store.
+        """Bring a whole file (block 0) or one block from the source into the store, unless another process just has.
 
         Also says where it lies now, as `core.events` has it: FETCHED (in landing), REFUSED or UNSTORED.
         Raises SourceError and StoreCorrupt.
@@ -213,9 +210,6 @@ class Fetcher:
         # A look at the store sees it as of its first read. Ended before the wait, it shows afterwards what others have
         # landed meanwhile, and pins no old pages, in processes too that have no loop of requests to end it.
         self._content.end_read()
-        landing = self._on_their_way.get(key)
-        if landing is not None:
-            return landing
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
         fetch = partial(self._fetch_once, key, node.path, offset, length, node.version, delivery)
@@ -228,16 +222,16 @@ class Fetcher:
     async def _fetch_once(
         self, key: ContentKey, path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None
     ) -> Fetched:
+        if (landing := self._on_their_way.get(key)) is not None:
+            return landing
         while not self._interlock.try_hold(key):
             await self._interlock.until_free(key)
-            self._damaged.discard(key)
             if (found := self._landed_by_another(key)) is not None:
                 return found
-        # It may have landed, and the lock been let go, since the caller looked.
-        if (found := self._landed_by_another(key)) is not None:
-            self._interlock.let_go(key)
-            return found
         try:
+            # It may have landed, and the lock been let go, since the caller looked.
+            if (found := self._landed_by_another(key)) is not None:
+                return found
             payload = await self._client.read(path, offset, length, version, delivery)
             self._counters.add("origin_reads")
             self._counters.add("origin_bytes", len(payload))
@@ -251,7 +245,6 @@ class Fetcher:
                 del self._on_their_way[key]
                 raise
         finally:
-            self._damaged.discard(key)
             # Held until the record is in the store, for that is what other processes wait for.
             if key not in self._on_their_way:
                 self._interlock.let_go(key)
@@ -261,10 +254,14 @@ class Fetcher:
         return fetched
 
     def _landed_by_another(self, key: ContentKey) -> Fetched | None:
+        """Counts no failures: who came here has met them. Raises StoreCorrupt."""
         self._content.end_read()
-        if key in self._damaged or not self.stored(key):
+        try:
+            payload = self._content.read(key)
+        except StoreCorrupt:
+            raise
+        except StoreError:
             return None
-        payload = self.local(key)
         return None if payload is None else Fetched(bytes(payload), FETCHED)
 
     def _landed(self, key: ContentKey, fetched: Fetched, outcome: Outcome) -> None:

@@ -30,7 +30,8 @@ from spiderfs.sources.client import SourceClient
 
 log = logging.getLogger(__name__)
 
-# How long the manager may hear of an access after it happened. A flush is a write of 40 bytes per access.
+# How long the manager may hear of an access after it happened, and `session.PASS_INTERVAL_S` more. A flush is a write
+# of 48 bytes per access.
 FLUSH_INTERVAL_S = 0.02
 OPTIONS_INTERVAL_S = 0.25
 TIDY_INTERVAL_S = 1.0

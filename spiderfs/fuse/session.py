@@ -10,9 +10,9 @@ request, which then looks for the next one without a pass of trio's loop. That t
 one at a time. When its handler does have to wait, it stays with it and starts another attendant. So a request costs a
 task only if it waits for something.
 
-While nothing is under way in the process, the attendant also **lingers**: it waits for the next request by itself. That
-costs a tenth of a pass of trio's loop, and of several workers that wait so the kernel wakes one (EPOLLEXCLUSIVE,
-epoll_ctl(2)).
+While nothing but timers is under way in the process, the attendant also **stands by**: it waits for the next request by
+itself. That costs a tenth of a pass of trio's loop, and of several workers that wait so the kernel wakes one
+(EPOLLEXCLUSIVE, epoll_ctl(2)).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Handler = Callable[[int, memoryview, Caller], Coroutine[Any, Any, Body]]
 MAX_WAITING = 512
 # Requests in a row that are answered without a pass of trio's loop, which is where everything else gets on.
 BURST = 16
-# So late timers may be for lingering, and so long after the last request an attendant lingers at all.
-PASS_INTERVAL_S = 0.01
-LINGER_S = 0.1
+# So late timers may be for standing by, and so long after the last request an attendant stands by at all.
+PASS_INTERVAL_S = 0.005
+STANDBY_S = 0.1
 _INIT_PATIENCE_MS = 10_000
 # Of this process and those it forks; a process serves one mount.
 _descriptor = -1
@@ -115,8 +115,11 @@ async def serve(
     `error_number` says what the kernel is told of an exception. `idle` is called before a request is looked for.
     `at_rest` says whether nothing is under way for which trio's loop is needed, beside the requests themselves.
     """
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_Desk(descriptor, handlers, error_number, counters, idle, at_rest, nursery).attend)
+    with select.epoll() as following:
+        following.register(descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+        async with trio.open_nursery() as nursery:
+            desk = _Desk(descriptor, following, handlers, error_number, counters, idle, at_rest, nursery)
+            nursery.start_soon(desk.attend)
 
 
 class _Desk:
@@ -125,6 +128,7 @@ class _Desk:
     def __init__(
         self,
         descriptor: int,
+        following: select.epoll,
         handlers: Mapping[int, Handler],
         error_number: Callable[[Exception], int],
         counters: Counters,
@@ -133,6 +137,7 @@ class _Desk:
         nursery: trio.Nursery,
     ) -> None:
         self._descriptor = descriptor
+        self._following = following
         self._handlers = handlers
         self._error_number = error_number
         self._counters = counters
@@ -143,8 +148,6 @@ class _Desk:
         self._bodies = memoryview(self._buffer)[wire.IN_HEADER.size :]
         self._attended = True
         self._waiting = 0
-        self._next = select.epoll()
-        self._next.register(descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
         # Attendants who have waited while others took their place. A new task costs 30 us, which a fetch would pay.
         self._resting = trio.lowlevel.ParkingLot()
         self._unmounted = False
@@ -153,7 +156,7 @@ class _Desk:
         """Take requests until the file system is unmounted; rest while another task does so."""
         burst = 0
         woken = False
-        pass_at = linger_until = 0.0
+        pass_at = standby_until = 0.0
         while True:
             self._idle()
             try:
@@ -163,17 +166,19 @@ class _Desk:
                     self._counters.add("queue_races")
                 now = time.monotonic()
                 if burst or woken:
-                    linger_until = now + LINGER_S
+                    standby_until = now + STANDBY_S
                     burst = 0
-                if now >= linger_until or self._waiting or not self._at_rest():
+                if now >= standby_until or self._waiting or not self._at_rest():
                     await trio.lowlevel.wait_readable(self._descriptor)
                     woken = True
                 elif now >= pass_at:
-                    await trio.lowlevel.checkpoint()
+                    # Twice, for a timer that ends here is run with this task, in either order.
+                    for _ in range(2):
+                        await trio.lowlevel.checkpoint()
                     pass_at = time.monotonic() + PASS_INTERVAL_S
                     woken = False
                 else:
-                    woken = bool(self._next.poll(pass_at - now))
+                    woken = bool(self._following.poll(pass_at - now))
                 continue
             except OSError as exc:
                 if exc.errno == errno.ENODEV:

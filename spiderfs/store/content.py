@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 # Blocks that are freed at once by who has dropped some, at 50 us each; the rest is left to who keeps house.
 FREED_AT_ONCE = 32
 # What is evicted of a file that was lent keeps its disk until all of it is. While more than this share of the capacity
-# is kept so, no further ones are lent.
+# is kept so, what is about to be freed anyway included, no further ones are lent.
 MOST_KEPT_SHARE = 0.1
 
 

@@ -1,4 +1,4 @@
-"""The rows of the content store's tables: how keys and values are packed, and how many blocks of a file a table has."""
+"""The rows of the content store's tables: how keys and values are packed, and which blocks of a file a table has."""
 
 from __future__ import annotations
 

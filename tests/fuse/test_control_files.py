@@ -86,7 +86,9 @@ def test_they_are_hidden_and_have_their_modes(mount: Mounted) -> None:
 def test_stats_for_people_programs_and_prometheus(mount: Mounted, source: Path) -> None:
     read_files(mount)
     read_files(mount)
-    stats = eventually(lambda: found if (found := mount.stats())["sections"]["importance"]["entries"] else None)
+    # Readers have their bytes before the store does.
+    eventually(lambda: mount.stats()["sections"]["importance"]["entries"] == len(SIZES))
+    stats = mount.stats()
     assert stats["source"] == str(source)
     assert stats["mountpoint"] == str(mount.point)
     assert stats["workers"] == mount.workers_wanted

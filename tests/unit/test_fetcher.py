@@ -242,7 +242,7 @@ def test_a_store_that_cannot_be_read_is_passed_by(harness: Harness, caplog: pyte
         assert not harness.fetcher.stored(ContentKey(node.inode))
         assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
         assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
-        assert harness.counted("store_failures") == [4]
+        assert harness.counted("store_failures") == [3]
 
     with caplog.at_level(logging.WARNING):
         run(test)

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -121,20 +122,20 @@ def test_errors_and_unknown_requests_are_answered(kernel: Kernel) -> None:
 
 
 def test_timers_get_on_while_the_next_request_is_waited_for(kernel: Kernel) -> None:
-    ticks = 0
+    late_s: list[float] = []
 
     def ask() -> None:
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
             kernel.ask_and_wait(1)
             # So seldom that it is always waited for, and so often that the process never is idle.
-            time.sleep(session.LINGER_S / 4)
+            time.sleep(session.STANDBY_S / 4)
 
     async def tick() -> None:
-        nonlocal ticks
         while True:
-            await trio.sleep(0.001)
-            ticks += 1
+            due = trio.current_time() + 0.001
+            await trio.sleep_until(due)
+            late_s.append(trio.current_time() - due)
 
     async def both(served: Served) -> None:
         async with trio.open_nursery() as nursery:
@@ -143,13 +144,13 @@ def test_timers_get_on_while_the_next_request_is_waited_for(kernel: Kernel) -> N
             nursery.cancel_scope.cancel()
 
     trio.run(both, Served(kernel))
-    # 50 of them, were the machine not busy with other things; 20 requests were made.
-    assert ticks > 30
+    # The median, for other things that the machine does make some of them later.
+    assert statistics.median(late_s) < 1.5 * session.PASS_INTERVAL_S
 
 
 def test_nothing_that_is_under_way_waits_for_the_next_request(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "PASS_INTERVAL_S", 4 * PATIENCE_S)
-    monkeypatch.setattr(session, "LINGER_S", 4 * PATIENCE_S)
+    monkeypatch.setattr(session, "STANDBY_S", 4 * PATIENCE_S)
     done = threading.Event()
     begun = False
 
@@ -192,7 +193,7 @@ def test_of_several_workers_that_wait_one_is_woken(kernel: Kernel) -> None:
     over, requests, waits = threading.Event(), 400, []
 
     def work(served: Served) -> None:
-        served.until(over.wait)
+        served.until(lambda: over.wait(PATIENCE_S))
         waits.append(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
 
     threads = [threading.Thread(target=work, args=(Served(kernel),)) for _ in range(4)]
@@ -218,7 +219,7 @@ def test_who_has_nothing_to_do_leaves_the_processor_alone(kernel: Kernel) -> Non
 
     def ask() -> None:
         kernel.ask_and_wait(1)
-        time.sleep(2 * session.LINGER_S)
+        time.sleep(2 * session.STANDBY_S)
         looked = served.looked
         time.sleep(5 * session.PASS_INTERVAL_S)
         assert served.looked == looked

@@ -4,7 +4,8 @@
     .venv/bin/python benchmarks/serve.py --quick     under a minute, for a look
 
 All systems are mounted at the same time over the same files and take turns round by round, so that what else goes on
-on the machine falls on all of them alike; a ratio is the median of the ratios within a round. Warm means that each has
+on the machine falls on all of them alike, and another one begins each time; a ratio is the median of the ratios within
+a round. Warm means that each has
 served every file once before the clock runs. In a run every reader process opens, reads and closes every file once, in
 an order of its own. The last part opens small files on spiderfs a million times and watches its memory.
 """
@@ -270,7 +271,9 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
                     case = Case(files.name, readers, {peer.name: [] for peer in peers})
                     task = progress.add_task(f"{files.name}, readers: {readers}", total=rounds * len(peers))
                     for number in range(1, rounds + 1):
-                        for peer in peers:
+                        # Who comes after native is some 5 % slower than at any other place.
+                        first = number % len(peers)
+                        for peer in peers[first:] + peers[:first]:
                             case.runs[peer.name].append(measure(peer, files, readers, number))
                             progress.advance(task)
                     cases.append(case)

@@ -207,8 +207,8 @@ class Fetcher:
         The delivery is made if this call is the one that reads them.
         """
         key = ContentKey(node.inode, block)
-        # A look at the store sees it as of its first read. Ended before the wait, it shows afterwards what others have
-        # landed meanwhile, and pins no old pages, in processes too that have no loop of requests to end it.
+        # A look at the store sees it as of its first read, and pins old pages until it is ended. So none is open while
+        # something is waited for, in processes too that have no loop of requests to end it.
         self._content.end_read()
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
@@ -255,14 +255,17 @@ class Fetcher:
 
     def _landed_by_another(self, key: ContentKey) -> Fetched | None:
         """Counts no failures: who came here has met them. Raises StoreCorrupt."""
+        # One that another task has open may be an old one.
         self._content.end_read()
         try:
             payload = self._content.read(key)
+            return None if payload is None else Fetched(bytes(payload), FETCHED)
         except StoreCorrupt:
             raise
         except StoreError:
             return None
-        return None if payload is None else Fetched(bytes(payload), FETCHED)
+        finally:
+            self._content.end_read()
 
     def _landed(self, key: ContentKey, fetched: Fetched, outcome: Outcome) -> None:
         del self._on_their_way[key]

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -397,6 +398,31 @@ def test_what_another_process_landed_just_before_the_lock_was_free_is_not_fetche
         assert take(ContentKey(node.inode))
 
     run(test)
+
+
+def test_no_look_at_the_store_is_open_while_the_source_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = LmdbContent(tmp_path)
+    content.set_capacity(1 << 20)
+    harness = Harness(tmp_path, content)
+    ask, open_looks = harness.client.read, []
+
+    async def read(*args: Any) -> bytes:
+        open_looks.append(content._reader)
+        return await ask(*args)
+
+    monkeypatch.setattr(harness.client, "read", read)
+
+    async def test() -> None:
+        node = harness.add(b"content")
+        assert not harness.fetcher.stored(ContentKey(node.inode))
+        await harness.fetcher.fetch(node)
+        assert open_looks == [None]
+
+    run(test)
+    harness.interlock.close()
+    content.close()
 
 
 def test_it_is_known_what_another_process_fetches(tmp_path: Path) -> None:

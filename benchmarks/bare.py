@@ -36,7 +36,6 @@ class Bare:
     filesystem: Filesystem
     content: LmdbContent
     catalogue: Catalogue
-    client: SourceClient
     lister: Lister
     fetcher: Fetcher
     redirects: Redirects
@@ -74,7 +73,7 @@ async def bare_filesystem(source: Source, place: Path) -> AsyncIterator[Bare]:
             settings=Settings(),
         )
         await lister.root()
-        yield Bare(filesystem, content, catalogue, client, lister, fetcher, redirects, events, counters)
+        yield Bare(filesystem, content, catalogue, lister, fetcher, redirects, events, counters)
         await fetcher.drain()
         nursery.cancel_scope.cancel()
 

@@ -172,7 +172,7 @@ async def serve_own(bare: Bare, source: str, mountpoint: Path) -> None:
         operations.error_number,
         bare.counters,
         bare.content.end_read,
-        lambda: not (bare.client.busy or bare.fetcher.busy),
+        lambda: bare.filesystem.at_rest,
     )
 
 

@@ -5,9 +5,9 @@
 
 All systems are mounted at the same time over the same files and take turns round by round, so that what else goes on
 on the machine falls on all of them alike, and another one begins each time; a ratio is the median of the ratios within
-a round. Warm means that each has
-served every file once before the clock runs. In a run every reader process opens, reads and closes every file once, in
-an order of its own. The last part opens small files on spiderfs a million times and watches its memory.
+a round. Warm means that each has served every file once before the clock runs. In a run every reader process opens,
+reads and closes every file once, in an order of its own. The last part opens small files on spiderfs a million times
+and watches its memory.
 """
 
 from __future__ import annotations

@@ -194,6 +194,11 @@ class Filesystem:
         self._mounted_at_ns = int(wall_clock() * 1e9)
         self.settings = settings
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is under way beside the requests that have yet to be answered."""
+        return not (self._client.busy or self._fetcher.busy or self._read_ahead.busy)
+
     # -- names
 
     async def lookup(self, parent: int, name: bytes, caller: Caller) -> Entry:

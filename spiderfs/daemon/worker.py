@@ -30,8 +30,8 @@ from spiderfs.sources.client import SourceClient
 
 log = logging.getLogger(__name__)
 
-# How long the manager may hear of an access after it happened, and `session.PASS_INTERVAL_S` more. A flush is a write
-# of 48 bytes per access.
+# So much later than it happened the manager may hear of an access, or `session.PASS_INTERVAL_S` more. A flush is a
+# write of 48 bytes per access.
 FLUSH_INTERVAL_S = 0.02
 OPTIONS_INTERVAL_S = 0.25
 TIDY_INTERVAL_S = 1.0
@@ -82,14 +82,13 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
     )
     redirects = Redirects(records, context.pending_reads)
     async with trio.open_nursery() as nursery:
-        read_ahead = ReadAhead(nursery, fetcher, counters, context.options.read_ahead)
         filesystem = Filesystem(
             catalogue=catalogue,
             content=content,
             client=client,
             lister=lister,
             fetcher=fetcher,
-            read_ahead=read_ahead,
+            read_ahead=ReadAhead(nursery, fetcher, counters, context.options.read_ahead),
             redirects=redirects,
             control=Control(ControlClient(directories.control_socket), directories.run, os.getuid()),
             events=events,
@@ -98,9 +97,6 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
             deliver=handles.delivery,
             heard=reading.caught_up,
         )
-
-        def at_rest() -> bool:
-            return not (client.busy or fetcher.busy or read_ahead.busy)
 
         def follow_options() -> None:
             filesystem.settings = settings_of(published_options(directories, context.options))
@@ -121,7 +117,14 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
             nursery.start_soon(_tidy, passthrough)
         operations = Operations(filesystem, counters, handles, passthrough)
         counters.add("process_starts")
-        await serve(descriptor, operations.handlers(), operations.error_number, counters, content.end_read, at_rest)
+        await serve(
+            descriptor,
+            operations.handlers(),
+            operations.error_number,
+            counters,
+            content.end_read,
+            lambda: filesystem.at_rest,
+        )
         await fetcher.drain()
         events.flush()
         nursery.cancel_scope.cancel()

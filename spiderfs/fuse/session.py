@@ -115,10 +115,10 @@ async def serve(
     `error_number` says what the kernel is told of an exception. `idle` is called before a request is looked for.
     `at_rest` says whether nothing is under way for which trio's loop is needed, beside the requests themselves.
     """
-    with select.epoll() as following:
-        following.register(descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+    with select.epoll() as arrivals:
+        arrivals.register(descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
         async with trio.open_nursery() as nursery:
-            desk = _Desk(descriptor, following, handlers, error_number, counters, idle, at_rest, nursery)
+            desk = _Desk(descriptor, arrivals, handlers, error_number, counters, idle, at_rest, nursery)
             nursery.start_soon(desk.attend)
 
 
@@ -128,7 +128,7 @@ class _Desk:
     def __init__(
         self,
         descriptor: int,
-        following: select.epoll,
+        arrivals: select.epoll,
         handlers: Mapping[int, Handler],
         error_number: Callable[[Exception], int],
         counters: Counters,
@@ -137,7 +137,7 @@ class _Desk:
         nursery: trio.Nursery,
     ) -> None:
         self._descriptor = descriptor
-        self._following = following
+        self._arrivals = arrivals
         self._handlers = handlers
         self._error_number = error_number
         self._counters = counters
@@ -178,7 +178,7 @@ class _Desk:
                     pass_at = time.monotonic() + PASS_INTERVAL_S
                     woken = False
                 else:
-                    woken = bool(self._following.poll(pass_at - now))
+                    woken = bool(self._arrivals.poll(pass_at - now))
                 continue
             except OSError as exc:
                 if exc.errno == errno.ENODEV:

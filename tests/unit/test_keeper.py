@@ -346,7 +346,7 @@ class KeeperMachine(RuleBasedStateMachine):
 
     @rule()
     def fold(self) -> None:
-        self.harness.keeper.fold([*self.waiting])
+        self.harness.keeper.fold(self.waiting)
         self.waiting = []
         self.harness.check()
 

@@ -145,14 +145,14 @@ class _FollowedSampler:
         self._follower = follower
 
     def __iter__(self) -> Iterator[Any]:
-        # A plain function: the iteration is the one that asks, though the drawing begins later.
-        return self._draw(self._follower.now)
-
-    def _draw(self, iteration: _Iteration | None) -> Iterator[Any]:
+        # A plain function: the sampler's own iterator is made now, and the iteration is the one that asks.
+        iteration = self._follower.now
         if iteration is None:
-            yield from self._sampler
-            return
-        for drawn in self._follower.planner.draw(iteration):
+            return iter(self._sampler)
+        return self._noted(iteration, self._follower.planner.draw(iteration))
+
+    def _noted(self, iteration: _Iteration, drawing: Iterator[Any]) -> Iterator[Any]:
+        for drawn in drawing:
             iteration.drawn.append(indices_of(drawn))
             yield drawn
 

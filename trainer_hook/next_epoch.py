@@ -42,10 +42,11 @@ class NextEpoch:
     """Foresees the next epochs of one loader; `index_sampler` is what the loader draws batches from."""
 
     def __init__(self, loader: DataLoader[Any], index_sampler: Any) -> None:
-        self._loaders_generator = loader.generator
-        self._new_iterators = not (loader.persistent_workers and loader.num_workers)
         self._index_sampler = index_sampler
         self._sampler = getattr(index_sampler, "sampler", index_sampler)
+        # Each new iterator of a loader first draws a seed for its workers, from the loader's generator.
+        shared = loader.generator is not None and getattr(self._sampler, "generator", None) is loader.generator
+        self._draws_seeds = shared and not (loader.persistent_workers and loader.num_workers)
         # By how much the training moves a DistributedSampler's epoch on: one, unless it forgets to.
         self._step = 1
         self._epoch_before: int | None = None
@@ -57,14 +58,16 @@ class NextEpoch:
                 self._step = self._sampler.epoch - self._epoch_before
             self._epoch_before = self._sampler.epoch
 
-    def foresee(self, passed: int = 0) -> list[Any] | None:
-        """The epoch that comes `passed` epochs after the next one; None where it cannot be known."""
-        copied = self._copied(passed)
+    def foresee(self, ended: Any, passed: int = 0) -> list[Any] | None:
+        """The epoch that comes `passed` epochs after the next one; None where it cannot be known.
+
+        `ended` is the index sampler, or a copy of it, as it is at the end of the present epoch.
+        """
+        copied = self._copied(getattr(ended, "sampler", ended), passed)
         return None if copied is None else batches_of(self._index_sampler, copied)
 
-    def _copied(self, passed: int) -> Iterable[int] | None:
+    def _copied(self, sampler: Any, passed: int) -> Iterable[int] | None:
         """The sampler as it will be when that epoch begins."""
-        sampler = self._sampler
         if _draws_like(sampler, SequentialSampler):
             return sampler  # type: ignore[no-any-return]
         if _draws_like(sampler, DistributedSampler):
@@ -83,8 +86,7 @@ class NextEpoch:
         return None
 
     def _begin_iterator(self, copied: torch.Generator) -> None:
-        """Each new iterator of a loader first draws a seed for its workers."""
-        if self._sampler.generator is self._loaders_generator and self._new_iterators:
+        if self._draws_seeds:
             torch.empty((), dtype=torch.int64).random_(generator=copied)
 
 

@@ -1,10 +1,11 @@
 """Publishing what a loader will read: each epoch as a whole when it begins, the next ones where they can be known.
 
-An epoch's batches are drawn at once when the loader asks for the first of them, published, and handed to the loader
-as it asks. For samplers that draw an epoch at its begin, as torch's do, these are the batches that the loader would
-have drawn anyway, and random generators stand where they would have stood. What differs: a sampler that draws bit by
-bit from a generator that something else uses too draws from another place in its stream; and after an epoch that was
-left early, a sampler's own generator has drawn that epoch to its end.
+An epoch is **rehearsed** (`rehearsal.py`) when the loader asks for its first batch: a copy of the sampler draws it,
+that is published, and the sampler itself draws when the loader asks. So a loader with a plan draws exactly what it
+draws without. A sampler that cannot be rehearsed is not planned, and one that draws something else than was rehearsed
+is not planned any more; both are said. A SpiderSampler, and any sampler with `draw_ahead`, is drawn to its end at once
+instead: the former's draws follow from nothing that anybody else changes, and the latter is the user's leave to draw
+otherwise.
 
 The next epoch is published beforehand in one of three ways: foreseen (`next_epoch.py`) when this one has begun;
 drawn by a SpiderSampler when as much of this one as it says has been handed out; or, with `draw_ahead`, drawn when its
@@ -31,6 +32,7 @@ from torch.utils.data import DataLoader
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
 from trainer_hook.client import Client
 from trainer_hook.next_epoch import NextEpoch, batches_of
+from trainer_hook.rehearsal import Rehearsal, why_not
 from trainer_hook.sampler import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
@@ -76,6 +78,8 @@ class Planner:
         self._client = client
         self._name = name
         self._index_sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self.sampler = _spider_sampler(loader)
+        self._rehearses = self.sampler is None and not draw_ahead
         self._next_epoch = NextEpoch(loader, self._index_sampler)
         self._publish = publish and self._can_be_planned()
         self._draws_ahead = draw_ahead
@@ -88,9 +92,10 @@ class Planner:
         self._epoch = -1
         self._planned = 0
         self._position = 0
-        self.sampler = _spider_sampler(loader)
+        # Whether that iteration has drawn to its end.
+        self._ended = False
         if self.sampler is not None:
-            self.sampler.bind(client, name)
+            self.sampler.bind(client, name, _whole_batches(loader))
 
     def close(self) -> None:
         self._publish = False
@@ -100,21 +105,42 @@ class Planner:
     # -- what the follower calls
 
     def draw(self, iteration: object) -> Iterator[Any]:
-        """What the index sampler draws for this iteration over the loader; a generator, so from its first batch on."""
-        self._current, self._position, self._planned = iteration, 0, 0
+        """What the index sampler draws for this iteration over the loader, to be called when the loader asks for that.
+
+        The sampler makes its iterator now, for some have drawn everything by then; the rest begins at the first batch.
+        """
+        if self._ahead is not None:
+            return self._draw(iteration, iter(()), None)
+        rehearsal = Rehearsal(self._index_sampler) if self._publish and self._rehearses else None
+        return self._draw(iteration, iter(self._index_sampler), rehearsal)
+
+    def _draw(self, iteration: object, drawing: Iterator[Any], rehearsal: Rehearsal | None) -> Iterator[Any]:
+        self._current, self._position, self._planned, self._ended = iteration, 0, 0, False
         batches, self._ahead = self._ahead, None
         if not self._publish:
-            yield from self._index_sampler if batches is None else batches
+            yield from drawing if batches is None else batches
             return
-        drawing = iter(() if batches else self._index_sampler)
         if batches is None:
             # One more than its length, so that it comes to its end. If it goes on for ever, the rest is not planned.
-            batches = deque(itertools.islice(drawing, len(self._index_sampler) + 1))
+            most = len(self._index_sampler) + 1
+            batches = deque(itertools.islice(drawing, most) if rehearsal is None else rehearsal.draw(most))
         order = _order(batches)
         if order is None or len(order) > DEFAULT_LIMITS.samples:
             self._give_up("its sampler draws more, or something else, than a list of indices")
         else:
             self._begin(order)
+        ended = self._index_sampler if rehearsal is None else rehearsal.sampler
+        planned = self._as_planned(iteration, batches, ended)
+        if rehearsal is None:
+            yield from planned
+            yield from drawing
+        else:
+            yield from self._as_rehearsed(iteration, drawing, planned)
+        if iteration is self._current:
+            self._ended = True
+
+    def _as_planned(self, iteration: object, batches: deque[Any], ended: Any) -> Iterator[Any]:
+        """The batches one by one; in between later epochs become known. `ended` is the sampler at this one's end."""
         settled = 1.0 if self.sampler is None else self.sampler.settled
         look_ahead_at = max(1, round(len(batches) * (1 - settled)))
         foreseen = False
@@ -124,9 +150,21 @@ class Planner:
             yield batches.popleft()
             if not foreseen and iteration is self._current:
                 # Not before the first batch has gone: of a million samples it takes some tenths of a second.
-                self._foresee()
+                self._next_epoch.drawn()
+                self._foresee(ended)
                 foreseen = True
-        yield from drawing
+
+    def _as_rehearsed(self, iteration: object, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
+        """What the sampler draws, for as long as that is what was planned."""
+        for drawn in drawing:
+            if self._publish and not _same(drawn, next(planned, drawn)):
+                self._give_up("its sampler draws something else than a copy of it did")
+                if iteration is self._current:
+                    self._withdraw()
+            yield drawn
+        # Lets the epochs to come be known after a last batch that was the first, too.
+        if self._publish and next(planned, None) is not None:
+            self._give_up("its sampler draws less than a copy of it did")
 
     def taken(self, iteration: object, samples: int) -> None:
         """The loop has taken a batch of so many samples in this iteration."""
@@ -138,9 +176,19 @@ class Planner:
 
     def left(self, iteration: object) -> None:
         """The loop has let go of this iteration: what it has not taken will not be read."""
-        if self._publish and iteration is self._current and self._position < self._planned:
-            self._planned = 0
-            self._client.plan(Plan(self._name, self._epoch, 0, True, np.empty(0, np.uint32)))
+        if not self._publish or iteration is not self._current:
+            return
+        if self._rehearses and not self._ended:
+            # What follows was foreseen for an epoch that comes to its end.
+            self._foreseen.clear()
+            self._foresee(self._index_sampler)
+        if self._position < self._planned:
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Nothing more will be read of this epoch, as far as is known."""
+        self._planned = 0
+        self._client.plan(Plan(self._name, self._epoch, 0, True, np.empty(0, np.uint32)))
 
     # -- publishing
 
@@ -154,14 +202,14 @@ class Planner:
             # What was to follow it will not come either, and the daemon knows that.
             self._foreseen.clear()
 
-    def _foresee(self) -> None:
+    def _foresee(self, ended: Any) -> None:
+        """Publish the epochs to come where they can be known from the index sampler as it is before them."""
         if not self._publish or self._mistakes >= _MISTAKES_MAX:
             return
-        self._next_epoch.drawn()
         for passed in range(_FORESEEN_MAX):
             number = self._epoch + 1 + passed
             if number not in self._foreseen:
-                self._publish_ahead(number, self._next_epoch.foresee(passed))
+                self._publish_ahead(number, self._next_epoch.foresee(ended, passed))
             if not _repeats(self._foreseen.get(number)):
                 return
 
@@ -188,7 +236,10 @@ class Planner:
         except (TypeError, NotImplementedError):
             log.warning("the loader's sampler has no length, so its epochs are not planned")
             return False
-        return True
+        reason = why_not(self._index_sampler) if self._rehearses else None
+        if reason is not None:
+            log.warning("the loader's epochs are not planned, for a plan must not change what is drawn: %s", reason)
+        return reason is None
 
     def _give_up(self, reason: str) -> None:
         self._publish = False
@@ -201,3 +252,13 @@ def _spider_sampler(loader: DataLoader[Any]) -> SpiderSampler | None:
         if isinstance(sampler, SpiderSampler):
             return sampler
     return None
+
+
+def _whole_batches(loader: DataLoader[Any]) -> int:
+    """How many samples there have to be for another batch: all of one where the loader leaves out the last, or one."""
+    batches = loader.batch_sampler
+    return int(getattr(batches, "batch_size", 1)) if getattr(batches, "drop_last", False) else 1
+
+
+def _same(drawn: Any, planned: Any) -> bool:
+    return np.array_equal(np.asarray(drawn), np.asarray(planned))

@@ -115,8 +115,9 @@ def plan(
     For any map-style data set and any sampler of finite length. Call it in the process whose children are the loader's
     workers, on each rank, before the first epoch; `attach` does the same by itself. `samples` are (path, label) in the
     order of the data set's indices, if it has no `.samples` or `.imgs`. A loader for evaluation, beside one for
-    training, needs a `split` of another name. An epoch is drawn as a whole when it begins, and the batches are those of
-    the loader without a plan.
+    training, needs a `split` of another name. What an epoch will read is found out from a copy of the sampler when
+    it begins, and the batches are those of the loader without a plan. A sampler with a random generator that such a
+    copy does not reach is not planned, with a warning.
 
     The next epoch, with replacement the next two, is published early where it is known: with a DistributedSampler, a
     SpiderSampler on one rank, an EchoSampler, or a `generator` given to the loader or its sampler. A sampler that uses

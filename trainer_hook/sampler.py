@@ -69,6 +69,7 @@ class SpiderSampler(Sampler[int]):
         self._scores_timeout_s = scores_timeout_s
         self._client: Client | None = None
         self._list = ""
+        self._whole = 1
         self.epoch = 0
         self._scores: npt.NDArray[np.float32] | None = None
         self._probabilities: npt.NDArray[np.float64] | None = None
@@ -78,9 +79,12 @@ class SpiderSampler(Sampler[int]):
         self._resuming = False
         self._ahead: Epoch | None = None
 
-    def bind(self, client: Client, name: str) -> None:
-        """Ask `client` for the scores of list `name` from the next epoch on; `took` is called from now on."""
-        self._client, self._list = client, name
+    def bind(self, client: Client, name: str, whole: int = 1) -> None:
+        """Ask `client` for the scores of list `name` from the next epoch on; `took` is called from now on.
+
+        Fewer than `whole` draws at the end of an epoch are left out: no batch is made of them (drop_last).
+        """
+        self._client, self._list, self._whole = client, name, whole
 
     def unbind(self) -> None:
         self._client = None
@@ -133,6 +137,11 @@ class SpiderSampler(Sampler[int]):
     def took(self, samples: int) -> None:
         """The training has taken so many of what was drawn; loader workers are ahead of that."""
         self._position += samples
+        if self._order is not None:
+            drawn = len(self._order[:: rank_and_world()[1]])
+            if drawn - self._position < self._whole:
+                # The rest makes no batch: whoever resumes here begins the next epoch.
+                self._position = drawn
 
     def trained(self, indices: npt.NDArray[np.uint32], losses: npt.NDArray[np.floating]) -> None:
         """The losses of a batch have come, in a thread of the hook's; what it sends last may come after `epoch_end`."""

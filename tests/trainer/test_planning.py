@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import random
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Network, loader, train
+from tiny_training import SIZE, Network, Numbered, loader, train
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -29,6 +31,7 @@ from torch.utils.data import (
 import trainer_hook
 from spiderfs.protocol import Plan
 
+OF_THE_MODULE = np.random.default_rng(2)
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
 # Whether the next epoch is known while one runs.
 AHEAD, UNKNOWN = True, False
@@ -43,6 +46,45 @@ class Indexed(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+class Eager(Sampler[list[int]]):
+    """A batch sampler that draws an epoch when its iterator is made, before the loader draws a seed."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(SIZE).reshape(-1, 5).tolist())
+
+    def __len__(self) -> int:
+        return SIZE // 5
+
+
+class BitByBit(Sampler[int]):
+    """Draws each index when it is asked for, from generators that the training uses too."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(SIZE):
+            yield int(torch.randint(SIZE // 2, ())) + random.randrange(SIZE // 4) + int(np.random.randint(SIZE // 4))
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+class Shuffling(Sampler[int]):
+    """Has a generator and a list of its own, which it changes; and it counts its epochs at their end."""
+
+    def __init__(self) -> None:
+        self.numbers = [*range(SIZE)]
+        self.numpy_generator = np.random.default_rng(7)
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.numpy_generator.shuffle(self.numbers)
+        for number in self.numbers:
+            yield (number + self.epoch) % SIZE
+        self.epoch += 1
+
+    def __len__(self) -> int:
+        return SIZE
 
 
 class Pairs(Sampler[list[int]]):
@@ -94,6 +136,10 @@ KINDS: dict[str, tuple[Any, bool]] = {
     "a batch sampler": (lambda: {"batch_sampler": BatchSampler(RandomSampler(Indexed()), 5, True)}, UNKNOWN),
     "a batch sampler in order": (lambda: {"batch_sampler": BatchSampler(SequentialSampler(Indexed()), 5, True)}, AHEAD),
     "a batch sampler of one's own": (lambda: {"batch_sampler": Pairs()}, UNKNOWN),
+    "a batch sampler that draws at once": (lambda: {"batch_sampler": Eager()}, UNKNOWN),
+    "the same with workers": (lambda: {"batch_sampler": Eager(), **WORKERS}, UNKNOWN),
+    "bit by bit": (lambda: {"sampler": BitByBit()}, UNKNOWN),
+    "a list that it shuffles": (lambda: {"sampler": Shuffling()}, UNKNOWN),
 }
 
 
@@ -103,13 +149,19 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
         yield daemon
 
 
+def seed() -> None:
+    torch.manual_seed(11)
+    random.seed(12)
+    np.random.seed(13)
+
+
 def batches_of(batches: Iterable[Any]) -> list[list[int]]:
     return [torch.as_tensor(batch).reshape(-1).tolist() for batch in batches]
 
 
 def epochs(batches: DataLoader[Any], count: int = 3) -> list[tuple[list[list[int]], list[int]]]:
     """The batches of each epoch, and where the random generators stand after it."""
-    torch.manual_seed(11)
+    seed()
     result = []
     for epoch in range(count):
         if isinstance(batches.sampler, DistributedSampler):
@@ -147,7 +199,7 @@ def test_batches_and_generators_are_those_of_the_loader_without_a_plan(daemon: H
     orders = [[*itertools.chain.from_iterable(drawn)] for drawn, _ in expected]
 
     batches = make(**options())
-    torch.manual_seed(11)
+    seed()
     with trainer_hook.plan(daemon.mount, batches):
         for epoch in range(3):
             if isinstance(batches.sampler, DistributedSampler):
@@ -165,6 +217,94 @@ def test_batches_and_generators_are_those_of_the_loader_without_a_plan(daemon: H
     assert epochs(make(**options()), 5) == expected
     del batches
     gc.collect()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_epochs_left_early_are_those_of_the_loader_without_a_plan(
+    daemon: HookDaemon, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop takes no batch, some, all but the last, and all; it draws from the global generators in between."""
+
+    def some_epochs(batches: DataLoader[Any]) -> list[Any]:
+        seed()
+        result = []
+        for epoch, count in enumerate((3, 0, len(batches) - 1, len(batches), 2)):
+            if isinstance(batches.sampler, DistributedSampler):
+                batches.sampler.set_epoch(epoch)
+            taken = []
+            for batch in itertools.islice(batches, count):
+                taken.append(
+                    (torch.as_tensor(batch).tolist(), random.random(), float(torch.rand(())), np.random.rand())
+                )
+            result.append(taken)
+        return result
+
+    options, _ = KINDS[kind]
+    expected = some_epochs(make(**options()))
+    batches = make(**options())
+    with trainer_hook.plan(daemon.mount, batches):
+        assert some_epochs(batches) == expected
+    del batches
+    gc.collect()
+    # What a sampler draws bit by bit depends on what the training draws in between: that is found out, and said once.
+    assert [record.message for record in caplog.records] == (
+        ["the loader's epochs are not planned any more: its sampler draws something else than a copy of it did"]
+        if kind == "bit by bit"
+        else []
+    )
+
+
+def test_a_sampler_whose_generator_is_out_of_reach_is_not_planned(
+    daemon: HookDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere = random.Random(1)
+
+    class OfItsClass(Sampler[int]):
+        generator = np.random.default_rng(1)
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(self.generator.permutation(SIZE).tolist())
+
+        def __len__(self) -> int:
+            return SIZE
+
+    class OfItsScope(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from sorted(range(SIZE), key=lambda number: elsewhere.random())
+
+        def __len__(self) -> int:
+            return SIZE
+
+    class OfItsModule(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from OF_THE_MODULE.permutation(SIZE).tolist()
+
+        def __len__(self) -> int:
+            return SIZE
+
+    class NotToBeCopied(Sampler[int]):
+        def __init__(self) -> None:
+            self.numbers = (number for number in range(SIZE))
+
+        def __iter__(self) -> Iterator[int]:
+            return self.numbers
+
+        def __len__(self) -> int:
+            return SIZE
+
+    for sampler, reason in (
+        (OfItsClass(), "OfItsClass draws from"),
+        (OfItsScope(), "OfItsScope draws from"),
+        (OfItsModule(), "OfItsModule draws from"),
+        (NotToBeCopied(), "BatchSampler cannot be copied"),
+    ):
+        caplog.clear()
+        batches = make(batch_sampler=BatchSampler(sampler, 5, False))
+        with trainer_hook.plan(daemon.mount, batches):
+            (record,) = caplog.records
+            assert f"a plan must not change what is drawn: {reason}" in record.message
+            assert sorted(itertools.chain.from_iterable(batches_of(batches))) == [*range(SIZE)]
+    assert not daemon.sink.plans
 
 
 def test_attach_publishes_unless_told_not_to(daemon: HookDaemon) -> None:
@@ -275,6 +415,34 @@ def test_what_followed_a_mistake_is_foreseen_anew(daemon: HookDaemon) -> None:
     foreseen = [(plan.epoch, plan.order.tolist()) for plan in plans(daemon, False)[2:]]
     assert foreseen[:2] == [(2, drawn[1]), (3, drawn[2])]
     assert [epoch for epoch, _ in foreseen[2:]] == [4, 5]
+
+
+@pytest.mark.parametrize("kind", [trainer_hook.SpiderSampler, trainer_hook.EchoSampler, trainer_hook.ShadeSampler])
+@pytest.mark.parametrize("publish", [True, False])
+def test_resuming_after_the_last_whole_batch_begins_the_next_epoch(
+    daemon: HookDaemon, kind: type[trainer_hook.SpiderSampler], publish: bool
+) -> None:
+    """The state may be taken as the last batch is there, before the loop knows that it is the last."""
+
+    def resumed(state: dict[str, Any] | None) -> tuple[trainer_hook.SpiderSampler, DataLoader[Any], Any]:
+        sampler = kind(SIZE)
+        if state is not None:
+            sampler.load_state_dict(state)
+        batches = DataLoader(Numbered(), batch_size=8, sampler=sampler, drop_last=True)
+        return sampler, batches, trainer_hook.attach(daemon.mount, Network(), batches, plan=publish)
+
+    sampler, batches, hook = resumed(None)
+    states = [sampler.state_dict() for _ in batches]
+    expected = [labels.tolist() for _, labels in batches]
+    hook.close()
+    assert len(states) == len(expected) == SIZE // 8
+    for state, left, epoch in ((states[-2], 1, 0), (states[-1], SIZE // 8, 1)):
+        sampler, batches, hook = resumed(state)
+        drawn = [labels.tolist() for _, labels in batches]
+        assert (len(drawn), sampler.epoch) == (left, epoch)
+        if epoch:
+            assert drawn == expected
+        hook.close()
 
 
 def test_a_sampler_that_resumes_yields_the_rest(daemon: HookDaemon) -> None:

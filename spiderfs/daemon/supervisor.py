@@ -30,6 +30,7 @@ import trio
 from spiderfs import mountpoint
 from spiderfs.config import Options
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
+from spiderfs.daemon.cache_directory import CHOOSE_ANOTHER, open_cache_directory, tighten
 from spiderfs.daemon.context import (
     SUPERVISOR_ROW,
     Directories,
@@ -40,7 +41,7 @@ from spiderfs.daemon.context import (
 )
 from spiderfs.daemon.manager import manage
 from spiderfs.daemon.worker import work
-from spiderfs.errors import ConfigError, MountError, SpiderfsError, StoreCorrupt
+from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt
 from spiderfs.fuse import session
 from spiderfs.store import environment
 from spiderfs.trace import TraceWriter
@@ -61,7 +62,6 @@ MANAGER_PAUSE_S = 0.5
 _CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-CHOOSE_ANOTHER = "choose another one with -o cache_dir=DIR"
 _MANAGER = -1  # where a worker has its index
 
 
@@ -93,13 +93,7 @@ def run(options: Options, foreground: bool) -> int:
 
 
 def _serve(options: Options, foreground: bool, report: Callable[[str], None]) -> None:
-    try:
-        options.cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(options.cache_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        raise ConfigError(
-            f"the cache directory {options.cache_dir} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}"
-        ) from exc
+    lock = open_cache_directory(options.cache_dir)
     try:
         # Children inherit it, so the next mount waits for the last of them.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,6 +101,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
         raise MountError(
             f"the cache directory {options.cache_dir} is in use by another mount: unmount it, or {CHOOSE_ANOTHER}"
         ) from exc
+    tighten(options.cache_dir)
     log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
     directories = Directories(options.cache_dir)
     bind_to_source(directories, options.source)

@@ -62,7 +62,7 @@ class BlockFiles:
     def can_free(self) -> bool:
         """Whether holes can be punched into files here; raises StoreFull, StoreError."""
         with _translated():
-            self.directory.mkdir(exist_ok=True)
+            self.directory.mkdir(mode=0o700, exist_ok=True)
             with open(self.directory / "probe", "wb") as probe:
                 try:
                     _punch(probe.fileno(), 1)

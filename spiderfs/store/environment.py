@@ -68,6 +68,8 @@ def open_environment(path: Path, tables: int, readonly: bool = False) -> lmdb.En
             max_dbs=tables,
             readonly=readonly,
             create=not readonly,
+            # Of the directory; its files get what of this is no execution.
+            mode=0o700,
             max_readers=MAX_READERS,
             # Ended read transactions are kept and renewed: one allocation and one lock less per request.
             max_spare_txns=4,
@@ -156,7 +158,7 @@ def claim(directory: Path) -> str | None:
 
     The caller holds the cache directory's lock.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     marker = directory / _MARKER
     reason = None
     if marker.exists() and marker.read_text().strip() != boot_id():

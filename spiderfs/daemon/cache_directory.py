@@ -1,0 +1,127 @@
+"""The cache directory is its user's alone: made, checked and tightened before anything in it is believed.
+
+Who can read it reads the source with the daemon's rights, and who can write to it says what readers get. So nothing in
+it may be open to anybody else, or have been put there by anybody else; root is no exception, for it would be made to
+believe an ordinary user's files. What an earlier version has left open to be read is closed.
+
+Who may write to a directory above could exchange it as a whole. The owners and groups of those are trusted, unless
+everybody could have made them (as in /tmp); everybody is not.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from spiderfs.errors import ConfigError
+
+PRIVATE_UMASK = 0o077
+CHOOSE_ANOTHER = "choose another one with -o cache_dir=DIR"
+_OTHERS = 0o077
+# What is to be found in a cache directory, of this version or an earlier one, and what mkfs(8) leaves there.
+_FILES = ("lock", "source", "packages.key", "spiderfs.log", "spiderfs.log.1")
+_DIRECTORIES = ("store", "run")
+_KNOWN = {*_FILES, *_DIRECTORIES, "lost+found"}
+
+
+def open_cache_directory(path: Path) -> int:
+    """A descriptor of the directory's lock file; makes what is missing. Raises ConfigError.
+
+    From here on whatever this process and its children make is its user's alone.
+    """
+    os.umask(PRIVATE_UMASK)
+    try:
+        if path.is_symlink():
+            raise ConfigError(
+                f"the cache directory {path} is a symbolic link: name the directory that it leads to "
+                f"(-o cache_dir={os.path.realpath(path)})"
+            )
+        _check_above(path)
+        path.mkdir(parents=True, exist_ok=True)
+        # By its descriptor, so that what was checked is what is closed.
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _close_to_others(path, directory)
+            return os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        finally:
+            os.close(directory)
+    except OSError as exc:
+        raise ConfigError(f"the cache directory {path} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}") from exc
+
+
+def _check_above(path: Path) -> None:
+    """Nobody at large may exchange the directory as a whole, or one above it; those that are missing are ours."""
+    anybody_makes = False
+    for above in reversed(Path(os.path.realpath(path)).parents):
+        if not above.exists():
+            return
+        found = above.stat()
+        if anybody_makes and found.st_uid not in (0, os.geteuid()):
+            raise ConfigError(
+                f"the cache directory {path} could be exchanged by user {found.st_uid}, to whom {above} belongs: "
+                f"{CHOOSE_ANOTHER}"
+            )
+        anybody_makes = bool(found.st_mode & stat.S_IWOTH)
+        if anybody_makes and not found.st_mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"the cache directory {path} could be exchanged by everybody, who may write to {above}: "
+                f"{CHOOSE_ANOTHER}, or run chmod o-w {above}"
+            )
+
+
+def _close_to_others(path: Path, directory: int) -> None:
+    found = os.fstat(directory)
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"the cache directory {path} belongs to user {found.st_uid}, and this mount to user {os.geteuid()}: "
+            f"{CHOOSE_ANOTHER}, or delete it"
+        )
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"everybody may write to the cache directory {path} (mode {mode:04o}), so its files may be anybody's: "
+            f"{CHOOSE_ANOTHER}, or delete it"
+        )
+    if mode & _OTHERS:
+        # Never one that has other uses: root may have named /var/cache.
+        if not _KNOWN.issuperset(os.listdir(directory)):
+            raise ConfigError(
+                f"the cache directory {path} is open to others (mode {mode:04o}) and holds more than a cache: "
+                f"{CHOOSE_ANOTHER}, or run chmod 700 {path}"
+            )
+        os.fchmod(directory, mode & ~_OTHERS)
+
+
+def tighten(path: Path) -> None:
+    """Close everything in a cache directory to others; raises ConfigError where something in it is not its owner's.
+
+    The caller holds the lock.
+    """
+    try:
+        for place in _all_of(path):
+            found = place.lstat()
+            if stat.S_ISLNK(found.st_mode):
+                raise ConfigError(f"{place} is a symbolic link, and no part of a cache: delete it, or {CHOOSE_ANOTHER}")
+            if found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
+                whose = "everybody may write to it" if found.st_mode & stat.S_IWOTH else f"of user {found.st_uid}"
+                raise ConfigError(f"{place} may hold anything ({whose}): delete {path}, or {CHOOSE_ANOTHER}")
+            if found.st_mode & _OTHERS:
+                place.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+    except OSError as exc:
+        raise ConfigError(f"{exc.filename} cannot be closed to others ({exc.strerror}): {CHOOSE_ANOTHER}") from exc
+
+
+def _all_of(path: Path) -> Iterator[Path]:
+    """Each place before what is in it. What is in `run` goes before it is used, but for the directory itself."""
+    for name in (*_FILES, *_DIRECTORIES):
+        if os.path.lexists(path / name):
+            yield path / name
+    for directory, inner, files in os.walk(path / "store", onerror=_raise):
+        yield from (Path(directory, name) for name in (*inner, *files))
+
+
+def _raise(exc: OSError) -> None:
+    if not isinstance(exc, FileNotFoundError):
+        raise exc

@@ -1,0 +1,74 @@
+"""What other users of the machine get of a mount, and cannot do to it; docs/SECURITY.md names these tests."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from mounting import Mounted, ending, mounted, options_text, run_spiderfs
+
+from spiderfs import client
+
+SIZE = 3000
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_bytes(bytes(SIZE))
+    (source / "large").write_bytes(os.urandom(9 << 20))
+    return source
+
+
+def open_places(cache: Path) -> list[str]:
+    """What in a cache directory has a mode that says anything to others; sockets and FIFOs too."""
+    places = (cache, *cache.rglob("*"))
+    return [f"{place}: {place.lstat().st_mode:o}" for place in places if place.lstat().st_mode & 0o077]
+
+
+def use(mount: Mounted) -> None:
+    """Have every kind of file made that a mount makes in its cache directory."""
+    for name in ("file", "large"):
+        (mount.point / name).read_bytes()
+    client.read_bytes(mount.point / "file")
+    with open(mount.control("log"), "rb") as log:
+        log.read()
+        os.listdir(mount.point)
+        with open(mount.control("stats"), "rb"):
+            assert open_places(mount.cache) == []
+
+
+def test_nothing_in_the_cache_is_open_to_others_whatever_the_umask(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir(mode=0o755)
+    before = os.umask(0)
+    try:
+        with mounted(source, tmp_path / "m", trace=tmp_path / "trace") as mount:
+            use(mount)
+        assert open_places(mount.cache) == []
+        assert stat.S_IMODE((tmp_path / "trace").stat().st_mode) == 0o600
+        assert stat.S_IMODE(mount.log.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_a_cache_of_an_earlier_version_is_closed_and_kept(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m") as mount:
+        (mount.point / "file").read_bytes()
+    for place in (mount.cache, *mount.cache.rglob("*")):
+        place.chmod(0o755 if place.is_dir() else 0o644)
+    with mounted(source, tmp_path / "m", source__gone="on") as mount:
+        assert (mount.point / "file").read_bytes() == bytes(SIZE)
+        assert open_places(mount.cache) == []
+
+
+def test_a_cache_directory_that_is_a_link_is_one_line(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with ending(tmp_path, tmp_path / "mnt", tmp_path / "real"):
+        done = run_spiderfs("mount", source, tmp_path / "mnt", "-o", options_text({"cache_dir": tmp_path / "link"}))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"symbolic link: name the directory that it leads to (-o cache_dir={tmp_path}/real)" in done.stderr

@@ -41,6 +41,15 @@ def _written_or(word: str, write: Any = str) -> PlainSerializer:
     return PlainSerializer(lambda value: word if value is None else write(value))
 
 
+# Functions of our own, for pydantic looks at a serializer's signature, and Python 3.13 shows none for `str.format`.
+def _decimal(value: float) -> str:
+    return f"{value:.12g}"
+
+
+def _four_digits(value: int) -> str:
+    return f"{value:04o}"
+
+
 def _mountable_policy(name: str) -> str:
     # Imported here: options are read long before a policy is needed.
     from spiderfs.policies import mountable_policies
@@ -56,13 +65,13 @@ OptionalPath = Annotated[Path | None, BeforeValidator(_absolute), _or("none"), _
 Budget = Annotated[Capacity, BeforeValidator(Capacity.parse), PlainSerializer(str)]
 SizeBytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]
 Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
-Number = Annotated[float, PlainSerializer("{:.12g}".format)]
+Number = Annotated[float, PlainSerializer(_decimal)]
 Switch = Annotated[bool, PlainSerializer(lambda value: "on" if value else "off")]
 # None means: as the source shows it.
 Owner = Annotated[int | None, Field(ge=0, lt=2**32 - 1), _or("source"), _written_or("source")]
-Mode = Annotated[int | None, BeforeValidator(_octal), _or("source"), _written_or("source", "{:04o}".format)]
+Mode = Annotated[int | None, BeforeValidator(_octal), _or("source"), _written_or("source", _four_digits)]
 # None means: calibrated while training runs.
-Radius = Annotated[float | None, Field(gt=0, le=2), _or("auto"), _written_or("auto", "{:.12g}".format)]
+Radius = Annotated[float | None, Field(gt=0, le=2), _or("auto"), _written_or("auto", _decimal)]
 # Zero means: as fast as it comes.
 BytesPerSecond = Annotated[
     int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ async def bare_filesystem(source: Source, place: Path) -> AsyncIterator[Bare]:
 class _NoManager:
     """Whoever asks all mounts how they are, as `spiderfs status` does, finds this one too."""
 
-    async def render(self, name: str) -> bytes:
+    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
         raise TryAgain("there is no manager")
 
     async def apply(self, name: str, text: bytes) -> None:

@@ -97,6 +97,11 @@ class Catalogue:
             raise Stale(f"inode {inode} is not known (any more)")
         return Node(inode, row[_STAT.size :], SourceStat(*_STAT.unpack_from(row)))
 
+    def paths(self, inodes: Iterable[int]) -> list[bytes]:
+        """The paths of many inodes, `?` for one that nobody has recorded."""
+        rows = self._records.get_many("inode", [_INODE_KEY.pack(inode) for inode in inodes])
+        return [b"?" if row is None else row[_STAT.size :] for row in rows]
+
     def find(self, parent: int, name: bytes) -> Dentry | None:
         hashed = _name_hash(name)
         row = self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))

@@ -2,7 +2,8 @@
 
 What they say and do is the manager's affair (`daemon/control_table.py`); a worker asks it through a `ControlChannel`.
 What an open answered is kept as a snapshot file until the handle is released, so that one reader sees one state and any
-worker can serve any part of it. `log` alone is live: its handle reads the manager's log file.
+worker can serve any part of it. It is written as the manager says it, so a list of millions of lines needs room on the
+disk and none in memory. `log` alone is live: its handle reads the manager's log file.
 
 A handle says everything: the top bit marks a control file, the next one that it was opened to be written, then
 comes its index in FILES, then 48 random bits that name the snapshot.
@@ -11,14 +12,16 @@ comes its index in FILES, then 48 random bits that name the snapshot.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from spiderfs.client_terms import TERMS_FILE
-from spiderfs.errors import AccessDenied, NotFound, ReadOnly
+from spiderfs.errors import AccessDenied, NoRoom, NotFound, ReadOnly
 
 CONTROL_DIRECTORY = b".spiderfs"
 CONTROL_INODE = 2
@@ -26,6 +29,8 @@ LOG_FILE = "access.log"
 # A write of fewer bytes without a line's end is a whole command (echo -n); a longer one is a piece of a list that goes
 # on in the next write. Programs that write through stdio(3) do so in pieces of exactly this size.
 _COMMAND_BYTES = 4096
+# What a reader may be given without a snapshot: each READ, of 128 KiB, then has the manager write it all anew.
+_ASKED_AGAIN_BYTES = 1 << 20
 
 
 class ControlFile(NamedTuple):
@@ -65,8 +70,11 @@ class ControlAttributes(NamedTuple):
 
 
 class ControlChannel(Protocol):
-    async def render(self, name: str) -> bytes:
-        """What reading the control file gives; raises TryAgain while there is no manager."""
+    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
+        """Hand `take` what reading the control file gives, piece by piece; raises TryAgain while there is no manager.
+
+        What `take` raises ends it; it must be no OSError.
+        """
 
     async def apply(self, name: str, text: bytes) -> None:
         """Act on what was written; raises ConfigError with the reason of a refusal, or TryAgain."""
@@ -127,11 +135,14 @@ class Control:
         if writing:
             handle |= _WRITING
         # For the log this makes the manager write down what it remembers; the snapshot then stays unused.
-        text = b"" if writing else await self._channel.render(os.fsdecode(file.name))
-        if index == _LOG:
+        if index == _LOG and not writing:
+            await self._channel.render(os.fsdecode(file.name), lambda piece: None)
             self._want_log()
+        elif writing:
+            self._keep(handle, b"")
         else:
-            self._keep(handle, text)
+            with _Snapshot(self._snapshot(handle)) as snapshot:
+                await self._channel.render(os.fsdecode(file.name), snapshot.write)
         return handle
 
     async def read(self, handle: int, offset: int, size: int) -> bytes:
@@ -147,8 +158,16 @@ class Control:
             if _index(handle) == _LOG or handle & _WRITING:
                 return b""
         # There was no room for a snapshot: what the manager says now must do.
-        text = await self._channel.render(os.fsdecode(FILES[_index(handle)].name))
-        return text[offset : offset + size]
+        text = bytearray()
+
+        def take(piece: bytes) -> None:
+            text.extend(piece)
+            if len(text) >= offset + size:
+                raise _Enough
+
+        with contextlib.suppress(_Enough):
+            await self._channel.render(os.fsdecode(FILES[_index(handle)].name), take)
+        return bytes(text[offset : offset + size])
 
     async def write(self, handle: int, data: bytes) -> int:
         """Act on the complete lines so far; the piece of a line at the end waits for the next write."""
@@ -190,6 +209,51 @@ class Control:
             return (self._directory / LOG_FILE).stat().st_size
         except FileNotFoundError:
             return 0
+
+
+class _Enough(Exception):
+    """Nothing more of a text is wanted."""
+
+
+class _Snapshot:
+    """Writes a text to a file piece by piece: all of it, or no file.
+
+    Where the disk has no room for it, a short text is left to be asked for again at each read; for a long one NoRoom is
+    raised.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: io.FileIO | None = None
+        self._bytes = 0
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(OSError):
+            self._file = open(self._path, "xb", buffering=0)
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure:
+            self._give_up()
+        elif self._file is not None:
+            self._file.close()
+
+    def write(self, piece: bytes) -> None:
+        self._bytes += len(piece)
+        try:
+            rest = memoryview(piece)
+            while rest and self._file is not None:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._give_up()
+        if self._file is None and self._bytes > _ASKED_AGAIN_BYTES:
+            raise NoRoom(f"no room for a list of more than {_ASKED_AGAIN_BYTES} bytes in {self._path.parent}")
+
+    def _give_up(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._path.unlink(missing_ok=True)
 
 
 def _index(handle: int) -> int:

@@ -27,6 +27,7 @@
         ├── NoAttribute (ENODATA)
         ├── AttributeTooLong (ERANGE)
         ├── ReadOnly (EROFS)
+        ├── NoRoom (ENOSPC)            the disk of the cache has no room for the snapshot of a long list
         ├── Stale (ESTALE)
         └── TryAgain (EAGAIN)          the manager is restarting; a control file cannot be served now
 
@@ -156,6 +157,10 @@ class AttributeTooLong(FileSystemError):
 
 class ReadOnly(FileSystemError):
     errno = errno.EROFS
+
+
+class NoRoom(FileSystemError):
+    errno = errno.ENOSPC
 
 
 class Stale(FileSystemError):

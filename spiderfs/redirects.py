@@ -15,7 +15,7 @@ import json
 import mmap
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -30,6 +30,8 @@ NOTED_S = 5.0
 _REMEMBERED = 65536
 # Processes on the way up from a loader's worker to the trainer; a container's init is further than any trainer.
 _DEPTH = 32
+# Rows of the table that are read at a time.
+_ROWS_AT_A_TIME = 1000
 _KEY = struct.Struct(">QI")
 _INODE = struct.Struct(">Q")
 
@@ -72,8 +74,16 @@ def redirect_row(dataset: int, wanted: int, given: int | None) -> tuple[str, byt
 
 def redirect_rows(records: Records) -> list[tuple[int, int, int]]:
     """All redirects: wanted, dataset, given."""
-    rows = records.scan(TABLE, b"", records.count(TABLE) + 1)
-    return [(*_KEY.unpack(key), _INODE.unpack(value)[0]) for key, value in rows]
+    return list(each_redirect(records))
+
+
+def each_redirect(records: Records) -> Iterator[tuple[int, int, int]]:
+    """The same for a table of any length: some at a time, each time as the table is then."""
+    start = b""
+    while rows := records.scan(TABLE, start, _ROWS_AT_A_TIME):
+        yield from ((*_KEY.unpack(key), _INODE.unpack(value)[0]) for key, value in rows)
+        # The least key behind the last one.
+        start = rows[-1][0] + b"\0"
 
 
 def started_at(pid: int) -> int:

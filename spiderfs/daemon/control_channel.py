@@ -1,8 +1,13 @@
 """Questions about control files, from a worker to the manager and back.
 
-One connection per question on a Unix stream socket; question and answer are one msgpack map each, and the side that
-writes shuts its half down when it has said all. The supervisor made the listening socket, so a question asked while the
-manager is being started again waits in the backlog.
+One connection per question on a Unix stream socket. The question is one msgpack map, and the asker shuts its half down
+when it has said all. The answer is any number of maps with a piece of the `text` each, and a last one that says how it
+went: `done`, `refused` with the reason, or `failed`. So a text may be of any length, and neither side holds more of it
+than a piece. The supervisor made the listening socket, so a question asked while the manager is being started again
+waits in the backlog.
+
+Nothing that is asked here may end the manager: what a control file raises beyond what it should is logged, and its
+reader gets EIO.
 """
 
 from __future__ import annotations
@@ -22,15 +27,19 @@ from spiderfs.store.environment import end_as_corrupt
 
 log = logging.getLogger(__name__)
 
-# A list of files to warm may be long, but not endless.
+# Of a question, or of a piece of an answer. A list of files to warm may be long, but not endless.
 MAX_MESSAGE_BYTES = 64 << 20
-# `cache` lists every record: seconds for millions of them.
+# For each piece: the first one of a list waits for others that are being written.
 ANSWER_TIMEOUT_S = 30.0
+# For the question, and for the asker to take each piece.
 QUESTION_TIMEOUT_S = 10.0
+
+Send = Callable[[bytes], Awaitable[None]]
+"""Takes a piece of a text."""
 
 
 class Answering(Protocol):
-    async def render(self, name: str) -> bytes: ...
+    async def render(self, name: str, send: Send) -> None: ...
 
     async def apply(self, name: str, text: bytes) -> None: ...
 
@@ -41,27 +50,39 @@ class ControlClient:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def render(self, name: str) -> bytes:
-        answer: bytes = await self._ask({"render": name})
-        return answer
+    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
+        await self._ask({"render": name}, take)
 
     async def apply(self, name: str, text: bytes) -> None:
-        await self._ask({"apply": name, "text": text})
+        await self._ask({"apply": name, "text": text}, lambda piece: None)
 
-    async def _ask(self, question: dict[str, Any]) -> Any:
+    async def _ask(self, question: dict[str, Any], take: Callable[[bytes], None]) -> None:
         try:
-            with trio.fail_after(ANSWER_TIMEOUT_S), socket_address(self._path) as address:
+            with trio.fail_after(ANSWER_TIMEOUT_S) as patience, socket_address(self._path) as address:
                 async with await trio.open_unix_socket(address) as stream:
                     await stream.send_all(_packed(question))
                     await stream.send_eof()
-                    answer = _unpacked(await _receive_all(stream))
+                    # A refusal quotes what the user wrote, and that need not be UTF-8.
+                    answers = msgpack.Unpacker(unicode_errors="surrogateescape", max_buffer_size=MAX_MESSAGE_BYTES)
+                    async for received in stream:
+                        answers.feed(received)
+                        for answer in answers:
+                            patience.deadline = trio.current_time() + ANSWER_TIMEOUT_S
+                            if "text" in answer:
+                                take(answer["text"])
+                            else:
+                                return _outcome(answer)
         except (trio.TooSlowError, trio.BrokenResourceError, OSError, ValueError) as exc:
             raise TryAgain("the manager does not answer: it may be starting again") from exc
-        if "refused" in answer:
-            raise ConfigError(answer["refused"])
-        if "failed" in answer:
-            raise SpiderfsError(answer["failed"])
-        return answer["text"]
+        raise TryAgain("the manager has ended in the middle of its answer")
+
+
+def _outcome(answer: dict[str, Any]) -> None:
+    """Raise what the last map of an answer says."""
+    if "refused" in answer:
+        raise ConfigError(answer["refused"])
+    if "failed" in answer:
+        raise SpiderfsError(answer["failed"])
 
 
 async def answer_questions(listener: socket.socket, table: Answering, nursery: trio.Nursery) -> None:
@@ -73,37 +94,65 @@ async def answer_questions(listener: socket.socket, table: Answering, nursery: t
 
 def _answering(table: Answering) -> Callable[[trio.SocketStream], Awaitable[None]]:
     async def answer(stream: trio.SocketStream) -> None:
+        async def send(message: dict[str, Any]) -> None:
+            with trio.fail_after(QUESTION_TIMEOUT_S):
+                await stream.send_all(_packed(message))
+
         try:
-            with trio.move_on_after(QUESTION_TIMEOUT_S):
+            with trio.fail_after(QUESTION_TIMEOUT_S):
                 question = _unpacked(await _receive_all(stream))
-                await stream.send_all(_packed(await _answer(table, question)))
-                await stream.send_eof()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            act = _act(table, question, send)
+        except trio.TooSlowError:
+            log.debug("a control question came too slowly")
+        except trio.BrokenResourceError:
             log.debug("a control question was given up by its asker")
         except (ValueError, TypeError, KeyError) as exc:
             # The socket is this user's own: most likely a worker that died in the middle of its question.
             log.info("a control question made no sense: %s", exc)
+        else:
+            try:
+                await send(await _outcome_of(act))
+            except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+                log.debug("a control question was given up by its asker")
         finally:
             await trio.aclose_forcefully(stream)
 
     return answer
 
 
-async def _answer(table: Answering, question: dict[str, Any]) -> dict[str, Any]:
+def _act(
+    table: Answering, question: dict[str, Any], send: Callable[[dict[str, Any]], Awaitable[None]]
+) -> Callable[[], Awaitable[None]]:
+    """What a question asks for; raises TypeError, KeyError for what is none."""
+    if "render" in question:
+        name = question["render"]
+
+        async def send_piece(text: bytes) -> None:
+            await send({"text": text})
+
+        return lambda: table.render(name, send_piece)
+    name, text = question["apply"], question["text"]
+    return lambda: table.apply(name, text)
+
+
+async def _outcome_of(act: Callable[[], Awaitable[None]]) -> dict[str, Any]:
     try:
-        if "render" in question:
-            return {"text": await table.render(question["render"])}
-        await table.apply(question["apply"], question["text"])
+        await act()
     except StoreCorrupt as exc:
         end_as_corrupt(exc)
     except ConfigError as exc:
         return {"refused": str(exc)}
     except SpiderfsError as exc:
         return {"failed": str(exc)}
-    return {"text": b""}
+    except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+        raise
+    except Exception as exc:
+        # A mistake in one control file must not end the process that decides for all readers.
+        log.exception("a control file failed")
+        return {"failed": f"unexpected {type(exc).__name__}: {exc}"}
+    return {"done": True}
 
 
-# A refusal quotes what the user wrote, and that need not be UTF-8.
 def _packed(message: dict[str, Any]) -> bytes:
     packed: bytes = msgpack.packb(message, unicode_errors="surrogateescape")
     return packed

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from spiderfs import __version__
 from spiderfs.core.patterns import Pattern
-from spiderfs.errors import ConfigError, NotFound, Stale
+from spiderfs.daemon.control_channel import Send
+from spiderfs.errors import ConfigError, NotFound
 from spiderfs.metrics import prometheus_text
 from spiderfs.quantities import round_size
-from spiderfs.redirects import redirect_rows
+from spiderfs.redirects import each_redirect
 from spiderfs.store.store import LANDING, Member
 
 if TYPE_CHECKING:
@@ -23,8 +26,10 @@ if TYPE_CHECKING:
 
 # Samples by which the recall of the graph is judged: 0.1 s for a million.
 _RECALL_SAMPLE = 256
-# Records listed between two chances for events to be folded: 5 ms.
+# Lines between two chances for events to be folded: some 3 ms.
 _AT_A_TIME = 1000
+# Each takes as much disk as it is long, and half of the manager's time while it is written.
+_LISTS_AT_ONCE = 4
 
 
 class ControlTable:
@@ -41,19 +46,20 @@ class ControlTable:
             "config": self._config,
             "warm": lambda: self._manager.warmer.warm_progress().encode(),
             "evict": lambda: self._manager.warmer.evict_result().encode(),
-            "redirects": lambda: b"".join(self._redirect_lines()),
             "plan": self._plan,
             "ratio": self._ratio,
             "log": self._log,
             "hook": lambda: os.fsencode(self._manager.context.directories.hook_socket) + b"\n",
             "version": lambda: f"{__version__}\n".encode(),
         }
-        # These give way to events while they are made.
-        self._slow_renders: dict[str, Callable[[], Awaitable[bytes]]] = {
+        # These are made of any number of pieces, and give way to events between two of them.
+        self._lists: dict[str, Callable[[], AsyncGenerator[bytes]]] = {
             "cache": self._cache,
             "scores": self._scores,
+            "redirects": self._redirects,
             "graph": self._graph,
         }
+        self._listing = trio.CapacityLimiter(_LISTS_AT_ONCE)
         self._applies: dict[str, Callable[[bytes], None]] = {
             "config": self._change_config,
             "warm": lambda text: self._manager.warmer.warm(self._patterns(text)),
@@ -61,13 +67,16 @@ class ControlTable:
             "ratio": self._pin_ratio,
         }
 
-    async def render(self, name: str) -> bytes:
-        """The text of a control file; raises NotFound."""
-        if name in self._slow_renders:
-            return await self._slow_renders[name]()
-        if name not in self._renders:
+    async def render(self, name: str, send: Send) -> None:
+        """Send the text of a control file; raises NotFound."""
+        if name in self._lists:
+            async with self._listing, aclosing(self._lists[name]()) as pieces:
+                async for piece in pieces:
+                    await send(piece)
+        elif name in self._renders:
+            await send(self._renders[name]())
+        else:
             raise NotFound(f"no control file {name}")
-        return self._renders[name]()
 
     async def apply(self, name: str, text: bytes) -> None:
         """Act on what was written to a control file; raises ConfigError with the reason of a refusal."""
@@ -198,22 +207,26 @@ class ControlTable:
         ]
         return "".join(lines).encode(errors="surrogateescape")
 
-    async def _cache(self) -> bytes:
-        lines = []
-        for count, member in enumerate(self._manager.content.members()):
-            score = f"{self._manager.keeper.score(member.key):.6g}"
-            line = f"{member.section:12} {member.size:>12} {score:>10} ".encode() + self._path(member) + b"\n"
-            lines.append(line)
-            if count % _AT_A_TIME == 0:
-                await trio.lowlevel.checkpoint()
-        return b"".join(lines)
+    async def _cache(self) -> AsyncGenerator[bytes]:
+        members = self._manager.content.each_member()
 
-    def _path(self, member: Member) -> bytes:
-        try:
-            path = self._manager.catalogue.node(member.key.inode).path
-        except Stale:
-            return b"?"
-        return path + (b" block %d" % member.key.block if member.key.block else b"")
+        def read() -> tuple[list[Member], list[bytes]]:
+            some = list(islice(members, _AT_A_TIME))
+            return some, self._manager.catalogue.paths(member.key.inode for member in some)
+
+        score = self._manager.keeper.score
+        while (rows := await trio.to_thread.run_sync(read))[0]:
+            yield b"".join(
+                b"%-12s %12d %10s %s%s\n"
+                % (
+                    member.section.encode(),
+                    member.size,
+                    f"{score(member.key):.6g}".encode(),
+                    path,
+                    b" block %d" % member.key.block if member.key.block else b"",
+                )
+                for member, path in zip(*rows, strict=True)
+            )
 
     def _log(self) -> bytes:
         """Nothing by itself: the log is a file that all workers can read, and this brings it up to date."""
@@ -223,37 +236,48 @@ class ControlTable:
 
     # -- what training taught
 
-    def _redirect_lines(self) -> Iterator[bytes]:
-        for wanted, dataset, given in redirect_rows(self._manager.records):
-            yield b"%d %s -> %s\n" % (dataset, self._manager.path_of(wanted), self._manager.path_of(given))
+    async def _redirects(self) -> AsyncGenerator[bytes]:
+        redirects = each_redirect(self._manager.records)
 
-    async def _scores(self) -> bytes:
-        lines = []
+        def read() -> bytes:
+            some = list(islice(redirects, _AT_A_TIME))
+            wanted = self._manager.catalogue.paths(wanted for wanted, _, _ in some)
+            given = self._manager.catalogue.paths(given for _, _, given in some)
+            return b"".join(
+                b"%d %s -> %s\n" % (dataset, one, other)
+                for (_, dataset, _), one, other in zip(some, wanted, given, strict=True)
+            )
+
+        while piece := await trio.to_thread.run_sync(read):
+            yield piece
+
+    async def _scores(self) -> AsyncGenerator[bytes]:
         for dataset in list(self._manager.guide.datasets.values()):
             scoring = self._manager.guide.scoring_of(dataset)
-            scores = [] if scoring is None else scoring.scores.tolist()
-            for place, score in enumerate(scores):
-                path = self._manager.path_of(int(dataset.inodes[place]))
-                lines.append(f"{dataset.number} {score:.6g} ".encode() + path + b"\n")
-                if place % _AT_A_TIME == 0:
-                    await trio.lowlevel.checkpoint()
-        return b"".join(lines)
-
-    async def _graph(self) -> bytes:
-        lines = []
-        for dataset in self._manager.guide.datasets.values():
-            lines.append(f"dataset {dataset.number}: {dataset.name}, {len(dataset.labels)} samples\n")
-            scoring = self._manager.guide.scoring_of(dataset)
             if scoring is None:
+                continue
+            # Of one moment: a batch may be scored while they are written down.
+            scores, inodes = scoring.scores.copy(), dataset.inodes
+            for start in range(0, len(scores), _AT_A_TIME):
+                some = slice(start, start + _AT_A_TIME)
+                paths = await trio.to_thread.run_sync(self._manager.catalogue.paths, inodes[some].tolist())
+                yield b"".join(
+                    b"%d %s %s\n" % (dataset.number, f"{score:.6g}".encode(), path)
+                    for score, path in zip(scores[some].tolist(), paths, strict=True)
+                )
+
+    async def _graph(self) -> AsyncGenerator[bytes]:
+        lines = []
+        # Of the lists there are now: others may be declared while these are looked at.
+        for dataset in list(self._manager.guide.datasets.values()):
+            lines.append(f"dataset {dataset.number}: {dataset.name}, {len(dataset.labels)} samples\n")
+            found = await self._manager.guide.described(dataset, _RECALL_SAMPLE)
+            if found is None:
                 lines.append("  nothing scored yet\n")
                 continue
-            found = scoring.described()
-            recall = await self._manager.guide.recall(dataset, _RECALL_SAMPLE)
-            if recall is not None:
-                found.append(("recall", f"{recall:.3f}"))
             found.append(("ms per batch", f"{1000 * dataset.scoring_s / max(1, dataset.batches):.1f}"))
             lines += [f"  {name:18} {text}\n" for name, text in found]
-        return "".join(lines or ["no trainer has declared its samples yet\n"]).encode(errors="surrogateescape")
+        yield "".join(lines or ["no trainer has declared its samples yet\n"]).encode(errors="surrogateescape")
 
     def _plans(self) -> list[dict[str, Any]]:
         """How each planned reader and the fetches ahead of it are doing."""

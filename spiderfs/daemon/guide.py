@@ -362,15 +362,23 @@ class Guide:
                     log.debug("the kernel keeps a name: %s", exc)
                     return
 
-    async def recall(self, dataset: Dataset, sample: int) -> float | None:
-        """Share of the neighbours that the dataset's index finds, by comparison with all for some samples.
+    async def described(self, dataset: Dataset, sample: int) -> list[tuple[str, str]] | None:
+        """What people may want to know of a list's scoring; None before anything was scored.
 
-        None where there is no index of them.
+        Where there is an index, this says which share of the neighbours it finds, by comparison with all for `sample`
+        samples. Asked in the thread of the scoring, so that no batch changes it meanwhile.
         """
         scoring = self.scoring_of(dataset)
-        if not isinstance(scoring, Scorer):
+        if scoring is None:
             return None
-        return await trio.to_thread.run_sync(scoring.recall, sample, np.random.default_rng(0), limiter=self._scoring)
+
+        def describe() -> list[tuple[str, str]]:
+            found = scoring.described()
+            if isinstance(scoring, Scorer):
+                found.append(("recall", f"{scoring.recall(sample, np.random.default_rng(0)):.3f}"))
+            return found
+
+        return await trio.to_thread.run_sync(describe, limiter=self._scoring)
 
     # -- saving
 

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 # Blocks that are freed at once by who has dropped some, at 50 us each; the rest is left to who keeps house.
 FREED_AT_ONCE = 32
+# In one look at the store, of which the pages cannot be used again meanwhile: 1 ms.
+_MEMBERS_AT_A_TIME = 1000
 # What is evicted of a file that was lent keeps its disk until all of it is. While more than this share of the capacity
 # is kept so, what is about to be freed anyway included, no further ones are lent.
 MOST_KEPT_SHARE = 0.1
@@ -360,6 +362,18 @@ class LmdbContent:
         rows.sort(key=lambda row: MEMBER.unpack_from(row[1])[1])
         for key, value in rows:
             yield member_of(ContentKey(*KEY.unpack(key)), value)
+
+    def each_member(self) -> Iterator[Member]:
+        start = b""
+        while True:
+            with translated_errors(), self._env.begin(self._member) as txn, txn.cursor() as cursor:
+                more = cursor.set_range(start) if start else cursor.first()
+                rows = list(itertools.islice(cursor, _MEMBERS_AT_A_TIME)) if more else []
+            if not rows:
+                return
+            yield from (member_of(ContentKey(*KEY.unpack(key)), value) for key, value in rows)
+            # The least key behind the last one.
+            start = rows[-1][0] + b"\0"
 
     def usage(self) -> Usage:
         with translated_errors(), self._env.begin(self._meta) as txn:

@@ -76,6 +76,9 @@ class MemoryContent:
     def members(self) -> Iterator[Member]:
         yield from list(self._members.values())
 
+    def each_member(self) -> Iterator[Member]:
+        yield from sorted(self._members.values())
+
     def usage(self) -> Usage:
         landing = [member.size for member in self._members.values() if member.section == LANDING]
         kept = [member.size for member in self._members.values() if member.section != LANDING]
@@ -92,6 +95,9 @@ class MemoryRecords:
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return self._rows[table].get(key)
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self._rows[table].get(key) for key in keys]
 
     def put(self, rows: Iterable[tuple[str, bytes, bytes | None]]) -> None:
         for table, key, value in rows:

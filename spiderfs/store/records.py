@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import lmdb
@@ -32,6 +32,11 @@ class LmdbRecords:
                 return value
         except lmdb.Error as exc:
             raise translate(exc) from exc
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        with translated_errors(), self._env.begin(self._tables[table]) as txn, txn.cursor() as cursor:
+            found = dict(cursor.getmulti(keys))
+        return [found.get(key) for key in keys]
 
     def put(self, rows: Iterable[tuple[str, bytes, bytes | None]]) -> None:
         with translated_errors(), self._env.begin(write=True) as txn:

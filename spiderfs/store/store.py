@@ -100,7 +100,13 @@ class Content(Protocol):
         """Change the budget; landing is emptied as far as needed, kept records are the engine's to drop first."""
 
     def members(self) -> Iterator[Member]:
-        """Every record, in the order in which they entered their section."""
+        """Every record, in the order in which they entered their section; of one moment, and so all in memory."""
+
+    def each_member(self) -> Iterator[Member]:
+        """Every record in the order of keys, some at a time, each time as they are then: for stores of any size.
+
+        What is there all the while comes once. May go on in another thread at each step.
+        """
 
     def usage(self) -> Usage: ...
 
@@ -114,6 +120,9 @@ class Records(Protocol):
 
     def put(self, rows: Iterable[tuple[str, bytes, bytes | None]]) -> None:
         """Write rows (table, key, value) in one transaction; None deletes."""
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """What `get` gives for each of these, in one look."""
 
     def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Up to `limit` rows with key >= start, in order."""

@@ -337,7 +337,7 @@ class _Unheard:
 
 
 class _NoManager:
-    async def render(self, name: str) -> bytes:
+    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
         raise NotFound(name)
 
     async def apply(self, name: str, text: bytes) -> None:

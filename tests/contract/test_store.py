@@ -60,6 +60,23 @@ def test_a_new_store_is_empty_and_takes_nothing(tmp_path: Path) -> None:
         content.close()
 
 
+def test_every_record_comes_once_while_others_come_and_go(content: Content, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiderfs.store.content._MEMBERS_AT_A_TIME", 3)
+    content.set_capacity(10_000)
+    keys = sorted(ContentKey(inode, block) for inode in range(1, 20) for block in (0, 1, 300))
+    for key in reversed(keys):
+        assert content.land(key, b"x")
+    assert [member.key for member in content.each_member()] == keys
+    found = []
+    for member in content.each_member():
+        found.append(member.key)
+        if member.key == keys[10]:
+            content.apply([keys[2], keys[30]], ())
+            content.land(ContentKey(keys[40].inode, 7), b"new")
+    assert set(keys) - {keys[30]} <= set(found)
+    assert found == sorted(set(found))
+
+
 def test_what_landed_can_be_read(content: Content) -> None:
     assert not content.has(A)
     assert content.read(A) is None
@@ -405,6 +422,12 @@ def test_rows_are_put_replaced_and_deleted(records: Records) -> None:
     records.put([("one", b"a", b"3"), ("two", b"a", None), ("two", b"never", None)])
     assert (records.get("one", b"a"), records.get("two", b"a")) == (b"3", None)
     assert (records.count("one"), records.count("two")) == (2, 0)
+
+
+def test_many_rows_are_got_at_once(records: Records) -> None:
+    records.put([("one", b"b", b"2"), ("one", b"a", b""), ("two", b"c", b"3")])
+    assert records.get_many("one", [b"b", b"c", b"a", b"b", b"z"]) == [b"2", None, b"", b"2", None]
+    assert records.get_many("one", []) == []
 
 
 def test_the_last_row_of_a_batch_counts(records: Records) -> None:

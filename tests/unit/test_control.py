@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import trio
 
 from spiderfs.catalogue import FIRST_INODE
 from spiderfs.control import CONTROL_DIRECTORY, CONTROL_INODE, FILES, LOG_FILE, Control, is_control_handle
-from spiderfs.errors import AccessDenied, ConfigError, NotFound, ReadOnly, TryAgain
+from spiderfs.errors import AccessDenied, ConfigError, NoRoom, NotFound, ReadOnly, TryAgain
 
 OWNER, STRANGER = 1000, 1001
 
@@ -24,12 +25,15 @@ class Manager:
         self.applied: list[tuple[str, bytes]] = []
         self.refuses: Exception | None = None
         self.renders = 0
+        self.more: list[bytes] = []
 
-    async def render(self, name: str) -> bytes:
+    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
+        self.renders += 1
+        take(f"{name} {self.renders}\n".encode())
+        for piece in self.more:
+            take(piece)
         if self.refuses:
             raise self.refuses
-        self.renders += 1
-        return f"{name} {self.renders}\n".encode()
 
     async def apply(self, name: str, text: bytes) -> None:
         if self.refuses:
@@ -113,6 +117,48 @@ def test_without_room_for_a_snapshot_the_manager_is_asked_again(tmp_path: Path) 
         await harness.control.write(handle, b"policy=lru\n")
         assert harness.manager.applied == [("config", b"policy=lru\n")]
         await harness.control.release(handle)
+
+    run(tmp_path, test)
+
+
+def test_a_long_list_is_kept_piece_by_piece(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.manager.more = [bytes([number]) * 300_000 for number in range(10)]
+        handle = await harness.open(b"cache")
+        assert await harness.other.read(handle, 8, 300_001) == bytes(300_000) + b"\1"
+        assert await harness.control.read(handle, 8 + 2_999_999, 10) == b"\x09"
+        await harness.control.release(handle)
+        assert harness.snapshots() == []
+
+    run(tmp_path, test)
+
+
+def test_without_room_for_it_a_long_list_is_an_error_and_a_short_one_is_not(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def test(harness: Harness) -> None:
+        harness.manager.more = [bytes(100_000)]
+        handle = await harness.open(b"cache")
+        assert harness.snapshots() == []
+        assert await harness.control.read(handle, 99_999, 100_000) == bytes(9)
+        harness.manager.more = [bytes(100_000)] * 11
+        with pytest.raises(NoRoom):
+            await harness.open(b"cache")
+        assert harness.snapshots() == []
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        run(tmp_path, test)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_manager_that_ends_in_the_middle_leaves_no_snapshot(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.manager.refuses = TryAgain("it has ended")
+        with pytest.raises(TryAgain):
+            await harness.open(b"cache")
+        assert harness.snapshots() == []
 
     run(tmp_path, test)
 

@@ -221,6 +221,14 @@ def test_rows_are_taken_away_again(harness: Harness) -> None:
     assert redirect_rows(harness.records) == [(WANTED, 2, OTHER)]
 
 
+def test_a_table_of_redirects_is_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiderfs.redirects._ROWS_AT_A_TIME", 3)
+    records = MemoryRecords(TABLES)
+    rows = [(wanted, dataset, 7) for wanted in range(5) for dataset in (1, 2)]
+    records.put([redirect_row(dataset, wanted, given) for wanted, dataset, given in rows])
+    assert redirect_rows(records) == rows
+
+
 def test_an_open_knows_what_was_asked_for_once(harness: Harness) -> None:
     redirects = harness.redirects
     redirects.note(5, WANTED, GIVEN)

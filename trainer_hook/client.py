@@ -121,7 +121,8 @@ class Client:
         self._answers: dict[int, _Answer] = {}
         self._requests = 0
         self._guard = threading.Lock()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Written to in order to wake the sending thread, which closes it when it ends.
+        self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._gone_said = False
         self._said: set[str] = set()
@@ -136,7 +137,7 @@ class Client:
         """Tell the daemon of a list, now and whenever it comes back."""
         self._declarations[declaration.name] = declaration
         self._undeclared.append(declaration.name)
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
 
     def plan(self, plan: Plan) -> None:
         """Tell the daemon what will be read, now and whenever it comes back.
@@ -161,7 +162,7 @@ class Client:
         with contextlib.suppress(ValueError):
             self._unplanned.remove(key)
         self._unplanned.append(key)
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
 
     def withdraw(self, name: str) -> None:
         """The list is not used any more, and nothing of it will be read; it stays in the daemon until the end."""
@@ -207,14 +208,14 @@ class Client:
         """Send what waits, say goodbye, and end the thread; give up after `timeout_s`."""
         if not self._closing.is_set():
             self._closing.set()
-            os.eventfd_write(self._wake, 1)
+            self._wake_up()
             self._thread.join(timeout_s)
 
     # -- the queue
 
     def _put(self, build: Callable[[], Message | None]) -> None:
         self._queue.append(build)
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
 
     def _ask(self, request: Callable[[int], Message], timeout_s: float) -> Message | None:
         answer = _Answer()
@@ -230,9 +231,23 @@ class Client:
         self._answers.pop(number, None)
         return answer.message
 
+    def _wake_up(self) -> None:
+        with self._guard:
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
+
     # -- the sending thread
 
     def _run(self) -> None:
+        try:
+            self._keep_talking()
+        finally:
+            with self._guard:
+                assert self._wake is not None
+                os.close(self._wake)
+                self._wake = None
+
+    def _keep_talking(self) -> None:
         pause_s = self._patience.first_pause_s
         while not self._closing.is_set():
             try:
@@ -281,7 +296,9 @@ class Client:
         decoder = Decoder()
         unsent = memoryview(encode(self._hello))
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
+        wake = self._wake
+        assert wake is not None
+        poll.register(wake, select.POLLIN)
         done = False
         while True:
             if not unsent:
@@ -291,8 +308,8 @@ class Client:
                 unsent = memoryview(frame)
             poll.register(stream, select.POLLIN | (select.POLLOUT if unsent else 0))
             for fd, event in poll.poll(_COLLECT_MS):
-                if fd == self._wake:
-                    os.eventfd_read(self._wake)
+                if fd == wake:
+                    os.eventfd_read(wake)
                 elif event & (select.POLLIN | select.POLLHUP | select.POLLERR):
                     data = stream.recv(_RECEIVE_BYTES)
                     if not data:

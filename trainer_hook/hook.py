@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +23,9 @@ from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
 from trainer_hook.evaluation import Evaluation
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.planner import Planner
-from trainer_hook.planning import introduce
+from trainer_hook.planning import introduce, when_collected
 from trainer_hook.sample_list import Sample
+from trainer_hook.sampler import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
 
@@ -66,7 +69,7 @@ def attach(
     layer = find_classifier(model, classifier)
     declared, client, let_go = introduce(
         directory,
-        None if loader is None else loader.dataset,
+        loader,
         samples=samples,
         split=split,
         socket=socket,
@@ -119,6 +122,7 @@ class Hook:
         self._declared = declared
         self._client = client
         self._let_go: Callable[[float], None] | None = let_go
+        when_collected(self, let_go)
         self._attribution: Attribution[Seen] = Attribution(lookahead)
         self._planner = planner
         self._follower = None
@@ -223,7 +227,7 @@ class Hook:
     def _evaluated(self, indices: npt.NDArray[np.uint32], seen: Seen) -> None:
         """The daemon learns from an evaluation too, and that these reads of the samples are done."""
         ready = _Ready(self.epoch, self.step, indices, [seen])
-        self._client.batch(lambda: ready.message(self._declared.name))
+        self._client.batch(partial(ready.message, self._declared.name))
 
     def _release(self) -> None:
         """Send the last batch, once nothing more can be said about it."""
@@ -233,14 +237,9 @@ class Hook:
     def _send(self) -> None:
         ready, self._ready = self._ready, None
         if ready is not None:
-            self._client.batch(lambda: self._message(ready))
-
-    def _message(self, ready: _Ready) -> Batch | None:
-        """In the thread that sends: the copies from the device may have to be waited for."""
-        batch = ready.message(self._declared.name)
-        if batch is not None and batch.losses is not None and self.sampler is not None:
-            self.sampler.trained(batch.indices, batch.losses)
-        return batch
+            # Nothing of the training hangs on what waits, perhaps for ever, for a daemon that has gone.
+            sampler = None if self.sampler is None else weakref.ref(self.sampler)
+            self._client.batch(partial(_message, ready, self._declared.name, sampler))
 
     def _look_back(self) -> None:
         """At the end of an iteration: what became of its batches."""
@@ -254,3 +253,12 @@ class Hook:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s", text)
+
+
+def _message(ready: _Ready, name: str, sampler_of: Callable[[], SpiderSampler | None] | None) -> Batch | None:
+    """In the thread that sends: the copies from the device may have to be waited for."""
+    batch = ready.message(name)
+    sampler = None if sampler_of is None else sampler_of()
+    if batch is not None and batch.losses is not None and sampler is not None:
+        sampler.trained(batch.indices, batch.losses)
+    return batch

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections import Counter
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +22,32 @@ from trainer_hook.ranks import rank_and_world
 from trainer_hook.sample_list import Sample, declaration
 
 
+@dataclass(eq=False)
+class _User:
+    """One loader's use of a list; `loader` gives None once that loader has gone."""
+
+    split: str
+    paths: list[bytes]
+    loader: Callable[[], object]
+
+
 @dataclass
 class _Connection:
     """A process's only one to a mount: the daemon tells by the process whose reads are whose."""
 
     client: Client
-    users: Counter[str] = field(default_factory=Counter)
-    paths: dict[str, list[bytes]] = field(default_factory=dict)
+    users: list[_User] = field(default_factory=list)
+
+    def others(self, split: str, paths: list[bytes]) -> list[_User]:
+        """Those that use a list of other files by this name."""
+        return [user for user in self.users if user.split == split and user.paths != paths]
+
+    def let_go(self, user: _User) -> None:
+        """The list is withdrawn with its last user."""
+        if user in self.users:
+            self.users.remove(user)
+            if self.users and all(other.split != user.split for other in self.users):
+                self.client.withdraw(user.split)
 
 
 _connections: dict[tuple[int, Path, str], _Connection] = {}
@@ -35,7 +55,7 @@ _connections: dict[tuple[int, Path, str], _Connection] = {}
 
 def introduce(
     directory: str | os.PathLike[str],
-    dataset: Any,
+    loader: DataLoader[Any] | None,
     *,
     samples: Iterable[Sample] | None,
     split: str,
@@ -43,36 +63,52 @@ def introduce(
     client_name: str,
     queue_batches: int = QUEUE_BATCHES,
 ) -> tuple[Declaration, Client, Callable[[float], None]]:
-    """The data set's list, declared; this process's client of the mount at or above `directory`; how to let go of it.
+    """The list of the loader's data set, declared; this process's client of the mount at or above `directory`; how to
+    let go of it.
 
     That takes the seconds that sending what waits may take. Raises ValueError if another loader has a list of other
     files by the same name.
     """
     directory = Path(os.path.abspath(directory))
     root = find_mount(directory) or directory
-    declared = declaration(dataset, root, directory, split, split, samples)
+    declared = declaration(None if loader is None else loader.dataset, root, directory, split, split, samples)
     key = (os.getpid(), root, "" if socket is None else os.fspath(socket))
     connection = _connections.get(key)
     if connection is None:
         hello = Hello(client_name, *rank_and_world())
         client = Client(socket_finder(directory, socket), hello, queue_batches=queue_batches)
         connection = _connections[key] = _Connection(client)
-    elif connection.users[split] and connection.paths[split] != declared.paths:
-        raise ValueError(f"another loader's list is called {split!r}: close that first, or give this one another split")
-    connection.users[split] += 1
-    connection.paths[split] = declared.paths
+    elif connection.others(split, declared.paths):
+        _let_go_of_collected(connection)
+        if connection.others(split, declared.paths):
+            raise ValueError(
+                f"another loader's list is called {split!r}: close that first, or give this one another split"
+            )
+    user = _User(split, declared.paths, (lambda: connection) if loader is None else weakref.ref(loader))
+    connection.users.append(user)
     connection.client.declare(declared)
 
     def let_go(timeout_s: float) -> None:
-        connection.users[split] -= 1
-        if connection.users[split] > 0:
-            return
-        if connection.users.total():
-            connection.client.withdraw(split)
-        elif _connections.pop(key, None):
+        connection.let_go(user)
+        if not connection.users and _connections.get(key) is connection:
+            del _connections[key]
             connection.client.close(timeout_s)
 
     return declared, connection.client, let_go
+
+
+def _let_go_of_collected(connection: _Connection) -> None:
+    """Loaders that nobody closed and nobody has any more, as those of the folds before (k-fold validation)."""
+    # A model and its hook hold each other, so only the collector ends them.
+    gc.collect()
+    for user in list(connection.users):
+        if user.loader() is None:
+            connection.let_go(user)
+
+
+def when_collected(owner: object, let_go: Callable[[float], None]) -> None:
+    """Let go once nobody has `owner` any more, without waiting; the end of the process is left to the daemon."""
+    weakref.finalize(owner, let_go, 0.0).atexit = False
 
 
 class Planning:
@@ -82,6 +118,7 @@ class Planning:
         self._let_go: Callable[[float], None] | None = let_go
         self._planner = planner
         self._follower = Follower(loader, planner, lambda iteration, indices: None)
+        when_collected(self, let_go)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits for at most so many seconds, and leave the loader as it was."""
@@ -131,6 +168,6 @@ def plan(
     loader, _ = drawing_loader(loader)
     Follower.check(loader)
     declared, client, let_go = introduce(
-        directory, loader.dataset, samples=samples, split=split, socket=socket, client_name=client_name
+        directory, loader, samples=samples, split=split, socket=socket, client_name=client_name
     )
     return Planning(loader, Planner(loader, client, declared.name, draw_ahead=draw_ahead), let_go)

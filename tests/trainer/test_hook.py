@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -379,3 +380,63 @@ def test_two_ranks(daemon: HookDaemon) -> None:
     trainers = {trainer for trainer, _ in daemon.sink.batches}
     assert {(trainer.rank, trainer.hello.world_size) for trainer in trainers} == {(0, 2), (1, 2)}
     assert {trainer.pid for trainer in trainers} == pids
+
+
+def test_folds_need_not_be_closed(daemon: HookDaemon) -> None:
+    """A hook whose loader has gone is in nobody's way, also while its variable waits for the next one."""
+    for fold in range(4):
+        model, batches = Network(), loader(Subset(Numbered(), range(fold, SIZE, 4)))
+        hook = attach(daemon.mount, model, batches)
+        for _ in train(model, batches):
+            pass
+        hook.epoch_end(0.5)
+    until(lambda: len(daemon.sink.ends) == 4)
+    assert [len(declared) for _, declared in daemon.sink.lists] == [13, 13, 12, 12]
+    other = loader(Subset(Numbered(), range(7)))
+    with pytest.raises(ValueError, match="is called 'train'"):
+        attach(daemon.mount, model, other)
+    del model, batches, hook
+    attach(daemon.mount, Network(), other).close()
+
+
+def test_a_hook_that_nobody_has_any_more_lets_go_of_the_daemon(daemon: HookDaemon) -> None:
+    def fit() -> weakref.ref[nn.Module]:
+        model, batches = Network(), loader()
+        attach(daemon.mount, model, batches)
+        for _ in train(model, batches):
+            pass
+        return weakref.ref(model)
+
+    model = fit()
+    gc.collect()
+    assert model() is None
+    until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
+
+
+def test_with_the_daemon_gone_too(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    model, batches = Network(), loader()
+    hook = attach(daemon.mount, model, batches)
+    until(lambda: bool(daemon.sink.lists))
+    daemon.__exit__()
+    for _ in train(model, batches):
+        pass
+    until(lambda: "cannot be reached" in caplog.text)
+    gone = weakref.ref(model)
+    del model, batches, hook
+    gc.collect()
+    assert gone() is None
+    daemon.__enter__()
+
+
+def test_hooks_that_come_and_go_leave_no_descriptor(daemon: HookDaemon) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    model, batches = Network(), loader()
+    attach(daemon.mount, model, batches).close()
+    until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
+    before = descriptors()
+    for _ in range(20):
+        attach(daemon.mount, model, batches).close()
+    until(lambda: [name for name, _ in daemon.sink.calls].count("detached") == 21)
+    until(lambda: descriptors() <= before)

@@ -421,7 +421,7 @@ def test_with_the_daemon_gone_too(daemon: HookDaemon, caplog: pytest.LogCaptureF
     for _ in train(model, batches):
         pass
     until(lambda: "cannot be reached" in caplog.text)
-    gone = weakref.ref(model)
+    gone = weakref.ref(hook)
     del model, batches, hook
     gc.collect()
     assert gone() is None

@@ -39,7 +39,10 @@ Who = Literal["off", "trainer", "all"]
 
 
 class Attached(NamedTuple):
-    """A trainer as workers know it; `started` is the start time of its process in clock ticks."""
+    """A trainer as workers know it; `started` is the start time of its process in clock ticks.
+
+    `datasets` are the lists by which it may be given stand-ins: those that it has sent batches of.
+    """
 
     number: int
     pid: int

@@ -77,6 +77,8 @@ class Guide:
         self._numbers: dict[Trainer, int] = {}
         self._attached = 0
         self._using: dict[tuple[Trainer, str], Dataset] = {}
+        # The lists that a trainer teaches. One that only publishes plans is never given a stand-in.
+        self._taught: set[tuple[Trainer, str]] = set()
         self.datasets: dict[str, Dataset] = {}
         self.balance = Balance(keeper, options)
         self._pinboard = Pinboard(catalogue, keeper, trace)
@@ -109,16 +111,18 @@ class Guide:
         del self._numbers[trainer]
         for key in [key for key in self._using if key[0] is trainer]:
             del self._using[key]
+            self._taught.discard(key)
         self._publish_trainers()
         await self._pinboard.gone(trainer)
 
     def _publish_trainers(self) -> None:
         rows = []
         for trainer, number in self._numbers.items():
-            datasets = tuple({dataset.number for (owner, _), dataset in self._using.items() if owner is trainer})
+            declared = [key for key in self._using if key[0] is trainer]
+            taught = tuple({self._using[key].number for key in declared if key in self._taught})
             try:
-                if trainer.pid and datasets:
-                    rows.append(Attached(number, trainer.pid, started_at(trainer.pid), datasets))
+                if trainer.pid and declared:
+                    rows.append(Attached(number, trainer.pid, started_at(trainer.pid), taught))
             except OSError:
                 log.debug("trainer %d has ended", trainer.pid)
         try:
@@ -172,6 +176,9 @@ class Guide:
 
     async def batch(self, trainer: Trainer, samples: SampleList, batch: Batch) -> None:
         dataset = self._using[trainer, samples.name]
+        if (trainer, samples.name) not in self._taught:
+            self._taught.add((trainer, samples.name))
+            self._publish_trainers()
         wanted = dataset.inodes[batch.indices].tolist()
         served = self._ledger.arrived(self._numbers[trainer], wanted)
         places = np.array([dataset.place_of.get(inode, -1) for inode in served], np.int64)

@@ -119,9 +119,28 @@ def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> N
         assert await harness.declare() == 3
         assert [inode > 0 for inode in harness.inodes] == [True, False, False, False, True]
         (attached,) = published_trainers(harness.trainers_file)
-        assert (attached.pid, attached.datasets) == (os.getpid(), (1,))
+        assert (attached.pid, attached.datasets) == (os.getpid(), ())
         await harness.guide.detached(harness.trainer)
         assert published_trainers(harness.trainers_file) == []
+
+    run(tmp_path, test)
+
+
+def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> None:
+    """A plan never changes what a reader gets, also where an earlier hook's scores and hubs are of the same list."""
+
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        await harness.batch(np.random.default_rng(3), [*range(8)])
+        (attached,) = published_trainers(harness.trainers_file)
+        assert attached.datasets == (1,)
+        await harness.guide.detached(harness.trainer)
+        await harness.declare()
+        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        (attached,) = published_trainers(harness.trainers_file)
+        assert attached.datasets == ()
+        assert await harness.guide.scores(harness.trainer, harness.list) is not None
 
     run(tmp_path, test)
 

@@ -107,7 +107,7 @@ def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
 @contextlib.contextmanager
 def small_disk(place: Path, size: str) -> Iterator[Path]:
     place.mkdir()
-    as_root("mount", "-t", "tmpfs", "-o", f"size={size},mode=0777", "tmpfs", place)
+    as_root("mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "tmpfs", place)
     try:
         yield place
     finally:

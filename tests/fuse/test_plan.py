@@ -350,7 +350,7 @@ def test_a_full_disk_harms_no_read(tmp_path: Path) -> None:
     wanted = write_files(source, {f"{number:03d}": 200_000 for number in range(150)})
     names = sorted(wanted)
     disk.mkdir()
-    as_root("mount", "-t", "tmpfs", "-o", "size=48M,mode=0777", "tmpfs", disk)
+    as_root("mount", "-t", "tmpfs", "-o", "size=48M,mode=1777", "tmpfs", disk)
     try:
         with (
             mounted(source, tmp_path / "m", cache=disk / "cache", allowed=FULL, **SLOW) as mount,

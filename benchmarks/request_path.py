@@ -30,7 +30,8 @@ from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.wire import Opcode
-from spiderfs.redirects import Attached, started_at
+from spiderfs.process_table import started_at
+from spiderfs.redirects import Attached
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import ContentKey

@@ -38,6 +38,7 @@ from spiderfs.errors import (
     NotADirectory,
     ReadOnly,
     SourceChanged,
+    SourceError,
     SourceNotADirectory,
     SourceNotFound,
     SourceUnavailable,
@@ -48,6 +49,7 @@ from spiderfs.errors import (
 from spiderfs.fetcher import Fetcher
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
+from spiderfs.permissions import Credentials, Ownership
 from spiderfs.read_ahead import ReadAhead
 from spiderfs.redirects import Redirects
 from spiderfs.sources.client import SourceClient
@@ -123,15 +125,6 @@ class OpenedDirectory(NamedTuple):
     kept: bool
 
 
-class Ownership(NamedTuple):
-    """What the mount shows instead of the source's owner and permissions; None leaves them as they are."""
-
-    uid: int | None = None
-    gid: int | None = None
-    file_mode: int | None = None
-    dir_mode: int | None = None
-
-
 class Settings(NamedTuple):
     """The options that requests depend on; replaced as a whole when one is changed while mounted."""
 
@@ -142,6 +135,8 @@ class Settings(NamedTuple):
     wait_for_fetches: bool = True
     """Give no stand-in for a file that is being fetched already."""
     ownership: Ownership = Ownership()
+    checks_permissions: bool = False
+    """Whether readers are compared with owners and modes (allow_other)."""
 
 
 class EventSink(Protocol):
@@ -188,6 +183,8 @@ class Filesystem:
         self._now = wall_clock
         # Of directories: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
+        # Of directories on the way to stand-ins: their attributes, and when these were asked for.
+        self._passed_by: dict[bytes, tuple[SourceStat, float]] = {}
         # Of large files that the kernel reads by itself: when the policies were last told so, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
         self._statvfs: os.statvfs_result | None = None
@@ -211,7 +208,7 @@ class Filesystem:
         if known is not None:
             left_s = self._left_s(known)
             if left_s > 0:
-                return self._served(known, left_s, caller)
+                return await self._served(known, left_s, parent, caller)
             if not self._client.reachable:
                 return self._stale_entry(known)
         self._counters.add("lookups_source")
@@ -223,9 +220,9 @@ class Filesystem:
             return self._stale_entry(known)
         if found is None:
             return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), self.settings.negative_ttl_s)
-        return self._served(found, self._left_s(found), caller)
+        return await self._served(found, self._left_s(found), parent, caller)
 
-    def _served(self, dentry: Dentry, left_s: float, caller: Caller) -> Entry:
+    async def _served(self, dentry: Dentry, left_s: float, parent: int, caller: Caller) -> Entry:
         """The entry for what the caller is given: the file it named, or for a trainer perhaps one that is cached.
 
         Substitution happens here and nowhere else, so size, bytes and page cache agree for every reader.
@@ -235,18 +232,50 @@ class Filesystem:
         trainer = self._redirects.trainer_of(caller.pid)
         given = dentry.inode if trainer is None else self._redirects.choose(dentry.inode, trainer, self._at_hand)
         if given != dentry.inode and self._fetcher.stored(ContentKey(given)):
-            try:
-                found = self._catalogue.node(given).stat
-            except Stale:
-                log.debug("a stand-in that is known no more")
-            else:
+            node = await self._readable(given, parent, caller)
+            if node is not None:
                 self._redirects.note(caller.pid, dentry.inode, given)
-                return Entry(self._attributes(given, found, FOREVER_S), 0.0)
+                return Entry(self._attributes(given, node.stat, FOREVER_S), 0.0)
         if trainer is not None:
             # Not to be taken for what it was given before, by a look-up that no open followed.
             self._redirects.note(caller.pid, dentry.inode, dentry.inode)
         # The next reader of this name may be given another file: the kernel has to ask for each of them.
         return self._entry(dentry, 0.0 if self._redirects.concerns(dentry.inode) else left_s)
+
+    async def _readable(self, given: int, beside: int, caller: Caller) -> Node | None:
+        """The stand-in, if the caller could open it by its own path, as far as that can be told.
+
+        The kernel has let the caller pass the directories on the way to `beside`, and those alone.
+        """
+        try:
+            node = self._catalogue.node(given)
+            if not self.settings.checks_permissions:
+                return node
+            who = self._redirects.credentials_of(caller.pid, caller.uid, caller.gid)
+            if who is None or not self.settings.ownership.may_read(who, node.stat):
+                return None
+            if who.may_read_all or self._catalogue.parent_of(node.path)[0] == beside:
+                return node
+            return node if await self._may_come_to(node.path, who) else None
+        except (Stale, SourceError) as exc:
+            log.debug("no stand-in: %s", exc)
+            return None
+
+    async def _may_come_to(self, path: bytes, who: Credentials) -> bool:
+        """Whether every directory above lets this reader pass, by attributes as fresh as the kernel would have them."""
+        above, now = path, self._now()
+        while above:
+            above = above.rpartition(b"/")[0]
+            found, looked_at = self._passed_by.get(above, (None, 0.0))
+            if found is None or not 0 <= now - looked_at < self.settings.dir_ttl_s:
+                node = self._catalogue.node(self._catalogue.directory_inode(above))
+                found = (await self._lister.refresh(node)).stat
+                if len(self._passed_by) >= _LISTINGS_KEPT:
+                    self._passed_by.clear()
+                self._passed_by[above] = found, now
+            if not self.settings.ownership.may_pass(who, found):
+                return False
+        return True
 
     def _at_hand(self, inode: int) -> bool:
         """Whether a reader of this file need not wait for a fetch that has yet to begin."""
@@ -286,13 +315,7 @@ class Filesystem:
         return self._entry(dentry, STALE_TTL_S)
 
     def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
-        own = self.settings.ownership
-        mode = found.mode
-        replaced = own.dir_mode if stat.S_ISDIR(mode) else own.file_mode if stat.S_ISREG(mode) else None
-        if replaced is not None:
-            mode = stat.S_IFMT(mode) | replaced
-        uid = found.uid if own.uid is None else own.uid
-        gid = found.gid if own.gid is None else own.gid
+        mode, uid, gid = self.settings.ownership.shown(found)
         return Attributes(inode, mode, uid, gid, found.size, found.mtime_ns, timeout_s)
 
     def _control_attributes(self, found: ControlAttributes) -> Attributes:

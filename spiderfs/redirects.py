@@ -5,8 +5,9 @@ trainer declared, and only another sample of that list with the same label (the 
 others, and every thread that cannot be placed, get what they ask for.
 
 A thread is placed by walking up /proc from it to a trainer's process; what was found holds for a second, so that a
-reused thread id is not taken for long for what it was (proc_pid_status(5)). A choice holds for a short lease, so that
-who asks for attributes and then opens gets one file.
+reused thread id is not taken for long for what it was (proc_pid_status(5)). A trainer may be the first process of its
+pid namespace, to which the namespace's orphans come as children; who comes to it so, and is of another session, is
+nobody's. A choice holds for a short lease, so that who asks for attributes and then opens gets one file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from spiderfs.permissions import Credentials
+from spiderfs.process_table import Status, is_our_own, session_of, started_at, status_of
 from spiderfs.store.store import Records
 
 TABLE = "redirect"
@@ -89,11 +92,12 @@ def each_redirect(records: Records) -> Iterator[tuple[int, int, int]]:
         start = rows[-1][0] + b"\0"
 
 
-def started_at(pid: int) -> int:
-    """Start time of a process in clock ticks, which with the pid names it for good; raises OSError when it is gone."""
-    text = Path(f"/proc/{pid}/stat").read_text()
-    # The name in parentheses may hold anything; field 22 counts from after it.
-    return int(text.rpartition(")")[2].split()[19])
+class Placed(NamedTuple):
+    """What is known of a thread for a while; no status: nothing."""
+
+    trainer: Attached | None
+    status: Status | None
+    until: float
 
 
 class Redirects:
@@ -104,7 +108,8 @@ class Redirects:
         self._reads = reads
         self._clock = clock
         self._trainers: list[Attached] = []
-        self._placed: dict[int, tuple[Attached | None, float]] = {}
+        self._placed: dict[int, Placed] = {}
+        self._can_place = True
         self._leases: dict[tuple[int, int], tuple[int, float]] = {}
         self._who: Who = "trainer"
         self.attended = False
@@ -114,6 +119,7 @@ class Redirects:
 
     def set_trainers(self, trainers: list[Attached], who: Who) -> None:
         self._trainers = trainers
+        self._can_place = is_our_own()
         self._placed.clear()
         # A new manager begins to number its trainers anew.
         self._leases.clear()
@@ -123,37 +129,53 @@ class Redirects:
 
     def trainer_of(self, thread: int) -> Attached | None:
         """The trainer that a thread belongs to; None if it belongs to none or cannot be placed."""
+        return self._placed_now(thread).trainer
+
+    def credentials_of(self, thread: int, uid: int, gid: int) -> Credentials | None:
+        """The rights of a thread that the kernel says has this user and group; None where they cannot be told."""
+        status = self._placed_now(thread).status
+        if status is not None and (status.uid, status.gid) != (uid, gid):
+            # It has become another user since.
+            del self._placed[thread]
+            status = self._placed_now(thread).status
+        if status is None or (status.uid, status.gid) != (uid, gid):
+            return None
+        return Credentials(uid, status.groups | {gid}, status.may_read_all)
+
+    def _placed_now(self, thread: int) -> Placed:
         now = self._clock()
         placed = self._placed.get(thread)
-        if placed is None or placed[1] < now:
+        if placed is None or placed.until < now:
             if len(self._placed) > _REMEMBERED:
                 self._placed.clear()
-            placed = self._placed[thread] = (self._place(thread), now + PLACED_S)
-        return placed[0]
+            placed = self._placed[thread] = self._place(thread, now + PLACED_S)
+        return placed
 
-    def _place(self, thread: int) -> Attached | None:
-        trainer = self._trainer_above(thread)
+    def _place(self, thread: int, until: float) -> Placed:
+        status = trainer = None
+        if self._can_place:
+            try:
+                status = status_of(thread)
+                trainer = self._trainer_above(status)
+            except (OSError, ValueError):
+                # It, or a process above it, has ended.
+                pass
         if trainer is None and self._who == "all" and self._trainers:
             # Nobody's reads: no batch will come for them.
-            return self._trainers[0]._replace(
-                number=0, datasets=tuple({number for trainer in self._trainers for number in trainer.datasets})
-            )
-        return trainer
+            datasets = {number for trainer in self._trainers for number in trainer.datasets}
+            trainer = self._trainers[0]._replace(number=0, datasets=tuple(datasets))
+        return Placed(trainer, status, until)
 
-    def _trainer_above(self, thread: int) -> Attached | None:
+    def _trainer_above(self, status: Status) -> Attached | None:
         pids = {trainer.pid: trainer for trainer in self._trainers}
-        pid = thread
-        try:
-            for _ in range(_DEPTH):
-                process, parent = _ids(pid)
-                trainer = pids.get(process)
-                if trainer is not None:
-                    return trainer if started_at(process) == trainer.started else None
-                if parent <= 1:
-                    return None
-                pid = parent
-        except (OSError, ValueError):
-            pass
+        below = status.process
+        for _ in range(_DEPTH):
+            trainer = pids.get(status.process)
+            if trainer is not None:
+                return trainer if started_at(trainer.pid) == trainer.started and _is_above(status, below) else None
+            if not status.parent or (status.parent == 1 and 1 not in pids):
+                return None
+            below, status = status.process, status_of(status.parent)
         return None
 
     def concerns(self, wanted: int) -> bool:
@@ -224,14 +246,6 @@ class PendingReads:
         return thread % self._SLOTS * self._SLOT.size
 
 
-def _ids(thread: int) -> tuple[int, int]:
-    """The process of a thread, and that process's parent."""
-    process = parent = 0
-    with open(f"/proc/{thread}/status", "rb") as status:
-        for line in status:
-            if line.startswith(b"Tgid:"):
-                process = int(line[5:])
-            elif line.startswith(b"PPid:"):
-                parent = int(line[5:])
-                break
-    return process, parent
+def _is_above(process: Status, below: int) -> bool:
+    """Whether the process has made this child of its, or is it, rather than having been given it as an orphan."""
+    return below == process.process or not process.is_init or session_of(below) == session_of(process.process)

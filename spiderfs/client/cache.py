@@ -25,10 +25,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry
+from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry, Node
 from spiderfs.client_terms import Terms, hit_record, lost_record, pid_namespace, published_terms
 from spiderfs.errors import Stale, StoreDamaged, StoreError
 from spiderfs.fetch_lock import FetchLock
+from spiderfs.permissions import Credentials, Ownership
+from spiderfs.published import Edition, edition_of
 from spiderfs.redirects import PendingReads, Redirects, Who, published_trainers
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content_reader import ContentReader
@@ -135,7 +137,7 @@ class Cache:
             # The daemon would free our readers' slots, and could not tell our pids from its own.
             raise Gone("the mount lives in another pid namespace")
         self._pid, self._user = os.getpid(), os.geteuid()
-        self._groups = {os.getegid(), *os.getgroups()}
+        self._groups = frozenset({os.getegid(), *os.getgroups()})
         self._pipe = os.open(path.parent / self._pipe_name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._store = STORES.shared(path.parent.parent / "store")
         self._catalogue = Catalogue(self._store.records)
@@ -145,7 +147,7 @@ class Cache:
         self._directories: dict[bytes, Directory] = {}
         self._lost = 0
         self._follow_at = 0.0
-        self._seen = (0, 0)
+        self._seen: tuple[Edition | None, ...] = ()
         self._take_over(self._terms)
 
     def __del__(self) -> None:
@@ -173,14 +175,17 @@ class Cache:
         self._terms = terms
         self._ttl_s = min(terms.ttl_s, _FOREVER_S)
         self._large = terms.sample_max_bytes
-        # Root may read everything, as it may through the kernel.
-        self._checks = terms.checks_permissions and self._user != 0
+        self._ownership = Ownership(terms.uid, terms.gid, terms.file_mode, terms.dir_mode)
+        # Root may read everything, as it may through the kernel; without a check by the kernel everybody who gets here.
+        self._who = Credentials(self._user, self._groups, not terms.checks_permissions or self._user == 0)
         self._directories.clear()
 
     def _follow(self) -> None:
         """Take over terms and trainers that have changed."""
         try:
-            seen = (self._path.stat().st_mtime_ns, self._trainers.stat().st_mtime_ns)
+            seen = (edition_of(self._path), edition_of(self._trainers))
+            if None in seen:
+                raise Gone("the manager's files are not there")
             if seen != self._seen:
                 terms, _ = published_terms(self._path)
                 if terms != self._terms:
@@ -215,11 +220,11 @@ class Cache:
         if dentry is None or not 0 <= now - dentry.checked_at < self._ttl_s:
             return None
         found = dentry.stat
-        if not stat.S_ISREG(found.mode) or (self._checks and not self._granted(found, os.R_OK)):
+        if not stat.S_ISREG(found.mode) or not self._ownership.may_read(self._who, found):
             return None
         given, trainer = dentry.inode, 0
         if self._redirects.attended:
-            given, found, trainer = self._given(dentry)
+            given, found, trainer = self._given(dentry, directory, now)
         if found.size > self._large:
             return None
         payload = self._store.content.copy(given) if found.size else b""
@@ -227,7 +232,7 @@ class Cache:
             self._tell(hit_record(now, given, dentry.inode, found.size, self._pid, trainer), now)
         return payload
 
-    def _given(self, dentry: Dentry) -> tuple[int, SourceStat, int]:
+    def _given(self, dentry: Dentry, directory: bytes, now: float) -> tuple[int, SourceStat, int]:
         """Inode and attributes of what this process is given for a name, and the number of the trainer that it is."""
         reader = self._redirects.trainer_of(self._pid)
         if reader is None:
@@ -235,11 +240,21 @@ class Cache:
         if self._redirects.active:
             given = self._redirects.choose(dentry.inode, reader, self._at_hand)
             if given != dentry.inode and self._store.content.has(given):
-                try:
-                    return given, self._catalogue.node(given).stat, reader.number
-                except Stale:
-                    return dentry.inode, dentry.stat, reader.number
+                stand_in = self._readable(given, directory, now)
+                if stand_in is not None:
+                    return given, stand_in.stat, reader.number
         return dentry.inode, dentry.stat, reader.number
+
+    def _readable(self, given: int, beside: bytes, now: float) -> Node | None:
+        """The stand-in, if this process could open it by its own path; it has come to what is in `beside`."""
+        try:
+            node = self._catalogue.node(given)
+        except Stale:
+            return None
+        above = node.path.rpartition(b"/")[0]
+        if not self._ownership.may_read(self._who, node.stat):
+            return None
+        return node if above == beside or self._who.may_read_all or self._directory(above, now) else None
 
     def _at_hand(self, inode: int) -> bool:
         """Whether a reader of this file need not wait for a fetch that has yet to begin."""
@@ -261,30 +276,21 @@ class Cache:
     def _found_directory(self, path: bytes, now: float) -> Directory | None:
         if not path:
             root = self._catalogue.node(ROOT_INODE).stat
-            return Directory(ROOT_INODE, now, now + self._ttl_s) if self._may_pass(root) else None
+            return Directory(ROOT_INODE, now, now + self._ttl_s) if self._ownership.may_pass(self._who, root) else None
         above, _, name = path.rpartition(b"/")
         parent = self._directory(above, now)
         dentry = self._catalogue.find(parent.inode, name) if parent else None
-        if parent is None or dentry is None or not stat.S_ISDIR(dentry.stat.mode) or not self._may_pass(dentry.stat):
+        if (
+            parent is None
+            or dentry is None
+            or not stat.S_ISDIR(dentry.stat.mode)
+            or not self._ownership.may_pass(self._who, dentry.stat)
+        ):
             return None
         since, until = dentry.checked_at, dentry.checked_at + self._ttl_s
         if not since <= now < until:
             return None
         return Directory(dentry.inode, max(since, parent.since), min(until, parent.until))
-
-    def _may_pass(self, directory: SourceStat) -> bool:
-        return not self._checks or self._granted(directory, os.X_OK)
-
-    def _granted(self, found: SourceStat, mask: int) -> bool:
-        """What the kernel would say to this process, which is not root, of the owner and mode that the mount shows."""
-        own = self._terms
-        mode = own.dir_mode if stat.S_ISDIR(found.mode) else own.file_mode
-        mode = found.mode if mode is None else mode
-        if self._user == (found.uid if own.uid is None else own.uid):
-            mode >>= 6
-        elif (found.gid if own.gid is None else own.gid) in self._groups:
-            mode >>= 3
-        return bool(mode & mask)
 
     def _tell(self, record: bytes, now: float) -> None:
         try:

@@ -15,10 +15,11 @@ from spiderfs.client_terms import Terms, pid_namespace
 from spiderfs.config import Options
 from spiderfs.daemon.event_pipe import open_pipe
 from spiderfs.errors import MountError, SpiderfsError
-from spiderfs.filesystem import Ownership, Settings
+from spiderfs.filesystem import Settings
 from spiderfs.fuse import session
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.packages import WithoutPackages
+from spiderfs.permissions import Ownership
 from spiderfs.redirects import PendingReads
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
@@ -154,6 +155,7 @@ def settings_of(options: Options) -> Settings:
         sample_max_bytes=options.sample_max_bytes,
         wait_for_fetches=options.substitute_when == "late",
         ownership=Ownership(options.uid, options.gid, options.file_mode, options.dir_mode),
+        checks_permissions=options.allow_other,
     )
 
 
@@ -165,7 +167,7 @@ def client_terms_of(options: Options) -> Terms:
         sample_max_bytes=settings.sample_max_bytes,
         wait_for_fetches=settings.wait_for_fetches,
         substitute=options.substitute,
-        checks_permissions=options.allow_other,
+        checks_permissions=settings.checks_permissions,
         pid_namespace=pid_namespace(),
         **settings.ownership._asdict(),
     )

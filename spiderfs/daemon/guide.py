@@ -33,8 +33,9 @@ from spiderfs.errors import Stale
 from spiderfs.fuse.session import forget_name
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
+from spiderfs.process_table import started_at
 from spiderfs.protocol import Batch, EpochEnd, Plan
-from spiderfs.redirects import Attached, publish_trainers, redirect_row, redirect_rows, started_at
+from spiderfs.redirects import Attached, publish_trainers, redirect_row, redirect_rows
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
 from spiderfs.store.environment import exit_if_corrupt

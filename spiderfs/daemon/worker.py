@@ -24,6 +24,7 @@ from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
 from spiderfs.fuse.session import serve
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
+from spiderfs.published import edition_of
 from spiderfs.read_ahead import ReadAhead
 from spiderfs.redirects import Redirects, published_trainers
 from spiderfs.sources.client import SourceClient
@@ -146,11 +147,11 @@ async def _tidy(passthrough: Passthrough) -> None:
 
 async def _follow(path: Path, interval_s: float, take_over: Callable[[], None]) -> None:
     """Take over what the manager publishes in a file: at once, and whenever it has been replaced."""
-    seen_ns = 0
+    seen = None
     while True:
         # The file of trainers comes with the manager, which may still be starting.
-        changed_ns = path.stat().st_mtime_ns if path.exists() else 0
-        if changed_ns != seen_ns:
-            seen_ns = changed_ns
+        there = edition_of(path)
+        if there != seen:
+            seen = there
             take_over()
         await trio.sleep(interval_s)

@@ -23,11 +23,12 @@ from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.control import Control
 from spiderfs.errors import NotFound, SpiderfsError
 from spiderfs.fetcher import Episode, Fetcher, Interlock
-from spiderfs.filesystem import Caller, Filesystem, Ownership, Settings
+from spiderfs.filesystem import Caller, Filesystem, Settings
 from spiderfs.fuse import wire
 from spiderfs.fuse.operations import Operations
 from spiderfs.lister import Lister
 from spiderfs.metrics import SharedCounters
+from spiderfs.permissions import Ownership
 from spiderfs.read_ahead import ReadAhead
 from spiderfs.redirects import PendingReads, Redirects
 from spiderfs.sources.client import SourceClient, SourceLimits

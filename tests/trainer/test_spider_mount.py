@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ class Training:
 
     def end(self) -> dict[str, Any]:
         """Let it end its epoch and check what it was given."""
+        found = self.told()
+        for wanted, given in found["given"]:
+            if wanted in self.samples:
+                assert self.samples[given] == self.samples[wanted], f"{given} for {wanted}"
+            else:
+                assert given == wanted, "validation is never redirected"
+        return found
+
+    def told(self) -> dict[str, Any]:
+        """Let it end its epoch and say what it was given."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -104,11 +115,6 @@ class Training:
         found: dict[str, Any] = json.loads(told)
         assert found["odd"] == []
         assert found["errors"] == []
-        for wanted, given in found["given"]:
-            if wanted in self.samples:
-                assert self.samples[given] == self.samples[wanted], f"{given} for {wanted}"
-            else:
-                assert given == wanted, "validation is never redirected"
         return found
 
 
@@ -195,6 +201,72 @@ def test_trainers_around_fuse_get_the_same(source: Path, tmp_path: Path) -> None
             report = together(outside)
         assert all(any(wanted != given for wanted, given in each["given"]) for each in found)
         assert (report.wrong, report.errors) == ([], [])
+
+
+# Reads some files again and again as another user; says at its end whose content it was given for which.
+_NOBODY = r"""
+import json, os, select, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+names = json.loads(sys.argv[1])
+seen, rounds = set(), 0
+while not select.select([0], [], [], 0)[0] or rounds < 2:
+    for name in names:
+        with open(name, "rb") as file:
+            seen.add((name, file.readline().decode().strip()))
+    rounds += 1
+    print(flush=True)
+json.dump(sorted(seen), sys.stdout)
+"""
+
+
+def as_nobody(point: Path, names: list[str], until: Callable[[], object]) -> list[list[str]]:
+    """What another user is given for these files while something comes true."""
+    command = [sys.executable, "-I", "-S", "-c", _NOBODY, json.dumps([str(point / name) for name in names])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            until()
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            last = process.stdout.read().splitlines()[-1]
+    found: list[list[str]] = json.loads(last)
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_stand_ins_are_only_those_that_the_reader_could_open(source: Path, tmp_path: Path) -> None:
+    """One class, of which a part lies in a directory that is closed after a while."""
+    names = [f"train/0/{number:03d}" for number in range(EACH)]
+    closed = [name for name in names if int(name[-3:]) % 2]
+    (source / "train/closed").mkdir()
+    for name in closed:
+        (source / name).rename(source / name.replace("0/", "closed/"))
+    labels = {name.replace("0/", "closed/") if name in closed else name: 0 for name in names}
+    open_names = [name for name in names if name not in closed]
+    for directory in tmp_path.parents:
+        if directory.stat().st_uid == os.getuid() and directory != Path("/"):
+            directory.chmod(directory.stat().st_mode | 0o055)
+    tmp_path.chmod(0o755)
+    options = OPTIONS | {"capacity": "6KiB", "allow_other": "on", "substitute": "all", "substitute_when": "miss"}
+    with mounted(source, tmp_path, **options) as mount, training(mount.point, 1, labels) as trainer:
+
+        def foreign(given: list[list[str]]) -> list[list[str]]:
+            return [[name, content] for name, content in given if content in closed]
+
+        def redirects() -> None:
+            redirected(mount, mount.metric("redirects") + 300)
+
+        assert foreign(as_nobody(mount.point, open_names, redirects)), "the directory is open still"
+        (source / "train/closed").chmod(0o700)
+        # For so long the kernel would believe the old mode too.
+        wait = time.monotonic() + 1.5
+        eventually(lambda: time.monotonic() > wait)
+        given = as_nobody(mount.point, open_names, redirects)
+        assert foreign(given) == []
+        assert any(not name.endswith(content) for name, content in given), "those beside it are given all the same"
+        assert foreign(trainer.told()["given"]), "root may open all of them"
 
 
 def test_switched_off_nobody_is_redirected(source: Path, tmp_path: Path) -> None:

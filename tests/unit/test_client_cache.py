@@ -25,7 +25,8 @@ from spiderfs.daemon.client_pipe import ClientPipe
 from spiderfs.errors import StoreDamaged
 from spiderfs.fetch_lock import FetchLock
 from spiderfs.metrics import SharedCounters
-from spiderfs.redirects import Attached, publish_trainers, redirect_row, started_at
+from spiderfs.process_table import started_at
+from spiderfs.redirects import Attached, publish_trainers, redirect_row
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
@@ -290,6 +291,19 @@ def test_two_caches_share_one_store(daemon: Daemon) -> None:
 
 # -- trainers
 
+
+def test_trainers_that_change_within_one_tick_of_the_clock_are_followed(daemon: Daemon) -> None:
+    trainers = daemon.run / "trainers.json"
+    os.utime(trainers, ns=(5, 5))
+    cache = Cache(daemon.terms)
+    assert cache.serve(b"train/cat") == b"a cat"
+    daemon.trainers([Attached(3, os.getpid(), started_at(os.getpid()), (DATASET,))])
+    os.utime(trainers, ns=(5, 5))
+    cache._follow_at = 0.0
+    assert cache.serve(b"train/cat") == b"a cat"
+    assert [told.trainer for told in daemon.told()] == [0, 3]
+
+
 _FETCHING = """
 import sys
 from pathlib import Path
@@ -444,6 +458,28 @@ def as_nobody(daemon: Daemon, what: Any) -> tuple[bool, bool]:
     finally:
         os.close(reader)
     return bool(cow), bool(pig)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's part")
+@pytest.mark.parametrize(
+    ("directory_mode", "file_mode", "given"), [(0o755, 0o644, b"a pig"), (0o700, 0o644, None), (0o755, 0o600, None)]
+)
+def test_a_stand_in_is_one_that_the_reader_could_open(
+    daemon: Daemon, directory_mode: int, file_mode: int, given: bytes | None
+) -> None:
+    daemon.record(b"train", b"gone", None, size=5)
+    daemon.record(b"", b"yard", mode=stat.S_IFDIR | directory_mode)
+    daemon.record(b"yard", b"pig", b"a pig", mode=stat.S_IFREG | file_mode)
+    daemon.redirect(b"gone", b"pig")
+    daemon.pipe.change(TERMS._replace(checks_permissions=True, substitute="all"))
+    daemon.trainers([Attached(3, os.getpid(), started_at(os.getpid()), (DATASET,))])
+    assert Cache(daemon.terms).serve(b"train/gone") == b"a pig", "root may read everything"
+
+    def seen() -> tuple[bool, bool]:
+        found = Cache(daemon.terms).serve(b"train/gone")
+        return found == given, found is None
+
+    assert as_nobody(daemon, seen) == (True, given is None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's part")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from spiderfs.catalogue import TABLES
+from spiderfs.permissions import Credentials, Ownership
+from spiderfs.process_table import started_at, status_of
 from spiderfs.redirects import (
     LEASE_S,
     NOTED_S,
@@ -23,8 +26,8 @@ from spiderfs.redirects import (
     published_trainers,
     redirect_row,
     redirect_rows,
-    started_at,
 )
+from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory import MemoryRecords
 
 WANTED, GIVEN, OTHER = 70_001, 70_002, 70_003
@@ -131,7 +134,7 @@ def test_what_was_found_of_a_thread_is_looked_up_again(harness: Harness, monkeyp
     trainer = attached(os.getpid())
     harness.redirects.set_trainers([trainer], "trainer")
     assert harness.redirects.trainer_of(os.getpid()) == trainer
-    monkeypatch.setattr("spiderfs.redirects._ids", lambda thread: (77, 1))
+    monkeypatch.setattr("spiderfs.redirects.status_of", lambda thread: status_of(1))
     assert harness.redirects.trainer_of(os.getpid()) == trainer
     harness.clock.now += PLACED_S + 0.01
     assert harness.redirects.trainer_of(os.getpid()) is None
@@ -273,3 +276,109 @@ def test_workers_read_what_the_manager_published(tmp_path: Path) -> None:
     publish_trainers(path, [])
     assert published_trainers(path) == []
     assert list(tmp_path.iterdir()) == [path]
+
+
+# As the first process of a pid namespace: a trainer, with a worker of its loader and an orphan of somebody else's.
+_FIRST = r"""
+import os, signal, sys, time
+from spiderfs.process_table import is_our_own, started_at
+from spiderfs.redirects import Attached, PendingReads, Redirects
+from spiderfs.store.memory import MemoryRecords
+assert os.getpid() == 1
+def child(orphaned=False):
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        if orphaned:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+        os.write(write, b"%d" % os.getpid())
+        signal.pause()
+    if orphaned:
+        os.waitpid(pid, 0)
+    return int(os.read(read, 9))
+trainer = Attached(1, 1, started_at(1), (1,))
+redirects = Redirects(MemoryRecords(("redirect",)), PendingReads())
+redirects.set_trainers([trainer], "trainer")
+worker, orphan = child(), child(orphaned=True)
+print(*(redirects.trainer_of(pid) == trainer for pid in (1, worker, orphan)))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a pid namespace")
+@pytest.mark.parametrize(
+    ("flags", "seen"),
+    [
+        (["--mount-proc"], "True True False"),
+        # Its /proc is that of the machine, whose numbers mean other processes.
+        ([], "False False False"),
+    ],
+)
+def test_a_trainer_may_be_the_first_process_of_its_namespace(flags: list[str], seen: str) -> None:
+    command = ["unshare", "--pid", "--fork", "--kill-child", *flags, sys.executable, "-c", _FIRST]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == seen, done.stderr
+
+
+_AS_SOMEBODY = """
+import os, sys
+os.setgroups([7, 8]); os.setgid(5); os.setuid(6)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_the_rights_of_a_reader_are_those_of_its_thread(harness: Harness) -> None:
+    us = harness.redirects.credentials_of(os.getpid(), 0, 0)
+    assert us is not None
+    assert us.may_read_all
+    command = [sys.executable, "-I", "-S", "-c", _AS_SOMEBODY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert harness.redirects.credentials_of(process.pid, 6, 5) == Credentials(6, frozenset({5, 7, 8}))
+        # What the kernel says of a request is not what is found: it has changed, or the number means another one.
+        assert harness.redirects.credentials_of(process.pid, 0, 0) is None
+        assert process.stdin is not None
+        process.stdin.close()
+    harness.clock.now += PLACED_S + 0.01
+    assert harness.redirects.credentials_of(process.pid, 6, 5) is None, "it has gone"
+
+
+def test_a_thread_that_has_become_another_user_is_looked_at_again(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = status_of(os.getpid())
+    monkeypatch.setattr("spiderfs.redirects.status_of", lambda thread: status._replace(uid=6, gid=5))
+    assert harness.redirects.credentials_of(os.getpid(), 6, 5) is not None
+    monkeypatch.setattr("spiderfs.redirects.status_of", lambda thread: status._replace(uid=9, gid=5))
+    assert harness.redirects.credentials_of(os.getpid(), 9, 5) is not None
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "gid", "granted"),
+    [
+        (0o400, 6, 0, True),
+        (0o077, 6, 7, False),
+        (0o040, 0, 5, True),
+        (0o040, 0, 7, True),
+        (0o707, 0, 7, False),
+        (0o004, 0, 0, True),
+        (0o770, 0, 0, False),
+    ],
+)
+def test_owners_and_modes_count_as_for_the_kernel(mode: int, uid: int, gid: int, granted: bool) -> None:
+    who, shown = Credentials(6, frozenset({5, 7})), Ownership()
+    file = SourceStat(stat.S_IFREG | mode, uid, gid, 1, 1)
+    directory = SourceStat(stat.S_IFDIR | mode >> 2 & 0o111, uid, gid, 1, 1)
+    assert (shown.may_read(who, file), shown.may_pass(who, directory)) == (granted, granted)
+    root = Credentials(0, frozenset({0}), True)
+    assert shown.may_read(root, file)
+    assert shown.may_pass(root, directory)
+    closed, opened = Ownership(0, 0, 0o600, 0o700), Ownership(0, 0, 0o644, 0o755)
+    assert not closed.may_read(who, file)
+    assert not closed.may_pass(who, directory)
+    assert opened.may_read(who, file)
+    assert opened.may_pass(who, directory)

@@ -16,8 +16,9 @@ PACKAGE = ROOT / "spiderfs"
 
 # Each row may import the rows above it, and each package itself. A new module or package needs a place here.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("spiderfs", "errors", "quantities", "range_lock", "threads"),
+    ("spiderfs", "errors", "process_table", "published", "quantities", "range_lock", "threads"),
     ("core", "mount_words", "mountpoint", "metrics", "sources", "store", "traced_batch"),
+    ("permissions",),
     ("policies", "scorer", "hook_messages", "trace", "places", "catalogue", "redirects", "client_terms", "fetch_lock"),
     ("option_types", "protocol", "lister", "landing", "packages"),
     ("fetcher", "control", "rescoring"),

@@ -126,8 +126,8 @@ class Daemon:
 
 @pytest.fixture
 def daemon() -> Iterator[Daemon]:
-    # Not tmp_path, into which other users cannot go.
-    place = Path(tempfile.mkdtemp(prefix="sf-client."))
+    # Not tmp_path or TMPDIR, into which other users may not be let.
+    place = Path(tempfile.mkdtemp(prefix="sf-client.", dir="/tmp"))
     place.chmod(0o755)
     found = Daemon(place)
     found.record(b"train", b"cat", b"a cat")

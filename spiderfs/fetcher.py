@@ -2,8 +2,9 @@
 
 Within a process identical fetches share one flight (`SourceClient.shared`). Between processes a byte-range lock on one
 file per mount, at an offset drawn from the key, lets one of them fetch while the others wait and then find the record
-in the store; the kernel frees the lock of a process that dies. A fetch is one question to a thread; its reader goes on
-with the bytes while they are put into the store (`landing.py`).
+in the store; the kernel frees the lock of a process that dies. Waiting for another's fetch is part of the time that a
+reader waits for the source at most. A fetch is one question to a thread; its reader goes on with the bytes while they
+are put into the store (`landing.py`).
 
 What was fetched also stays in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
 where the store had no room for them or has already let them go.
@@ -26,7 +27,7 @@ from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.fetch_lock import FetchLock
 from spiderfs.landing import GATHER_S, Landing, Outcome
 from spiderfs.metrics import Counters
-from spiderfs.sources.client import SourceClient
+from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import Version
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
@@ -201,10 +202,13 @@ class Fetcher:
         fetched = await self.bring(node, block)
         return fetched.payload, await fetched.settled()
 
-    async def bring(self, node: Node, block: int = 0, delivery: Delivery | None = None) -> Fetched:
+    async def bring(
+        self, node: Node, block: int = 0, delivery: Delivery | None = None, patience: Patience | None = None
+    ) -> Fetched:
         """The same for a reader, who does not care whether the bytes have reached the store yet.
 
-        The delivery is made if this call is the one that reads them.
+        The delivery is made if this call is the one that reads them. Whatever is waited for, the source or another
+        process's fetch, takes no longer than the reader's patience, which began with the request: by default, now.
         """
         key = ContentKey(node.inode, block)
         # A look at the store sees it as of its first read, and pins old pages until it is ended. So none is open while
@@ -212,7 +216,8 @@ class Fetcher:
         self._content.end_read()
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
-        fetch = partial(self._fetch_once, key, node.path, offset, length, node.version, delivery)
+        patience = patience or self._client.patience()
+        fetch = partial(self._fetch_once, key, node.path, offset, length, node.version, delivery, patience)
         return await self._client.shared(key, fetch)
 
     async def drain(self) -> None:
@@ -220,19 +225,32 @@ class Fetcher:
         await self._landing.drain()
 
     async def _fetch_once(
-        self, key: ContentKey, path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None
+        self,
+        key: ContentKey,
+        path: bytes,
+        offset: int,
+        length: int,
+        version: Version,
+        delivery: Delivery | None,
+        patience: Patience,
     ) -> Fetched:
         if (landing := self._on_their_way.get(key)) is not None:
             return landing
-        while not self._interlock.try_hold(key):
-            await self._interlock.until_free(key)
+        if not self._interlock.try_hold(key):
+            with trio.CancelScope(deadline=patience.until) as waiting:
+                await self._interlock.until_free(key)
+            if waiting.cancelled_caught:
+                raise self._client.timed_out(patience)
             if (found := self._landed_by_another(key)) is not None:
                 return found
+            # It failed, or the store has no room. All who waited now ask side by side: one after the other, the last
+            # would find no patience left.
+            self._interlock.try_hold(key)
         try:
             # It may have landed, and the lock been let go, since the caller looked.
             if (found := self._landed_by_another(key)) is not None:
                 return found
-            payload = await self._client.read(path, offset, length, version, delivery)
+            payload = await self._client.read(path, offset, length, version, delivery, patience)
             self._counters.add("origin_reads")
             self._counters.add("origin_bytes", len(payload))
             self._transit.put(key, payload)

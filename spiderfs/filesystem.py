@@ -52,7 +52,7 @@ from spiderfs.metrics import Counters
 from spiderfs.permissions import Credentials, Ownership
 from spiderfs.read_ahead import ReadAhead
 from spiderfs.redirects import Redirects
-from spiderfs.sources.client import SourceClient
+from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey
@@ -523,16 +523,19 @@ class Filesystem:
         if offset >= end:
             return b""
         pieces = []
-        for block in range(offset // BLOCK_BYTES + 1, (end - 1) // BLOCK_BYTES + 2):
+        blocks = range(offset // BLOCK_BYTES + 1, (end - 1) // BLOCK_BYTES + 2)
+        # Of the whole READ, whatever it has to wait for.
+        patience = self._client.patience() if len(blocks) > 1 else None
+        for block in blocks:
             first = (block - 1) * BLOCK_BYTES
             start = max(offset - first, 0)
-            piece = await self._block(node, block, start, min(end - first, BLOCK_BYTES) - start)
+            piece = await self._block(node, block, start, min(end - first, BLOCK_BYTES) - start, patience)
             # The next block may have to be awaited, and a view does not outlive that.
             pieces.append(piece if first + BLOCK_BYTES >= end else bytes(piece))
         self._counters.add("read_bytes", end - offset)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _block(self, node: Node, block: int, offset: int, size: int) -> memoryview:
+    async def _block(self, node: Node, block: int, offset: int, size: int, patience: Patience | None) -> memoryview:
         self._counters.add("block_reads")
         for further in self._read_ahead.wanted(node, block):
             self._read_ahead.start(node, further)
@@ -552,7 +555,7 @@ class Filesystem:
             return piece
         started = time.perf_counter()
         try:
-            fetched = await self._fetcher.bring(node, block)
+            fetched = await self._fetcher.bring(node, block, patience=patience)
         except (SourceNotFound, SourceChanged) as exc:
             raise await self._stale(node) from exc
         self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))

@@ -25,6 +25,7 @@ from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.read_process import ReadProcess
+from spiderfs.sources.recent_timeouts import RecentTimeouts
 from spiderfs.sources.slow import SlowSource
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
@@ -68,6 +69,7 @@ class MountContext:
     event_writer: int
     control_listener: socket.socket
     pending_reads: PendingReads = field(default_factory=PendingReads)
+    timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)
     mounted_at_s: float = field(default_factory=time.time)
 
@@ -92,7 +94,8 @@ class MountContext:
             max_concurrent=options.fetches,
         )
         source = WithoutPackages(self.source)
-        return SourceClient(source, limits, rng=random.Random(), on_event=counters.add, read=read)
+        rng = random.Random()
+        return SourceClient(source, limits, rng=rng, on_event=counters.add, read=read, timeouts=self.timeouts)
 
     def open_content(self) -> LmdbContent:
         return LmdbContent(self.directories.content)

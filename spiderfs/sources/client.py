@@ -20,12 +20,13 @@ import random
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from os import statvfs_result
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 import trio
 
 from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable
 from spiderfs.sources.delivery import Delivery
+from spiderfs.sources.recent_timeouts import RecentTimeouts
 from spiderfs.sources.source import Source, SourceStat, Version
 from spiderfs.threads import Threads
 
@@ -59,6 +60,13 @@ class SourceLimits:
             raise ValueError("backoff_s must be at least 0 and at most max_backoff_s")
 
 
+class Patience(NamedTuple):
+    """Until when somebody may be made to wait, and how many answers the source had given when the wait began."""
+
+    until: float
+    answers: int
+
+
 class _Fetch:
     """One shared fetch in flight: what came of it, once `ended` is set; neither field means that it was cancelled."""
 
@@ -73,7 +81,7 @@ class SourceClient:
 
     `on_event` gets 'source_requests' for every attempt, 'source_retries' for every one but a call's first, and for a
     call that the source did not answer either 'source_timeouts' or 'source_errors'. `read` takes the place of reading
-    in a thread of this process.
+    in a thread of this process. `timeouts` is shared by all clients of a mount.
     """
 
     def __init__(
@@ -84,10 +92,12 @@ class SourceClient:
         rng: random.Random,
         on_event: Callable[[str], None],
         read: Read | None = None,
+        timeouts: RecentTimeouts | None = None,
     ) -> None:
         self.source = source
         self._limits = limits
         self._random = rng
+        self._timeouts = timeouts or RecentTimeouts()
         self._on_event = on_event
         self._threads = Threads(limits.max_concurrent)
         self._read = read or self._read_in_thread
@@ -107,10 +117,21 @@ class SourceClient:
     async def scan(self, path: bytes) -> list[tuple[bytes, SourceStat]]:
         return await self.call(lambda: list(self.source.scan(path)), timeout_s=self._limits.scan_timeout_s)
 
+    def patience(self) -> Patience:
+        """That of somebody who asks now, for a question that may have to wait for others first."""
+        return Patience(trio.current_time() + self._limits.timeout_s, self._answers)
+
     async def read(
-        self, path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None = None
+        self,
+        path: bytes,
+        offset: int,
+        length: int,
+        version: Version,
+        delivery: Delivery | None = None,
+        patience: Patience | None = None,
     ) -> bytes:
-        return await self._in_time(self._read, (path, offset, length, version, delivery), self._limits.timeout_s)
+        args = (path, offset, length, version, delivery)
+        return await self._in_time(self._read, args, patience or self.patience())
 
     async def readlink(self, path: bytes) -> bytes:
         return await self.call(self.source.readlink, path)
@@ -130,31 +151,42 @@ class SourceClient:
         Raises SourceTimeout after `timeout_s`, by default the limits' own; other errors pass as they are.
         """
         limit_s = self._limits.timeout_s if timeout_s is None else timeout_s
-        return await self._in_time(self._threads.run, (function, *args), limit_s)
+        patience = Patience(trio.current_time() + limit_s, self._answers)
+        return await self._in_time(self._threads.run, (function, *args), patience, limit_s)
 
-    async def _in_time(self, ask: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], limit_s: float) -> T:
-        answers_before = self._answers
+    async def _in_time(
+        self,
+        ask: Callable[[*Ts], Awaitable[T]],
+        args: tuple[*Ts],
+        patience: Patience,
+        limit_s: float | None = None,
+    ) -> T:
         try:
             # What trio.fail_after does, without its two generators: they cost 5 us at every fetch.
-            with trio.CancelScope(deadline=trio.current_time() + limit_s):
+            with trio.CancelScope(deadline=patience.until):
                 value = await self._attempts(ask, args)
                 self._answered()
                 return value
         except SourceUnavailable:
             self._on_event("source_errors")
-            self._not_answered(answers_before)
+            self._not_answered(patience)
             raise
         except SourceError:
             self._answered()
             raise
+        raise self.timed_out(patience, limit_s)
+
+    def timed_out(self, patience: Patience, limit_s: float | None = None) -> SourceTimeout:
+        """The error for whose patience is at an end, whether the question was asked or had to wait all the time."""
         self._on_event("source_timeouts")
-        self._not_answered(answers_before)
-        raise SourceTimeout(f"the source has not answered within {limit_s:g} s")
+        self._not_answered(patience)
+        return SourceTimeout(f"the source has not answered within {limit_s or self._limits.timeout_s:g} s")
 
     async def shared(self, key: Hashable, fetch: Callable[[], Awaitable[T]]) -> T:
         """What `fetch` returns or raises, for everybody who asks for the same key while it runs.
 
-        The first to ask runs it. If that caller is cancelled, one of those who wait takes over with a fetch of its own.
+        The first to ask runs it. Who asks just after it has timed out, in whichever process, shares that too.
+        If the caller that runs it is cancelled, one of those who wait takes over with a fetch of its own.
         """
         while (running := self._fetches.get(key)) is not None:
             await running.ended.wait()
@@ -164,9 +196,15 @@ class SourceClient:
             if running.value:
                 value: T = running.value[0]
                 return value
+        if self._timeouts.has(key):
+            raise SourceTimeout("the source has just left this unanswered")
         mine = self._fetches[key] = _Fetch()
         try:
             mine.value.append(await fetch())
+        except SourceTimeout as exc:
+            self._timeouts.note(key)
+            mine.error = exc
+            raise
         except Exception as exc:
             mine.error = exc
             raise
@@ -234,7 +272,7 @@ class SourceClient:
         if self._unreachable.is_set():
             self._unreachable = trio.Event()
 
-    def _not_answered(self, answers_before: int) -> None:
+    def _not_answered(self, patience: Patience) -> None:
         # An answer to anybody since this call began says that the source is there, and only this call was unlucky.
-        if self._answers == answers_before:
+        if self._answers == patience.answers:
             self._unreachable.set()

@@ -6,7 +6,8 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,43 @@ def test_readers_of_one_file_wait_no_longer_together_than_alone(mount: Mounted, 
     assert {number for number, _ in answers} <= {errno.EIO, errno.ETIMEDOUT}
     # A look-up and an open each may use up the limit; a file that another worker asks for is not waited for twice.
     assert max(seconds for _, seconds in answers) < 2 * TIMEOUT_S + SLACK_S
+
+
+def test_a_source_that_hangs_costs_readers_in_four_workers_one_limit(source: Path, tmp_path: Path) -> None:
+    """Each reader is answered by whichever worker is free, all want the same, and the kernel has them wait in line."""
+    write_files(source, {"small": 5_000, "large": 3 << 20})
+    limit_s = 3.0
+    options = {"source.timeout_s": limit_s, "source.attempts": 2, "sample_max_bytes": "1MiB", "read_ahead": 0}
+    with mounted(source, tmp_path / "m", workers=4, allowed=TROUBLES, **options) as mount:
+        # Names and handles are there before the source hangs, so that it is one request that waits.
+        assert len(list(os.scandir(mount.point))) == 2
+        handles = [os.open(mount.point / "large", os.O_RDONLY) for _ in range(8)]
+        mount.change("source.hang", "on")
+        answers: list[tuple[int, float]] = []
+
+        def timed(action: Callable[[], object]) -> None:
+            began = time.monotonic()
+            try:
+                action()
+            except OSError as exc:
+                answers.append((exc.errno or 0, time.monotonic() - began))
+
+        def across_two_blocks(fd: int) -> None:
+            os.pread(fd, 64 << 10, (1 << 20) - (32 << 10))
+
+        actions: list[Callable[[], object]] = [partial(across_two_blocks, fd) for fd in handles]
+        actions += [(mount.point / "small").read_bytes] * 8
+        actions += [(mount.point / "never seen").stat] * 8
+        threads = [threading.Thread(target=timed, args=(action,)) for action in actions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        mount.change("source.hang", "off")
+        for fd in handles:
+            os.close(fd)
+        assert [number for number, _ in answers] == [errno.ETIMEDOUT] * 24
+        assert max(seconds for _, seconds in answers) < limit_s + 2.0
 
 
 def test_a_hanging_request_goes_on_when_the_source_comes_back(source: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import trio.testing
 from spiderfs import fetcher as module
 from spiderfs.catalogue import Node
 from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
-from spiderfs.errors import SourceChanged, SourceUnavailable, StoreCorrupt, StoreError, StoreFull
+from spiderfs.errors import SourceChanged, SourceTimeout, SourceUnavailable, StoreCorrupt, StoreError, StoreFull
 from spiderfs.fetch_lock import FetchLock
 from spiderfs.fetcher import Episode, Fetcher, Interlock, Transit
 from spiderfs.landing import Landing
@@ -349,6 +350,49 @@ def test_who_waited_for_another_process_takes_what_it_landed(tmp_path: Path, lan
     # Before the store is opened here: it must be opened after the fork.
     with Other(tmp_path, key, b"content" if lands else None) as other:
         check_waiting(tmp_path, key, other, lands)
+
+
+def check_limit(directory: Path, other: Other, go_on_after_s: float | None) -> None:
+    """A reader waits for another process and then for a source that hangs, for both together only once."""
+    limit_s = 0.6
+    harness = Harness(directory)
+    row = harness.row
+    hanging = threading.Event()
+    harness.source.read = lambda *args: hanging.wait() and b""  # type: ignore[assignment]
+    limits = SourceLimits(timeout_s=limit_s)
+    harness.client = SourceClient(harness.source, limits, rng=random.Random(1), on_event=row.add)
+    harness.fetcher = Fetcher(harness.client, harness.content, harness.interlock, harness.full_disk, row)
+    took_s = []
+
+    async def want(node: Node) -> None:
+        began = time.monotonic()
+        with pytest.raises(SourceTimeout):
+            await harness.fetcher.fetch(node)
+        took_s.append(time.monotonic() - began)
+
+    async def test() -> None:
+        node = harness.add(b"content")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(want, node)
+            if go_on_after_s is not None:
+                await trio.sleep(go_on_after_s)
+                other.go_on()
+        assert not harness.client.reachable
+        assert harness.counted("source_timeouts") == [1]
+
+    try:
+        run(test)
+    finally:
+        hanging.set()
+        harness.interlock.close()
+    (longest_s,) = took_s
+    assert longest_s == pytest.approx(limit_s, abs=0.3)
+
+
+@pytest.mark.parametrize("go_on_after_s", [0.5, None])
+def test_waiting_for_another_process_is_part_of_the_limit(tmp_path: Path, go_on_after_s: float | None) -> None:
+    with Other(tmp_path, ContentKey(100_000), None) as other:
+        check_limit(tmp_path, other, go_on_after_s)
 
 
 def check_waiting(directory: Path, key: ContentKey, other: Other, lands: bool) -> None:

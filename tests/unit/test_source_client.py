@@ -17,6 +17,7 @@ from spiderfs.errors import SourceChanged, SourceDenied, SourceNotFound, SourceT
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.memory import MemorySource
+from spiderfs.sources.recent_timeouts import RecentTimeouts
 from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source
 from spiderfs.threads import Threads
@@ -34,12 +35,15 @@ class Harness:
         self.faults = FaultState.create(path)
         self.events: Counter[str] = Counter()
 
-    def client(self, limits: SourceLimits = QUICK, source: Source | None = None) -> SourceClient:
+    def client(
+        self, limits: SourceLimits = QUICK, source: Source | None = None, timeouts: RecentTimeouts | None = None
+    ) -> SourceClient:
         return SourceClient(
             source or SlowSource(self.memory, self.faults),
             limits,
             rng=random.Random(1),
             on_event=lambda event: self.events.update([event]),
+            timeouts=timeouts,
         )
 
 
@@ -108,6 +112,39 @@ def test_attempts_are_bounded(harness: Harness) -> None:
 
     trio.run(main)
     assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
+
+
+def test_who_asks_just_after_a_timeout_shares_it(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in another process of the mount: the kernel asks for one reader after the other."""
+    harness.faults.set("hang", 1)
+    timeouts = RecentTimeouts()
+    asked: list[int] = []
+
+    async def main() -> None:
+        one, other = (harness.client(timeouts=timeouts) for _ in range(2))
+
+        async def ask(client: SourceClient, name: bytes) -> None:
+            async def stat() -> None:
+                asked.append(1)
+                await client.stat(name)
+
+            with pytest.raises(SourceTimeout):
+                await client.shared((1, name), stat)
+
+        await ask(one, b"file")
+        began = trio.current_time()
+        for client in (one, other):
+            await ask(client, b"file")
+        assert trio.current_time() - began < QUICK.timeout_s / 2
+        assert asked == [1]
+        assert other.reachable, "it has not asked by itself"
+        await ask(other, b"another")
+        assert asked == [1, 1]
+        monkeypatch.setattr("spiderfs.sources.recent_timeouts.SHARED_S", 0.0)
+        harness.faults.set("hang", 0)
+        assert await one.shared((1, b"file"), lambda: one.stat(b"file"))
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied, SourceChanged])

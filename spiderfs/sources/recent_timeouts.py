@@ -1,0 +1,44 @@
+"""Which questions the source has just left unanswered: known to all processes of a mount, in memory that they share.
+
+Readers of one page, or of one name, wait for each other in the kernel: it sends the question of the second one when the
+first has failed. If each were asked anew for the whole time limit, the last of ten readers would wait ten times as long
+as it may. So whoever asks what somebody has just waited for in vain is told so at once.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from collections.abc import Callable, Hashable
+
+# From one reader's error to the question of the next one the kernel takes microseconds, on a busy machine some 0.1 s.
+# It is the least time between two attempts at the same, too.
+SHARED_S = 1.0
+_SLOTS = 4096
+_SLOT = struct.Struct("<qd")
+
+
+class RecentTimeouts:
+    """Make it before the fork: the processes that share it have the same hashes too.
+
+    Two questions may share a slot, and then only the later one is known.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._map = mmap.mmap(-1, _SLOTS * _SLOT.size)
+        self._clock = clock
+
+    def note(self, question: Hashable) -> None:
+        """It has been waited for in vain."""
+        hashed = hash(question)
+        _SLOT.pack_into(self._map, self._at(hashed), hashed, self._clock())
+
+    def has(self, question: Hashable) -> bool:
+        """Whether somebody has just waited for it in vain."""
+        hashed = hash(question)
+        noted, at = _SLOT.unpack_from(self._map, self._at(hashed))
+        return bool(noted == hashed and self._clock() - at < SHARED_S)
+
+    def _at(self, hashed: int) -> int:
+        return hashed % _SLOTS * _SLOT.size

@@ -1,0 +1,721 @@
+"""Training loops as people write them. A new one is a function and an entry in `LOOPS`; test_loops.py runs them all.
+
+A loop takes its model, its optimizer and the way in which it is followed from a `Training`, and everything else is as
+in a script. Sample i of `Numbered` is known by its embedding, so what was sent about it can be checked row by row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_training import CLASSES, SIZE, WIDTH, features
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset
+
+import trainer_hook
+from trainer_hook import SpiderSampler
+
+EPOCHS = 2
+
+
+class Way(Enum):
+    """How a training is followed, and whether it draws by a sampler of ours."""
+
+    NOTHING = "nothing"
+    PLAN = "plan"
+    ATTACH = "attach"
+    SAMPLER = "sampler, nothing else"
+    ATTACH_SAMPLER = "attach + sampler"
+
+    @property
+    def sampled(self) -> bool:
+        return self in (Way.SAMPLER, Way.ATTACH_SAMPLER)
+
+
+class Sent(Enum):
+    """Of which samples read something has to arrive; what arrives has to be right in any case."""
+
+    ALL = "all of them, once for each reading"
+    SOME = "some"
+    NONE = "none"
+
+
+class Numbered(Dataset[Any]):
+    """Sample i says by its features who it is; `reads` has what was asked for, in order."""
+
+    def __init__(self, reads: list[int] | None = None, size: int = SIZE, *, first: int = 0, views: int = 0) -> None:
+        self.samples = [(f"class{i % CLASSES}/{i}.png", i % CLASSES) for i in range(first, first + size)]
+        self.reads = reads
+        self.first = first
+        self.views = views
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if self.reads is not None:
+            self.reads.append(self.first + index)
+        if self.views:
+            return self.viewed(index), self.samples[index][1]
+        return features(self.first + index), self.samples[index][1]
+
+    def viewed(self, index: int) -> Any:
+        # What is sent of an embedding is its direction: a longer one is another view of the same sample.
+        return [features(self.first + index) * (1 + view) for view in range(self.views)]
+
+
+class Network(nn.Module):
+    """The classifier sees what the model is given; dropout behind it says whether random numbers are as they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Identity()
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.dropout(self.classifier(self.body(inputs)))  # type: ignore[no-any-return]
+
+
+@dataclass
+class Training:
+    """What a loop is given. `reads` has which samples of followed loaders were read, in order."""
+
+    way: Way
+    mount: Path
+    model: nn.Module = field(default_factory=Network)
+    reads: list[int] = field(default_factory=list)
+    hooks: list[Any] = field(default_factory=list)
+    _optimizer: torch.optim.Optimizer | None = None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        if self._optimizer is None:
+            self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        return self._optimizer
+
+    def data(self, size: int = SIZE, **options: Any) -> Numbered:
+        return Numbered(self.reads, size, **options)
+
+    def drawing(self, dataset: Any, seed: int = 3) -> dict[str, Any]:
+        """How the loader of a data set draws: shuffled, or by a sampler of ours."""
+        if self.way.sampled:
+            return {"sampler": SpiderSampler(len(dataset), seed=seed)}
+        return {"shuffle": True, "generator": torch.Generator().manual_seed(seed)}
+
+    def loader(self, dataset: Any = None, size: int = 8, **options: Any) -> DataLoader[Any]:
+        dataset = self.data() if dataset is None else dataset
+        if "sampler" not in options and "batch_sampler" not in options:
+            options = self.drawing(dataset) | options
+        if "batch_sampler" not in options:
+            options["batch_size"] = size
+        return DataLoader(dataset, **options)
+
+    def follow(self, loader: Any, model: nn.Module | None = None, **options: Any) -> Any:
+        """The line of ours in the script."""
+        if self.way is Way.PLAN:
+            options = {name: options[name] for name in ("samples", "split") if name in options}
+            self.hooks.append(trainer_hook.plan(self.mount, loader, **options))
+        elif self.way in (Way.ATTACH, Way.ATTACH_SAMPLER):
+            self.hooks.append(trainer_hook.attach(self.mount, model or self.model, loader, **options))
+        return loader
+
+    def step(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def epoch_end(self, accuracy: float | None = None) -> None:
+        for hook in self.hooks:
+            if self.way is not Way.PLAN:
+                hook.epoch_end(accuracy)
+
+    def close(self) -> None:
+        for hook in self.hooks:
+            hook.close()
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`sent` is what has to arrive of a training that is attached; `unmended` are ways that are known to fail."""
+
+    run: Callable[[Training], None]
+    sent: Sent = Sent.ALL
+    ways: Sequence[Way] = tuple(Way)
+    unmended: Sequence[Way] = ()
+
+
+# -- one forward a batch
+
+
+def plain(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            t.step(cross_entropy(t.model(inputs), labels))
+        t.epoch_end(0.5)
+
+
+def autocast(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = cross_entropy(t.model(inputs), labels)
+            t.step(loss)
+
+
+def on_a_device(t: Training) -> None:
+    """`clone` for what `.to(device)` does: another tensor with the same content."""
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            t.step(cross_entropy(t.model(inputs.clone()), labels))
+
+
+def augmented(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            t.step(cross_entropy(t.model(inputs * (1 + torch.rand(()))), labels))
+
+
+def next_of_an_iterator(t: Training) -> None:
+    loader = t.follow(t.loader())
+    batches = iter(loader)
+    for _ in range(12):
+        try:
+            inputs, labels = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            inputs, labels = next(batches)
+        t.step(cross_entropy(t.model(inputs), labels))
+
+
+def single_samples(t: Training) -> None:
+    loader = t.follow(t.loader(size=None))  # type: ignore[arg-type]
+    for inputs, label in loader:
+        t.step(cross_entropy(t.model(inputs[None]), torch.tensor([label])))
+
+
+def forked_workers(t: Training) -> None:
+    # Their reads are counted elsewhere.
+    options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
+    loader = t.follow(t.loader(**options))
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            t.step(cross_entropy(t.model(inputs), labels))
+    t.reads += [*range(SIZE)] * EPOCHS
+
+
+def a_loader_for_each_epoch(t: Training) -> None:
+    for _ in range(EPOCHS):
+        loader = t.follow(t.loader())
+        for inputs, labels in loader:
+            t.step(cross_entropy(t.model(inputs), labels))
+        t.epoch_end()
+        for hook in t.hooks:
+            hook.close()
+        t.hooks.clear()
+
+
+# -- parts of a batch
+
+
+def accumulation(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for step, (inputs, labels) in enumerate(loader):
+            cross_entropy(t.model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            if step % 3 == 2:
+                t.optimizer.step()
+                t.optimizer.zero_grad()
+
+
+def _in_parts(t: Training, given: Callable[[Tensor], Tensor], parts: Callable[[Tensor], Sequence[Tensor]]) -> None:
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            inputs = given(inputs)
+            for part, wanted in zip(parts(inputs), parts(labels), strict=True):
+                cross_entropy(t.model(part), wanted).backward()  # type: ignore[no-untyped-call]
+            t.optimizer.step()
+            t.optimizer.zero_grad()
+
+
+def parts(t: Training) -> None:
+    _in_parts(t, lambda inputs: inputs, lambda rows: rows.split(3))
+
+
+def parts_backwards(t: Training) -> None:
+    _in_parts(t, lambda inputs: inputs, lambda rows: rows.split(3)[::-1])
+
+
+def parts_on_a_device(t: Training) -> None:
+    _in_parts(t, torch.clone, lambda rows: [rows[1::2], rows[0::2]])
+
+
+def parts_copied(t: Training) -> None:
+    """Nobody can say which rows a copy of some rows has."""
+    _in_parts(t, lambda inputs: inputs, lambda rows: [part.clone() for part in rows.split(3)])
+
+
+def part_of_a_batch(t: Training) -> None:
+    """Hard samples only, whichever those are."""
+    loader = t.follow(t.loader())
+    for inputs, labels in loader:
+        chosen = torch.randperm(len(inputs))[:4]
+        t.step(cross_entropy(t.model(inputs[chosen]), labels[chosen]))
+
+
+# -- several forwards a batch
+
+
+def r_drop(t: Training) -> None:
+    _r_drop(t, lambda inputs: inputs)
+
+
+def r_drop_on_a_device(t: Training) -> None:
+    _r_drop(t, torch.clone)
+
+
+def _r_drop(t: Training, given: Callable[[Tensor], Tensor]) -> None:
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            inputs = given(inputs)
+            one, other = t.model(inputs), t.model(inputs)
+            apart = kl_div(one.log_softmax(1), other.softmax(1), reduction="batchmean")
+            t.step(cross_entropy(one, labels) + cross_entropy(other, labels) + apart)
+
+
+def sam(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            cross_entropy(t.model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                moves = [(weight, 0.05 * weight.grad) for weight in t.model.parameters() if weight.grad is not None]
+                for weight, move in moves:
+                    weight.add_(move)
+            t.optimizer.zero_grad()
+            loss = cross_entropy(t.model(inputs), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                for weight, move in moves:
+                    weight.sub_(move)
+            t.optimizer.step()
+            t.optimizer.zero_grad()
+
+
+def two_views(t: Training) -> None:
+    loader = t.follow(t.loader(t.data(views=2)))
+    for _ in range(EPOCHS):
+        for (one, other), labels in loader:
+            t.step(cross_entropy(t.model(one), labels) + cross_entropy(t.model(other), labels))
+
+
+def two_views_in_one_forward(t: Training) -> None:
+    """Twice as many rows as samples, of which nobody can say how they lie."""
+    loader = t.follow(t.loader(t.data(views=2)))
+    for (one, other), labels in loader:
+        t.step(cross_entropy(t.model(torch.cat([one, other])), torch.cat([labels, labels])))
+
+
+def two_views_on_a_device(t: Training) -> None:
+    """Nobody can say that both are of the batch."""
+    loader = t.follow(t.loader(t.data(views=2)))
+    for (one, other), labels in loader:
+        one, other = one.clone(), other.clone()
+        t.step(cross_entropy(t.model(one), labels) + cross_entropy(t.model(other), labels))
+
+
+def adversarial(t: Training) -> None:
+    """What is made up comes first, and has as many rows."""
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            made_up = torch.randn(len(inputs), WIDTH)
+            t.step(t.model(made_up).square().mean() + cross_entropy(t.model(inputs), labels))
+
+
+def adversarial_on_a_device(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for inputs, labels in loader:
+        made_up = torch.randn(len(inputs), WIDTH)
+        t.step(t.model(made_up).square().mean() + cross_entropy(t.model(inputs.clone()), labels))
+
+
+# -- several loaders
+
+
+def zipped_with_unlabelled(t: Training) -> None:
+    loader = t.follow(t.loader())
+    unlabelled = DataLoader(Numbered(size=SIZE, first=SIZE), 8)
+    for _ in range(EPOCHS):
+        for (inputs, labels), (others, _) in zip(loader, unlabelled, strict=True):
+            calm = t.model(others).softmax(1).square().mean()
+            t.step(cross_entropy(t.model(inputs), labels) + calm)
+
+
+def two_attached(t: Training) -> None:
+    one = t.follow(t.loader(t.data(24)), split="one")
+    other = t.follow(t.loader(t.data(24, first=24)), split="other")
+    for (inputs, labels), (others, wanted) in zip(one, other, strict=True):
+        t.step(cross_entropy(t.model(others), wanted) + cross_entropy(t.model(inputs), labels))
+
+
+def two_attached_on_a_device(t: Training) -> None:
+    one = t.follow(t.loader(t.data(24)), split="one")
+    other = t.follow(t.loader(t.data(24, first=24)), split="other")
+    for (inputs, labels), (others, wanted) in zip(one, other, strict=True):
+        t.step(cross_entropy(t.model(others.clone()), wanted) + cross_entropy(t.model(inputs.clone()), labels))
+
+
+def two_attached_in_turn(t: Training) -> None:
+    one = t.follow(t.loader(t.data(24)), split="one")
+    other = t.follow(t.loader(t.data(24, first=24)), split="other")
+    for _ in range(EPOCHS):
+        for inputs, labels in itertools.chain(one, other):
+            t.step(cross_entropy(t.model(inputs.clone()), labels))
+
+
+def zipped_with_itself(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for (one, labels), (other, wanted) in zip(loader, loader, strict=True):
+        t.step(cross_entropy(t.model(other), wanted) + cross_entropy(t.model(one), labels))
+
+
+def nested(t: Training) -> None:
+    loader = t.follow(t.loader(t.data(16)))
+    for outer, labels in loader:
+        for inner, wanted in loader:
+            t.step(cross_entropy(t.model(inner), wanted))
+        t.step(cross_entropy(t.model(outer), labels))
+
+
+# -- batches that are not trained on, or not at once
+
+
+def early_break(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for step, (inputs, labels) in enumerate(loader):
+            t.step(cross_entropy(t.model(inputs), labels))
+            if step == 3:
+                break
+
+
+def looked_at_first(t: Training) -> None:
+    loader = t.follow(t.loader())
+    shape = next(iter(loader))[0].shape
+    for inputs, labels in loader:
+        assert inputs.shape[1:] == shape[1:]
+        t.step(cross_entropy(t.model(inputs.clone()), labels))
+
+
+def skipped(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for step, (inputs, labels) in enumerate(loader):
+            if step not in (0, 1, 4):
+                t.step(cross_entropy(t.model(inputs), labels))
+
+
+def _ahead(t: Training, ahead: int, given: Callable[[Tensor], Tensor], **options: Any) -> None:
+    loader = t.follow(t.loader(), **options)
+    for _ in range(EPOCHS):
+        waiting: list[Any] = []
+        for inputs, labels in loader:
+            waiting.append((given(inputs), labels))
+            if len(waiting) > ahead:
+                inputs, labels = waiting.pop(0)
+                t.step(cross_entropy(t.model(inputs), labels))
+        for inputs, labels in waiting:
+            t.step(cross_entropy(t.model(inputs), labels))
+
+
+def ahead(t: Training) -> None:
+    _ahead(t, 2, lambda inputs: inputs)
+
+
+def ahead_on_a_device(t: Training) -> None:
+    _ahead(t, 1, torch.clone, lookahead=1)
+
+
+def far_ahead_on_a_device(t: Training) -> None:
+    _ahead(t, 3, torch.clone, lookahead=3)
+
+
+def ahead_on_a_device_unsaid(t: Training) -> None:
+    _ahead(t, 1, torch.clone)
+
+
+def all_at_once(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for inputs, labels in list(loader):
+        t.step(cross_entropy(t.model(inputs), labels))
+
+
+class Damaged(Numbered):
+    """Some images cannot be read."""
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        sample = super().__getitem__(index)
+        if index in (7, 31):
+            raise OSError("cannot identify image file")
+        return sample
+
+
+def _failing(t: Training, given: Callable[[Tensor], Tensor], **options: Any) -> None:
+    loader = t.follow(t.loader(Damaged(t.reads), 4, **options))
+    for _ in range(EPOCHS):
+        batches = iter(loader)
+        while True:
+            try:
+                inputs, labels = next(batches)
+            except StopIteration:
+                break
+            except OSError:
+                continue
+            t.step(cross_entropy(t.model(given(inputs)), labels))
+
+
+def failing_sample(t: Training) -> None:
+    _failing(t, lambda inputs: inputs)
+
+
+def failing_sample_on_a_device(t: Training) -> None:
+    _failing(t, torch.clone)
+
+
+def failing_sample_in_a_worker(t: Training) -> None:
+    _failing(t, torch.clone, num_workers=2, multiprocessing_context="fork")
+
+
+# -- evaluation
+
+
+def validation_in_the_middle(t: Training) -> None:
+    loader, held_out = t.follow(t.loader()), DataLoader(Numbered(size=16), 8)
+    for _ in range(EPOCHS):
+        for step, (inputs, labels) in enumerate(loader):
+            t.step(cross_entropy(t.model(inputs), labels))
+            if step % 3 == 0:
+                t.model.eval()
+                with torch.no_grad():
+                    for others, _ in held_out:
+                        t.model(others)
+                t.model.train()
+        t.epoch_end(0.5)
+
+
+# -- data sets and samplers
+
+
+class Stream(IterableDataset[Any]):
+    """Which sample comes next only the loop knows."""
+
+    def __init__(self, reads: list[int]) -> None:
+        self.data = Numbered(reads)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(SIZE):
+            yield (*self.data[index], index)
+
+
+def iterable(t: Training) -> None:
+    stream = Stream(t.reads)
+    hook = None
+    if t.way is not Way.PLAN:
+        t.follow(None, samples=stream.data.samples)
+        hook = t.hooks[0] if t.hooks else None
+    for _ in range(EPOCHS):
+        for inputs, labels, indices in DataLoader(stream, 8):
+            if hook is not None:
+                hook.batch(indices)
+            t.step(cross_entropy(t.model(inputs), labels))
+
+
+def subset(t: Training) -> None:
+    loader = t.follow(t.loader(Subset(t.data(), [*range(1, SIZE, 2)])), samples=Numbered().samples[1::2])
+    _train(t, loader)
+
+
+def concatenated(t: Training) -> None:
+    _train(t, t.follow(t.loader(ConcatDataset([t.data(20), t.data(30, first=20)]))))
+
+
+def _train(t: Training, loader: Any) -> None:
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            t.step(cross_entropy(t.model(inputs), labels))
+        t.epoch_end()
+
+
+class Reversed(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SIZE - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+class ByClass(Sampler[list[int]]):
+    """A batch sampler that draws bit by bit from the global generator."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(6):
+            yield torch.randperm(SIZE)[:7].tolist()
+
+    def __len__(self) -> int:
+        return 6
+
+
+class Eager(Sampler[list[int]]):
+    """A batch sampler whose `__iter__` draws at once."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(SIZE).reshape(5, 10).tolist())
+
+    def __len__(self) -> int:
+        return 5
+
+
+def own_sampler(t: Training) -> None:
+    _train(t, t.follow(t.loader(sampler=Reversed())))
+
+
+def own_batch_sampler(t: Training) -> None:
+    _train(t, t.follow(t.loader(batch_sampler=ByClass())))
+
+
+def eager_batch_sampler(t: Training) -> None:
+    _train(t, t.follow(t.loader(batch_sampler=Eager())))
+
+
+def batch_sampler(t: Training) -> None:
+    _train(t, t.follow(t.loader(batch_sampler=BatchSampler(torch.utils.data.RandomSampler(range(SIZE)), 6, False))))
+
+
+def break_with_a_generator(t: Training) -> None:
+    """A sampler that draws bit by bit from its own generator."""
+
+    class Bitwise(Sampler[int]):
+        generator = torch.Generator().manual_seed(1)
+
+        def __iter__(self) -> Iterator[int]:
+            for _ in range(SIZE):
+                yield int(torch.randint(SIZE, (), generator=self.generator))
+
+        def __len__(self) -> int:
+            return SIZE
+
+    sampler = Bitwise()
+    sampler.generator = torch.Generator().manual_seed(1)
+    loader = t.follow(t.loader(sampler=sampler))
+    for _ in range(EPOCHS):
+        for step, (inputs, labels) in enumerate(loader):
+            t.step(cross_entropy(t.model(inputs), labels))
+            if step == 3:
+                break
+
+
+# -- models
+
+
+class SequenceFirst(nn.Module):
+    """Scores each step of sequences that lie as (time, batch, features)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.classifier(inputs).mean(0)  # type: ignore[no-any-return]
+
+
+class Sequences(Numbered):
+    """As many steps as a batch has rows, so that nobody can say by the shape which is which."""
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        row, label = super().__getitem__(index)
+        return row.expand(8, WIDTH) * torch.arange(1.0, 9)[:, None], label
+
+
+def sequence_first(t: Training) -> None:
+    t.model = SequenceFirst()
+    loader = t.follow(t.loader(Sequences(t.reads, 48)))
+    for inputs, labels in loader:
+        t.step(cross_entropy(t.model(inputs.transpose(0, 1)), labels))
+
+
+def sequence_first_on_a_device(t: Training) -> None:
+    t.model = SequenceFirst()
+    loader = t.follow(t.loader(Sequences(t.reads, 48)))
+    for inputs, labels in loader:
+        t.step(cross_entropy(t.model(inputs.transpose(0, 1).contiguous()), labels))
+
+
+FOLLOWED = (Way.NOTHING, Way.PLAN, Way.ATTACH)
+HOOKED = (Way.ATTACH, Way.ATTACH_SAMPLER)
+
+LOOPS: dict[str, Loop] = {
+    "plain": Loop(plain),
+    "autocast": Loop(autocast),
+    "on a device": Loop(on_a_device),
+    "augmented": Loop(augmented),
+    "next of an iterator": Loop(next_of_an_iterator),
+    "single samples": Loop(single_samples),
+    "forked workers": Loop(forked_workers),
+    "a loader for each epoch": Loop(a_loader_for_each_epoch),
+    "accumulation": Loop(accumulation),
+    "parts": Loop(parts),
+    "parts backwards": Loop(parts_backwards, unmended=HOOKED),
+    "parts on a device": Loop(parts_on_a_device, unmended=HOOKED),
+    "parts copied": Loop(parts_copied, Sent.NONE, unmended=HOOKED),
+    "part of a batch": Loop(part_of_a_batch, Sent.NONE, unmended=HOOKED),
+    "R-Drop": Loop(r_drop),
+    "R-Drop on a device": Loop(r_drop_on_a_device),
+    "SAM": Loop(sam),
+    "two views": Loop(two_views),
+    "two views in one forward": Loop(two_views_in_one_forward, Sent.NONE),
+    "two views on a device": Loop(two_views_on_a_device, Sent.NONE, unmended=HOOKED),
+    "adversarial": Loop(adversarial, unmended=HOOKED),
+    "adversarial on a device": Loop(adversarial_on_a_device, Sent.NONE, unmended=HOOKED),
+    "zipped with unlabelled": Loop(zipped_with_unlabelled, unmended=HOOKED),
+    "two attached": Loop(two_attached, unmended=HOOKED),
+    "two attached on a device": Loop(two_attached_on_a_device, Sent.NONE, unmended=HOOKED),
+    "two attached in turn": Loop(two_attached_in_turn),
+    "zipped with itself": Loop(zipped_with_itself, ways=FOLLOWED, unmended=(Way.ATTACH,)),
+    "nested": Loop(nested, ways=FOLLOWED, unmended=(Way.ATTACH,)),
+    "early break": Loop(early_break, Sent.SOME),
+    "looked at first": Loop(looked_at_first, Sent.SOME),
+    "skipped": Loop(skipped, Sent.SOME),
+    "ahead": Loop(ahead, unmended=HOOKED),
+    "ahead on a device": Loop(ahead_on_a_device),
+    "far ahead on a device": Loop(far_ahead_on_a_device),
+    "ahead on a device, unsaid": Loop(ahead_on_a_device_unsaid, Sent.NONE, unmended=HOOKED),
+    "all at once": Loop(all_at_once, unmended=HOOKED),
+    "failing sample": Loop(failing_sample, Sent.SOME, unmended=HOOKED),
+    "failing sample on a device": Loop(failing_sample_on_a_device, Sent.SOME, unmended=HOOKED),
+    "failing sample in a worker": Loop(failing_sample_in_a_worker, Sent.SOME, unmended=HOOKED),
+    "validation in the middle": Loop(validation_in_the_middle),
+    "iterable": Loop(iterable, ways=(Way.NOTHING, Way.ATTACH)),
+    "subset": Loop(subset, Sent.SOME),
+    "concatenated": Loop(concatenated),
+    "own sampler": Loop(own_sampler, ways=FOLLOWED),
+    "own batch sampler": Loop(own_batch_sampler, ways=FOLLOWED),
+    "eager batch sampler": Loop(eager_batch_sampler, ways=FOLLOWED),
+    "batch sampler": Loop(batch_sampler, ways=FOLLOWED),
+    "break with a generator": Loop(break_with_a_generator, Sent.SOME, ways=FOLLOWED),
+    "sequence first": Loop(sequence_first, Sent.NONE, unmended=HOOKED),
+    "sequence first on a device": Loop(sequence_first_on_a_device, Sent.NONE, unmended=HOOKED),
+}

@@ -51,7 +51,7 @@ from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
 from spiderfs.permissions import Credentials, Ownership
 from spiderfs.read_ahead import ReadAhead
-from spiderfs.redirects import Redirects
+from spiderfs.redirects import Attached, Redirects
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
@@ -398,7 +398,7 @@ class Filesystem:
         self._counters.add("opens")
         self._counters.add("opens_hit")
         if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
-            wanted = self._redirects.wanted(caller.pid, inode)
+            wanted = self._redirects.wanted(caller.pid, inode) or inode
             self._events.note(inode, 0, OPENED, caller.pid, trainer=reader.number, wanted=wanted)
         return Opened(inode, direct_io=False, large=True)
 
@@ -452,13 +452,18 @@ class Filesystem:
 
     async def _make_local(self, node: Node, caller: Caller) -> Opened:
         trainer, wanted = 0, node.inode
+        believed = None
         if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
             # Now: once this open has been answered, the same caller may have looked up another name.
-            trainer, wanted = reader.number, self._redirects.wanted(caller.pid, node.inode)
+            asked = self._redirects.wanted(caller.pid, node.inode)
+            trainer, wanted = reader.number, asked or node.inode
+            believed = reader if asked is None else None
         started = time.perf_counter()
         fetched = delivery = None
         key = ContentKey(node.inode)
         if node.stat.size and not self._fetcher.stored(key) and not await self._has_come(key):
+            if believed is not None:
+                self._send_back(node, believed, caller)
             delivery = self._deliver(node.inode, node.stat.size, caller)
             try:
                 fetched = await self._fetcher.bring(node, delivery=delivery)
@@ -481,6 +486,20 @@ class Filesystem:
         fetched.when_settled(partial(self._note_fetched, node, caller.pid, trainer, wanted))
         answered = delivery is not None and delivery.done
         return Opened(node.inode, direct_io=False, fetched=fetched.payload, answered=answered)
+
+    def _send_back(self, node: Node, trainer: Attached, caller: Caller) -> None:
+        """Raises Stale if a look-up would give this trainer a stand-in for the file, and there was none.
+
+        The kernel believes a name for its whole TTL, also once it has got a stand-in. Told by an open that what it
+        believes is stale, it looks the name up and opens what it is given; so nothing has to be forgotten beforehand.
+        """
+        if not self._redirects.active:
+            return
+        given = self._redirects.choose(node.inode, trainer, self._at_hand)
+        if given != node.inode and self._fetcher.stored(ContentKey(given)):
+            # Once: who opens without a name (/proc/self/fd) comes back without a look-up, and gets the file itself.
+            self._redirects.note(caller.pid, node.inode, node.inode)
+            raise Stale(f"{os.fsdecode(node.path)} has a stand-in")
 
     async def _has_come(self, key: ContentKey) -> bool:
         """Whether a file that is being fetched has been read, and an open of it answered, already."""

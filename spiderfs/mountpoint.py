@@ -29,9 +29,13 @@ FSTYPE = "fuse.spiderfs"
 MOUNT_TABLE = Path("/proc/self/mountinfo")
 FUSE_DEVICE = Path("/dev/fuse")
 FUSE_CONF = Path("/etc/fuse.conf")
+# Where the system has mounted the file system by which connections are controlled (fusectl).
+FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")
 
-# A stat of a live mount takes 0.1 ms; a mount that needs longer than this is treated as hung.
+# An answer of a live mount takes 0.1 ms; a mount that needs longer than this is treated as hung.
 PROBE_TIMEOUT_S = 2.0
+# Of a mount's root: what it says comes neither from the source nor from what the kernel remembers.
+PROBE_XATTR = "user.spiderfs.client"
 
 # Crashes on one mount point can stack up; a limit keeps a mount that comes back at once from holding us forever.
 MAX_STACKED_MOUNTS = 16
@@ -43,6 +47,10 @@ MAX_SYMLINKS = 40
 MS_NOSUID, MS_NODEV = 2, 4
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
+
+# fsopen(2), fsconfig(2), fsmount(2): numbers of the calls, the same on every architecture, and their flags
+SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 430, 431, 432
+FSOPEN_CLOEXEC, FSCONFIG_CMD_CREATE, FSMOUNT_CLOEXEC = 1, 6, 1
 
 # fusermount3 has no exit codes of its own; these are strerror(3) texts and its own words (fusermount.c).
 FUSERMOUNT_MESSAGES = {
@@ -143,7 +151,7 @@ def is_stale(path: str | Path) -> bool:
     if mount is None:
         return False
     try:
-        within(PROBE_TIMEOUT_S, lambda: _stat(mount.mountpoint))
+        within(PROBE_TIMEOUT_S, lambda: _ask(mount.mountpoint))
     except TimeoutError:
         return False
     except OSError as exc:
@@ -212,6 +220,35 @@ def unmount(path: str | Path, lazy: bool = False) -> None:
     raise MountError(f"cannot unmount {path}: {os.strerror(failure)}; see whether 'umount {path}' says more")
 
 
+def open_abort(path: str | Path) -> int | None:
+    """A descriptor for `abort` of the connection of the mount at this path; None where this user cannot have one.
+
+    It means this connection for good, also once another one has its number, and keeps nothing mounted or in use.
+    """
+    on_top = mounted_at(path)
+    if on_top is None:
+        return None
+    name = f"{on_top.device.partition(':')[2]}/abort"
+    with contextlib.suppress(OSError):
+        return os.open(FUSE_CONNECTIONS / name, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        directory = _detached_fusectl()
+    except OSError:
+        return None
+    try:
+        return os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return None
+    finally:
+        os.close(directory)
+
+
+def abort(connection: int) -> None:
+    """End a connection: requests end with an error, and none is taken any more; nothing if it has ended."""
+    with contextlib.suppress(OSError):
+        os.write(connection, b"1")
+
+
 def check_fuse_available(allow_other: bool = False) -> None:
     """Raise MountError where this machine, or this user, cannot mount through FUSE."""
     if not FUSE_DEVICE.exists():
@@ -235,8 +272,9 @@ def check_fuse_available(allow_other: bool = False) -> None:
             )
 
 
-def _stat(path: Path) -> None:
-    os.stat(path)
+def _ask(path: Path) -> None:
+    """Ask the daemon of the mount at this path; what stat(2) says, the kernel may know without it."""
+    os.getxattr(path, PROBE_XATTR)
 
 
 def _unescape(field: bytes) -> str:
@@ -278,6 +316,24 @@ def _fusermount_mount(path: Path, source: str, options: list[str]) -> int:
         _, (descriptor,), _, _ = socket.recv_fds(ours, 1, 1)
     os.set_inheritable(descriptor, False)
     return descriptor
+
+
+def _detached_fusectl() -> int:
+    """A directory of the connections that is mounted nowhere, for root; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(*arguments: object) -> int:
+        result: int = libc.syscall(*arguments)
+        if result < 0:
+            raise OSError(ctypes.get_errno(), "fusectl")
+        return result
+
+    context = call(SYS_FSOPEN, b"fusectl", FSOPEN_CLOEXEC)
+    try:
+        call(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+        return call(SYS_FSMOUNT, context, FSMOUNT_CLOEXEC, 0)
+    finally:
+        os.close(context)
 
 
 def _umount2(path: Path, lazy: bool) -> int:

@@ -208,8 +208,8 @@ class Redirects:
         """Remember, for the open that follows, what the thread had asked for: to be called at each of its look-ups."""
         self._reads.put(thread, wanted, given, self._clock())
 
-    def wanted(self, thread: int, given: int) -> int:
-        """What a thread that opens `given` had asked for."""
+    def wanted(self, thread: int, given: int) -> int | None:
+        """What a thread that opens `given` had asked for; None if it has not asked: the kernel knew the name."""
         return self._reads.take(thread, given, self._clock() - NOTED_S)
 
 
@@ -233,14 +233,14 @@ class PendingReads:
     def put(self, thread: int, wanted: int, given: int, now: float) -> None:
         self._SLOT.pack_into(self._map, self._at(thread), thread, wanted, given, now)
 
-    def take(self, thread: int, given: int, since: float) -> int:
-        """What was wanted by a look-up that was noted no earlier than `since`, or else `given` itself."""
+    def take(self, thread: int, given: int, since: float) -> int | None:
+        """What was wanted by a look-up that was given `given`, and was noted no earlier than `since`."""
         at = self._at(thread)
         noted, wanted, was_given, when = self._SLOT.unpack_from(self._map, at)
         if noted != thread:
-            return given
+            return None
         self._SLOT.pack_into(self._map, at, 0, 0, 0, 0.0)
-        return int(wanted) if was_given == given and when >= since else given
+        return int(wanted) if was_given == given and when >= since else None
 
     def _at(self, thread: int) -> int:
         return thread % self._SLOTS * self._SLOT.size

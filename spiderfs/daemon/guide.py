@@ -29,8 +29,6 @@ from spiderfs.daemon.dataset import Dataset, delete_older_scores, inodes_of, lea
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.pinboard import Pinboard
 from spiderfs.daemon.trainer import SampleList, Trainer
-from spiderfs.errors import Stale
-from spiderfs.fuse.session import forget_name
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
 from spiderfs.process_table import started_at
@@ -330,7 +328,7 @@ class Guide:
         self._records.put(redirect_row(dataset, wanted, None) for wanted, dataset, _ in redirect_rows(self._records))
 
     async def publish_redirects(self) -> None:
-        """Let workers know what has changed, and the kernel for which names it must ask again.
+        """Let workers know what has changed; the kernel finds out when it opens what it believes (`filesystem.py`).
 
         One at a time: two batches of changes must reach the table in the order in which they were drawn.
         """
@@ -343,32 +341,13 @@ class Guide:
         changes = policy.redirects_changed() if policy is not None else []
         if not changes:
             return
-        rows, names = [], []
+        rows = []
         for digest, wanted, given in changes:
             assert isinstance(wanted, int)
             assert given is None or isinstance(given, int)
             if digest in self.datasets:
                 rows.append(redirect_row(self.datasets[digest].number, wanted, given))
-                if given is not None:
-                    names.append(wanted)
         await trio.to_thread.run_sync(self._records.put, rows)
-        await trio.to_thread.run_sync(self._forget, [self._name_of(inode) for inode in names])
-
-    def _name_of(self, inode: int) -> tuple[int, bytes] | None:
-        try:
-            return self._catalogue.parent_of(self._catalogue.node(inode).path)
-        except Stale:
-            return None
-
-    @staticmethod
-    def _forget(names: list[tuple[int, bytes] | None]) -> None:
-        for name in names:
-            if name is not None:
-                try:
-                    forget_name(*name)
-                except OSError as exc:
-                    log.debug("the kernel keeps a name: %s", exc)
-                    return
 
     async def described(self, dataset: Dataset, sample: int) -> list[tuple[str, str]] | None:
         """What people may want to know of a list's scoring; None before anything was scored.

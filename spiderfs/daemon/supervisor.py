@@ -1,7 +1,8 @@
 """The supervisor: mounts, forks workers and a manager, and starts again what dies. It does nothing else.
 
 It holds the FUSE descriptor and never answers a request, so it has no reason to die itself; if it is killed, the kernel
-kills its children (PR_SET_PDEATHSIG), the last descriptor is closed, readers get ENOTCONN and the next mount cleans up.
+kills its children (PR_SET_PDEATHSIG), the guard ends the connection (`guard.py`), readers get ENOTCONN and the next
+mount cleans up.
 
 What it does when a child ends:
     worker, exit 0              the file system was unmounted: stop everything
@@ -39,6 +40,7 @@ from spiderfs.daemon.context import (
     create_context,
     publish_options,
 )
+from spiderfs.daemon.guard import Guard
 from spiderfs.daemon.manager import manage
 from spiderfs.daemon.worker import work
 from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt
@@ -51,6 +53,9 @@ log = logging.getLogger(__name__)
 # After an unmount: how long open handles go on being served, and how long the manager may take to save.
 DRAIN_S = 5.0
 SAVE_S = 10.0
+# How long the end of a killed process is waited for. One that has not ended by then waits in the kernel: for answers of
+# the mount, which the end of the connection ends, or for a source or a disk that hangs.
+KILLED_S = 5.0
 # Children that die more often than this are not worth starting again.
 DEATHS, DEATHS_WITHIN_S = 20, 60.0
 READY_POLL_S = 0.002
@@ -119,27 +124,42 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     # Blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     descriptor = session.mount(options.mountpoint, os.fspath(options.source), options.allow_other)
-    Supervisor(context, descriptor, log_place).run(report)
+    connection = mountpoint.open_abort(options.mountpoint)
+    Supervisor(context, descriptor, connection, log_place).run(report)
 
 
 class Supervisor:
-    def __init__(self, context: MountContext, descriptor: int, log_place: str) -> None:
+    def __init__(self, context: MountContext, descriptor: int, connection: int | None, log_place: str) -> None:
+        """`descriptor`: of /dev/fuse. `connection`: see `mountpoint.open_abort`."""
         self._log_place = log_place
         self._context = context
         self._descriptor = descriptor
+        self._connection = connection
+        self._guard = None if connection is None else Guard(connection)
         self._counters = context.row(SUPERVISOR_ROW)
         self._children: dict[int, int] = {}  # pid -> worker index, or _MANAGER
         self._deaths: deque[float] = deque(maxlen=DEATHS)
         self._crashes: deque[float] = deque(maxlen=CRASHES)
         self._manager_due: float | None = None
+        self._ready = False
 
     def run(self, report: Callable[[str], None]) -> None:
-        """Serve until unmounted or told to stop; children and mount are gone when this returns."""
+        """Serve until unmounted or told to stop; children and mount are gone when this returns.
+
+        If it raises once the mount was ready, the mount stays and answers ENOTCONN: whoever reads it must not take the
+        empty directory underneath for an empty data set.
+        """
+        failed = True
         try:
             self._start_all()
             self._watch(report)
+            failed = False
         finally:
             notify_systemd("STOPPING=1")
+            if failed and self._ready:
+                self._disconnect()
+            else:
+                self._unmount()
             self._stop()
 
     def _start_all(self) -> None:
@@ -159,6 +179,7 @@ class Supervisor:
         if os.getppid() != supervisor:
             os._exit(1)
         if index == _MANAGER:
+            session.leave()
             _live(partial(manage, self._context))
         _live(partial(work, self._context, self._descriptor, index))
 
@@ -176,13 +197,14 @@ class Supervisor:
 
     def _watch(self, report: Callable[[str], None]) -> None:
         """`report` is called when all children are at work; one that cannot begin ends the mount."""
-        ready = False
         while True:
-            if not ready and self._context.counters.totals()["process_starts"] >= len(self._children):
-                ready = True
+            if not self._ready and self._context.counters.totals()["process_starts"] >= len(self._children):
+                self._ready = True
                 report("")
                 notify_systemd("READY=1")
-            pause_s = READY_POLL_S if not ready else 0.25 if self._manager_due else 5.0
+            pause_s = READY_POLL_S if not self._ready else 0.25 if self._manager_due else 5.0
+            if self._guard is not None:
+                self._guard.keep()
             received = signal.sigtimedwait(_SIGNALS, pause_s)
             if received and received.si_signo in (signal.SIGTERM, signal.SIGINT):
                 log.info("told to stop by signal %d", received.si_signo)
@@ -196,7 +218,7 @@ class Supervisor:
                 who = "the manager" if index == _MANAGER else f"worker {index}"
                 log.warning("%s ended (%s)", who, f"signal {-status}" if status < 0 else f"exit {status}")
             damaged = any(self._store_is_damaged(status) for _, status in ended)
-            if ended and not ready and not damaged:
+            if ended and not self._ready and not damaged:
                 raise MountError(f"a process of the mount ended before it could begin: {self._log_place} says why")
             if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WITHIN_S:
                 raise MountError(f"{DEATHS} processes died within a minute: giving up, {self._log_place} says why")
@@ -243,7 +265,7 @@ class Supervisor:
     def _rebuild(self) -> None:
         """Start over with an empty store; requests in flight are answered by the new workers."""
         log.warning("the cache is damaged and is built anew")
-        self._end_children(signal.SIGKILL, 0)
+        self._end_children(signal.SIGKILL, KILLED_S)
         environment.wipe(self._context.directories.store)
         self._counters.add("store_rebuilds")
         self._manager_due = None
@@ -253,16 +275,22 @@ class Supervisor:
     # -- the end
 
     def _stop(self) -> None:
-        self._unmount()
         workers = [pid for pid, index in self._children.items() if index != _MANAGER]
         self._await(workers, DRAIN_S)
-        self._end_children(signal.SIGKILL, 0, workers)
+        self._disconnect()
+        self._end_children(signal.SIGKILL, KILLED_S, workers)
         self._end_children(signal.SIGTERM, SAVE_S)
         try:
             environment.release(self._context.directories.store)
         except OSError as exc:
             log.warning("the cache could not be written to disk (%s): it is built anew after a power loss", exc)
         self._context.source.close()
+
+    def _disconnect(self) -> None:
+        """Readers get an error from now on, whatever becomes of the children; without `abort`, once these end."""
+        if self._connection is not None:
+            mountpoint.abort(self._connection)
+        session.leave()
 
     def _unmount(self) -> None:
         path = self._context.options.mountpoint
@@ -282,19 +310,24 @@ class Supervisor:
         going = [pid for pid in (self._children if pids is None else pids) if pid in self._children]
         for pid in going:
             os.kill(pid, number)
-        if number != signal.SIGKILL:
-            self._await(going, patience_s)
-            self._end_children(signal.SIGKILL, 0, going)
+        if self._await(going, patience_s):
             return
-        while any(pid in self._children for pid in going):
-            pid, _ = os.waitpid(-1, 0)
-            self._children.pop(pid, None)
+        if number != signal.SIGKILL:
+            self._end_children(signal.SIGKILL, KILLED_S, going)
+            return
+        for pid in going:
+            if self._children.pop(pid, None) is not None:
+                log.warning("process %d cannot be killed: it waits in the kernel, for the source or a disk", pid)
 
-    def _await(self, pids: list[int], patience_s: float) -> None:
+    def _await(self, pids: list[int], patience_s: float) -> bool:
+        """Whether all of these children have ended, after `patience_s` at the latest."""
         deadline = time.monotonic() + patience_s
-        while any(pid in self._children for pid in pids) and time.monotonic() < deadline:
+        while any(pid in self._children for pid in pids):
+            if time.monotonic() >= deadline:
+                return False
             self._reap()
             time.sleep(0.005)
+        return True
 
 
 def _live(main: Callable[[], Awaitable[None]]) -> NoReturn:

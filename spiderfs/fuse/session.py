@@ -75,7 +75,10 @@ def mount(at: Path, source: str, allow_other: bool) -> int:
 
 def leave() -> None:
     """For a process that does not answer the kernel: the mount must not live for as long as it does."""
-    os.close(_descriptor)
+    global _descriptor
+    if _descriptor >= 0:
+        os.close(_descriptor)
+        _descriptor = -1
 
 
 def resend(descriptor: int) -> bool:
@@ -87,12 +90,6 @@ def resend(descriptor: int) -> bool:
             return False
         raise
     return True
-
-
-def forget_name(parent: int, name: bytes) -> None:
-    """Make the kernel ask again for a name; does nothing if it does not know it. May block: call it in a thread."""
-    with contextlib.suppress(FileNotFoundError):
-        os.write(_descriptor, wire.forget_name(parent, name))
 
 
 def store(inode: int, content: bytes) -> None:

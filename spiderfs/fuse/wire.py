@@ -45,7 +45,6 @@ _ENTRY = struct.Struct("<QQQQII" + _ATTR.format[1:])
 _ATTR_OUT = struct.Struct("<QIxxxx" + _ATTR.format[1:])
 _DIRENT = struct.Struct("<QQII")
 _STORE = struct.Struct("<QQII")  # fuse_notify_store_out: inode, offset, size, padding
-_INVAL_ENTRY = struct.Struct("<QII")
 _DIRENT_PLUS_BYTES = _ENTRY.size + _DIRENT.size
 
 # The largest write, and what a buffer for requests must hold: no other request is longer.
@@ -97,7 +96,6 @@ class Opcode(IntEnum):
 class Notice(IntEnum):
     """What is told to the kernel unasked: an out header without a request, with this where an error would be."""
 
-    INVAL_ENTRY = 3
     STORE = 4
     RESEND = 7
 
@@ -236,11 +234,6 @@ def answered(unique: int, body: bytes) -> bytes:
 
 def resend() -> bytes:
     return OUT_HEADER.pack(OUT_HEADER.size, Notice.RESEND, 0)
-
-
-def forget_name(parent: int, name: bytes) -> bytes:
-    body = _INVAL_ENTRY.pack(parent, len(name), 0) + name + b"\0"
-    return OUT_HEADER.pack(OUT_HEADER.size + len(body), Notice.INVAL_ENTRY, 0) + body
 
 
 def store(inode: int, size: int) -> bytes:

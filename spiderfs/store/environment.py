@@ -216,8 +216,8 @@ def is_sound(path: Path, walk_s: float = math.inf) -> bool:
         if pid:
             return status == 0
         time.sleep(0.002)
+    # Not waited for: it may wait for the disk in the kernel. Whoever reaps children meets it.
     os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
     return False
 
 

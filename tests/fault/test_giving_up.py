@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -9,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mounting import eventually, mounted, mounts_at
+import pytest
+from mounting import PATIENCE_S, detach, eventually, mounted, mounts_at
 
 SPIDERFS = Path(sys.executable).with_name("spiderfs")
 # Less than LMDB's map, so that no process can open the store.
@@ -48,5 +50,11 @@ def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(tmp_path: Path) -> 
             os.kill(worker, signal.SIGKILL)
             if deaths < 20:
                 eventually(lambda worker=worker: mount.workers() != [worker], what="another worker")
-        eventually(lambda: mounts_at(mount.point) == 0, what="the mount to be gone")
-        eventually(lambda: mount.logged("giving up"), what="the reason in the log")
+        assert mount.supervisor.ended(PATIENCE_S)
+        assert mount.logged("giving up")
+        # Whoever reads it must not take the empty directory underneath for an empty data set.
+        for look in (os.listdir, os.statvfs):
+            with pytest.raises(OSError) as caught:  # noqa: PT011
+                look(mount.point)
+            assert caught.value.errno == errno.ENOTCONN
+        detach(mount.point)

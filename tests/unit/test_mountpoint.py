@@ -94,7 +94,7 @@ def test_a_dead_mount_is_cleaned(mounted: Path, monkeypatch: pytest.MonkeyPatch)
         unmounted.append((path, lazy))
         mountpoint.MOUNT_TABLE.write_text("")
 
-    monkeypatch.setattr(mountpoint, "_stat", gone)
+    monkeypatch.setattr(mountpoint, "_ask", gone)
     monkeypatch.setattr(mountpoint, "unmount", unmount)
     mountpoint.check_mountable(mounted)
     assert mountpoint.clean_stale(mounted)
@@ -103,7 +103,7 @@ def test_a_dead_mount_is_cleaned(mounted: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_hung_mount_hangs_nobody(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr(mountpoint, "_stat", lambda path: released.wait(30))
+    monkeypatch.setattr(mountpoint, "_ask", lambda path: released.wait(30))
     monkeypatch.setattr(mountpoint, "PROBE_TIMEOUT_S", 0.01)
     try:
         with pytest.raises(MountError, match="already shows"):

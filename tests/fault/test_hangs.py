@@ -1,0 +1,216 @@
+"""A source that hangs holds up only those who wait for it, and nothing of a mount outlives its supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mounting import PATIENCE_S, Mounted, children, eventually, mounted, mounts_at, run_spiderfs
+from reading import digest, readers, together
+
+CLASSES, EACH = 3, 40
+CLEANED = "took away what a crash had left mounted"
+# What nobody waits for takes milliseconds; two busy cores may add seconds. The pending look-up takes 30 s.
+QUICK_S = 5.0
+
+# Trains without reading: new embeddings of random samples make new hubs, and so new redirects, with every batch.
+_TRAINER = r"""
+import json, os, sys, select, time
+from pathlib import Path
+import numpy as np
+from spiderfs.protocol import Batch, Hello
+from trainer_hook.client import Client, Declaration
+from trainer_hook.mounts import socket_finder
+
+point = Path(sys.argv[1])
+names = sorted(str(path.relative_to(point)) for path in point.glob("train/*/*"))
+labels = np.array([int(name.split("/")[1]) for name in names], np.int32)
+client = Client(socket_finder(point, None), Hello("test"))
+client.declare(Declaration("train", "train", [os.fsencode(name) for name in names], labels))
+rng = np.random.default_rng(1)
+number = 0
+print("training", flush=True)
+while not select.select([0], [], [], 0.01)[0]:
+    chosen = rng.choice(len(names), 16, replace=False).astype(np.uint32)
+    vectors = (np.eye(8)[labels[chosen]] + 0.05 * rng.standard_normal((16, 8))).astype(np.float16)
+    made = Batch("train", 0, number, chosen, vectors, None)
+    client.batch(lambda: made)
+    number += 1
+# All names were opened before there was a trainer, so the kernel believes what they mean.
+said, label_of = (point / ".spiderfs/redirects").read_text(), dict(zip(names, labels.tolist()))
+given = {name: (point / name).read_bytes().split(b"\n")[0].decode() for name in names}
+print(json.dumps({"redirects": said, "given": given}), flush=True)
+client.close()
+"""
+
+
+# Reads a listing as ls(1) does, but without a stat of the directory, which the source has to answer.
+_LIST = """
+import ctypes, os, sys
+libc, names = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(1 << 16)
+assert libc.getdents64(os.open(sys.argv[1], os.O_RDONLY), names, len(names)) > 0, os.strerror(ctypes.get_errno())
+"""
+
+
+@contextlib.contextmanager
+def program(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def threads_of(pid: int) -> list[str]:
+    """The states of a process's threads that have not ended: of one whose first thread has ended too."""
+    states = []
+    with contextlib.suppress(OSError):
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return [state for state in states if state not in "ZX"]
+
+
+def descendants(pid: int) -> list[int]:
+    found = children(pid)
+    return found + [further for child in found for further in descendants(child)]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    for label in range(CLASSES):
+        (source / "train" / str(label)).mkdir(parents=True)
+        for number in range(EACH):
+            (source / "train" / str(label) / f"{number:03d}").write_bytes(f"{label} {number}\n".encode() * 400)
+    return source
+
+
+def digests(source: Path, names: list[str]) -> dict[str, str]:
+    return {name: digest((source / name).read_bytes()) for name in names}
+
+
+def redirects(mount: Mounted) -> str:
+    with contextlib.suppress(BlockingIOError):
+        return mount.control("redirects").read_text()
+    return ""
+
+
+def seconds_of(*command: str | Path) -> float:
+    began = time.monotonic()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE_S)
+    return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def training_over_a_hanging_source(mount: Mounted) -> Iterator[subprocess.Popen[str]]:
+    """A trainer whose redirects change, and in each of its directories a look-up that waits for the source."""
+    for path in sorted(mount.point.glob("train/*/*")):
+        path.read_bytes()
+    with program(sys.executable, "-c", _TRAINER, mount.point) as trainer, contextlib.ExitStack() as waiting:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "training\n"
+        eventually(lambda: redirects(mount), what="redirects")
+        mount.change("source.hang", "on")
+        for label in range(CLASSES):
+            waiting.enter_context(program("stat", mount.point / "train" / str(label) / "unknown"))
+        before = redirects(mount)
+        eventually(lambda: redirects(mount) != before, what="other redirects")
+        yield trainer
+
+
+OPTIONS = {"capacity": 200_000, "ttl": "1h", "dir_ttl": "1h", "substitute_when": "miss"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_pending_look_up_holds_up_nobody_who_knows_the_names(source: Path, tmp_path: Path, workers: int) -> None:
+    options = {**OPTIONS, "workers": workers}
+    with mounted(source, tmp_path / "m", **options) as mount, training_over_a_hanging_source(mount) as trainer:
+        for _ in range(3):
+            for label in range(CLASSES):
+                assert seconds_of(sys.executable, "-c", _LIST, mount.point / "train" / str(label)) < QUICK_S
+        # What is cached must stay so while it is read.
+        trainer.send_signal(signal.SIGSTOP)
+        cached: list[str] = []
+        while cached != (cached := mount.control("cache").read_text().splitlines()):
+            time.sleep(0.1)
+        assert cached
+        assert seconds_of("cat", *(mount.point / line.split()[-1] for line in cached)) < QUICK_S
+        trainer.send_signal(signal.SIGCONT)
+        mount.change("source.hang", "off")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_supervisor_killed_while_a_look_up_is_pending_leaves_nothing(
+    source: Path, tmp_path: Path, workers: int
+) -> None:
+    cache = tmp_path / "cache"
+    with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED], **OPTIONS) as mount:
+        pids = descendants(mount.supervisor.pid)
+        with training_over_a_hanging_source(mount), contextlib.ExitStack() as waiting:
+            listing = waiting.enter_context(program("ls", mount.point / "train" / "0"))
+            mount.supervisor.signal(signal.SIGKILL)
+            assert listing.wait(QUICK_S) is not None
+            eventually(lambda: not any(threads_of(pid) for pid in pids), QUICK_S, "the end of all threads")
+            with pytest.raises(OSError) as caught:  # noqa: PT011
+                os.statvfs(mount.point)
+            assert caught.value.errno == errno.ENOTCONN
+        with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as again:
+            assert mounts_at(again.point) == 1
+            names = [f"train/0/{number:03d}" for number in range(EACH)]
+            with readers(1, again.point, digests(source, names), rounds=1) as one:
+                seen = together(one)
+            assert (seen.wrong, seen.errors) == ([], [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
+    source: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    with mounted(source, tmp_path / "m", allowed=["is in use: detached"], **OPTIONS) as mount:
+        pids = descendants(mount.supervisor.pid)
+        with training_over_a_hanging_source(mount):
+            mount.stop(number)
+            assert not any(threads_of(pid) for pid in pids)
+        assert run_spiderfs("status").returncode == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_name_that_the_kernel_believes_is_given_its_stand_in_all_the_same(
+    source: Path, tmp_path: Path, workers: int
+) -> None:
+    with mounted(source, tmp_path / "m", workers=workers, **OPTIONS) as mount:
+        for path in sorted(mount.point.glob("train/*/*")):
+            path.read_bytes()
+        with program(sys.executable, "-c", _TRAINER, mount.point) as trainer:
+            assert trainer.stdin is not None
+            assert trainer.stdout is not None
+            assert trainer.stdout.readline() == "training\n"
+            eventually(lambda: len(redirects(mount).splitlines()) > EACH // 2, what="redirects")
+            looked_up = mount.metric("lookups")
+            trainer.stdin.close()
+            said = json.loads(trainer.stdout.readline())
+        given = {name: found for name, found in said["given"].items() if found != _content_of(name)}
+        assert given
+        assert all(name.split("/")[1] == found.split()[0] for name, found in given.items()), "another label"
+        assert mount.metric("redirects") == len(given)
+        # The kernel has asked for what it was sent back for, with the directories above, and for those that had a
+        # stand-in when it was told of them.
+        assert mount.metric("lookups") > looked_up
+        # Everybody else gets what they ask for, by the names that the trainer was sent back for.
+        for name in given:
+            assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+
+
+def _content_of(name: str) -> str:
+    _, label, number = name.split("/")
+    return f"{label} {int(number)}"

@@ -25,7 +25,7 @@ from spiderfs.catalogue import Node
 from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.fetch_lock import FetchLock
-from spiderfs.landing import GATHER_S, Landing, Outcome
+from spiderfs.landing import ENTRY_BYTES, GATHER_S, Landing, Outcome
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
@@ -75,7 +75,7 @@ class Episode:
 
 
 class Transit:
-    """The most recently fetched payloads, bounded in bytes."""
+    """The most recently fetched payloads, bounded in the bytes of memory that they take."""
 
     def __init__(self, limit_bytes: int = TRANSIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -86,11 +86,16 @@ class Transit:
         return self._payloads.get(key)
 
     def put(self, key: ContentKey, payload: bytes) -> None:
-        self._bytes += len(payload) - len(self._payloads.pop(key, b""))
+        replaced = self._payloads.pop(key, None)
+        self._bytes += _taken(payload) - (0 if replaced is None else _taken(replaced))
         self._payloads[key] = payload
         while self._bytes > self._limit_bytes and len(self._payloads) > 1:
             _, oldest = self._payloads.popitem(last=False)
-            self._bytes -= len(oldest)
+            self._bytes -= _taken(oldest)
+
+
+def _taken(payload: bytes) -> int:
+    return len(payload) + ENTRY_BYTES
 
 
 class Fetched:

@@ -68,6 +68,8 @@ STALE_TTL_S = 1.0
 # NAME_MAX of limits.h; FUSE alone would let names of up to 1,024 bytes through.
 NAME_MAX = 255
 XATTR_PREFIX = "user.spiderfs."
+# Keys of blocks have 32 bits: what could have more of them (some sparse file of 4 PiB) is not cached at all.
+MOST_CACHED_BYTES = ((1 << 32) - 1) * BLOCK_BYTES
 # Directories whose listing the kernel may keep; forgetting one costs a reading of its names.
 _LISTINGS_KEPT = 65536
 # An event for each block of 1 MiB: who opens a large file for every sample in it, or one of terabytes, must not fill
@@ -541,6 +543,8 @@ class Filesystem:
         end = min(offset + size, node.stat.size)
         if offset >= end:
             return b""
+        if node.stat.size > MOST_CACHED_BYTES:
+            return await self._read_past_cache(node, offset, end - offset)
         pieces = []
         blocks = range(offset // BLOCK_BYTES + 1, (end - 1) // BLOCK_BYTES + 2)
         # Of the whole READ, whatever it has to wait for.
@@ -553,6 +557,18 @@ class Filesystem:
             pieces.append(piece if first + BLOCK_BYTES >= end else bytes(piece))
         self._counters.add("read_bytes", end - offset)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _read_past_cache(self, node: Node, offset: int, size: int) -> bytes:
+        started = time.perf_counter()
+        try:
+            piece = await self._client.read(node.path, offset, size, node.version)
+        except (SourceNotFound, SourceChanged) as exc:
+            raise await self._stale(node) from exc
+        self._counters.add("origin_reads")
+        self._counters.add("origin_bytes", size)
+        self._counters.add("read_bytes", size)
+        self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
+        return piece
 
     async def _block(self, node: Node, block: int, offset: int, size: int, patience: Patience | None) -> memoryview:
         self._counters.add("block_reads")

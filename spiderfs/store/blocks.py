@@ -40,7 +40,9 @@ log = logging.getLogger(__name__)
 
 # fallocate(2)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# What a file system says of a place that none of its files reaches: ext4 ends at 16 TiB, vfat at 4 GiB.
+_TOO_FAR = (errno.EFBIG, errno.EOVERFLOW, errno.EINVAL)
 # Descriptors that are kept to read from; opening a file takes 5 us.
 _OPEN_FILES = 64
 # struct stat counts blocks of this size (stat(2)).
@@ -127,22 +129,26 @@ class BlockFiles:
     # -- writing
 
     @contextlib.contextmanager
-    def writing(self, blocks: Iterable[tuple[ContentKey, bytes]]) -> Iterator[None]:
+    def writing(self, blocks: Iterable[tuple[ContentKey, bytes]]) -> Iterator[set[ContentKey]]:
         """Write the bytes first, and keep them from being freed until the end, when their records are committed.
 
+        Gives the blocks that lie farther in than this file system's files reach: it may have room for all others.
         Raises StoreFull, StoreError; what had been written by then has to be freed.
         """
         held: dict[int, int] = {}
+        too_far = set()
         try:
             with _translated():
                 for key, payload in blocks:
-                    self._write(held, key, payload)
-            yield
+                    if not self._write(held, key, payload):
+                        too_far.add(key)
+            yield too_far
         finally:
             for fd in held.values():
                 os.close(fd)
 
-    def _write(self, held: dict[int, int], key: ContentKey, payload: bytes) -> None:
+    def _write(self, held: dict[int, int], key: ContentKey, payload: bytes) -> bool:
+        """Whether the file reaches so far."""
         while True:
             fd = held.get(key.inode)
             if fd is None:
@@ -153,9 +159,15 @@ class BlockFiles:
                 break
             os.close(held.pop(key.inode))
         rest, offset = memoryview(payload), _start(key.block)
-        while rest:
-            written = os.pwrite(fd, rest, offset)
-            rest, offset = rest[written:], offset + written
+        try:
+            while rest:
+                written = os.pwrite(fd, rest, offset)
+                rest, offset = rest[written:], offset + written
+        except OSError as exc:
+            if exc.errno not in _TOO_FAR:
+                raise
+            return False
+        return True
 
     # -- freeing
 

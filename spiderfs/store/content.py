@@ -65,6 +65,7 @@ class LmdbContent:
         self._reader: lmdb.Transaction | None = None
         self._files = BlockFiles(path / BLOCKS)
         self._can_free: bool | None = None  # None: it has not mattered yet
+        self._told_too_far = False
         self._sound = SoundPieces()
         self.damaged = 0  # records whose checksum failed, since this process opened the store
 
@@ -168,13 +169,13 @@ class LmdbContent:
         ]
         try:
             with (
-                self._files.writing(blocks if takes_blocks else ()),
+                self._files.writing(blocks if takes_blocks else ()) as too_far,
                 translated_errors(),
                 self._env.begin(write=True) as txn,
             ):
                 usage = self._usage(txn)
                 landed = [
-                    (takes_blocks or not key.block) and self._land(txn, usage, *row)
+                    (takes_blocks or not key.block) and key not in too_far and self._land(txn, usage, *row)
                     for (key, _), row in zip(records, rows, strict=True)
                 ]
                 txn.put(USAGE_KEY, USAGE.pack(*usage), db=self._meta)
@@ -182,6 +183,12 @@ class LmdbContent:
             if not isinstance(exc, StoreCorrupt):
                 self._disown([key for key, _ in blocks])
             raise
+        if too_far and not self._told_too_far:
+            self._told_too_far = True
+            log.warning(
+                "the file system of the cache has no files as large as some of the source: what lies farther in is read"
+                " from the source, choose another cache_dir for it"
+            )
         if blocks:
             outcomes = [(key, taken) for (key, _), taken in zip(records, landed, strict=True) if key.block]
             for key in (key for key, taken in outcomes if taken):

@@ -431,25 +431,60 @@ def test_a_file_that_is_taken_away_from_who_waits_for_it(content: LmdbContent) -
 # -- disks
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_block(tmp_path: Path) -> None:
-    """Here it is the size of a file that has a limit; what the disk says of its own is taken in the same way."""
+def test_blocks_beyond_the_largest_file_are_left_to_the_source(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end of what files may be lies in the middle of the second block; there is room for everything else."""
 
     def run() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         content = LmdbContent(made(tmp_path))
         content.set_capacity(64 << 20)
-        assert content.land(ContentKey(FILE, 1), PAYLOADS[1])
         resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES * 3 // 2, resource.RLIM_INFINITY))
-        with pytest.raises(StoreFull):
-            content.land_all([(ContentKey(FILE, 2), PAYLOADS[2]), (ContentKey(9, 1), payload(9))])
-        assert not content.has(ContentKey(FILE, 2))
-        assert held(content, ContentKey(FILE, 1)) == PAYLOADS[1]
+        keys = [
+            ContentKey(FILE, 1),
+            ContentKey(FILE, 2),
+            ContentKey(FILE, (1 << 32) - 1),
+            ContentKey(9, 1),
+            ContentKey(8),
+        ]
+        landed = content.land_all([(key, PAYLOADS[1]) for key in keys[:-1]] + [(keys[-1], b"small")])
+        assert landed == [True, False, False, True, True]
+        assert [content.has(key) for key in keys] == landed
+        content.end_read()
+        assert held(content, keys[0]) == PAYLOADS[1]
         assert_no_stray_bytes(content)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        assert content.land(ContentKey(FILE, 2), PAYLOADS[2])
-        assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2]
+        assert content.usage().used_bytes == 2 * BLOCK_BYTES + 5
+        assert not content.land(keys[1], PAYLOADS[2])
+        assert len(caplog.records) == 1
 
     assert os.waitpid(forked(run), 0)[1] == 0
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = LmdbContent(made(tmp_path))
+    content.set_capacity(64 << 20)
+    assert content.land(ContentKey(FILE, 1), PAYLOADS[1])
+    write, room = os.pwrite, BLOCK_BYTES // 2
+
+    def full(fd: int, rest: bytes, offset: int) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(fd, rest[:room], offset)
+        room -= written
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(StoreFull):
+            content.land_all([(ContentKey(FILE, 2), PAYLOADS[2]), (ContentKey(9, 1), payload(9))])
+    assert not content.has(ContentKey(FILE, 2))
+    assert held(content, ContentKey(FILE, 1)) == PAYLOADS[1]
+    assert_no_stray_bytes(content)
+    assert content.land(ContentKey(FILE, 2), PAYLOADS[2])
+    assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2]
+    content.close()
 
 
 def test_blocks_are_left_to_the_source_where_they_could_not_be_freed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -174,6 +175,39 @@ def test_a_disk_without_any_room_left_keeps_known_names(source: Path, tmp_path: 
             (disk / "filler").unlink()
             assert (mount.point / "000").stat().st_size == 100_000
         assert mount.logged("no space left")
+
+
+def test_a_file_larger_than_the_cache_can_hold_fills_no_disk(source: Path, tmp_path: Path) -> None:
+    """Files of the cache may have 256 MiB here; this one is larger, and sparse."""
+    limit_bytes, size = 256 << 20, (500 << 20) + 5
+    with open(source / "large", "wb") as file:
+        file.write(b"begin")
+        file.seek(size - 5)
+        file.write(b"- end")
+    with open(source / "vast", "wb") as file:
+        file.truncate((1 << 43) - 5)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        with mounted(source, tmp_path / "m", read_ahead=0, allowed=("has no files as large as some",)) as mount:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            for name, offset, wanted in (
+                ("large", 0, b"begin"),
+                ("large", size - 5, b"- end"),
+                ("vast", 1 << 42, bytes(5)),
+            ):
+                fd = os.open(mount.point / name, os.O_RDONLY)
+                assert os.pread(fd, 5, offset) == wanted
+                os.close(fd)
+            (source / "small").write_bytes(b"small")
+            assert (mount.point / "small").read_bytes() == b"small"
+            eventually(lambda: b" small" in mount.control("cache").read_bytes())
+            assert b"large block 1\n" in mount.control("cache").read_bytes()
+            assert mount.metric("store_failures") == 0
+            assert not (mount.cache / "run/full-disk").exists()
+            assert len(mount.logged("has no files as large")) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_directory_that_cannot_be_written_is_one_line(source: Path, tmp_path: Path) -> None:

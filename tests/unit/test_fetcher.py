@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import SourceChanged, SourceTimeout, SourceUnavailable, StoreCorrupt, StoreError, StoreFull
 from spiderfs.fetch_lock import FetchLock
 from spiderfs.fetcher import Episode, Fetcher, Interlock, Transit
-from spiderfs.landing import Landing
+from spiderfs.landing import ENTRY_BYTES, Landing
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.memory import MemorySource
@@ -198,7 +199,7 @@ def test_a_record_that_left_the_store_is_in_transit_still(harness: Harness) -> N
 
 
 def test_transit_is_bounded_in_bytes() -> None:
-    transit = Transit(100)
+    transit = Transit(100 + 3 * ENTRY_BYTES)
     for inode in range(10):
         transit.put(ContentKey(inode), bytes(30))
     assert [inode for inode in range(10) if transit.get(ContentKey(inode)) is not None] == [7, 8, 9]
@@ -209,6 +210,18 @@ def test_transit_is_bounded_in_bytes() -> None:
     assert transit.get(ContentKey(9)) is None
     transit.put(ContentKey(11), b"x")
     assert transit.get(ContentKey(10)) is None
+
+
+def test_transit_is_bounded_for_the_smallest_files_too() -> None:
+    transit = Transit(1 << 20)
+    tracemalloc.start()
+    try:
+        for inode in range(100_000, 120_000):
+            transit.put(ContentKey(inode), b"%02d" % (inode % 100))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.5 * (1 << 20)
 
 
 def test_a_full_disk_is_passed_by_with_one_warning(
@@ -599,6 +612,7 @@ def test_one_that_does_not_fit_on_the_disk_costs_the_others_nothing(
 
 def test_who_brings_more_than_may_wait_waits_for_room(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.landing.WAITING_BYTES", 100)
+    monkeypatch.setattr("spiderfs.landing.ENTRY_BYTES", 0)
     held: list[int] = []
 
     async def test() -> None:

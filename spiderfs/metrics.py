@@ -64,6 +64,9 @@ COUNTERS = (
     Definition("packages_removed", "Packages removed because they were damaged, or mostly of no use any more"),
     Definition("hook_batches", "Batches taken from trainers"),
     Definition("hook_batches_dropped", "Batches of trainers dropped because the manager was behind"),
+    Definition(
+        "hook_rows_left_out", "Samples of trainers' batches that were not scored because the manager was behind"
+    ),
     Definition("hook_malformed", "Messages of trainers that were refused; each was answered by an error"),
     Definition("hook_refused", "Connections of trainers refused: a foreign user, or too many"),
     Definition("hook_throttled", "Messages of trainers that had to wait because they came too fast"),

@@ -275,7 +275,9 @@ class ControlTable:
             if found is None:
                 lines.append("  nothing scored yet\n")
                 continue
-            found.append(("ms per batch", f"{1000 * dataset.scoring_s / max(1, dataset.batches):.1f}"))
+            left_out = dataset.rows_left_out / max(1, dataset.rows_left_out + dataset.rows_scored)
+            found.append(("rows left out", f"{left_out:.3f}  (scoring them all takes longer than training)"))
+            found.append(("ms per batch", f"{1000 * dataset.scoring_s / max(1, dataset.scorings_made):.1f}"))
             lines += [f"  {name:18} {text}\n" for name, text in found]
         yield "".join(lines or ["no trainer has declared its samples yet\n"]).encode(errors="surrogateescape")
 

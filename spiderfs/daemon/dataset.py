@@ -51,8 +51,12 @@ class Dataset:
         self.directory = directory
         self.scorings: dict[str, Scoring] = {}
         """By name; one that is not in use keeps what it has learned."""
-        self.batches = 0
+        # Calls of the scoring, the rows that it was given and those that there was no time for.
+        self.scorings_made = 0
         self.scoring_s = 0.0
+        self.rows_scored = 0
+        self.rows_left_out = 0
+        self._scored_at = np.zeros(len(samples), np.uint32)
 
     @property
     def label_of(self) -> dict[Key, int]:
@@ -69,6 +73,19 @@ class Dataset:
                 log.info("%s goes on with the scores of an earlier training", self.name)
             self.scorings[name] = scoring
         return scoring
+
+    def to_score(self, places: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
+        """Which of these rows to score if there is time for `limit`: those whose samples were scored the longest ago.
+
+        They come in their order.
+        """
+        rows = np.arange(len(places))
+        if len(places) > limit:
+            rows = np.sort(np.argsort(self._scored_at[places], kind="stable")[:limit])
+        self.rows_scored += len(rows)
+        self.rows_left_out += len(places) - len(rows)
+        self._scored_at[places[rows]] = self.scorings_made + 1
+        return rows
 
     def remember(self, name: str, options: ScorerOptions) -> None:
         """Bring a scoring back from an earlier mount, if one was saved. Blocks."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from spiderfs.config import Options
 from spiderfs.core.events import Access
 from spiderfs.core.homophily import Hub
 from spiderfs.core.ledger import Ledger
+from spiderfs.core.policy import Key
 from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.daemon.balance import Balance
 from spiderfs.daemon.dataset import Dataset, delete_older_scores, inodes_of, leave_out_contradictions
@@ -173,28 +174,34 @@ class Guide:
 
     # -- what training says
 
-    async def batch(self, trainer: Trainer, samples: SampleList, batch: Batch) -> None:
+    async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
+        """Score a batch; of several only as many rows as the largest of them has."""
         dataset = self._using[trainer, samples.name]
         if (trainer, samples.name) not in self._taught:
             self._taught.add((trainer, samples.name))
             self._publish_trainers()
-        wanted = dataset.inodes[batch.indices].tolist()
-        served = self._ledger.arrived(self._numbers[trainer], wanted)
-        places = np.array([dataset.place_of.get(inode, -1) for inode in served], np.int64)
-        known = places >= 0
-        if not known.any():
+        served: list[Key] = []
+        for batch in batches:
+            served += self._ledger.arrived(self._numbers[trainer], dataset.inodes[batch.indices].tolist())
+        all_places = np.array([dataset.place_of.get(inode, -1) for inode in served], np.int64)
+        known = np.flatnonzero(all_places >= 0)
+        if not len(known):
             return
-        embeddings = batch.embeddings[known].astype(np.float32)
-        losses = None if batch.losses is None else batch.losses[known].astype(np.float32)
+        rows = known[dataset.to_score(all_places[known], max(len(batch.indices) for batch in batches))]
+        self._counters.add("hook_rows_left_out", len(known) - len(rows))
+        places = all_places[rows]
+        embeddings = np.concatenate([batch.embeddings for batch in batches])[rows].astype(np.float32)
+        given = [batch.losses for batch in batches if batch.losses is not None]
+        losses = np.concatenate(given)[rows].astype(np.float32) if given else None
         name = self._keeper.engine.policy.scoring
         started = time.perf_counter()
         scored = await trio.to_thread.run_sync(
             lambda: dataset.scoring_for(name, embeddings.shape[1], self._scorer_options).batch(
-                places[known], embeddings, losses
+                places, embeddings, losses
             ),
             limiter=self._scoring,
         )
-        dataset.batches += 1
+        dataset.scorings_made += 1
         dataset.scoring_s += time.perf_counter() - started
         policy = self._keeper.guided
         now = time.time()
@@ -202,7 +209,7 @@ class Guide:
         if trace and policy is not None:
             trace.ratio(now, policy.ratio)
         if trace and self._trace_embeddings:
-            trace.batch(now, dataset.number, dataset.inodes[places[known]], embeddings, losses)
+            trace.batch(now, dataset.number, dataset.inodes[places], embeddings, losses)
         if policy is None or policy.scoring != name:
             return
         for place, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):

@@ -1,9 +1,11 @@
 """One trainer's connection: a task that reads and a task that feeds the sink, with a bounded queue between them.
 
-The reader decodes, checks and answers what is wrong; the feeder calls the sink, one call at a time and in order. When
-the queue is full batches are dropped and counted, for each is a hint and another will come; everything else waits, and
-the reader with it, until the trainer's own socket is full, which its hook is made to bear. Both tasks answer, each
-whole message under a lock.
+The reader decodes, checks and answers what is wrong; the feeder calls the sink, one call at a time and in order. The
+more batches wait, the more of them the sink gets in one call, and it takes of them together no more rows than it takes
+of one: so a training that is faster than its scoring is scored row by row less often, and no batch is lost as a whole.
+When the queue is full all the same, batches are dropped and counted, for each is a hint and another will come;
+everything else waits, and the reader with it, until the trainer's own socket is full, which its hook is made to bear.
+Both tasks answer, each whole message under a lock.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import logging
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -61,7 +63,8 @@ class HookSink(Protocol):
     async def samples(self, trainer: Trainer, samples: SampleList) -> int:
         """Take a declared list, which replaces one of the same name; returns how many of its paths are unknown."""
 
-    async def batch(self, trainer: Trainer, samples: SampleList, batch: Batch) -> None: ...
+    async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
+        """Batches that came one after another, alike in shape; several where the sink is behind."""
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None: ...
 
@@ -90,8 +93,11 @@ class ServerLimits:
     # A GPU does some 20 batches a second; beyond this the reader pauses.
     messages_per_s: float = 1000.0
     burst: int = 200
-    # Two to three seconds of training; a slower sink misses batches.
+    # Two to three seconds of training; a sink that is slower yet misses batches.
     queue: int = 64
+    # Batches in one call of the sink: one for each so many that wait, and no more than so many.
+    waiting_for_each: int = 4
+    together: int = 16
     malformed: int = 100
     hello_timeout_s: float = 10.0
     # A trainer that reads none of its answers for so long is cut off.
@@ -207,9 +213,18 @@ class Connection:
 
     async def _feed(self, trainer: Trainer, feed: trio.MemoryReceiveChannel[Message]) -> None:
         async with feed:
-            async for message in feed:
+            ahead: list[Message] = []
+            while True:
                 try:
-                    await self._act(trainer, message)
+                    message = ahead.pop() if ahead else await feed.receive()
+                except trio.EndOfChannel:
+                    return
+                try:
+                    if isinstance(message, Batch):
+                        batches, ahead = self._together(message, feed)
+                        await self._learn(trainer, batches)
+                    else:
+                        await self._act(trainer, message)
                 except ProtocolError as exc:
                     await self._refuse(exc)
                 except SpiderfsError as exc:
@@ -222,16 +237,40 @@ class Connection:
                     self._count("internal_errors", 1)
                     await self.answer(Error("failed", f"{message.TYPE}: an internal error, see the daemon's log"))
 
+    def _together(self, first: Batch, feed: trio.MemoryReceiveChannel[Message]) -> tuple[list[Batch], list[Message]]:
+        """A batch with those behind it that go into the same call, and the message behind these if it was met."""
+        waiting = feed.statistics().current_buffer_used
+        count = min(1 + waiting // self._limits.waiting_for_each, self._limits.together)
+        batches = [first]
+        while len(batches) < count:
+            try:
+                message = feed.receive_nowait()
+            except (trio.WouldBlock, trio.EndOfChannel):
+                break
+            if not isinstance(message, Batch) or not _alike(first, message):
+                return batches, [message]
+            batches.append(message)
+        return batches, []
+
+    async def _learn(self, trainer: Trainer, batches: list[Batch]) -> None:
+        samples = _list(trainer, batches[0].list)
+        good = []
+        for batch in batches:
+            try:
+                _check_indices(samples, batch.indices)
+            except ProtocolError as exc:
+                await self._refuse(exc)
+            else:
+                good.append(batch)
+        if good:
+            trainer.batches += len(good)
+            self._count("hook_batches", len(good))
+            await self._sink.learn(trainer, samples, good)
+
     async def _act(self, trainer: Trainer, message: Message) -> None:
         match message:
             case Samples():
                 await self._declare(trainer, message)
-            case Batch():
-                samples = _list(trainer, message.list)
-                _check_indices(samples, message.indices)
-                trainer.batches += 1
-                self._count("hook_batches", 1)
-                await self._sink.batch(trainer, samples, message)
             case EpochEnd():
                 await self._sink.epoch_end(trainer, message)
             case Plan():
@@ -287,6 +326,15 @@ def _list(trainer: Trainer, name: str) -> SampleList:
     if name not in trainer.lists:
         raise ProtocolError(f"no list {name[:40]!r} has been declared", "no-list")
     return trainer.lists[name]
+
+
+def _alike(one: Batch, other: Batch) -> bool:
+    """Whether two batches can be scored as one."""
+    return (one.list, one.embeddings.shape[1], one.losses is None) == (
+        other.list,
+        other.embeddings.shape[1],
+        other.losses is None,
+    )
 
 
 def _check_indices(samples: SampleList, indices: npt.NDArray[np.uint32]) -> None:

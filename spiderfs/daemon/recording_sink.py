@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ from spiderfs.protocol import Batch, EpochEnd, Plan
 
 @dataclass
 class RecordingSink:
-    """`known` are the paths that exist (None: all of them); every batch takes `batch_s`."""
+    """`known` are the paths that exist (None: all of them); every call of `learn` takes `batch_s`."""
 
     known: frozenset[bytes] | None = None
     batch_s: float = 0.0
@@ -34,10 +35,10 @@ class RecordingSink:
         self.lists.append((trainer, samples))
         return 0 if self.known is None else sum(bool(path) and path not in self.known for path in samples.paths)
 
-    async def batch(self, trainer: Trainer, samples: SampleList, batch: Batch) -> None:
+    async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
         await trio.sleep(self.batch_s)
-        self.calls.append(("batch", trainer))
-        self.batches.append((trainer, batch))
+        self.calls.append(("learn", trainer))
+        self.batches += [(trainer, batch) for batch in batches]
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
         self.calls.append(("epoch_end", trainer))

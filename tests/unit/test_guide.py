@@ -26,6 +26,7 @@ from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.redirects import published_trainers, redirect_rows
 from spiderfs.rescoring import rescored
+from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.memory import MemorySource
@@ -86,7 +87,7 @@ class Harness:
             self.keeper.fold(_events(self.inodes[index]))
         vectors = (np.ones((len(indices), 8)) + 0.1 * rng.standard_normal((len(indices), 8))).astype(np.float16)
         made = Batch(self.list.name, 0, 0, np.array(indices, np.uint32), vectors, losses)
-        await self.guide.batch(self.trainer, self.list, made)
+        await self.guide.learn(self.trainer, self.list, [made])
 
 
 def _events(inode: int) -> list[Access]:
@@ -133,6 +134,57 @@ def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> Non
         (attached,) = published_trainers(harness.trainers_file)
         assert attached.datasets == ()
         assert await harness.guide.scores(harness.trainer, harness.list) is not None
+
+    run(tmp_path, test)
+
+
+def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_longest_ago(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        rng = np.random.default_rng(3)
+        scored: list[int] = []
+        for _ in range(5):
+            parts = rng.permutation(SAMPLES).reshape(5, 8).astype(np.uint32)
+            vectors = rng.standard_normal((5, 8, 8)).astype(np.float16)
+            made = [Batch("train", 0, 0, ids, rows, None) for ids, rows in zip(parts, vectors, strict=True)]
+            await harness.guide.learn(harness.trainer, harness.list, made)
+            (dataset,) = harness.guide.datasets.values()
+            scoring = harness.guide.scoring_of(dataset)
+            assert scoring is not None
+            scored.append(round(scoring.scored_share * SAMPLES))
+        assert scored == [8, 16, 24, 32, 40], "each sample once before any is scored again"
+        assert (dataset.rows_scored, dataset.rows_left_out) == (40, 160)
+
+    run(tmp_path, test)
+
+
+def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path) -> None:
+    """Otherwise the next batch would be filed under what an earlier read of its samples was given."""
+
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        one, other = harness.inodes[1], harness.inodes[4]
+        number = published_trainers(harness.trainers_file)[0].number
+        ones = np.ones((1, 8), np.float16)
+
+        def read(wanted: int, given: int) -> None:
+            harness.guide.note([Access(1.0, wanted, given, SIZE, 0, 1, number, HIT)])
+
+        read(one, other)
+        read(harness.inodes[0], harness.inodes[0])
+        # Of two batches of one row, one row is scored: that of sample 0, which comes first.
+        batches = [
+            Batch("train", 0, step, np.array([index], np.uint32), ones, None) for step, index in enumerate((0, 1))
+        ]
+        await harness.guide.learn(harness.trainer, harness.list, batches)
+        read(one, one)
+        await harness.guide.learn(harness.trainer, harness.list, batches[1:])
+        (dataset,) = harness.guide.datasets.values()
+        scoring = harness.guide.scoring_of(dataset)
+        assert scoring is not None
+        assert (dataset.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
+        assert isinstance(scoring, Scorer)
+        assert sorted(scoring.index.present().tolist()) == [0, 1]
 
     run(tmp_path, test)
 

@@ -165,7 +165,7 @@ def test_a_whole_talk(tmp_path: Path) -> None:
 
     sink = RecordingSink(scores_given=np.array([1, 2, 3], np.float32))
     daemon = served(tmp_path, talk, sink)
-    order = ["attached", "samples", "plan", "batch", "epoch_end", "scores", "cached", "pin", "detached"]
+    order = ["attached", "samples", "plan", "learn", "epoch_end", "scores", "cached", "pin", "detached"]
     assert [name for name, _ in sink.calls] == order
     (trainer,) = {trainer for _, trainer in sink.calls}
     assert (trainer.pid, trainer.uid, trainer.rank) == (os.getpid(), os.getuid(), 0)
@@ -297,6 +297,25 @@ def test_a_slow_sink_drops_batches_and_keeps_nobody_else_waiting(tmp_path: Path)
 
     daemon = served(tmp_path, talk, limits=ServerLimits(queue=4))
     assert daemon.counted["hook_batches_dropped"] == 15
+
+
+def test_a_slow_sink_gets_more_batches_in_one_call_the_more_of_them_wait(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as slow:
+            await slow.greet(b"a")
+            daemon.sink.batch_s = 0.05
+            told = [batch(0, step=step) for step in range(20)]
+            await slow.send(*told[:10], batch(9), *told[10:], EpochEnd(0, None))
+            await daemon.until(lambda: len(daemon.sink.ends) == 1)
+            await slow.said(Error, "index 9 in a list of 1")
+
+    daemon = served(tmp_path, talk, limits=ServerLimits(queue=64, together=5))
+    assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(20)], "each once, and in order"
+    calls = [name for name, _ in daemon.sink.calls if name in ("learn", "epoch_end")]
+    # 21 arrive at once: five at most in a call, and fewer as they become less; nothing goes past the epoch's end.
+    assert calls[-1] == "epoch_end"
+    assert 5 <= calls.count("learn") <= 10
+    assert daemon.counted["hook_batches_dropped"] == 0
 
 
 def test_a_disconnect_in_the_middle_of_a_frame_is_counted_and_no_more(tmp_path: Path) -> None:

@@ -149,7 +149,8 @@ def ways_of_a_megabyte(scratch: Path, size: int) -> dict[str, float]:
     store.land_all([(key, payload) for key, (_, _, payload) in zip(keys, files, strict=True)])
     store.apply((), [Keep(key, "samples") for key in keys])
     path = scratch / "package"
-    path.write_bytes(pack(files)[1])
+    key = bytes(32)
+    path.write_bytes(pack(files, key)[1])
 
     def from_store() -> None:
         for key in keys:
@@ -158,7 +159,7 @@ def ways_of_a_megabyte(scratch: Path, size: int) -> dict[str, float]:
 
     def from_package() -> None:
         package = path.read_bytes()
-        index = read_index(package, len(package))
+        index = read_index(package, len(package), key)
         assert all(index.payload(file, package) is not None for file in index.files)
 
     found = {}

@@ -62,6 +62,7 @@ COUNTERS = (
     Definition("packages_loaded", "Packages read from the source"),
     Definition("packaged_samples", "Files that came into the cache with packages"),
     Definition("packages_removed", "Packages removed because they were damaged, or mostly of no use any more"),
+    Definition("packages_ignored", "Packages at the source that this mount has not made, or others may write to"),
     Definition("hook_batches", "Batches taken from trainers"),
     Definition("hook_batches_dropped", "Batches of trainers dropped because the manager was behind"),
     Definition(

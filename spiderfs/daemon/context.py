@@ -42,6 +42,7 @@ class Directories:
         self.cache = cache_dir
         self.lock = cache_dir / "lock"
         self.source = cache_dir / "source"
+        self.package_key = cache_dir / "packages.key"
         self.store = cache_dir / "store"
         self.content = self.store / "content"
         self.names = self.store / "names"

@@ -129,7 +129,7 @@ class Manager:
             context.source,
             self.content,
             self.counters,
-            PackageDirectory(context.root_fd),
+            PackageDirectory(context.root_fd, directories.package_key),
         )
         self.access_log = AccessLog(
             directories.run,

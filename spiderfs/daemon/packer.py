@@ -8,7 +8,8 @@ asked for. Two tasks, each one thing at a time:
 - **loading**: while the policy has room, the package with the most bytes of use to it is read, if that is half of it.
   What is of use goes into the store and to the engine, like anything that was fetched.
 
-A package that has become mostly useless (the policy does not pack its files any more) is removed. Whatever goes wrong
+A package that has become mostly useless (the policy does not pack its files any more) is removed. What another user may
+have made, or has another key, is neither read nor removed, but counted. Whatever goes wrong
 here costs nobody a read: a source that cannot be written to is said once, and no more is written. All state belongs to
 the manager's event loop.
 """
@@ -36,6 +37,8 @@ from spiderfs.packages import (
     Index,
     PackageDirectory,
     index_bytes,
+    is_ours,
+    own_prefix,
     pack,
     read_index,
 )
@@ -108,6 +111,7 @@ class Packer:
         self._collected: dict[int, tuple[Node, bytes]] = {}
         self._collected_bytes = 0
         self._may_write = True
+        self._ignored = False
         self._next = 0
 
     async def run(self) -> None:
@@ -115,6 +119,11 @@ class Packer:
         # Names are known here when a policy has a use for them: a trainer has declared its list then.
         while not self._policy_has_a_use():
             await trio.sleep(PAUSE_S)
+        try:
+            await trio.to_thread.run_sync(lambda: self._directory.key)
+        except OSError as exc:
+            log.warning("no key for packages can be kept in the cache directory (%s): there are none", exc.strerror)
+            return
         await self._find()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_packing)
@@ -129,18 +138,36 @@ class Packer:
     async def _find(self) -> None:
         """Learn of the packages that are there already."""
         try:
+            if not is_ours(await self._client.call(self._source.stat, DIRECTORY)):
+                self._ignore(DIRECTORY)
+                return
             await self._client.call(self._directory.clean)
             found = await self._client.call(lambda: list(self._source.scan(DIRECTORY)))
         except (OSError, SourceError) as exc:
             log.debug("no packages are found: %s", exc)
             return
-        for name, stat in islice((entry for entry in found if entry[0].endswith(SUFFIX)), MAX_PACKAGES):
+        prefix, ours = own_prefix(self._directory.key), []
+        for name, stat in found:
+            if not name.endswith(SUFFIX):
+                continue
+            if name.startswith(prefix) and is_ours(stat):
+                ours.append((name, stat))
+            else:
+                self._ignore(name)
+        for name, stat in ours[:MAX_PACKAGES]:
             try:
                 self._learn(name, stat.version, await self._index_of(name, stat.version))
             except StoreDamaged as exc:
                 await self._remove_damaged(name, exc)
             except SourceError as exc:
                 log.debug("%s could not be looked into: %s", os.fsdecode(name), exc)
+
+    def _ignore(self, name: bytes) -> None:
+        """Believe nothing of it, and leave it to whoever has made it."""
+        if not self._ignored:
+            log.warning("%s at the source was not made by this mount, and is not used", os.fsdecode(name))
+        self._ignored = True
+        self._counters.add("packages_ignored")
 
     async def _index_of(self, name: bytes, version: Version) -> Index:
         path = DIRECTORY + b"/" + name
@@ -149,7 +176,7 @@ class Packer:
         needed = HEADER_BYTES + index_bytes(head)
         if needed > len(head):
             head = await self._client.call(self._source.read, path, 0, needed, version)
-        return read_index(head, version.size)
+        return read_index(head, version.size, self._directory.key)
 
     def _learn(self, name: bytes, version: Version, index: Index) -> None:
         inodes = [self._inode_of(file.path, file.version) for file in index.files]
@@ -215,7 +242,7 @@ class Packer:
         files = [(node.path, node.version, payload) for node, payload in self._collected.values()]
         self._collected.clear()
         self._collected_bytes = 0
-        name, package = pack(files)
+        name, package = pack(files, self._directory.key)
         try:
             await self._client.call(self._directory.write, name, package)
             written = await self._client.call(self._source.stat, DIRECTORY + b"/" + name)
@@ -228,7 +255,7 @@ class Packer:
             return
         self._counters.add("packages_written")
         self._counters.add("package_bytes_written", len(package))
-        self._learn(name, written.version, read_index(package, written.size))
+        self._learn(name, written.version, read_index(package, written.size, self._directory.key))
 
     # -- loading
 
@@ -283,7 +310,7 @@ class Packer:
             whole = await self._client.call(self._source.read, package.path, 0, package.version.size, package.version)
             self._counters.add("origin_reads")
             self._counters.add("origin_bytes", len(whole))
-            index = read_index(whole, package.version.size)
+            index = read_index(whole, package.version.size, self._directory.key)
         except SourceUnavailable as exc:
             log.debug("a package could not be read: %s", exc)
             return

@@ -51,6 +51,7 @@ def test_packages_are_made_and_loaded_and_nobody_sees_them(source: Path, tmp_pat
         training = training_on(mount)
         train_until_loaded(mount, training, 2)
         assert (source / DIRECTORY).is_dir()
+        assert (source / DIRECTORY).stat().st_mode & 0o777 == 0o700
         assert os.listdir(mount.point) == ["train"]
         assert not (mount.point / DIRECTORY).exists()
         assert mount.metric("packages_written") >= 1
@@ -101,6 +102,27 @@ def test_a_source_that_cannot_be_written_to_costs_one_warning(source: Path, tmp_
         eventually(warned, what="the warning")
         training.epoch()
         assert len(mount.logged(refused)) == 1
+        training.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_forged_directory_is_not_used(source: Path, tmp_path: Path) -> None:
+    """As with a sticky source root in which everybody may write: another user was there first."""
+    source.chmod(0o1777)
+    (source / DIRECTORY).mkdir()
+    os.chown(source / DIRECTORY, 65534, 65534)
+    (source / DIRECTORY).chmod(0o755)
+    warnings = ["packages cannot be written to the source", "not made by this mount"]
+    with mounted(source, tmp_path, packages="source", allowed=warnings, **OPTIONS) as mount:
+        training = training_on(mount)
+
+        def warned() -> bool:
+            training.epoch()
+            return all(mount.logged(warning) for warning in warnings)
+
+        eventually(warned, what="the warnings")
+        assert mount.metric("packages_ignored") == 1
+        assert list((source / DIRECTORY).iterdir()) == []
         training.close()
 
 

@@ -18,7 +18,7 @@ from spiderfs.daemon.packer import Packer
 from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.lister import Lister
 from spiderfs.metrics import SharedCounters
-from spiderfs.packages import DIRECTORY, PackageDirectory, WithoutPackages
+from spiderfs.packages import DIRECTORY, PackageDirectory, WithoutPackages, own_prefix, pack
 from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -70,7 +70,7 @@ class Harness:
             self.source,
             self.content,
             row,
-            PackageDirectory(self.source.root_fd),
+            PackageDirectory(self.source.root_fd, root / "key"),
             PACKAGE,
         )
 
@@ -275,7 +275,9 @@ def test_packages_are_found_again_and_damaged_ones_go(tmp_path: Path, caplog: py
     run(tmp_path, with_a_package)
 
     async def test(harness: Harness) -> None:
-        (harness.packages[0].parent / "0000.package").write_bytes(b"not one")
+        damaged = harness.packages[0].with_name(harness.packages[0].name.replace("-", "-0"))
+        damaged.write_bytes(b"not one")
+        damaged.chmod(0o600)
         await harness.learn()
         await harness.packer._find()
         assert len(harness.packages) == 1
@@ -287,6 +289,40 @@ def test_packages_are_found_again_and_damaged_ones_go(tmp_path: Path, caplog: py
 
     run(tmp_path, test)
     assert len(caplog.records) == 1
+
+
+def test_what_others_have_made_is_ignored_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path, with_a_package)
+
+    async def test(harness: Harness) -> None:
+        (ours,) = harness.packages
+        path, version, payload = b"train/001", harness.source.stat(b"train/001").version, bytes(SIZE)
+        name, forged = pack([(path, version, payload)], bytes(32))
+        # By another key; by another key under a name of ours; and one of ours to which others may write.
+        (ours.parent / os.fsdecode(name)).write_bytes(forged)
+        prefix = own_prefix(harness.packer._directory.key)
+        (ours.parent / os.fsdecode(prefix + b"0" * 32 + b".package")).write_bytes(forged)
+        opened = ours.parent / os.fsdecode(prefix + b"1" * 32 + b".package")
+        opened.write_bytes(ours.read_bytes())
+        opened.chmod(0o666)
+        await harness.learn()
+        await harness.packer._find()
+        assert list(harness.packer._packages) == [os.fsencode(ours.name)]
+        assert harness.count("packages_ignored") == 2
+        # That one can only be one of ours that is damaged.
+        assert harness.count("packages_removed") == 1
+        assert len(harness.packages) == 3
+        harness.packer._packages.clear()
+        ours.parent.chmod(0o777)
+        await harness.packer._find()
+        assert list(harness.packer._packages) == []
+        assert harness.count("packages_ignored") == 3
+
+    run(tmp_path, test)
+    assert [("not made by this mount" in text, "is removed" in text) for text in caplog.messages] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_what_is_mostly_not_packed_any_more_is_removed(tmp_path: Path) -> None:

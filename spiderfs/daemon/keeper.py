@@ -7,8 +7,9 @@ thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgpack
@@ -17,9 +18,10 @@ from spiderfs.core.engine import NOTHING, Changes, Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import Guided
 from spiderfs.core.policy import Key
+from spiderfs.errors import StoreError
 from spiderfs.metrics import Counters
 from spiderfs.policies import mountable_policies
-from spiderfs.store.store import LANDING, Content, ContentKey, Keep
+from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member
 
 log = logging.getLogger(__name__)
 
@@ -45,18 +47,22 @@ class Keeper:
 
     def restore(self, capacity_bytes: int, state: bytes | None) -> None:
         """Learn the members from the store; `state` is what `saved_state` gave, or None."""
-        self._capacity_bytes = capacity_bytes
         members = list(self._content.members())
+        self._apply(self._learn(capacity_bytes, members, state))
+        self._content.set_capacity(capacity_bytes)
+        # Fetched just before the last manager died, or while there was none: they are candidates still.
+        waiting = [(_engine_key(member.key), member.size) for member in members if member.section == LANDING]
+        self._apply(*(self._candidate(key, size) for key, size in waiting))
+
+    def _learn(self, capacity_bytes: int, members: Iterable[Member], state: bytes | None) -> Changes:
+        """Have the engine know what the store has; returns what does not fit."""
+        self._capacity_bytes = capacity_bytes
         kept = [
             (_engine_key(member.key), member.size, member.section) for member in members if member.section != LANDING
         ]
         self._largest_bytes = max((size for _, size, _ in kept if 2 * size <= capacity_bytes), default=0)
         self.engine.resize(capacity_bytes, self._landing_bytes())
-        self._apply(self.engine.restore(kept, _unpacked(state)))
-        self._content.set_capacity(capacity_bytes)
-        # Fetched just before the last manager died, or while there was none: they are candidates still.
-        waiting = [(_engine_key(member.key), member.size) for member in members if member.section == LANDING]
-        self._apply(*(self._candidate(key, size) for key, size in waiting))
+        return self.engine.restore(kept, _unpacked(state))
 
     def saved_state(self) -> bytes:
         """Orders and frequencies, for the next mount."""
@@ -120,18 +126,34 @@ class Keeper:
         return min(max(share, LANDING_FILES * self._largest_bytes), self._capacity_bytes // 2)
 
     def set_capacity(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
-        self._apply(self.engine.resize(capacity_bytes, self._landing_bytes()))
-        self._content.set_capacity(capacity_bytes)
+        """Evict down to it now; if the store cannot, everything is as it was, and StoreError is raised."""
+        with self._undone_on_failure():
+            self._capacity_bytes = capacity_bytes
+            self._apply(self.engine.resize(capacity_bytes, self._landing_bytes()))
+            self._content.set_capacity(capacity_bytes)
 
     def set_policy(self, name: str) -> None:
-        self._apply(self.engine.change_policy(mountable_policies()[name]()))
+        """Go on with another policy; if the store cannot, everything is as it was, and StoreError is raised."""
+        with self._undone_on_failure():
+            self._apply(self.engine.change_policy(mountable_policies()[name]()))
+
+    @contextlib.contextmanager
+    def _undone_on_failure(self) -> Iterator[None]:
+        capacity_bytes, policy = self._capacity_bytes, self.engine.policy.name
+        try:
+            yield
+        except StoreError:
+            if self.engine.policy.name != policy:
+                self.engine.change_policy(mountable_policies()[policy]())
+            # The engine has decided what the store has not done, and would not decide it again.
+            self._learn(capacity_bytes, self._content.members(), self.saved_state())
+            raise
 
     def evict(self, keys: Iterable[ContentKey]) -> int:
         """Drop records on the user's word, from landing too; returns how many there were."""
         going = [key for key in keys if self._content.member(key) is not None]
-        self.engine.evict(_engine_key(key) for key in going)
         self._content.apply(going, ())
+        self.engine.evict(_engine_key(key) for key in going)
         return len(going)
 
     # -- what a scorer found

@@ -254,6 +254,10 @@ class Manager:
                 self.content.free()
         except (SpiderfsError, OSError) as exc:
             log.warning("%s", exc)
+        try:
+            self.content.reserve()
+        except OSError as exc:
+            log.debug("no room to keep for making room: %s", exc)
 
     async def _save_now_and_then(self) -> None:
         took_s = 0.0
@@ -291,14 +295,22 @@ class Manager:
             self.keeper.evict(self.warmer.evict(patterns))
 
     def change(self, options: Options, nursery: trio.Nursery) -> None:
-        """Take over options of which some live ones are different; the workers follow within a moment."""
-        before, self.options = self.options, options
-        if options.capacity != before.capacity:
-            if options.capacity.unit == "percent" and not self.survey.done:
-                nursery.start_soon(self.survey.run, self._measured)
-            self.keeper.set_capacity(self._budget_bytes())
+        """Take over options of which some live ones are different; the workers follow within a moment.
+
+        Raises SpiderfsError where that cannot be done, and then nothing has changed but what was evicted.
+        """
+        before = self.options
+        # Done first, and shown when it is done: on a full disk any of it may fail.
+        self._act_on(before, options)
+        try:
+            publish_options(self.context.directories, options)
+        except SpiderfsError:
+            self._act_on(options, before)
+            raise
+        self.options = options
+        if options.capacity != before.capacity and options.capacity.unit == "percent" and not self.survey.done:
+            nursery.start_soon(self.survey.run, self._measured)
         if options.policy != before.policy:
-            self.keeper.set_policy(options.policy)
             # The new policy knows nothing of what the old one had learned and published.
             nursery.start_soon(self.guide.policy_changed)
         self.guide.change(options)
@@ -306,8 +318,13 @@ class Manager:
         for name in FAULTS:
             if faults[name] != before.source_faults()[name]:
                 self.context.source.faults.set(name, faults[name])
-        publish_options(self.context.directories, options)
         self.client_pipe.change(client_terms_of(options))
+
+    def _act_on(self, before: Options, after: Options) -> None:
+        if after.capacity != before.capacity:
+            self.keeper.set_capacity(after.capacity.budget_bytes(self.survey.source_bytes))
+        if after.policy != before.policy:
+            self.keeper.set_policy(after.policy)
 
     # -- what control files show
 

@@ -6,6 +6,9 @@ file's payload follows its checksums, so that a read is a slice of the mapped pa
 record is the header alone, its bytes lie in a file (`blocks.py`). `holes` has the keys of blocks whose record was
 dropped and whose bytes may still take disk: they are freed after the transaction, by whoever comes to it, so that
 nothing is lost with a process that dies.
+
+The module is long because the tables are changed together, in one transaction each, and agree only if all who change
+them are seen side by side.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 
 import lmdb
 
-from spiderfs.errors import StoreCorrupt, StoreError
+from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import SoundPieces, header, verified, verified_elsewhere
 from spiderfs.store.environment import BLOCKS, open_environment, translate, translated_errors
@@ -46,6 +49,11 @@ log = logging.getLogger(__name__)
 FREED_AT_ONCE = 32
 # In one look at the store, of which the pages cannot be used again meanwhile: 1 ms.
 _MEMBERS_AT_A_TIME = 1000
+# A transaction that drops records writes anew the pages in which they were noted, before what they took can be used
+# again: on a disk that is full to the last byte it fails. So some room is kept in a file of its own, for no other use.
+RESERVE_BYTES = 4 << 20
+# So many dropped records touch 300 pages at most, some 1 MiB.
+_DROPPED_AT_A_TIME = 100
 # What is evicted of a file that was lent keeps its disk until all of it is. While more than this share of the capacity
 # is kept so, what is about to be freed anyway included, no further ones are lent.
 MOST_KEPT_SHARE = 0.1
@@ -64,6 +72,7 @@ class LmdbContent:
             self._holes = self._env.open_db(b"holes")
         self._reader: lmdb.Transaction | None = None
         self._files = BlockFiles(path / BLOCKS)
+        self._reserve = path / "reserve"
         self._can_free: bool | None = None  # None: it has not mattered yet
         self._told_too_far = False
         self._sound = SoundPieces()
@@ -235,6 +244,19 @@ class LmdbContent:
         return True
 
     def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
+        drop, keep = list(drop), list(keep)
+        try:
+            return self._apply(drop, keep)
+        except StoreFull:
+            if not drop:
+                raise
+        # What makes room must not need any: there is some in reserve, and then each step has what the last one freed.
+        self._spend_reserve()
+        for first in range(0, len(drop), _DROPPED_AT_A_TIME):
+            self._apply(drop[first : first + _DROPPED_AT_A_TIME], ())
+        return self._apply((), keep)
+
+    def _apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
         missing = []
         with translated_errors(), self._env.begin(write=True) as txn:
             usage = self._usage(txn)
@@ -260,24 +282,42 @@ class LmdbContent:
         return missing
 
     def set_capacity(self, capacity_bytes: int) -> None:
+        try:
+            self._set_capacity(capacity_bytes)
+        except StoreFull:
+            self._spend_reserve()
+            while not self._set_capacity(capacity_bytes, _DROPPED_AT_A_TIME):
+                pass
+        self.free(FREED_AT_ONCE)
+
+    def _set_capacity(self, capacity_bytes: int, limit: int | None = None) -> bool:
+        """Drop up to `limit` records of landing for it; whether it is done."""
         with translated_errors(), self._env.begin(write=True) as txn:
             usage = self._usage(txn)
             usage[4] = capacity_bytes
-            self._shrink_landing(txn, usage, capacity_bytes)
+            done = self._shrink_landing(txn, usage, capacity_bytes, limit)
             txn.put(USAGE_KEY, USAGE.pack(*usage), db=self._meta)
-        self.free(FREED_AT_ONCE)
+        return done
 
     def _usage(self, txn: lmdb.Transaction) -> list[int]:
         record = txn.get(USAGE_KEY, db=self._meta)
         return [0] * 6 if record is None else list(USAGE.unpack(record))
 
-    def _shrink_landing(self, txn: lmdb.Transaction, usage: list[int], room: int) -> None:
-        """Drop what landed first until landing and the kept records fit into `room` bytes, or landing is empty."""
+    def _shrink_landing(self, txn: lmdb.Transaction, usage: list[int], room: int, limit: int | None = None) -> bool:
+        """Drop what landed first until landing and the kept records fit into `room` bytes, or landing is empty.
+
+        Whether that is so before more than `limit` records would have to be dropped.
+        """
+        dropped = 0
         while usage[1] and usage[0] + usage[2] > room:
+            if dropped == limit:
+                return False
+            dropped += 1
             with txn.cursor(self._queue) as cursor:
                 cursor.first()
                 packed = bytes(cursor.value())
             self._remove(txn, usage, packed)
+        return True
 
     def _remove(self, txn: lmdb.Transaction, usage: list[int], packed: bytes) -> None:
         record = txn.get(packed, db=self._member)
@@ -304,6 +344,21 @@ class LmdbContent:
         else:
             # Blocks of an earlier version of spiderfs are not counted: a count may be too low, and is never too high.
             txn.delete(inode, db=self._meta)
+
+    # -- room for making room, in any thread
+
+    def reserve(self) -> None:
+        """Take the reserve from the disk, if it is not there; raises OSError where the disk has no room for that."""
+        fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_size < RESERVE_BYTES:
+                os.posix_fallocate(fd, 0, RESERVE_BYTES)
+        finally:
+            os.close(fd)
+
+    def _spend_reserve(self) -> None:
+        with contextlib.suppress(OSError):
+            self._reserve.unlink()
 
     # -- giving back what blocks took, in any thread
 

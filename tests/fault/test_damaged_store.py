@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -208,6 +208,41 @@ def test_a_file_larger_than_the_cache_can_hold_fills_no_disk(source: Path, tmp_p
             assert len(mount.logged("has no files as large")) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fill(disk: Path) -> None:
+    """Take the disk to the last byte."""
+    with open(disk / "filler", "ab", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    assert os.statvfs(disk).f_bavail == 0
+
+
+def read_all(mount: Mounted, source: Path, names: Iterable[str]) -> None:
+    for name in names:
+        assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["files", "blocks"])
+def test_room_can_be_made_on_a_disk_without_any(source: Path, tmp_path: Path, kind: str) -> None:
+    """What is evicted needs pages of its own; a capacity that is refused is not shown as if it were taken."""
+    small = {f"{number:04d}": 3_000 for number in range(3000)}
+    wanted = write_files(source, small if kind == "files" else {"large": 20 << 20})
+    with small_disk(tmp_path / "disk", "160M") as disk:
+        cache = disk / "cache"
+        with mounted(source, tmp_path / "m", cache=cache, capacity="100MiB", allowed=FULL) as mount:
+            read_all(mount, source, wanted)
+            eventually(lambda: mount.stats()["used_bytes"] == sum((source / name).stat().st_size for name in wanted))
+            eventually(lambda: (cache / "store/content/reserve").exists(), what="the reserve")
+            fill(disk)
+            mount.change("capacity", "1MiB")
+            assert "\ncapacity=1MiB" in mount.control("config").read_text()
+            assert mount.metric("used_bytes") <= 1 << 20
+            assert mount.metric("capacity_bytes") == 1 << 20
+            mount.change("policy", "lru")
+            (mount.control("evict")).write_text("/\n")
+            assert mount.metric("used_bytes") == 0
+            read_all(mount, source, wanted)
 
 
 def test_a_directory_that_cannot_be_written_is_one_line(source: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import hypothesis.strategies as st
 import msgpack
@@ -15,6 +16,7 @@ from spiderfs.core.engine import BLOCKS
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.daemon.keeper import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, Keeper
+from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
 from spiderfs.store.memory import MemoryContent
@@ -63,6 +65,48 @@ class Harness:
         usage = self.content.usage()
         assert usage.used_bytes <= usage.capacity_bytes
         assert usage.kept_bytes == self.keeper.engine.used_bytes
+
+
+class FullContent(MemoryContent):
+    """A store whose disk has no room for so many writes."""
+
+    failing = 0
+
+    def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
+        self._fail()
+        return super().apply(drop, keep)
+
+    def set_capacity(self, capacity_bytes: int) -> None:
+        self._fail()
+        super().set_capacity(capacity_bytes)
+
+    def _fail(self) -> None:
+        if self.failing:
+            self.failing -= 1
+            raise StoreFull("no space left for the cache")
+
+
+def test_what_the_store_could_not_do_is_undone_and_can_be_tried_again() -> None:
+    content = FullContent()
+    harness = Harness(content=content)
+    harness.fetched(*range(1, 16))
+    before = harness.kept()
+    for change in (
+        lambda: harness.keeper.set_capacity(3000),
+        lambda: harness.keeper.set_policy("spider"),
+        lambda: harness.keeper.evict([ContentKey(before[0])]),
+    ):
+        content.failing = 1
+        with pytest.raises(StoreFull):
+            change()
+        assert harness.kept() == before
+        assert harness.keeper.engine.policy.name == "lru"
+        harness.check()
+    harness.keeper.set_capacity(3000)
+    assert harness.content.usage().used_bytes <= 3000
+    harness.check()
+    harness.keeper.set_policy("spider")
+    harness.check()
 
 
 # -- folding

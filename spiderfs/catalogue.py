@@ -2,12 +2,14 @@
 
 An inode names one immutable version of one file: it is a 63-bit hash of (path, size, mtime_ns), a directory's of its
 path alone. Everything that is keyed by an inode (the page cache, open handles, cached bytes) therefore never mixes two
-versions. The catalogue only records what others found at the source; it asks nothing and knows no clock.
+versions. The catalogue only records what others found at the source, and asks nothing. With each version goes the time
+at which it has settled (`core/settling.py`).
 
 Tables:
     inode   inode                      -> attributes, path          what a file handle means, for every worker
     dentry  directory inode, name hash -> inode, attributes, name   what a name means, and when that was checked
-    listing directory inode            -> when the directory was scanned, and its mtime then
+    listing directory inode            -> when the directory was scanned, its mtime then, and when that has settled
+    gone    inode                      -> nothing                   what a name meant, and does not mean any more
 
 Dentries lie in the order of their name's hash, which is also the position that readdir hands to the kernel: a listing
 goes on at the right place whatever came or went meanwhile. The `record` calls wait for LMDB's writer lock: call them in
@@ -18,26 +20,34 @@ from __future__ import annotations
 
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import xxhash
 
+from spiderfs.core.settling import MOST_BEHIND_S, behind_s, may_look_old, settles_at
 from spiderfs.errors import Stale
 from spiderfs.sources.source import SourceStat, Version
-from spiderfs.store.store import Records
+from spiderfs.store.store import Records, Row
 
-TABLES = ("inode", "dentry", "listing", "facts", "redirect")
+TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone")
 ROOT_INODE = 1
 # Inodes below belong to the root and to control files.
 FIRST_INODE = 1 << 16
+# Set in the number under which the kernel is told of a version that is provisional (`filesystem.py`).
+PROVISIONAL = 1 << 63
 
 _HASH_MASK = (1 << 63) - 1
 _INODE_KEY = struct.Struct(">Q")
 _DENTRY_KEY = struct.Struct(">QQ")
-_STAT = struct.Struct("<IIIQq")
+# Mode, uid, gid, size; mtime in seconds and nanoseconds, as 64 bits of nanoseconds end in 2262; when it has settled.
+_STAT = struct.Struct("<IIIQqId")
+_SECOND_NS = 1_000_000_000
 _DENTRY = struct.Struct("<Qd")  # inode, time of the last check in seconds since the epoch
-_LISTING = struct.Struct("<dq")
+_LISTING = struct.Struct("<dqId")
+_BEHIND = struct.Struct("<dd")  # by how much the source's clock is behind, and when that was found out
+_BEHIND_FACT = "clock behind"
 # A batch of rows is one transaction, and other writers wait for it: 2,000 names take about 10 ms.
 _BATCH_NAMES = 2000
 # How far behind the place of its hash a name may lie. Two names of one directory with the same 63 bits are never seen
@@ -51,6 +61,8 @@ class Node(NamedTuple):
     inode: int
     path: bytes
     stat: SourceStat
+    settles_at: float = 0.0
+    """Before this time it is provisional (`core/settling.py`)."""
 
     @property
     def is_directory(self) -> bool:
@@ -73,11 +85,40 @@ class Dentry(NamedTuple):
     stat: SourceStat
     checked_at: float
     position: int
+    settles_at: float = 0.0
 
 
 class Listing(NamedTuple):
     scanned_at: float
     mtime_ns: int
+    settles_at: float
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the same mtime later on says that the names are the same."""
+        return self.scanned_at >= self.settles_at
+
+
+class _Rows:
+    """What is to be written of a directory after a question that the source was asked, and has answered."""
+
+    def __init__(self, parent: Node, asked_at: float, wall_clock: Callable[[], float]) -> None:
+        self.parent = parent
+        self.asked_at = asked_at
+        self.answered_at = wall_clock()
+        self._now = wall_clock
+        self.rows: list[Row] = []
+        # Places that were given away in rows not yet written: positions by directory, inodes under 0.
+        self.taken: dict[tuple[int, int], bytes] = {}
+
+    def remove(self, known: Dentry) -> None:
+        self.rows.append(("dentry", _DENTRY_KEY.pack(self.parent.inode, known.position), None))
+        self.rows.append(("gone", _INODE_KEY.pack(known.inode), b""))
+
+    def is_newer(self, row: bytes) -> bool:
+        """Whether a dentry was asked for later; not if that time has yet to come, because the clock was set back."""
+        checked_at: float = _DENTRY.unpack_from(row)[1]
+        return self.asked_at < checked_at <= self._now()
 
 
 def join(parent: bytes, name: bytes) -> bytes:
@@ -85,17 +126,20 @@ def join(parent: bytes, name: bytes) -> bytes:
 
 
 class Catalogue:
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, wall_clock: Callable[[], float] = time.time) -> None:
         self._records = records
+        self._now = wall_clock
 
     # -- what is known
 
     def node(self, inode: int) -> Node:
-        """Raises Stale for an inode that nobody has recorded."""
+        """Raises Stale for an inode that nobody has recorded; a provisional version's number means the version."""
+        inode &= ~PROVISIONAL
         row = self._records.get("inode", _INODE_KEY.pack(inode))
         if row is None:
             raise Stale(f"inode {inode} is not known (any more)")
-        return Node(inode, row[_STAT.size :], SourceStat(*_STAT.unpack_from(row)))
+        found, settles_at = _stat_of(row, 0)
+        return Node(inode, row[_STAT.size :], found, settles_at)
 
     def paths(self, inodes: Iterable[int]) -> list[bytes]:
         """The paths of many inodes, `?` for one that nobody has recorded."""
@@ -140,7 +184,10 @@ class Catalogue:
     def listing(self, inode: int) -> Listing | None:
         """When the directory was last scanned as a whole, if it ever was."""
         row = self._records.get("listing", _INODE_KEY.pack(inode))
-        return None if row is None else Listing(*_LISTING.unpack(row))
+        if row is None:
+            return None
+        scanned_at, seconds, nanoseconds, settles_at = _LISTING.unpack(row)
+        return Listing(scanned_at, seconds * _SECOND_NS + nanoseconds, settles_at)
 
     def known_files(self) -> int:
         return self._records.count("dentry")
@@ -148,53 +195,63 @@ class Catalogue:
     # -- what was found at the source; these write
 
     def record_root(self, found: SourceStat) -> None:
-        self._records.put([("inode", _INODE_KEY.pack(ROOT_INODE), _node_row(b"", found))])
+        self._records.put([("inode", _INODE_KEY.pack(ROOT_INODE), _node_row(b"", found, 0.0))])
 
     def record(self, parent: int, name: bytes, found: SourceStat, now: float) -> Dentry:
-        """Note that `name` was just seen with these attributes."""
-        rows: list[tuple[str, bytes, bytes | None]] = []
-        dentry = self._place(rows, {}, self.node(parent), self.find(parent, name), name, found, now)
-        self._records.put(rows)
-        return dentry
+        """Note that `name` was seen with these attributes, by a question that the source was asked at `now`.
 
-    def record_gone(self, parent: int, name: bytes) -> None:
-        """Note that the source said that `name` does not exist."""
+        Returns what is known of the name then: something newer, if somebody else has asked later and was faster.
+        """
+        rows = _Rows(self.node(parent), now, self._now)
+        dentry = self._place(rows, self.find(parent, name), name, found)
+        self._records.put(rows.rows, ("dentry", rows.is_newer))
+        return self.find(parent, name) or dentry
+
+    def record_gone(self, parent: int, name: bytes, now: float) -> None:
+        """Note that the source, asked at `now`, said that `name` does not exist."""
         known = self.find(parent, name)
         if known is not None:
-            self._records.put([("dentry", _DENTRY_KEY.pack(parent, known.position), None)])
+            rows = _Rows(self.node(parent), now, self._now)
+            rows.remove(known)
+            self._records.put(rows.rows, ("dentry", rows.is_newer))
 
     def record_listing(
         self, parent: int, names: Iterable[tuple[bytes, SourceStat]], directory_mtime_ns: int, now: float
     ) -> None:
-        """Note a whole directory; names that are no longer in it are forgotten, unless they were checked since `now`.
+        """Note a whole directory; names that are no longer in it are forgotten.
 
-        `now` is the time at which the scan began, so a name that another look-up found meanwhile is kept.
+        `now` is the time at which the scan began: what another look-up has found since then stands.
         """
-        node = self.node(parent)
+        node, before = self.node(parent), self.listing(parent)
+        answered_at = self._now()
         # All at once rather than a look-up per name, which would take as long as the writing.
         known = {dentry.name: dentry for dentry in self._all_entries(parent)}
-        batch: list[tuple[str, bytes, bytes | None]] = []
-        taken: dict[tuple[int, int], bytes] = {}
+        rows = _Rows(node, now, self._now)
         for name, found in names:
-            self._place(batch, taken, node, known.pop(name, None), name, found, now)
-            if len(taken) >= _BATCH_NAMES:
-                self._records.put(batch)
-                batch, taken = [], {}
-        # What was looked up since the scan began is newer than it.
-        gone = [dentry for dentry in known.values() if dentry.checked_at <= now]
-        for dentry in gone:
-            batch.append(("dentry", _DENTRY_KEY.pack(parent, dentry.position), None))
-            if len(batch) >= _BATCH_NAMES:
-                self._records.put(batch)
-                batch = []
-        batch.append(("listing", _INODE_KEY.pack(parent), _LISTING.pack(now, directory_mtime_ns)))
-        self._records.put(batch)
+            self._place(rows, known.pop(name, None), name, found)
+            if len(rows.taken) >= _BATCH_NAMES:
+                self._records.put(rows.rows, ("dentry", rows.is_newer))
+                rows = _Rows(node, now, self._now)
+        for dentry in known.values():
+            rows.remove(dentry)
+            if len(rows.rows) >= _BATCH_NAMES:
+                self._records.put(rows.rows, ("dentry", rows.is_newer))
+                rows = _Rows(node, now, self._now)
+        if before is not None and before.mtime_ns != directory_mtime_ns:
+            self._compare_clocks(before.scanned_at, directory_mtime_ns)
+        same = before is not None and before.mtime_ns == directory_mtime_ns
+        settles = self._settles_at(
+            directory_mtime_ns, 0, now, answered_at, before.settles_at if before is not None and same else None
+        )
+        listing = _LISTING.pack(now, *divmod(directory_mtime_ns, _SECOND_NS), settles)
+        rows.rows.append(("listing", _INODE_KEY.pack(parent), listing))
+        self._records.put(rows.rows, ("dentry", rows.is_newer))
 
     def expire(self, parent: int, name: bytes) -> None:
         """Make the next look-up of `name` ask the source."""
         known = self.find(parent, name)
         if known is not None:
-            row = _dentry_row(known.inode, 0.0, known.stat, name)
+            row = _dentry_row(known._replace(checked_at=0.0))
             self._records.put([("dentry", _DENTRY_KEY.pack(parent, known.position), row)])
 
     def parent_of(self, path: bytes) -> tuple[int, bytes]:
@@ -203,28 +260,45 @@ class Catalogue:
         return self.directory_inode(directory), name
 
     def directory_inode(self, path: bytes) -> int:
-        return self._free_inode({}, path, None) if path else ROOT_INODE
+        return self._free_inode({}, path, None)[0] if path else ROOT_INODE
 
-    def _place(
-        self,
-        rows: list[tuple[str, bytes, bytes | None]],
-        taken: dict[tuple[int, int], bytes],
-        parent: Node,
-        known: Dentry | None,
-        name: bytes,
-        found: SourceStat,
-        now: float,
-    ) -> Dentry:
-        """Add the rows of one name; `taken` holds the places given away in rows not yet written."""
+    def _place(self, rows: _Rows, known: Dentry | None, name: bytes, found: SourceStat) -> Dentry:
+        """Add the rows of one name."""
+        parent, taken = rows.parent, rows.taken
         path = join(parent.path, name)
         version = None if stat.S_ISDIR(found.mode) else found.version
-        inode = self._free_inode(taken, path, version)
+        inode, settled_before = self._free_inode(taken, path, version)
         position = known.position if known else self._free_position(taken, parent.inode, name)
+        settles = 0.0
+        if version is not None:
+            if known is not None and known.inode != inode:
+                self._compare_clocks(known.checked_at, version.mtime_ns)
+            settles = self._settles_at(version.mtime_ns, version.size, rows.asked_at, rows.answered_at, settled_before)
         taken[parent.inode, position] = name
         taken[0, inode] = path
-        rows.append(("inode", _INODE_KEY.pack(inode), _node_row(path, found)))
-        rows.append(("dentry", _DENTRY_KEY.pack(parent.inode, position), _dentry_row(inode, now, found, name)))
-        return Dentry(name, inode, found, now, position)
+        dentry = Dentry(name, inode, found, rows.asked_at, position, settles)
+        rows.rows.append(("inode", _INODE_KEY.pack(inode), _node_row(path, found, settles)))
+        rows.rows.append(("dentry", _DENTRY_KEY.pack(parent.inode, position), _dentry_row(dentry)))
+        if known is not None and known.inode != inode:
+            rows.rows.append(("gone", _INODE_KEY.pack(known.inode), b""))
+        return dentry
+
+    def _settles_at(self, mtime_ns: int, size: int, asked_at: float, answered_at: float, known: float | None) -> float:
+        behind = 0.0
+        if may_look_old(mtime_ns, size, asked_at) and (fact := self.fact(_BEHIND_FACT)) is not None:
+            behind, found_at = _BEHIND.unpack(fact)
+            # Clocks are set right some day, and an old mtime may have been set by hand.
+            if not 0 <= answered_at - found_at <= MOST_BEHIND_S:
+                behind = 0.0
+        return settles_at(mtime_ns, size, asked_at, answered_at, behind, known)
+
+    def _compare_clocks(self, seen_at: float, mtime_ns: int) -> None:
+        """Learn from a change, which came about after something else was seen, how far the source's clock is behind."""
+        behind = behind_s(seen_at, mtime_ns, self._now())
+        if behind:
+            fact = self.fact(_BEHIND_FACT)
+            if fact is None or behind > _BEHIND.unpack(fact)[0]:
+                self.record_fact(_BEHIND_FACT, _BEHIND.pack(behind, self._now()))
 
     def _free_position(self, taken: dict[tuple[int, int], bytes], parent: int, name: bytes) -> int:
         position = _name_hash(name)
@@ -237,22 +311,27 @@ class Catalogue:
                 return position
             position += 1
 
-    def _free_inode(self, taken: dict[tuple[int, int], bytes], path: bytes, version: Version | None) -> int:
-        """The inode of this version of this path: its hash, or the next place that no other version has taken."""
+    def _free_inode(
+        self, taken: dict[tuple[int, int], bytes], path: bytes, version: Version | None
+    ) -> tuple[int, float | None]:
+        """The inode of this version of this path: its hash, or the next place that no other version has taken.
+
+        And when it has settled, if it is known already.
+        """
         inode = _version_hash(path, version)
         while True:
             other = taken.get((0, inode))
             if other is None:
                 row = self._records.get("inode", _INODE_KEY.pack(inode))
                 if row is None:
-                    return inode
-                known = SourceStat(*_STAT.unpack_from(row))
+                    return inode, None
+                known, settles_at = _stat_of(row, 0)
                 other = row[_STAT.size :]
                 same = stat.S_ISDIR(known.mode) if version is None else _file_version(known) == version
                 if other == path and same:
-                    return inode
+                    return inode, settles_at
             elif other == path:
-                return inode
+                return inode, None
             inode = max((inode + 1) & _HASH_MASK, FIRST_INODE)
 
     # -- facts about the source as a whole
@@ -280,15 +359,26 @@ def _name_hash(name: bytes) -> int:
     return max(hashed, 3)
 
 
-def _node_row(path: bytes, found: SourceStat) -> bytes:
-    return _STAT.pack(*found) + path
+def _stat_row(found: SourceStat, settles_at: float) -> bytes:
+    mode, uid, gid, size, mtime_ns = found
+    return _STAT.pack(mode, uid, gid, size, *divmod(mtime_ns, _SECOND_NS), settles_at)
 
 
-def _dentry_row(inode: int, checked_at: float, found: SourceStat, name: bytes) -> bytes:
-    return _DENTRY.pack(inode, checked_at) + _STAT.pack(*found) + name
+def _stat_of(row: bytes, at: int) -> tuple[SourceStat, float]:
+    mode, uid, gid, size, seconds, nanoseconds, settles_at = _STAT.unpack_from(row, at)
+    return SourceStat(mode, uid, gid, size, seconds * _SECOND_NS + nanoseconds), settles_at
+
+
+def _node_row(path: bytes, found: SourceStat, settles_at: float) -> bytes:
+    return _stat_row(found, settles_at) + path
+
+
+def _dentry_row(dentry: Dentry) -> bytes:
+    checked = _DENTRY.pack(dentry.inode, dentry.checked_at)
+    return checked + _stat_row(dentry.stat, dentry.settles_at) + dentry.name
 
 
 def _dentry(position: int, row: bytes) -> Dentry:
     inode, checked_at = _DENTRY.unpack_from(row)
-    found = SourceStat(*_STAT.unpack_from(row, _DENTRY.size))
-    return Dentry(row[_DENTRY.size + _STAT.size :], inode, found, checked_at, position)
+    found, settles_at = _stat_of(row, _DENTRY.size)
+    return Dentry(row[_DENTRY.size + _STAT.size :], inode, found, checked_at, position, settles_at)

@@ -13,6 +13,7 @@ where the store had no room for them or has already let them go.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -142,7 +143,9 @@ class Fetcher:
         full_disk: Episode,
         counters: Counters,
         alone: bool = False,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self._now = wall_clock
         self._client = client
         self._content = content
         self._interlock = interlock
@@ -190,6 +193,21 @@ class Fetcher:
             self._failed(exc)
             return False
 
+    def stored_blocks(self, inode: int) -> int:
+        """How many blocks of a large file the store has, or will have in a moment. Raises StoreCorrupt."""
+        try:
+            coming = sum(key.inode == inode for key in self._on_their_way)
+            return self._content.blocks(inode) + coming
+        except StoreCorrupt:
+            raise
+        except StoreError as exc:
+            self._failed(exc)
+            return 0
+
+    def passing(self, key: ContentKey) -> bytes | None:
+        """What this process has fetched lately, wherever it is now."""
+        return self._transit.get(key)
+
     def on_its_way(self, key: ContentKey) -> Fetched | None:
         """What was brought and has yet to reach the store."""
         return self._on_their_way.get(key)
@@ -213,7 +231,8 @@ class Fetcher:
         """The same for a reader, who does not care whether the bytes have reached the store yet.
 
         The delivery is made if this call is the one that reads them. Whatever is waited for, the source or another
-        process's fetch, takes no longer than the reader's patience, which began with the request: by default, now.
+        process's fetch, takes no longer than the reader's patience, which began with the request: by default, now. What
+        is provisional never reaches the store.
         """
         key = ContentKey(node.inode, block)
         # A look at the store sees it as of its first read, and pins old pages until it is ended. So none is open while
@@ -222,12 +241,26 @@ class Fetcher:
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
         patience = patience or self._client.patience()
-        fetch = partial(self._fetch_once, key, node.path, offset, length, node.version, delivery, patience)
+        if node.settles_at and node.settles_at > self._now():
+            fetch = partial(self._fetch_provisional, key, node, offset, length, patience)
+        else:
+            fetch = partial(self._fetch_once, key, node.path, offset, length, node.version, delivery, patience)
         return await self._client.shared(key, fetch)
 
     async def drain(self) -> None:
         """Return when everything that was brought has reached the store; call it before the process ends."""
         await self._landing.drain()
+
+    async def _fetch_provisional(
+        self, key: ContentKey, node: Node, offset: int, length: int, patience: Patience
+    ) -> Fetched:
+        payload = await self._client.read(node.path, offset, length, node.version, patience=patience)
+        self._counters.add("origin_reads")
+        self._counters.add("origin_bytes", len(payload))
+        if node.settles_at == math.inf:
+            # Under the handle of one open (`filesystem.py`), so that nobody else finds it there.
+            self._transit.put(key, payload)
+        return Fetched(payload, UNSTORED)
 
     async def _fetch_once(
         self,

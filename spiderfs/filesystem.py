@@ -5,6 +5,12 @@ slices it out of the store. A file larger than `sample_max_bytes` is read in 1 M
 file handle is the inode itself, so any worker can answer any request. Nothing here waits for the manager, except for
 control files.
 
+**Provisional versions.** The bytes of a version that has not settled (`core/settling.py`) may still change under it. So
+the kernel is told of it under another number, with the bit PROVISIONAL, for no longer than until it has settled; then
+the next look-up gives the inode itself. What an open of the first reads is kept from the store, from the kernel's pages
+of the second, and from every other open: its handle is a number drawn for it, under which what it has fetched lies in
+transit. Everywhere else (events, lists of samples, redirects) the version is its inode.
+
 A failing cache is never the reader's error: the bytes then come from the source. Only the source's own "does not exist"
 makes a name vanish; while the source is unreachable, names are answered from what is known.
 
@@ -17,6 +23,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import random
 import stat
 import time
 from collections.abc import Awaitable, Callable
@@ -25,10 +32,10 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import trio
 
-from spiderfs.catalogue import ROOT_INODE, Catalogue, Dentry, Node, join
+from spiderfs.catalogue import PROVISIONAL, ROOT_INODE, Catalogue, Dentry, Node, join
 from spiderfs.client_terms import CLIENT_XATTR
 from spiderfs.control import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
-from spiderfs.core.events import FETCHED, HIT, OPENED
+from spiderfs.core.events import FETCHED, HIT, OPENED, UNSTORED
 from spiderfs.errors import (
     AccessDenied,
     InvalidArgument,
@@ -76,6 +83,8 @@ _LISTINGS_KEPT = 65536
 # the pipe with them.
 PASSED_PAUSE_S, PASSED_BLOCKS = 1.0, 4096
 _PASSED_FILES = 4096
+# Handles with further bits are those of control files.
+_HANDLE_BITS = 62
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 
 
@@ -110,6 +119,7 @@ class Opened(NamedTuple):
     """`fetched`: the whole content, where the open has brought it from the source.
 
     `answered`: whoever has read it has given it to the kernel, and said that the file is open. `large`: see `lend`.
+    `keeps_pages`: the pages that the kernel has of the inode are those of the same bytes.
     """
 
     handle: int
@@ -117,6 +127,7 @@ class Opened(NamedTuple):
     fetched: bytes | None = None
     answered: bool = False
     large: bool = False
+    keeps_pages: bool = True
 
 
 class OpenedDirectory(NamedTuple):
@@ -293,7 +304,7 @@ class Filesystem:
             try:
                 found = self._client.source.stat(path)
             except (SourceNotFound, SourceNotADirectory):
-                self._catalogue.record_gone(parent, name)
+                self._catalogue.record_gone(parent, name, now)
                 return None
             return self._catalogue.record(parent, name, found, now)
 
@@ -307,6 +318,10 @@ class Filesystem:
 
     def _entry(self, dentry: Dentry, left_s: float) -> Entry:
         timeout_s = min(max(left_s, 0.0), FOREVER_S)
+        if dentry.settles_at and (settles_in_s := dentry.settles_at - self._now()) > 0:
+            # Once it has settled the kernel is to know it under its own number.
+            attributes = self._attributes(dentry.inode | PROVISIONAL, dentry.stat, FOREVER_S)
+            return Entry(attributes, min(timeout_s, settles_in_s))
         if stat.S_ISDIR(dentry.stat.mode):
             # A directory's attributes change with its content, and its inode stays.
             return Entry(self._attributes(dentry.inode, dentry.stat, self.settings.dir_ttl_s), timeout_s)
@@ -393,16 +408,47 @@ class Filesystem:
         node = self._catalogue.node(inode)
         if not node.is_regular:
             raise IsADirectory(os.fsdecode(node.path))
+        if inode & PROVISIONAL:
+            return await self._open_provisional(node, caller)
+        if node.settles_at and node.settles_at > self._now():
+            # The clock was set back meanwhile: the next look-up, which the kernel makes at once, tells it so.
+            raise Stale(f"{os.fsdecode(node.path)} may still be written to")
         if node.stat.size <= self.settings.sample_max_bytes:
             return await self._make_local(node, caller)
         # Only READ knows which blocks are wanted; the open itself waits for nothing.
+        self._note_large(node, caller)
+        return Opened(inode, direct_io=False, large=True)
+
+    def _note_large(self, node: Node, caller: Caller) -> None:
+        inode = node.inode
         self._check_still_named(node)
         self._counters.add("opens")
         self._counters.add("opens_hit")
         if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
             wanted = self._redirects.wanted(caller.pid, inode) or inode
             self._events.note(inode, 0, OPENED, caller.pid, trainer=reader.number, wanted=wanted)
-        return Opened(inode, direct_io=False, large=True)
+
+    async def _open_provisional(self, node: Node, caller: Caller) -> Opened:
+        """Its bytes may change under it: they are read anew for each open, and not kept for another one."""
+        handle = random.getrandbits(_HANDLE_BITS)
+        if node.stat.size > self.settings.sample_max_bytes:
+            self._note_large(node, caller)
+            return Opened(handle, direct_io=False, keeps_pages=False)
+        trainer, wanted, _ = self._reader_of(node, caller)
+        started = time.perf_counter()
+        if node.stat.size:
+            try:
+                await self._fetcher.bring(_for_one_open(node, handle))
+            except (SourceNotFound, SourceChanged) as exc:
+                raise await self._stale(node) from exc
+        took_s = time.perf_counter() - started
+        self._counters.add("opens")
+        self._counters.add("stall_microseconds", int(took_s * 1e6))
+        self._counters.observe("open_miss_seconds", took_s)
+        if wanted != node.inode:
+            self._counters.add("redirects")
+        self._note_fetched(node, caller.pid, trainer, wanted, UNSTORED)
+        return Opened(handle, direct_io=False, keeps_pages=False)
 
     def lend(self, inode: int) -> int | None:
         """A descriptor of a plain file that has the bytes of this large one, if there is one; see `Content.lend`."""
@@ -453,13 +499,8 @@ class Filesystem:
             raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
 
     async def _make_local(self, node: Node, caller: Caller) -> Opened:
-        trainer, wanted = 0, node.inode
-        believed = None
-        if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
-            # Now: once this open has been answered, the same caller may have looked up another name.
-            asked = self._redirects.wanted(caller.pid, node.inode)
-            trainer, wanted = reader.number, asked or node.inode
-            believed = reader if asked is None else None
+        # Now: once this open has been answered, the same caller may have looked up another name.
+        trainer, wanted, believed = self._reader_of(node, caller)
         started = time.perf_counter()
         fetched = delivery = None
         key = ContentKey(node.inode)
@@ -503,6 +544,16 @@ class Filesystem:
             self._redirects.note(caller.pid, node.inode, node.inode)
             raise Stale(f"{os.fsdecode(node.path)} has a stand-in")
 
+    def _reader_of(self, node: Node, caller: Caller) -> tuple[int, int, Attached | None]:
+        """The number of the trainer that opens a file, or 0, and the inode that it wanted.
+
+        And the trainer itself, if it has not just looked the file up: the kernel has believed the name.
+        """
+        if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
+            asked = self._redirects.wanted(caller.pid, node.inode)
+            return reader.number, asked or node.inode, reader if asked is None else None
+        return 0, node.inode, None
+
     async def _has_come(self, key: ContentKey) -> bool:
         """Whether a file that is being fetched has been read, and an open of it answered, already."""
         if not self._client.fetching(key):
@@ -515,17 +566,30 @@ class Filesystem:
             self._counters.add("opens_uncached")
         self._events.note(node.inode, node.stat.size, where, pid, trainer=trainer, wanted=wanted)
 
-    async def read(self, handle: int, offset: int, size: int) -> memoryview | bytes:
-        """Up to `size` bytes, short only at the end of the file; a view is valid until the next request."""
+    async def read(self, handle: int, offset: int, size: int, inode: int = 0) -> memoryview | bytes:
+        """Up to `size` bytes, short only at the end of the file; a view is valid until the next request.
+
+        `inode` is what was opened, and matters for what is provisional.
+        """
         if is_control_handle(handle):
             return await self._control.read(handle, offset, size)
         self._counters.add("reads")
+        if inode & PROVISIONAL:
+            return await self._read_provisional(_for_one_open(self._catalogue.node(inode), handle), offset, size)
         piece = self._fetcher.local(ContentKey(handle), offset, size)
         if piece is None:
             node = self._catalogue.node(handle)
             if node.stat.size > self.settings.sample_max_bytes:
                 return await self._read_blocks(node, offset, size)
             piece = (await self._fetch_again(node))[offset : offset + size]
+        self._counters.add("read_bytes", len(piece))
+        return piece
+
+    async def _read_provisional(self, node: Node, offset: int, size: int) -> memoryview | bytes:
+        if node.stat.size > self.settings.sample_max_bytes:
+            return await self._read_blocks(node, offset, size)
+        payload = self._fetcher.passing(ContentKey(node.inode))
+        piece = (memoryview(payload) if payload is not None else await self._fetch_again(node))[offset : offset + size]
         self._counters.add("read_bytes", len(piece))
         return piece
 
@@ -581,11 +645,11 @@ class Filesystem:
             self._counters.add("block_hits")
             coming = self._fetcher.on_its_way(key)
             if coming is None:
-                self._events.note(node.inode, whole, HIT, 0, block)
+                self._note_block(node, whole, block, HIT)
             else:
                 # Brought by read-ahead. Told of it before it is in the store, the manager could not keep it.
                 coming.when_settled(
-                    lambda where: self._events.note(node.inode, whole, HIT if where == FETCHED else where, 0, block)
+                    lambda where: self._note_block(node, whole, block, HIT if where == FETCHED else where)
                 )
             return piece
         started = time.perf_counter()
@@ -594,8 +658,12 @@ class Filesystem:
         except (SourceNotFound, SourceChanged) as exc:
             raise await self._stale(node) from exc
         self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
-        fetched.when_settled(lambda where: self._events.note(node.inode, whole, where, 0, block))
+        fetched.when_settled(lambda where: self._note_block(node, whole, block, where))
         return memoryview(fetched.payload)[offset : offset + size]
+
+    def _note_block(self, node: Node, size: int, block: int, where: int) -> None:
+        if node.settles_at != math.inf:
+            self._events.note(node.inode, size, where, 0, block)
 
     async def _stale(self, node: Node) -> Stale:
         """The error for a version that the source no longer has; the name is looked up anew from now on."""
@@ -679,10 +747,11 @@ class Filesystem:
         """How many of the file's records are in the store, and how many it has."""
         if node.stat.size <= self.settings.sample_max_bytes:
             return int(node.stat.size == 0 or self._fetcher.stored(ContentKey(node.inode))), 1
-        blocks = math.ceil(node.stat.size / BLOCK_BYTES)
-        return sum(self._fetcher.stored(ContentKey(node.inode, block)) for block in range(1, blocks + 1)), blocks
+        return self._fetcher.stored_blocks(node.inode), -(-node.stat.size // BLOCK_BYTES)
 
     def _xattr_state(self, node: Node) -> str:
+        if node.settles_at > self._now():
+            return "provisional"
         cached, blocks = self._cached_blocks(node)
         if cached == blocks:
             return "cached"
@@ -706,6 +775,11 @@ class Filesystem:
 
     def _xattr_version(self, node: Node) -> str:
         return f"{node.stat.size} {node.stat.mtime_ns}"
+
+
+def _for_one_open(node: Node, handle: int) -> Node:
+    """A provisional version as one open of it sees it, which it stays for as long as that lasts."""
+    return node._replace(inode=handle, settles_at=math.inf)
 
 
 _OWN_XATTRS: dict[str, Callable[[Filesystem, Node], str]] = {

@@ -13,9 +13,6 @@ from spiderfs.catalogue import ROOT_INODE, Catalogue, Node, join
 from spiderfs.errors import SourceError, SourceNotADirectory, SourceNotFound, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceClient
 
-# A directory whose mtime is this close to the time of its scan may have changed again within the same clock tick
-# (NFS servers and ext3 keep whole seconds), so its listing is not trusted on the mtime's word.
-RACY_S = 2.0
 # Names taken from the catalogue at a time by a walk.
 _CHUNK = 1000
 
@@ -75,7 +72,7 @@ class Lister:
             fresh = await self.refresh(node)
             unchanged = fresh.stat.mtime_ns == listing.mtime_ns
             # Who has just waited in vain for the attributes is not made to wait for a scan as well.
-            if not self._client.reachable or (unchanged and listing.scanned_at - listing.mtime_ns / 1e9 > RACY_S):
+            if not self._client.reachable or (unchanged and listing.is_settled):
                 return
         try:
             await self._client.shared(("scan", node.inode), lambda: self._scan(node))
@@ -109,7 +106,10 @@ class Lister:
             after = 0
             while entries := self._catalogue.entries(directory.inode, after, _CHUNK):
                 after = entries[-1].position
-                nodes = [Node(entry.inode, join(directory.path, entry.name), entry.stat) for entry in entries]
+                nodes = [
+                    Node(entry.inode, join(directory.path, entry.name), entry.stat, entry.settles_at)
+                    for entry in entries
+                ]
                 waiting += [node for node in nodes if node.is_directory]
                 yield [node for node in nodes if node.is_regular]
                 await trio.lowlevel.checkpoint()

@@ -138,7 +138,7 @@ class Capacity:
         """The budget in bytes, at least one; `source_bytes` matters only for a percentage."""
         if self.unit == "bytes":
             return int(self.amount)
-        return max(1, int(source_bytes * self.amount / 100))
+        return max(1, min(int(source_bytes * self.amount / 100), MAX_SIZE_BYTES))
 
     def __str__(self) -> str:
         return format_size(int(self.amount)) if self.unit == "bytes" else f"{self.amount:.12g}%"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import OrderedDict
 
 import trio
@@ -43,7 +42,7 @@ class ReadAhead:
             asked = block  # a jump, or a first read elsewhere than at the start
             further = range(0)
         else:
-            last = min(block + self._depth_blocks, math.ceil(node.stat.size / BLOCK_BYTES))
+            last = min(block + self._depth_blocks, -(-node.stat.size // BLOCK_BYTES))
             further = range(max(asked, block) + 1, last + 1)
             asked = max(asked, last)
         self._positions[node.inode] = (block, asked)

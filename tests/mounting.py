@@ -241,6 +241,18 @@ def attach(source: Path, point: Path, cache: Path, log: Path, workers: int) -> M
     return Mounted(source, point, cache, log, workers, Process(lock_holder(cache)))
 
 
+def settle(source: Path, age_s: float = 3600.0) -> None:
+    """Make files that have just been written older, or what is read of them is kept only after some seconds."""
+    since_ns = time.time_ns() - 60 * 10**9
+    for directory, _, names in os.walk(os.fsencode(source)):
+        for name in names:
+            path = os.path.join(directory, name)
+            found = os.lstat(path)
+            if found.st_mtime_ns > since_ns:
+                mtime_ns = found.st_mtime_ns - int(age_s * 1e9)
+                os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
+
+
 @contextlib.contextmanager
 def mounted(
     source: Path,
@@ -254,8 +266,10 @@ def mounted(
 ) -> Iterator[Mounted]:
     """Mount `source`; mount point, cache and log lie below the directory `place` unless given.
 
-    At the end the daemon is stopped, nothing stays mounted, and the log must hold no warning but those `allowed`.
+    Its files are made older first (`settle`). At the end the daemon is stopped, nothing stays mounted, and the log must
+    hold no warning but those `allowed`.
     """
+    settle(source)
     place.mkdir(parents=True, exist_ok=True)
     point, cache, log = point or place / "mnt", cache or place / "cache", place / "daemon.log"
     # Not mkdir(exist_ok=True), which would ask what a crash has left mounted there.

@@ -1,9 +1,9 @@
 """One mount's cache, read by this process itself: the rules of a worker's look-up and open, without the worker.
 
 `serve` answers for what a worker would answer from the cache at once, and gives None for everything else: a name
-that is not known or whose TTL has passed, a symbolic link, a directory, a large file, a file that is not cached, one
-that may not be read. The caller then asks the mount, which knows all of that better. So nothing here asks the source,
-and no error is made here: each error that a reader sees is the mount's own.
+that is not known or whose TTL has passed, a version that has not settled, a symbolic link, a directory, a large file, a
+file that is not cached, one that may not be read. The caller then asks the mount, which knows all of that better. So
+nothing here asks the source, and no error is made here: each error that a reader sees is the mount's own.
 
 What is served is told to the manager as the open that it is (`client_terms.py`). Telling it fails when the manager has
 gone; then, and whenever the store cannot be used, `Gone` is raised, and nothing is served.
@@ -219,6 +219,8 @@ class Cache:
         dentry = self._catalogue.find(parent.inode, name) if parent else None
         if dentry is None or not 0 <= now - dentry.checked_at < self._ttl_s:
             return None
+        if dentry.settles_at > now:
+            return None  # its bytes may change still: they are read for one open, and not from the cache
         found = dentry.stat
         if not stat.S_ISREG(found.mode) or not self._ownership.may_read(self._who, found):
             return None

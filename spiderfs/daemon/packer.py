@@ -232,7 +232,8 @@ class Packer:
                     node = self._catalogue.node(inode)
                 except Stale:
                     continue
-                if node.stat.size == len(here):
+                # The index of a package has 64 bits for a time.
+                if node.stat.size == len(here) and abs(node.stat.mtime_ns) < 1 << 63:
                     self._collected[inode] = node, bytes(here)
                     self._collected_bytes += len(here)
             self._content.end_read()

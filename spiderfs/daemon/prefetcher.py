@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -206,7 +207,9 @@ class Prefetcher:
         key = ContentKey(inode)
         if self._fetcher.stored(key) or self._fetcher.under_way(key) or self._has_stand_in(inode):
             return None
-        return self._sample(inode)
+        node = self._sample(inode)
+        # What is fetched before it has settled is not kept.
+        return None if node is None or node.settles_at > time.time() else node
 
     def _sample(self, inode: int) -> Node | None:
         """The file, if it is neither empty nor so large that it is read by blocks."""

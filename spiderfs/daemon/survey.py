@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from spiderfs.lister import Lister
+from spiderfs.sources.source import MAX_SIZE
 
 
 class Survey:
@@ -24,7 +25,8 @@ class Survey:
         total = 0
         # No listing is trusted for its age alone: each directory's mtime is compared once.
         async for files in self._lister.walk(lambda directory: True, ttl_s=-math.inf):
-            total += sum(file.stat.size for file in files)
+            # Sparse files may claim to be of any size, together more than there are numbers for.
+            total = min(total + sum(file.stat.size for file in files), MAX_SIZE)
             if total > self.source_bytes:
                 self.source_bytes = total
                 report()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
@@ -86,6 +87,8 @@ class Warmer:
         blocks = range(1, math.ceil(node.stat.size / BLOCK_BYTES) + 1) if large else range(1)
         fetched = False
         try:
+            # What is fetched before would not be kept. Those of a directory settle at about the same time.
+            await trio.sleep(max(0.0, node.settles_at - time.time()))
             for block in blocks:
                 key = ContentKey(node.inode, block)
                 if node.stat.size == 0 or self._fetcher.stored(key):

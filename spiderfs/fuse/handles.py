@@ -60,6 +60,6 @@ class Handles:
         return OpenDelivery(inode, size, caller.request) if self.may_push(inode, size) else None
 
 
-def open_out(handle: int, direct_io: bool = False) -> bytes:
+def open_out(handle: int, direct_io: bool = False, keeps_pages: bool = True) -> bytes:
     """The pages of an inode are those of one version, so they may stay from one open to the next."""
-    return wire.OPEN_OUT.pack(handle, _DIRECT_IO if direct_io else _KEEP_CACHE, 0)
+    return wire.OPEN_OUT.pack(handle, _DIRECT_IO if direct_io else _KEEP_CACHE if keeps_pages else 0, 0)

@@ -79,7 +79,7 @@ class Operations:
         (flags,) = wire.FIRST_WORD.unpack_from(body)
         self._handles.open(inode)
         try:
-            handle, direct_io, fetched, answered, large = await self._fs.open(inode, flags, caller)
+            handle, direct_io, fetched, answered, large, keeps_pages = await self._fs.open(inode, flags, caller)
         except SourceTimeout:
             # Whoever reads the file may still answer this open, in the same moment: rather one handle too many is
             # counted, which costs a push, than one too few.
@@ -97,10 +97,11 @@ class Operations:
             if backing := self._passthrough.opened(inode, may_begin):
                 self._fs.passed_through(inode)
                 return passing_out(handle, backing, past_pages)
-        return open_out(handle, direct_io)
+        return open_out(handle, direct_io, keeps_pages)
 
     async def read(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        return await self._fs.read(*wire.READ_IN.unpack_from(body))
+        handle, offset, size = wire.READ_IN.unpack_from(body)
+        return await self._fs.read(handle, offset, size, inode)
 
     async def release(self, inode: int, body: memoryview, caller: Caller) -> Body:
         (handle,) = wire.HANDLE.unpack_from(body)

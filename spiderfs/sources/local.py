@@ -213,7 +213,8 @@ class LocalSource:
 
 
 def _source_stat(found: os.stat_result) -> SourceStat:
-    return SourceStat(found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns)
+    # A broken server may claim any size; the kernel takes a negative one for a huge one, and shows the file no more.
+    return SourceStat(found.st_mode, found.st_uid, found.st_gid, max(found.st_size, 0), found.st_mtime_ns)
 
 
 def _is_shown(mode: int) -> bool:
@@ -235,7 +236,7 @@ def _check_linked(fd: int) -> None:
 
 def _check_version(fd: int, path: bytes, version: Version) -> None:
     found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or (found.st_size, found.st_mtime_ns) != version:
+    if not stat.S_ISREG(found.st_mode) or _source_stat(found).version != version:
         raise SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
 
 

@@ -40,9 +40,10 @@ from spiderfs.sources.source import Source, Version
 
 _PR_SET_PDEATHSIG = 1
 _NUMBER = struct.Struct("<I")
-# Request: offset, length, the version's size and mtime; bytes of the path, of what a delivery begins with, and of its
-# answer. Reply: bytes, and what they are.
-_REQUEST = struct.Struct("<QQQqIHH")
+# Request: offset, length, the version's size and mtime (seconds, nanoseconds); bytes of the path, of what a delivery
+# begins with, and of its answer. Reply: bytes, and what they are.
+_REQUEST = struct.Struct("<QQQqIIHH")
+_SECOND_NS = 1_000_000_000
 _REPLY = struct.Struct("<QB")
 _READ, _DELIVERED, _FAILED = 0, 1, 2
 _COUNT = struct.Struct("<Q")
@@ -117,7 +118,8 @@ class ReadProcess:
             await self._room.park()
         slot = self._free.pop()
         begin = slot * self._slot_bytes
-        _REQUEST.pack_into(self._view, begin, offset, length, *version, len(path), len(head), len(answer))
+        mtime = divmod(version.mtime_ns, _SECOND_NS)
+        _REQUEST.pack_into(self._view, begin, offset, length, version.size, *mtime, len(path), len(head), len(answer))
         begin += _HEADER_BYTES
         said = path + head + answer
         self._view[begin : begin + len(said)] = said
@@ -206,14 +208,13 @@ class ReadProcess:
     def _answer(self, source: Source, requests: int, replies: int) -> None:
         while number := os.read(requests, _NUMBER.size):
             begin = _NUMBER.unpack(number)[0] * self._slot_bytes
-            offset, length, size, mtime_ns, path_bytes, head_bytes, answer_bytes = _REQUEST.unpack_from(
-                self._view, begin
-            )
+            offset, length, size, *mtime, path_bytes, head_bytes, answer_bytes = _REQUEST.unpack_from(self._view, begin)
+            version = Version(size, mtime[0] * _SECOND_NS + mtime[1])
             start = begin + _HEADER_BYTES
             said = bytes(self._view[start : start + path_bytes + head_bytes + answer_bytes])
             path = said[:path_bytes]
             try:
-                result, what = source.read(path, offset, length, Version(size, mtime_ns)), _READ
+                result, what = source.read(path, offset, length, version), _READ
             except Exception as exc:
                 result, what = pickle.dumps(exc.with_traceback(None)), _FAILED
             if answer_bytes:

@@ -22,8 +22,15 @@ class Version(NamedTuple):
     mtime_ns: int
 
 
+# The largest file that the kernel knows of (loff_t).
+MAX_SIZE = (1 << 63) - 1
+
+
 class SourceStat(NamedTuple):
-    """The attributes of one source entry; `mode` is the whole st_mode, type bits included."""
+    """The attributes of one source entry; `mode` is the whole st_mode, type bits included.
+
+    Times are whole numbers of any size: those of 64-bit seconds do not fit into 64 bits of nanoseconds.
+    """
 
     mode: int
     uid: int

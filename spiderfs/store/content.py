@@ -136,11 +136,12 @@ class LmdbContent:
             self._sound.forget(key)
         return piece
 
-    def whole(self, inode: int, size: int) -> bool:
-        if not self._sound.whole(inode, size):
-            return False
+    def blocks(self, inode: int) -> int:
         with translated_errors(), self._env.begin(self._meta) as txn:
-            return block_count(txn, INODE.pack(inode), self._meta) == -(-size // BLOCK_BYTES)
+            return block_count(txn, INODE.pack(inode), self._meta)
+
+    def whole(self, inode: int, size: int) -> bool:
+        return self._sound.whole(inode, size) and self.blocks(inode) == -(-size // BLOCK_BYTES)
 
     def lend(self, inode: int, size: int) -> int | None:
         if not self.whole(inode, size) or self._keeps_too_much() or (fd := self._files.lend(inode)) is None:

@@ -52,6 +52,9 @@ CLAIM_WALK_S = 2.0
 # cut short, as the last one before the disk is full is (mdb_page_flush: "TODO: Use which error code?").
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 _MARKER = "in-use"
+# How rows are packed; another number for every change of that. Without the file it is the first.
+FORMAT = "2"
+_FORMAT = "format"
 # Directory of an environment in which further files of it may lie.
 BLOCKS = "blocks"
 
@@ -161,7 +164,9 @@ def claim(directory: Path) -> str | None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     marker = directory / _MARKER
     reason = None
-    if marker.exists() and marker.read_text().strip() != boot_id():
+    if _environments(directory) and _format(directory) != FORMAT:
+        reason = "it was written by another version of spiderfs"
+    elif marker.exists() and marker.read_text().strip() != boot_id():
         reason = "the machine went down while the cache was in use"
     else:
         for environment in _environments(directory):
@@ -170,8 +175,16 @@ def claim(directory: Path) -> str | None:
                 break
     if reason:
         wipe(directory)
+    (directory / _FORMAT).write_text(FORMAT + "\n")
     marker.write_text(boot_id() + "\n")
     return reason
+
+
+def _format(directory: Path) -> str:
+    try:
+        return (directory / _FORMAT).read_text().strip()
+    except FileNotFoundError:
+        return "1"
 
 
 def release(directory: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
-from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Member, Usage
+from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Left, Member, Row, Usage
 
 
 class MemoryContent:
@@ -23,6 +23,9 @@ class MemoryContent:
 
     def end_read(self) -> None:
         pass
+
+    def blocks(self, inode: int) -> int:
+        return sum(key.inode == inode and key.block > 0 for key in self._payloads)
 
     def whole(self, inode: int, size: int) -> bool:
         blocks = range(1, -(-size // BLOCK_BYTES) + 1)
@@ -99,9 +102,11 @@ class MemoryRecords:
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._rows[table].get(key) for key in keys]
 
-    def put(self, rows: Iterable[tuple[str, bytes, bytes | None]]) -> None:
+    def put(self, rows: Iterable[Row], leave: Left | None = None) -> None:
         for table, key, value in rows:
             known, order = self._rows[table], self._order[table]
+            if leave is not None and table == leave[0] and key in known and leave[1](known[key]):
+                continue
             if value is None:
                 if known.pop(key, None) is not None:
                     del order[bisect_left(order, key)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import lmdb
 
 from spiderfs.store.environment import open_environment, translate, translated_errors
+from spiderfs.store.store import Left, Row
 
 # Names must go on working when the disk is full, since without them no file can be served, cached or not. The file is
 # therefore allocated ahead of its use: 32 MiB hold about 100,000 further names.
@@ -38,9 +39,13 @@ class LmdbRecords:
             found = dict(cursor.getmulti(keys))
         return [found.get(key) for key in keys]
 
-    def put(self, rows: Iterable[tuple[str, bytes, bytes | None]]) -> None:
+    def put(self, rows: Iterable[Row], leave: Left | None = None) -> None:
         with translated_errors(), self._env.begin(write=True) as txn:
             for table, key, value in rows:
+                if leave is not None and table == leave[0]:
+                    there = txn.get(key, db=self._tables[table])
+                    if there is not None and leave[1](there):
+                        continue
                 if value is None:
                     txn.delete(key, db=self._tables[table])
                 else:

@@ -14,7 +14,7 @@ may block on the writer lock: call them in threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 LANDING = "landing"
@@ -74,6 +74,9 @@ class Content(Protocol):
     def member(self, key: ContentKey) -> Member | None:
         """Section, size and score of one record."""
 
+    def blocks(self, inode: int) -> int:
+        """How many blocks of a large file are here, without a look at each."""
+
     def whole(self, inode: int, size: int) -> bool:
         """Whether all blocks of a large file are here, and every piece was written or verified by this process."""
 
@@ -113,13 +116,19 @@ class Content(Protocol):
     def close(self) -> None: ...
 
 
+Row = tuple[str, bytes, bytes | None]
+"""Table, key, value; None instead of a value deletes."""
+Left = tuple[str, Callable[[bytes], bool]]
+"""A table, and what says of a value that is there that it is to be left as it is."""
+
+
 class Records(Protocol):
     """Ordered byte strings under byte keys in named tables: where the catalogue keeps names."""
 
     def get(self, table: str, key: bytes) -> bytes | None: ...
 
-    def put(self, rows: Iterable[tuple[str, bytes, bytes | None]]) -> None:
-        """Write rows (table, key, value) in one transaction; None deletes."""
+    def put(self, rows: Iterable[Row], leave: Left | None = None) -> None:
+        """Write rows in one transaction, but for those in whose place is something that is to be left."""
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """What `get` gives for each of these, in one look."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from mounting import Mounted, as_root, detach, eventually, mounted
+from mounting import Mounted, as_root, detach, eventually, mounted, settle
 from reading import readers, together, write_files
 
 SIZES = {f"{number:03d}": 40_000 for number in range(100)} | {"large": (9 << 20) + 5}
@@ -200,6 +200,7 @@ def test_a_file_larger_than_the_cache_can_hold_fills_no_disk(source: Path, tmp_p
                 assert os.pread(fd, 5, offset) == wanted
                 os.close(fd)
             (source / "small").write_bytes(b"small")
+            settle(source)
             assert (mount.point / "small").read_bytes() == b"small"
             eventually(lambda: b" small" in mount.control("cache").read_bytes())
             assert b"large block 1\n" in mount.control("cache").read_bytes()

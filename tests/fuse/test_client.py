@@ -26,7 +26,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from mounting import Mounted, as_root, eventually, mounted
+from mounting import Mounted, as_root, eventually, mounted, settle
 from reading import digest, write_files
 
 from spiderfs import client
@@ -379,6 +379,7 @@ def test_a_stale_name_is_looked_up_anew(own_source: Path, tmp_path: Path) -> Non
     with mounted(own_source, tmp_path / "m") as mount:
         os.stat(mount.point / "file")
         (own_source / "file").write_bytes(b"newer")
+        settle(own_source)
         assert client.read_bytes(mount.point / "file") == b"newer"
         with Subject("client", mount).counted(1):
             assert client.read_bytes(mount.point / "file") == b"newer"

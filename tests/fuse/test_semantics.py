@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from mounting import settle
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "SEMANTICS.md"
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
@@ -93,6 +94,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         path = places["SOURCE"] / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
+    settle(places["SOURCE"])
     if os.geteuid() == 0:
         # Some examples read as another user, who must be able to come here.
         for parent in (*places.values(), *tmp_path.parents, tmp_path):

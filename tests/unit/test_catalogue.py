@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import stat
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
 from spiderfs import catalogue as module
-from spiderfs.catalogue import FIRST_INODE, ROOT_INODE, TABLES, Catalogue, join
+from spiderfs.catalogue import FIRST_INODE, PROVISIONAL, ROOT_INODE, TABLES, Catalogue, join
 from spiderfs.errors import Stale
 from spiderfs.sources.source import SourceStat, Version
 from spiderfs.store.memory import MemoryRecords
@@ -138,8 +138,8 @@ def test_names_whose_hashes_collide_are_all_found(monkeypatch: pytest.MonkeyPatc
     assert [first.position, second.position, third.position] == [1000, 1001, 1002]
     assert catalogue.find(ROOT_INODE, b"c") == third
     assert catalogue.find(ROOT_INODE, b"d") is None
-    catalogue.record_gone(ROOT_INODE, b"a")
-    catalogue.record_gone(ROOT_INODE, b"b")
+    catalogue.record_gone(ROOT_INODE, b"a", 1e10)
+    catalogue.record_gone(ROOT_INODE, b"b", 1e10)
     assert catalogue.find(ROOT_INODE, b"c") == third, "what lay before it is gone"
     assert catalogue.record(ROOT_INODE, b"c", FILE, 2.0).position == 1002
     assert names(catalogue) == [b"c"]
@@ -167,8 +167,8 @@ def test_what_was_found_is_remembered_with_its_time(catalogue: Catalogue) -> Non
 
 def test_a_name_that_is_gone_is_forgotten_and_its_version_is_not(catalogue: Catalogue) -> None:
     dentry = catalogue.record(ROOT_INODE, b"a", FILE, 1.0)
-    catalogue.record_gone(ROOT_INODE, b"a")
-    catalogue.record_gone(ROOT_INODE, b"never")
+    catalogue.record_gone(ROOT_INODE, b"a", 1e10)
+    catalogue.record_gone(ROOT_INODE, b"never", 1e10)
     assert catalogue.find(ROOT_INODE, b"a") is None
     assert catalogue.node(dentry.inode).path == b"a", "open handles still mean it"
 
@@ -191,10 +191,10 @@ def test_a_listing_forgets_what_vanished_and_keeps_what_was_found_meanwhile(cata
     catalogue.record_listing(ROOT_INODE, [(b"stays", FILE), (b"new", FILE), (b"sub", DIRECTORY)], 77, 20.0)
     assert names(catalogue) == [b"found meanwhile", b"new", b"stays", b"sub"]
     assert names(catalogue, sub) == [b"goes"], "only the directory that was listed"
-    assert catalogue.listing(ROOT_INODE) == (20.0, 77)
+    assert catalogue.listing(ROOT_INODE) == (20.0, 77, 0.0)
     catalogue.record_listing(ROOT_INODE, [], 78, 30.0)
     assert names(catalogue) == []
-    assert catalogue.listing(ROOT_INODE) == (30.0, 78)
+    assert catalogue.listing(ROOT_INODE) == (30.0, 78, 0.0)
 
 
 def test_a_name_that_a_scan_gives_twice_is_entered_once(catalogue: Catalogue) -> None:
@@ -272,9 +272,84 @@ def test_a_listing_in_chunks_gives_each_name_that_stays_once(
                     catalogue.record(ROOT_INODE, name, FILE, 2.0)
                     present.add(name)
                 else:
-                    catalogue.record_gone(ROOT_INODE, name)
+                    catalogue.record_gone(ROOT_INODE, name, 1e10)
                     present.discard(name)
                     stayed.discard(name)
             assert {name for name in NAMES if catalogue.find(ROOT_INODE, name)} == present
         assert sorted(name for name in seen if name in stayed) == sorted(stayed)
         assert names(catalogue) == sorted(present)
+
+
+# -- what is newer stands
+
+
+def test_an_answer_that_comes_late_does_not_replace_a_newer_one(catalogue: Catalogue) -> None:
+    later = FILE._replace(mtime_ns=8)
+    newer = catalogue.record(ROOT_INODE, b"a", later, 20.0)
+    assert catalogue.record(ROOT_INODE, b"a", FILE, 10.0) == newer, "asked before, and answered after it"
+    catalogue.record_gone(ROOT_INODE, b"a", 15.0)
+    assert catalogue.find(ROOT_INODE, b"a") == newer
+    catalogue.record_listing(ROOT_INODE, [(b"a", FILE)], 77, 15.0)
+    assert catalogue.find(ROOT_INODE, b"a") == newer, "the scan began before the name was looked up"
+
+
+def test_a_name_looked_up_while_a_listing_is_written_stands(catalogue: Catalogue) -> None:
+    later = FILE._replace(mtime_ns=8)
+
+    def names_found() -> Iterator[tuple[bytes, SourceStat]]:
+        yield b"a", FILE
+        catalogue.record(ROOT_INODE, b"a", later, 20.0)
+
+    catalogue.record_listing(ROOT_INODE, names_found(), 77, 15.0)
+    found = catalogue.find(ROOT_INODE, b"a")
+    assert found is not None
+    assert found.stat == later
+
+
+def test_a_clock_that_was_set_back_keeps_no_removed_name() -> None:
+    now = 1000.0
+    catalogue = Catalogue(MemoryRecords(TABLES), lambda: now)
+    catalogue.record_root(ROOT)
+    catalogue.record_listing(ROOT_INODE, [(b"stays", FILE), (b"goes", FILE)], 77, now)
+    now = 500.0
+    catalogue.record_listing(ROOT_INODE, [(b"stays", FILE._replace(size=3))], 78, now)
+    assert names(catalogue) == [b"stays"]
+    found = catalogue.find(ROOT_INODE, b"stays")
+    assert found is not None
+    assert found.stat.size == 3
+
+
+def test_a_server_that_is_behind_is_found_out_by_a_change(catalogue: Catalogue) -> None:
+    now, behind = 1_000_000.0, 600.0
+    catalogue = Catalogue(MemoryRecords(TABLES), lambda: now)
+    catalogue.record_root(ROOT)
+
+    def written() -> SourceStat:
+        return FILE._replace(mtime_ns=int((now - behind) * 1e9))
+
+    assert catalogue.record(ROOT_INODE, b"a", written(), now).settles_at == 0, "who could know?"
+    now += 100
+    assert catalogue.record(ROOT_INODE, b"a", written(), now + 0.5).settles_at > now
+    now += 100
+    catalogue.record_listing(ROOT_INODE, [(b"b", written())], written().mtime_ns, now)
+    listing, found = catalogue.listing(ROOT_INODE), catalogue.find(ROOT_INODE, b"b")
+    assert found is not None
+    assert found.settles_at > now
+    assert listing is not None
+    assert not listing.is_settled, "another change may have the same mtime"
+    now += 2 * 86400
+    assert catalogue.record(ROOT_INODE, b"c", written(), now).settles_at == 0, "clocks are set right some day"
+
+
+def test_versions_settle_and_are_not_provisional_twice(catalogue: Catalogue) -> None:
+    now = 1_000_000.0
+    catalogue = Catalogue(MemoryRecords(TABLES), lambda: now)
+    catalogue.record_root(ROOT)
+    young = FILE._replace(mtime_ns=int(now * 1e9))
+    first = catalogue.record(ROOT_INODE, b"a", young, now)
+    assert now < first.settles_at < now + 3
+    assert catalogue.node(first.inode | PROVISIONAL) == catalogue.node(first.inode)
+    now += 1
+    assert catalogue.record(ROOT_INODE, b"a", young, now).settles_at == first.settles_at
+    now -= 100_000
+    assert catalogue.record(ROOT_INODE, b"a", young, now).settles_at < now + 3, "the clock was set back"

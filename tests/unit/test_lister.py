@@ -9,8 +9,9 @@ import pytest
 import trio
 
 from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
+from spiderfs.core.settling import WINDOW_S
 from spiderfs.errors import SourceDenied, SourceUnavailable, Stale
-from spiderfs.lister import RACY_S, Lister
+from spiderfs.lister import Lister
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.source import SourceStat
@@ -36,7 +37,7 @@ class Harness:
 
     def __init__(self) -> None:
         self.source = Source()
-        self.catalogue = Catalogue(MemoryRecords(TABLES))
+        self.catalogue = Catalogue(MemoryRecords(TABLES), lambda: self.now)
         # After all the times that the source gives to its entries.
         self.now = 1_800_000_000.0
         self.client = SourceClient(self.source, LIMITS, rng=random.Random(1), on_event=lambda event: None)
@@ -119,7 +120,7 @@ def test_an_unchanged_mtime_saves_the_scan() -> None:
 def test_a_directory_scanned_right_after_it_changed_is_not_trusted() -> None:
     async def test(harness: Harness) -> None:
         harness.source.add(b"a")
-        harness.now = harness.source.stat(b"").mtime_ns / 1e9 + RACY_S / 2
+        harness.now = harness.source.stat(b"").mtime_ns / 1e9 + WINDOW_S / 2
         root = await harness.lister.root()
         await harness.lister.complete(root, 0.0)
         harness.calls()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -22,7 +23,7 @@ from spiderfs.daemon.prefetcher import UNPROVEN_SAMPLES, Prefetcher
 from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
 from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.metrics import SharedCounters
-from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.client import Patience, SourceClient, SourceLimits
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.source import Version
@@ -59,7 +60,13 @@ class Client(SourceClient):
     _free_at_s = 0.0
 
     async def read(
-        self, path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None = None
+        self,
+        path: bytes,
+        offset: int,
+        length: int,
+        version: Version,
+        delivery: Delivery | None = None,
+        patience: Patience | None = None,
     ) -> bytes:
         begins_s = max(trio.current_time(), self._free_at_s)
         self._free_at_s = begins_s + self.line_s
@@ -134,7 +141,7 @@ class Harness:
         self.records = Records(TABLES)
         catalogue = Catalogue(self.records)
         catalogue.record_root(self.source.stat(b""))
-        catalogue.record_listing(ROOT_INODE, list(self.source.scan(b"")), 0, 0.0)
+        catalogue.record_listing(ROOT_INODE, list(self.source.scan(b"")), 0, time.time())
         self.catalogue = catalogue
         self.inodes = [self._inode(number) for number in range(len(self.sizes))]
         self.number_of = {inode: number for number, inode in enumerate(self.inodes)}

@@ -1,0 +1,133 @@
+"""Which version of a file a reader of a real mount gets, and that no bytes stay that are not those of a version."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from mounting import eventually, mounted
+
+from spiderfs.client import Client
+
+YEAR_2400_S = 13_569_465_600
+# What a version needs to settle (`core/settling.py`), and some time for a busy machine.
+SETTLED_WITHIN_S = 20.0
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    directory = tmp_path / "source"
+    directory.mkdir()
+    return directory
+
+
+def in_place(path: Path, content: bytes, mtime_ns: int) -> None:
+    """Write over a file as a writer does whose mtime was set before: by a write that goes on, or through mmap."""
+    with open(path, "r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+@pytest.mark.parametrize("seconds", [YEAR_2400_S, -1, -6_000_000_000, (1 << 33) + 5])
+def test_a_file_of_any_time_is_shown(source: Path, tmp_path: Path, seconds: int) -> None:
+    for name in ("file", "link", "directory"):
+        path = source / name
+        path.write_bytes(b"odd") if name == "file" else path.mkdir() if name == "directory" else path.symlink_to("x")
+        os.utime(path, (seconds, seconds), follow_symlinks=False)
+    os.chmod(source / "file", 0o6001)
+    os.chown(source / "file", (1 << 32) - 2, (1 << 32) - 2)
+    os.truncate(source / "directory" / "huge", 8 << 40) if (source / "directory" / "huge").touch() else None
+    with mounted(source, tmp_path / "place", capacity="50%") as mount:
+        assert sorted(os.listdir(mount.point)) == ["directory", "file", "link"]
+        for name in ("file", "link", "directory"):
+            shown, there = os.lstat(mount.point / name), os.lstat(source / name)
+            assert (shown.st_mtime_ns, shown.st_mode, shown.st_uid) == (there.st_mtime_ns, there.st_mode, there.st_uid)
+        assert (mount.point / "file").read_bytes() == b"odd"
+        eventually(lambda: mount.stats()["capacity_bytes"] > 0 and mount.metric("known_files") >= 3)
+        assert mount.metric("manager_restarts") == 0
+
+
+@pytest.mark.parametrize("options", [{"ttl": "0s"}, {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}])
+def test_bytes_that_were_read_while_they_were_written_do_not_stay(
+    source: Path, tmp_path: Path, options: dict[str, object]
+) -> None:
+    with mounted(source, tmp_path / "place", **options) as mount:  # type: ignore[arg-type]
+        (source / "file").write_bytes(b"half of it")
+        mtime_ns = os.stat(source / "file").st_mtime_ns
+        assert (mount.point / "file").read_bytes() == b"half of it"
+        in_place(source / "file", b"all of it!", mtime_ns)
+        seen = os.stat(mount.point / "file").st_ino
+        eventually(lambda: (mount.point / "file").read_bytes() == b"all of it!", SETTLED_WITHIN_S)
+        eventually(lambda: os.stat(mount.point / "file").st_ino != seen, SETTLED_WITHIN_S)
+        # From here on it is a version like any other.
+        (mount.point / "file").read_bytes()
+        fetched = mount.metric("origin_reads")
+        assert (mount.point / "file").read_bytes() == b"all of it!"
+        assert mount.metric("origin_reads") == fetched
+        assert os.getxattr(mount.point / "file", "user.spiderfs.state") == b"cached"
+
+
+def test_the_state_of_a_file_of_terabytes_is_known_without_a_walk(source: Path, tmp_path: Path) -> None:
+    (source / "huge").touch()
+    os.truncate(source / "huge", 8 << 40)
+    with mounted(source, tmp_path / "place", read_ahead=0) as mount:
+        with open(mount.point / "huge", "rb") as file:
+            assert os.pread(file.fileno(), 1, 4 << 40) == b"\0"
+        started = time.monotonic()
+        assert os.getxattr(mount.point / "huge", "user.spiderfs.state") == b"partial 1/8388608"
+        assert time.monotonic() - started < 1
+
+
+def test_each_open_of_a_version_that_has_not_settled_reads_it_anew(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "place", ttl="0s") as mount:
+        (source / "file").write_bytes(b"version 0")
+        mtime_ns = os.stat(source / "file").st_mtime_ns
+        # As long as it can be young at all.
+        while time.time_ns() < mtime_ns + 10**9:
+            content = b"version %d" % (time.time_ns() % 10)
+            in_place(source / "file", content, mtime_ns)
+            if (read := (mount.point / "file").read_bytes()) != content:
+                assert time.time_ns() > mtime_ns + 2 * 10**9, f"{read!r} and not {content!r}"
+        assert mount.stats()["used_bytes"] == 0
+
+
+def test_an_open_file_that_has_not_settled_can_be_mapped_and_read_on(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "place", ttl="0s", sample_max_bytes=1 << 20) as mount:
+        content = os.urandom(3 << 20)
+        (source / "large").write_bytes(content)
+        (source / "small").write_bytes(content[:300_000])
+        for name in ("large", "small"):
+            expected = (source / name).read_bytes()
+            assert subprocess.run(["cp", mount.point / name, tmp_path / name], check=False).returncode == 0
+            assert (tmp_path / name).read_bytes() == expected
+            with open(mount.point / name, "rb") as early, open(mount.point / name, "rb") as late:
+                assert early.read(1000) + late.read()[1000:] == expected
+                assert early.read() == expected[1000:]
+
+
+def test_a_reader_around_fuse_gets_what_the_mount_gives(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "place") as mount, Reader(mount.point) as read:
+        (source / "file").write_bytes(b"half of it")
+        mtime_ns = os.stat(source / "file").st_mtime_ns
+        assert read("file") == b"half of it"
+        in_place(source / "file", b"all of it!", mtime_ns)
+        assert read("file") == b"all of it!"
+        eventually(lambda: os.getxattr(mount.point / "file", "user.spiderfs.state") == b"cached" or not read("file"))
+        assert read("file") == b"all of it!"
+
+
+class Reader:
+    def __init__(self, point: Path) -> None:
+        self._client = Client(point)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._client
+
+    def __call__(self, name: str) -> bytes:
+        return self._client.read_bytes(name)

@@ -1,0 +1,115 @@
+"""What may go wrong at once, and what readers may then see: the one place where that is written down.
+
+`fault_cells.py` makes each cell happen on a mount and compares; docs/FAULTS.md shows `as_markdown()`, which a test
+compares with it. A call is one system call of a reader: stat, open, read, a listing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+VICTIMS = ("supervisor", "worker", "manager", "reading process", "trainer")
+SIGNALS = ("SIGKILL", "SIGTERM", "SIGSTOP")
+SOURCES = ("well", "slow", "hanging", "erring", "gone")
+TRAINERS = ("no trainer", "hook", "plan")
+
+# What the state of the source is made of (`spiderfs config`), and what an uncached read answers then.
+SETTINGS = {
+    "well": {},
+    "slow": {"source.latency_ms": 150, "source.bandwidth": "8MB"},
+    "hanging": {"source.hang": "on"},
+    "erring": {"source.error_rate": 0.5},
+    "gone": {"source.gone": "on"},
+}
+_ERRORS = {
+    "well": frozenset(),
+    "slow": frozenset(),
+    "hanging": frozenset({"ETIMEDOUT", "EIO"}),
+    "erring": frozenset({"EIO"}),
+    "gone": frozenset({"EIO"}),
+}
+# UNMOUNTED: the directory below the mount point is seen again.
+_ENDED = frozenset({"ENOTCONN", "ECONNABORTED"})
+_UNMOUNTED = _ENDED | {"UNMOUNTED"}
+
+
+class Cell(NamedTuple):
+    victim: str
+    signal: str
+    source: str
+    trainer: str
+
+    def __str__(self) -> str:
+        return f"{self.victim}, {self.signal}, source {self.source}, {self.trainer}"
+
+
+def all_cells() -> list[Cell]:
+    return [Cell(*values) for values in itertools.product(VICTIMS, SIGNALS, SOURCES, TRAINERS)]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What readers may see in a cell: these errors and no others, and no call longer than the limit.
+
+    The limit is `timeouts` times source.timeout_s, and the time for which the victim is stopped where `stop` says so;
+    a busy machine comes on top. `ends`: the mount ends by it.
+    """
+
+    errors: frozenset[str]
+    timeouts: int
+    stop: bool = False
+    ends: bool = False
+
+    def limit_s(self, timeout_s: float, stop_s: float) -> float:
+        return self.timeouts * timeout_s + (stop_s if self.stop else 0.0)
+
+    def in_words(self) -> str:
+        what = ", ".join(sorted(self.errors)) or ("bytes" if self.stop else "nothing")
+        waits = [f"{self.timeouts} T"] if self.timeouts else []
+        waits += ["the stop"] if self.stop else []
+        return what + (f" within {' + '.join(waits)}" if waits else "")
+
+
+def seen(victim: str, signal: str, source: str) -> Seen:
+    """The trainer's part makes no difference to what readers see."""
+    errors = _ERRORS[source]
+    # One call is up to two requests of the kernel, each of which may wait for the source: a look-up and what follows.
+    waits = 2 if source == "hanging" else 0
+    if victim == "supervisor" and signal == "SIGKILL":
+        return Seen(errors | _ENDED, waits, ends=True)
+    if victim == "supervisor" and signal == "SIGTERM":
+        return Seen(errors | _UNMOUNTED, waits, ends=True)
+    if victim == "worker" and signal == "SIGSTOP":
+        return Seen(errors, waits, stop=True)
+    if victim == "reading process" and signal == "SIGSTOP":
+        return Seen(errors | _ERRORS["hanging"], 2)
+    if victim in ("worker", "reading process"):
+        # The next worker begins anew with the requests of the one that died.
+        return Seen(errors, waits + 1 if waits else 0)
+    return Seen(errors, waits)
+
+
+def as_markdown() -> str:
+    """The table of docs/FAULTS.md; a row for each victim and signal, a column for each state of the source."""
+    lines = [f"| what | {' | '.join(f'source {source}' for source in SOURCES)} |", "|---" * (len(SOURCES) + 1) + "|"]
+    for victim, signal in itertools.product(VICTIMS, SIGNALS):
+        row = (seen(victim, signal, source).in_words() for source in SOURCES)
+        lines.append(f"| {victim}, {signal} | {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def covering() -> Iterator[Cell]:
+    """Few cells in which every two values of different kinds meet: the greedy choice, the same in every run."""
+    cells = all_cells()
+
+    def pairs(cell: Cell) -> set[tuple[tuple[int, str], ...]]:
+        return set(itertools.combinations(enumerate(cell), 2))
+
+    missing = set().union(*(pairs(cell) for cell in cells))
+    while missing:
+        best = max(cells, key=lambda cell: len(pairs(cell) & missing))
+        missing -= pairs(best)
+        yield best

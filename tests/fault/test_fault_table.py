@@ -1,0 +1,33 @@
+"""The fault table: a covering choice of its cells holds, and docs/FAULTS.md shows it as it is.
+
+scripts/faults runs all cells, with stops of 20 s.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from fault_cells import QUICK, run_all
+from fault_table import all_cells, as_markdown, covering
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "FAULTS.md"
+# Cells mostly wait: four of them keep two cores busy.
+JOBS = 4
+
+
+def test_a_covering_choice_of_cells_holds(tmp_path: Path) -> None:
+    outcomes = list(run_all(list(covering()), tmp_path, QUICK, JOBS))
+    assert {str(outcome.cell): outcome.problems for outcome in outcomes if outcome.problems} == {}
+
+
+def test_the_choice_covers_every_two_values_of_different_kinds() -> None:
+    def pairs(cells: list[tuple[str, ...]]) -> set[tuple[tuple[int, str], ...]]:
+        return {pair for cell in cells for pair in itertools.combinations(enumerate(cell), 2)}
+
+    assert pairs(list(covering())) == pairs(all_cells())
+    assert len(all_cells()) == 225
+
+
+def test_the_document_shows_the_table() -> None:
+    assert as_markdown() in DOCUMENT.read_text(), f"put this into {DOCUMENT.name}:\n{as_markdown()}"

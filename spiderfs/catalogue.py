@@ -166,6 +166,18 @@ class Catalogue:
             start = position + 1
         return None
 
+    def knows(self, path: bytes) -> bool:
+        """Whether this is a name of the source, as far as is known."""
+        if not path:
+            return True
+        directory = ROOT_INODE
+        for name in path.split(b"/"):
+            dentry = self.find(directory, name)
+            if dentry is None:
+                return False
+            directory = dentry.inode
+        return True
+
     def entries(self, parent: int, after: int, limit: int) -> list[Dentry]:
         """Up to `limit` known names of a directory behind position `after`, in the order of their positions."""
         rows = self._records.scan("dentry", _DENTRY_KEY.pack(parent, after + 1), limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -60,9 +60,9 @@ class ControlTable:
             "graph": self._graph,
         }
         self._listing = trio.CapacityLimiter(_LISTS_AT_ONCE)
-        self._applies: dict[str, Callable[[bytes], None]] = {
+        self._applies: dict[str, Callable[[bytes], Awaitable[None]]] = {
             "config": self._change_config,
-            "warm": lambda text: self._manager.warmer.warm(self._patterns(text)),
+            "warm": self._warm,
             "evict": lambda text: self._manager.evict(self._patterns(text)),
             "ratio": self._pin_ratio,
         }
@@ -83,7 +83,7 @@ class ControlTable:
         if name not in self._applies:
             raise ConfigError(f"{name} can only be read")
         try:
-            self._applies[name](text)
+            await self._applies[name](text)
         except ConfigError as exc:
             self._last_refusal = str(exc)
             raise
@@ -340,7 +340,7 @@ class ControlTable:
             f"delta   {elastic.delta:.4g}\nu       {elastic.u:.4f}\n"
         ).encode()
 
-    def _pin_ratio(self, text: bytes) -> None:
+    async def _pin_ratio(self, text: bytes) -> None:
         word = text.decode(errors="replace").strip()
         try:
             share = None if word == "auto" else float(word)
@@ -350,14 +350,17 @@ class ControlTable:
 
     # -- changes
 
+    async def _warm(self, text: bytes) -> None:
+        self._manager.warmer.warm(self._patterns(text))
+
     def _patterns(self, text: bytes) -> list[Pattern]:
         mountpoint = os.fsencode(self._manager.options.mountpoint)
-        patterns = [Pattern(line, mountpoint) for line in text.splitlines() if line.strip()]
+        patterns = [Pattern(line, mountpoint) for line in text.split(b"\n") if line]
         if not patterns:
             raise ConfigError("no path: write one path or glob a line")
         return patterns
 
-    def _change_config(self, text: bytes) -> None:
+    async def _change_config(self, text: bytes) -> None:
         options = self._manager.options
         for line in text.decode(errors="surrogateescape").splitlines():
             setting = line.partition("#")[0].strip()

@@ -289,10 +289,9 @@ class Manager:
             if self.survey.done:
                 self.catalogue.record_fact(_SOURCE_BYTES_FACT, _SOURCE_BYTES.pack(self.survey.source_bytes))
 
-    def evict(self, patterns: Sequence[Pattern]) -> None:
+    async def evict(self, patterns: Sequence[Pattern]) -> None:
         """Drop what the patterns mean from the cache."""
-        with exit_if_corrupt():
-            self.keeper.evict(self.warmer.evict(patterns))
+        await self.warmer.evict(patterns, self.keeper.evict)
 
     def change(self, options: Options, nursery: trio.Nursery) -> None:
         """Take over options of which some live ones are different; the workers follow within a moment.

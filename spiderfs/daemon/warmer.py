@@ -6,19 +6,20 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
+from itertools import islice
 
 import trio
 
 from spiderfs.catalogue import Catalogue, Node
 from spiderfs.core.events import FETCHED, WARMED
-from spiderfs.core.patterns import Pattern
+from spiderfs.core.patterns import Pattern, Selection
 from spiderfs.errors import ConfigError, SpiderfsError, Stale, StoreCorrupt
 from spiderfs.fetcher import Fetcher
 from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
-from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
+from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey, Member
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 1000
 # Files of one request that are fetched at the same time.
 _CONCURRENT = 8
+# Records looked at between two chances for other tasks.
+_AT_A_TIME = 1000
 
 # (inode, size, where, pid, block): the event that tells the keeper of a candidate
 Note = Callable[[int, int, int, int, int], None]
@@ -71,16 +74,63 @@ class Warmer:
             self._found = self._fetched = self._present = self._failed = self._bytes = 0
             self._working = True
             slots = trio.CapacityLimiter(_CONCURRENT)
-            async with trio.open_nursery() as nursery:
-                wanted = _any_below(patterns)
-                async with aclosing(self._lister.walk(wanted, ttl_s=1.0)) as walk:
-                    async for files in walk:
-                        for node in files:
-                            if any(pattern.matches(node.path) for pattern in patterns):
-                                self._found += 1
-                                await slots.acquire_on_behalf_of(node)
-                                nursery.start_soon(self._bring, node, slots)
+            async with trio.open_nursery() as nursery, aclosing(self._wanted(patterns)) as wanted:
+                async for node in wanted:
+                    self._found += 1
+                    await slots.acquire_on_behalf_of(node)
+                    nursery.start_soon(self._bring, node, slots)
             self._working = False
+
+    async def _wanted(self, patterns: Sequence[Pattern]) -> AsyncGenerator[Node]:
+        """The files that the patterns mean, each once."""
+        files: set[bytes] = set()
+        directories: list[bytes] = []
+        globs: list[Pattern] = []
+        for pattern in patterns:
+            try:
+                node = await self._named(pattern.path)
+            except StoreCorrupt:
+                raise
+            except SpiderfsError as exc:
+                self._not_looked_up(pattern.path, exc)
+                continue
+            if node is None and pattern.is_glob:
+                globs.append(pattern)
+            elif node is not None and node.is_directory:
+                directories.append(node.path)
+            elif node is not None and node.is_regular and node.path not in files:
+                files.add(node.path)
+                yield node
+        if not directories and not globs:
+            return
+        selection = Selection(directories, globs)
+        try:
+            async with aclosing(self._lister.walk(selection.may_have_below, ttl_s=1.0)) as walk:
+                async for nodes in walk:
+                    for node in nodes:
+                        if node.path in selection and node.path not in files:
+                            yield node
+        except StoreCorrupt:
+            raise
+        except SpiderfsError as exc:
+            self._not_looked_up(b"", exc)
+
+    async def _named(self, path: bytes) -> Node | None:
+        """What a path means, if it is a name of the source. Raises SpiderfsError where that cannot be found out."""
+        if not path:
+            return await self._lister.root()
+        parent, _, name = path.rpartition(b"/")
+        try:
+            directory = await self._lister.directory(parent)
+            await self._lister.complete(directory, ttl_s=1.0)
+        except Stale:
+            return None
+        entry = self._catalogue.find(directory.inode, name)
+        return None if entry is None else Node(entry.inode, path, entry.stat)
+
+    def _not_looked_up(self, path: bytes, exc: SpiderfsError) -> None:
+        self._failed += 1
+        log.warning("warming /%s: %s", os.fsdecode(path), exc)
 
     async def _bring(self, node: Node, slots: trio.CapacityLimiter) -> None:
         large = node.stat.size > self._sample_max_bytes
@@ -111,18 +161,36 @@ class Warmer:
             self._content.end_read()
             slots.release_on_behalf_of(node)
 
-    def evict(self, patterns: Sequence[Pattern]) -> list[ContentKey]:
-        """The records of all cached files that the patterns mean."""
-        going = []
-        for member in self._content.members():
-            try:
-                path = self._catalogue.node(member.key.inode).path
-            except Stale:
-                continue
-            if any(pattern.matches(path) for pattern in patterns):
-                going.append(member.key)
-        self._last_evicted = len(going)
-        return going
+    async def evict(self, patterns: Sequence[Pattern], drop: Callable[[Sequence[ContentKey]], int]) -> None:
+        """Have `drop` drop the records of all cached files that the patterns mean, some at a time."""
+        self._last_evicted = 0
+        # One that has gone from the source may be cached still, and be meant.
+        cached = await trio.to_thread.run_sync(self._cached_of, {pattern.path for pattern in patterns})
+        exact = [
+            pattern.path
+            for pattern in patterns
+            if not pattern.is_glob or pattern.path in cached or self._catalogue.knows(pattern.path)
+        ]
+        selection = Selection(exact, [pattern for pattern in patterns if pattern.path not in exact])
+        members = self._content.each_member()
+        while some := await trio.to_thread.run_sync(self._some, members):
+            going = [key for key, path in some if path in selection]
+            if going:
+                self._last_evicted += drop(going)
+
+    def _cached_of(self, wanted: set[bytes]) -> set[bytes]:
+        """Those of these paths, if they may be globs, of which something is cached. In a thread."""
+        globs = {path for path in wanted if Pattern(path, b"/").is_glob}
+        found: set[bytes] = set()
+        members = self._content.each_member() if globs else iter(())
+        while some := self._some(members):
+            found |= globs.intersection(path for _, path in some)
+        return found
+
+    def _some(self, members: Iterator[Member]) -> list[tuple[ContentKey, bytes]]:
+        """The next records and their paths. In a thread."""
+        keys = [member.key for member in islice(members, _AT_A_TIME)]
+        return list(zip(keys, self._catalogue.paths(key.inode for key in keys), strict=True))
 
     def warm_progress(self) -> str:
         state = "working" if self._working else "idle"
@@ -133,7 +201,3 @@ class Warmer:
 
     def evict_result(self) -> str:
         return f"{self._last_evicted} records evicted by the last request\n"
-
-
-def _any_below(patterns: Sequence[Pattern]) -> Callable[[bytes], bool]:
-    return lambda directory: any(pattern.may_match_below(directory) for pattern in patterns)

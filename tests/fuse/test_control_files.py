@@ -180,6 +180,53 @@ def test_warm_and_evict(mount: Mounted) -> None:
     read_files(mount)
 
 
+ODD_NAMES = [
+    b"img[1].jpg",
+    b" a b ",
+    b" ",
+    b"*",
+    b"what?",
+    b"\xff\xfe.bin",
+    b"tab\tand\rreturn\x0b\x1c",
+    b"[",
+    b"d[x]/in",
+    b"**",
+]
+
+
+def test_every_name_can_be_warmed_and_evicted_as_it_is(tmp_path: Path) -> None:
+    """Each of them lies beside names that it would mean as a glob."""
+    source = tmp_path / "source"
+    for name in (*ODD_NAMES, b"img1.jpg", b"whatX", b"dx/in", b"a b", b"line\nbreak"):
+        path = Path(os.fsdecode(os.fsencode(source) + b"/" + name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+    def names(mount: Mounted) -> set[bytes]:
+        lines = (b"\n" + mount.control("cache").read_bytes()).split(b"\nimportance ")[1:]
+        return {line.removesuffix(b"\n").lstrip(b" ")[13:] for line in lines}
+
+    with mounted(source, tmp_path / "m") as mount:
+        for name in ODD_NAMES:
+            for line in (name, os.fsencode(mount.point) + b"/" + name):
+                mount.control("warm").write_bytes(line + b"\n")
+                eventually(lambda: names(mount) == {name}, what=repr((line, names(mount))))  # noqa: B023
+                mount.control("evict").write_bytes(line + b"\n")
+                assert names(mount) == set(), line
+        mount.control("warm").write_bytes(b"\n".join(ODD_NAMES))
+        eventually(lambda: names(mount) == set(ODD_NAMES))
+        # With its brackets escaped a name is a glob that means itself alone; a name that is not there is one, too.
+        mount.control("evict").write_bytes(b"img[[]1].jpg\nd[x]\nline?break\n")
+        assert names(mount) == set(ODD_NAMES) - {b"img[1].jpg", b"d[x]/in"}
+        mount.control("warm").write_bytes(b"img[0-9].jpg\nline?break\n")
+        eventually(lambda: {b"img1.jpg", b"line\nbreak"} <= names(mount))
+        # One that has gone from the source, but is cached still, is there to be evicted.
+        (source / "*").unlink()
+        mount.control("evict").write_bytes(b"*\n")
+        assert b"*" not in names(mount)
+        assert b"[" in names(mount)
+
+
 def test_a_long_list_of_files_can_be_warmed(mount: Mounted) -> None:
     """Longer than the kernel's largest write, so that lines are cut between two of them."""
     lines = [f"absent/{'x' * 100}{number}" for number in range(3000)]

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from spiderfs.core.patterns import Pattern
+from spiderfs.core.patterns import Pattern, Selection
 
 MOUNT = b"/mnt/data"
 
@@ -39,7 +39,11 @@ MOUNT = b"/mnt/data"
         (b"/mnt/data", b"anything", True),
         (b"/mnt/data/train", b"train/a", True),
         (b"/mnt/data2/train", b"train/a", False),
-        (b"  train/a \n", b"train/a", True),
+        (b"  train/a ", b"train/a", False),
+        (b"train/a ", b"train/a ", True),
+        (b"[[]1].jpg", b"[1].jpg", True),
+        (b"img[1].jpg", b"img1.jpg", True),
+        (b"a\rb", b"a\rb", True),
         (b"[ab]?", b"b1", True),
         (b"[!ab]?", b"b1", False),
         (b"A", b"a", False),
@@ -65,6 +69,44 @@ def test_what_a_pattern_means(text: bytes, path: bytes, means: bool) -> None:
 )
 def test_where_a_walk_may_be_cut(text: bytes, directory: bytes, may: bool) -> None:
     assert Pattern(text, MOUNT).may_match_below(directory) is may
+
+
+def test_a_pattern_of_many_stars_is_no_burden() -> None:
+    """Tried part by part, this one would take longer than the universe has been there."""
+    pattern = Pattern(b"**/a/" * 30 + b"b", MOUNT)
+    path = b"/".join([b"a"] * 60)
+    assert not pattern.matches(path)
+    assert pattern.may_match_below(path)
+    assert pattern.matches(path + b"/b")
+
+
+def test_what_a_pattern_spells() -> None:
+    assert Pattern(b"/mnt/data/./x//img[1].jpg/", MOUNT).path == b"x/img[1].jpg"
+    assert [Pattern(text, MOUNT).is_glob for text in (b"a/b c", b"a*", b"a?", b"[a", b"a]")] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_a_selection_of_paths_and_globs() -> None:
+    selection = Selection([b"a/b[1]", b"c"], [Pattern(b"d/*.png", MOUNT)])
+    for path in (b"a/b[1]", b"a/b[1]/below", b"c/x/y", b"d/1.png"):
+        assert path in selection
+    for path in (b"a/b1", b"a", b"a/b[1]2", b"d/e/1.png", b"d"):
+        assert path not in selection
+    assert [selection.may_have_below(path) for path in (b"", b"a", b"a/b[1]/x", b"a/b1", b"c/d", b"d", b"e")] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert b"any" in Selection([b""], [])
 
 
 PART = st.sampled_from([b"a", b"b", b"ab", b"a*", b"*", b"?", b"[ab]", b"**"])

@@ -62,7 +62,15 @@ class Harness:
         inodes = np.array([*list(self.inodes.values())[1:], 0], np.uint64)
         scoring = SimpleNamespace(scores=np.arange(FILES, dtype=np.float32))
         self.guide.datasets[str(number)] = SimpleNamespace(
-            number=number, name="train", labels=inodes, inodes=inodes, scoring=scoring, scoring_s=0.0, batches=0
+            number=number,
+            name="train",
+            labels=inodes,
+            inodes=inodes,
+            scoring=scoring,
+            scoring_s=0.0,
+            scorings_made=0,
+            rows_scored=0,
+            rows_left_out=0,
         )
 
     def text(self, name: str) -> tuple[bytes, int]:

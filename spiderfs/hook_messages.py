@@ -26,6 +26,8 @@ class Limits:
     # The largest messages are plans and scores: 4 bytes a sample.
     frame_bytes: int = 64 << 20
     samples: int = 16_000_000
+    # Of all paths of one list: ten million of a hundred bytes. ImageNet's take 97 MB.
+    list_bytes: int = 1 << 30
     batch: int = 65_536
     dimension: int = 64
     text_bytes: int = 1024

@@ -22,6 +22,9 @@ class Guided(Policy):
     def listed(self, dataset: str, labels: Mapping[Key, int]) -> None:
         """A trainer declared a list of samples, or did so before this policy was chosen; a label stands for a class."""
 
+    def forget_list(self, dataset: str, keys: Iterable[Key]) -> None:
+        """Nobody uses this list any more: let go of its labels, and of what is known of `keys` that are no members."""
+
     def hub_found(self, hub: Hub) -> None:
         """A sample was found that can stand in for others, as soon as its bytes are there."""
 

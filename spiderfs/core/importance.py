@@ -32,6 +32,11 @@ class Importance:
         if key in self._order:
             self._order.set(key, score)
 
+    def forget(self, key: Key) -> None:
+        """Let its score be unknown, unless it is a member."""
+        if key not in self._order:
+            self._scores.pop(key, None)
+
     def add(self, key: Key) -> None:
         self._order.set(key, self.score(key))
 

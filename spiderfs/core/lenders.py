@@ -57,16 +57,32 @@ class Lenders:
 
     def listed(self, dataset: str, labels: Mapping[Key, int]) -> None:
         """Know a dataset, or know it anew."""
-        members = [*self._offered, *self._idle]
-        for key in members:
-            self.discard(key)
-        for group in [group for group in self._alike if group[0] == dataset]:
-            del self._alike[group]
-            self._next.pop(group, None)
+        members = self._withdrawn()
+        self._forget(dataset)
         for key, label in labels.items():
             self._alike.setdefault((dataset, label), []).append(key)
         self._labels[dataset] = labels
         self._waiting.update(dict.fromkeys(members))
+
+    def unlisted(self, dataset: str) -> None:
+        """Know a dataset no longer."""
+        members = self._withdrawn()
+        self._forget(dataset)
+        self._labels.pop(dataset, None)
+        self._waiting.update(dict.fromkeys(members))
+
+    def _withdrawn(self) -> list[Key]:
+        """The members that stood in for somebody, or found nobody; they do neither now."""
+        members = [*self._offered, *self._idle]
+        for key in members:
+            self.discard(key)
+        return members
+
+    def _forget(self, dataset: str) -> None:
+        for group in [group for group in self._alike if group[0] == dataset]:
+            del self._alike[group]
+            self._next.pop(group, None)
+            self._idle_in.pop(group, None)
 
     def add(self, key: Key) -> None:
         """A member that was not used yet."""

@@ -28,6 +28,7 @@ from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.daemon.balance import Balance
 from spiderfs.daemon.dataset import Dataset, delete_older_scores, inodes_of, leave_out_contradictions
 from spiderfs.daemon.keeper import Keeper
+from spiderfs.daemon.lists import Lists
 from spiderfs.daemon.pinboard import Pinboard
 from spiderfs.daemon.trainer import SampleList, Trainer
 from spiderfs.lister import Lister
@@ -76,10 +77,11 @@ class Guide:
         self._publishing = trio.Lock()
         self._numbers: dict[Trainer, int] = {}
         self._attached = 0
-        self._using: dict[tuple[Trainer, str], Dataset] = {}
+        self._lists = Lists(keeper, records, self._scoring, self._publishing)
+        self._using = self._lists.using
         # The lists that a trainer teaches. One that only publishes plans is never given a stand-in.
         self._taught: set[tuple[Trainer, str]] = set()
-        self.datasets: dict[str, Dataset] = {}
+        self.datasets = self._lists.datasets
         self.balance = Balance(keeper, options)
         self._pinboard = Pinboard(catalogue, keeper, trace)
         self._planning = False
@@ -132,21 +134,27 @@ class Guide:
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> int:
         digest = xxhash.xxh3_64_hexdigest(b"\0".join(samples.paths) + samples.labels.tobytes())
-        inodes = await inodes_of(samples, self._catalogue, self._lister)
-        unknown = int((inodes == 0).sum())
-        leave_out_contradictions(inodes, samples.labels)
-        dataset = self.datasets.get(digest)
-        if dataset is None or not np.array_equal(dataset.inodes, inodes):
-            number = dataset.number if dataset else len(self.datasets) + 1
-            dataset = Dataset(number, digest, samples, inodes, self._scores_directory / digest)
-            self.datasets[digest] = dataset
-            if trace := self._trace():
-                trace.labels(time.time(), dataset.label_of, dataset.number)
-            await self._remember(dataset)
-        self._using[trainer, samples.name] = dataset
+        with self._lists.declaring(digest):
+            await self._lists.make_room(digest, len(samples))
+            inodes = await inodes_of(samples, self._catalogue, self._lister)
+            unknown = int((inodes == 0).sum())
+            leave_out_contradictions(inodes, samples.labels)
+            dataset = self.datasets.get(digest)
+            if dataset is None or not np.array_equal(dataset.inodes, inodes):
+                number = self._lists.number_of(digest)
+                dataset = Dataset(number, digest, samples, inodes, self._scores_directory / digest)
+                self.datasets[digest] = dataset
+                if trace := self._trace():
+                    trace.labels(time.time(), dataset.label_of, dataset.number)
+                await self._remember(dataset)
+            self._using[trainer, samples.name] = dataset
         self._publish_trainers()
         await self.republish()
         return unknown
+
+    async def let_go(self) -> None:
+        """Give back what lists take that nobody has used for a while."""
+        await self._lists.let_go()
 
     async def _remember(self, dataset: Dataset) -> None:
         """Let the policy know the list; go on with the scores of an earlier training on the same, if there are any."""

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.daemon.trainer import ListAssembly, SampleList, Trainer
+from spiderfs.daemon.declaring import DeclaredBytes, Declaring
+from spiderfs.daemon.trainer import SampleList, Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
 from spiderfs.protocol import (
     Batch,
@@ -90,6 +91,8 @@ class ServerLimits:
     # A machine has some 8 ranks; several trainings share a mount.
     connections: int = 64
     lists: int = 8  # of one trainer: train and validation, and their subsets
+    # Of lists on their way from all trainers: 20 ranks with ImageNet's 100 MB each, or two of the longest.
+    declared_bytes: int = 2 << 30
     # A GPU does some 20 batches a second; beyond this the reader pauses.
     messages_per_s: float = 1000.0
     burst: int = 200
@@ -106,7 +109,12 @@ class ServerLimits:
 
 class Connection:
     def __init__(
-        self, stream: trio.SocketStream, sink: HookSink, count: Callable[[str, int], None], limits: ServerLimits
+        self,
+        stream: trio.SocketStream,
+        sink: HookSink,
+        count: Callable[[str, int], None],
+        limits: ServerLimits,
+        declared_bytes: DeclaredBytes,
     ) -> None:
         self._stream = stream
         self._sink = sink
@@ -114,7 +122,7 @@ class Connection:
         self._limits = limits
         self._decoder = Decoder(limits.message)
         self._answering = trio.Lock()
-        self._assemblies: dict[str, ListAssembly] = {}
+        self._declaring = Declaring(limits.lists, limits.message.list_bytes, declared_bytes)
         self._errors = 0
         self._waiting: list[Message | ProtocolError] = []
         self._allowance = float(limits.burst)
@@ -151,6 +159,8 @@ class Connection:
                     await self._read(trainer, queue)
         except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             log.debug("trainer %d has gone", trainer.pid)
+        finally:
+            self._declaring.end()
         trainer.malformed = self._errors
 
     # -- reading
@@ -204,10 +214,17 @@ class Connection:
                 except trio.WouldBlock:
                     trainer.batches_dropped += 1
                     self._count("hook_batches_dropped", 1)
-            else:
+            elif not isinstance(message, Samples) or await self._admitted(message):
                 await queue.send(message)
             if isinstance(message, Goodbye):
                 return
+
+    async def _admitted(self, chunk: Samples) -> bool:
+        try:
+            return self._declaring.admit(chunk)
+        except ProtocolError as exc:
+            await self._refuse(exc)
+            return False
 
     # -- feeding
 
@@ -295,23 +312,19 @@ class Connection:
                 await self.answer(Ok(Goodbye.TYPE))
 
     async def _declare(self, trainer: Trainer, chunk: Samples) -> None:
-        if len({*trainer.lists, *self._assemblies, chunk.list}) > self._limits.lists:
-            raise ProtocolError(f"more than {self._limits.lists} lists", "too-many")
-        if chunk.first == 0:
-            self._assemblies[chunk.list] = ListAssembly(chunk)
-        assembly = self._assemblies.get(chunk.list)
-        if assembly is None:
-            raise ProtocolError(f"list {chunk.list!r}: a chunk from {chunk.first} where 0 was due")
-        samples = assembly.add(chunk)
-        if samples is None:
+        whole = self._declaring.add(chunk, trainer.lists)
+        if whole is None:
             return
-        del self._assemblies[chunk.list]
-        unknown = await self._sink.samples(trainer, samples)
-        trainer.lists[chunk.list] = samples
-        if assembly.rejected:
+        samples, rejected = whole
+        try:
+            unknown = await self._sink.samples(trainer, samples)
+        finally:
+            self._declaring.done(chunk.list)
+        trainer.lists[chunk.list] = samples.without_paths()
+        if rejected:
             await self.answer(
                 Warn(
-                    f"list {chunk.list!r}: {assembly.rejected} of {len(samples)} paths are ignored: "
+                    f"list {chunk.list!r}: {rejected} of {len(samples)} paths are ignored: "
                     "a path must be relative to the mount, without . and .."
                 )
             )

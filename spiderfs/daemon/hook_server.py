@@ -18,6 +18,7 @@ from pathlib import Path
 import trio
 
 from spiderfs.daemon.context import socket_address
+from spiderfs.daemon.declaring import DeclaredBytes
 from spiderfs.daemon.hook_connection import Connection, HookSink, ServerLimits
 from spiderfs.daemon.trainer import Trainer
 from spiderfs.errors import SpiderfsError
@@ -58,6 +59,7 @@ class HookServer:
         self._count = count
         self._limits = limits
         self._connections = 0
+        self.declared_bytes = DeclaredBytes(limits.declared_bytes)
         self.trainers: list[Trainer] = []
 
     async def serve(self, listener: socket.socket) -> None:
@@ -66,7 +68,7 @@ class HookServer:
         await trio.serve_listeners(self._serve_one, [accepting])
 
     async def _serve_one(self, stream: trio.SocketStream) -> None:
-        connection = Connection(stream, self._sink, self._count, self._limits)
+        connection = Connection(stream, self._sink, self._count, self._limits, self.declared_bytes)
         self._connections += 1
         try:
             if await self._admitted(connection):

@@ -230,6 +230,7 @@ class Manager:
             before, restarts = restarts, self.context.counters.totals()["worker_restarts"]
             await trio.to_thread.run_sync(self._free, restarts != before)
             self.keeper.engine.compare_paces(time.time())
+            await self.guide.let_go()
             with exit_if_corrupt():
                 self.content.clear_dead_readers()
                 self.records.clear_dead_readers()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -43,7 +43,11 @@ class SamplePaths(Sequence[bytes]):
 
 @dataclass(frozen=True, eq=False)
 class SampleList:
-    """A whole declared list: sample i has path `paths[i]` and label `labels[i]` (-1: none)."""
+    """A whole declared list: sample i has path `paths[i]` and label `labels[i]` (-1: none).
+
+    The paths are there while it is declared; a trainer's own has none, which with eight ranks on a list of a million
+    samples would be 0.6 GB.
+    """
 
     name: str
     split: str
@@ -51,7 +55,11 @@ class SampleList:
     labels: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.labels)
+
+    def without_paths(self) -> SampleList:
+        """What is needed of a list whose files are known."""
+        return replace(self, paths=SamplePaths(b""))
 
 
 @dataclass(eq=False)
@@ -80,6 +88,8 @@ class ListAssembly:
         self._labels: list[npt.NDArray[np.int32]] = []
         self._samples = 0
         self.rejected = 0
+        self.message_bytes = 0
+        """Of the chunks that were added; for whoever keeps count."""
 
     def add(self, chunk: Samples) -> SampleList | None:
         """The list, when this chunk was its last; raises ProtocolError for a chunk that does not follow the last."""

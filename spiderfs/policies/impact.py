@@ -212,6 +212,13 @@ class Impact(Guided):
     def listed(self, dataset: str, labels: Mapping[Key, int]) -> None:
         self._lenders.listed(dataset, labels)
 
+    def forget_list(self, dataset: str, keys: Iterable[Key]) -> None:
+        """The list of samples with high losses stays: it is what the cache is filled with."""
+        self._lenders.unlisted(dataset)
+        for key in keys:
+            if key not in self._sizes and key not in self._parts.listed:
+                self._losses.pop(key, None)
+
     def stand_in(self, dataset: str, key: Key) -> Key | None:
         return None if key in self._sizes else self._lenders.stand_in(dataset, key)
 

@@ -12,7 +12,7 @@ not either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,11 @@ class Shade(Guided):
         if len(self._ghosts) > self._max_ghosts:
             kept = self._highest(self._max_ghosts - int(self._max_ghosts * DROPPED_SHARE))
             self._ghosts = {ghost: self._ghosts[ghost] for ghost in kept}
+
+    def forget_list(self, dataset: str, keys: Iterable[Key]) -> None:
+        for key in keys:
+            if key not in self._members:
+                self._ghosts.pop(key, None)
 
     def hit(self, key: Key, size: int) -> None:
         pass

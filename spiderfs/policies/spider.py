@@ -11,7 +11,7 @@ A hub whose bytes are not there waits for the next time that its sample is opene
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -117,6 +117,13 @@ class Spider(Guided):
         if not score > UNKNOWN:
             raise ValueError(f"a score is positive, not {score}")
         self._importance.set_score(key, score)
+
+    def forget_list(self, dataset: str, keys: Iterable[Key]) -> None:
+        """Hubs stay: they are members, and stand in again when the list is declared anew."""
+        for key in keys:
+            self._importance.forget(key)
+        for key in [key for key, hub in self._waiting.items() if hub.dataset == dataset]:
+            del self._waiting[key]
 
     def hub_found(self, hub: Hub) -> None:
         if hub.key in self._homophily:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,16 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+import trio.testing
 
 from spiderfs.catalogue import TABLES, Catalogue
 from spiderfs.config import Options
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.pins import PINNED
 from spiderfs.core.replay import Pinning
-from spiderfs.daemon.dataset import KEPT_LISTS
+from spiderfs.daemon.dataset import KEPT_LISTS, Dataset
 from spiderfs.daemon.guide import Guide
 from spiderfs.daemon.keeper import Keeper
+from spiderfs.daemon.lists import GRACE_S
 from spiderfs.daemon.trainer import SampleList, SamplePaths, Trainer
+from spiderfs.errors import ProtocolError
 from spiderfs.lister import Lister
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
@@ -335,6 +340,124 @@ def test_scores_of_lists_long_unused_are_deleted(tmp_path: Path) -> None:
         harness.guide.save()
         latest = {str(number) for number in range(2, KEPT_LISTS + 2)}
         assert {path.name for path in scores.iterdir()} == {in_use.name, *latest}
+
+    run(tmp_path, test)
+
+
+def known_scores(harness: Harness, inodes: list[int]) -> int:
+    return sum(harness.keeper.engine.score(inode) > 0 for inode in inodes)
+
+
+@pytest.mark.parametrize("policy", ["spider", "shade", "impact"])
+def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy: str) -> None:
+    clock = trio.testing.MockClock(rate=1.0)
+
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        inodes, digest = harness.inodes, next(iter(harness.guide.datasets))
+        await harness.batch(np.random.default_rng(1), list(range(30)), np.ones(30, np.float16))
+        scores = [harness.keeper.engine.score(inode) for inode in inodes[:30]]
+        members = set(harness.keeper.engine.members)
+        assert known_scores(harness, inodes) > len(members)
+        clock.jump(10 * GRACE_S)
+        await harness.guide.let_go()
+        assert list(harness.guide.datasets) == [digest], "a trainer uses it"
+        await harness.guide.detached(harness.trainer)
+        for _ in range(3):
+            await harness.guide.let_go()
+            clock.jump(GRACE_S / 4)
+        # Who comes again in time finds it as it was.
+        kept = harness.guide.datasets[digest]
+        await harness.declare()
+        assert harness.guide.datasets[digest] is kept
+        clock.jump(10 * GRACE_S)
+        await harness.guide.let_go()
+        assert harness.guide.datasets[digest] is kept
+        await harness.guide.detached(harness.trainer)
+        gone = weakref.ref(kept)
+        del kept
+        await harness.guide.let_go()
+        clock.jump(GRACE_S)
+        await harness.guide.let_go()
+        gc.collect()
+        assert gone() is None
+        assert harness.guide.datasets == {}
+        assert redirect_rows(harness.records) == []
+        assert known_scores(harness, inodes) <= len(members)
+        assert set(harness.keeper.engine.members) == members
+        # And finds what was learned when it is declared anew, under its old number.
+        await harness.declare()
+        assert [dataset.number for dataset in harness.guide.datasets.values()] == [1]
+        assert [harness.keeper.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
+
+    async def main() -> None:
+        await test(Harness(tmp_path, policy))
+
+    trio.run(main, clock=clock)
+
+
+def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiderfs.daemon.lists.GRACE_S", 0.0)
+
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        inodes = harness.inodes
+        await harness.batch(np.random.default_rng(1), list(range(30)))
+        other = Trainer(os.getpid(), os.getuid(), Hello("other"))
+        await harness.guide.attached(other)
+        await harness.guide.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
+        numbers = [dataset.number for dataset in harness.guide.datasets.values()]
+        assert numbers == [1, 2]
+        await harness.guide.detached(harness.trainer)
+        await harness.guide._lists.let_go(0.0)
+        assert [dataset.number for dataset in harness.guide.datasets.values()] == [2]
+        assert known_scores(harness, inodes[:20]) == 20
+        # The third list does not take the second one's number.
+        await harness.guide.attached(harness.trainer)
+        await harness.guide.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
+        assert [dataset.number for dataset in harness.guide.datasets.values()] == [2, 3]
+
+    run(tmp_path, test)
+
+
+def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiderfs.daemon.lists.MAX_SAMPLES", SAMPLES + 10)
+
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        other = Trainer(os.getpid(), os.getuid(), Hello("other"))
+        await harness.guide.attached(other)
+        await harness.guide.samples(other, harness.list)
+        part = listed([b"train/%03d" % number for number in range(11)], "part")
+        with pytest.raises(ProtocolError, match="all lists of this mount together") as refused:
+            await harness.guide.samples(other, part)
+        assert refused.value.code == "too-large"
+        # Those that nobody uses are let go for it, without waiting.
+        await harness.guide.detached(other)
+        await harness.guide.detached(harness.trainer)
+        await harness.guide.attached(other)
+        await harness.guide.samples(other, part)
+        assert [len(dataset.keys) for dataset in harness.guide.datasets.values()] == [11]
+
+    run(tmp_path, test)
+
+
+def test_a_list_whose_scores_cannot_be_saved_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: Dataset) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        await harness.guide.detached(harness.trainer)
+        with monkeypatch.context() as patched:
+            patched.setattr(Dataset, "save", full)
+            await harness.guide._lists.let_go(0.0)
+        assert len(harness.guide.datasets) == 1
+        assert "cannot be saved (No space left on device)" in caplog.text
+        await harness.guide._lists.let_go(0.0)
+        assert harness.guide.datasets == {}
 
     run(tmp_path, test)
 

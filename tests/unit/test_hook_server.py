@@ -187,6 +187,54 @@ def test_the_socket_is_its_owners_and_its_path_may_be_long(tmp_path: Path) -> No
     served(directory, talk)
 
 
+def test_a_list_may_have_so_many_bytes(tmp_path: Path) -> None:
+    """Refused once, before it takes memory; the rest of it is passed over, and others can be declared."""
+
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet()
+            chunks = [samples(b"x" * 40, total=1000, first=first) for first in range(100)]
+            await client.send(*chunks)
+            await client.said(Error, "more than 1000 bytes of paths and labels")
+            await daemon.until(lambda: daemon.server.declared_bytes.held <= 1000)
+            await client.send(samples(b"a", b"b"))
+            await client.said(Ok, "samples")
+            await client.send(samples(b"a" * 400, b"b" * 400, b"c" * 300, name="train"))
+            await client.said(Error, "too-large")
+            await client.send(samples(b"a" * 400, b"b" * 400, name="other"))
+            await client.said(Ok, "samples")
+            assert daemon.server.declared_bytes.held == 0
+
+    daemon = served(tmp_path, talk, limits=ServerLimits(message=Limits(list_bytes=1000)))
+    assert [len(declared) for _, declared in daemon.sink.lists] == [2, 2]
+    assert daemon.counted["hook_malformed"] == 2
+    # Whose files are known needs no paths.
+    (trainer,) = {trainer for _, trainer in daemon.sink.calls}
+    assert [(len(known), list(known.paths)) for known in trainer.lists.values()] == [(2, []), (2, [])]
+
+
+def test_the_lists_of_all_trainers_may_have_so_many_bytes(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as one, daemon.client() as other:
+            await one.greet()
+            await other.greet()
+            await one.send(samples(b"x" * 900, total=2))
+            await daemon.until(lambda: daemon.server.declared_bytes.held > 900)
+            await other.send(samples(b"y" * 900))
+            await other.said(Error, "declare it again when others are done")
+            await one.send(samples(b"x" * 40, total=2, first=1))
+            await one.said(Ok, "samples")
+            await other.send(samples(b"y" * 900))
+            await other.said(Ok, "samples")
+            # What was begun, and never ended, goes with its connection or by being begun anew.
+            await other.send(samples(b"x" * 900, total=2))
+            await other.send(samples(b"x" * 30, total=2))
+            await daemon.until(lambda: daemon.server.declared_bytes.held == 35)
+        await daemon.until(lambda: daemon.server.declared_bytes.held == 0)
+
+    served(tmp_path, talk, limits=ServerLimits(declared_bytes=1000))
+
+
 def test_a_list_in_chunks(tmp_path: Path) -> None:
     async def talk(daemon: Daemon) -> None:
         async with daemon.client() as client:

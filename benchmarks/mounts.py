@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
 COMMAND_PATIENCE_S = 60.0
 WORKER_PATIENCE_S = 5.0
@@ -65,6 +63,8 @@ def counts(mountpoint: Path) -> dict[str, int]:
 def leave_signals_to_the_parent(_worker: int) -> None:
     # Ctrl-C reaches every process of the terminal; the parent unwinds and ends its workers, without their tracebacks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import torch  # here, for those who mount without training
+
     torch.set_num_threads(1)
 
 

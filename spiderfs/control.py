@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from spiderfs.client_terms import TERMS_FILE
-from spiderfs.errors import AccessDenied, NoRoom, NotFound, ReadOnly
+from spiderfs.errors import AccessDenied, InvalidArgument, NoRoom, NotFound, ReadOnly
 
 CONTROL_DIRECTORY = b".spiderfs"
 CONTROL_INODE = 2
@@ -61,6 +61,8 @@ _LOG = next(index for index, file in enumerate(FILES) if file.name == b"log")
 _MARK = 1 << 63
 _WRITING = 1 << 62
 _INDEX_SHIFT = 48
+# No file of any file system is as long; what lseek(2) says of further places differs between them.
+_LONGEST_BYTES = 1 << 40
 
 
 class ControlAttributes(NamedTuple):
@@ -146,6 +148,8 @@ class Control:
         return handle
 
     async def read(self, handle: int, offset: int, size: int) -> bytes:
+        if offset > _LONGEST_BYTES:
+            return b""
         path = self._snapshot(handle)
         if _index(handle) == _LOG:
             self._want_log()
@@ -257,4 +261,8 @@ class _Snapshot:
 
 
 def _index(handle: int) -> int:
-    return (handle & ~(_MARK | _WRITING)) >> _INDEX_SHIFT
+    """Raises InvalidArgument for a handle that no open has given."""
+    index = (handle & ~(_MARK | _WRITING)) >> _INDEX_SHIFT
+    if index >= len(FILES):
+        raise InvalidArgument(f"no control file has the handle {handle:x}")
+    return index

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 
-from spiderfs.errors import AttributeTooLong, ReadOnly, SourceTimeout, SpiderfsError, StoreCorrupt
+from spiderfs.errors import AttributeTooLong, InvalidArgument, ReadOnly, SourceTimeout, SpiderfsError, StoreCorrupt
 from spiderfs.filesystem import Caller, Filesystem
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles, open_out
@@ -76,7 +76,7 @@ class Operations:
         return await self._fs.readlink(inode)
 
     async def open(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        (flags,) = wire.FIRST_WORD.unpack_from(body)
+        (flags,) = wire.unpacked(wire.FIRST_WORD, body)
         self._handles.open(inode)
         try:
             handle, direct_io, fetched, answered, large, keeps_pages = await self._fs.open(inode, flags, caller)
@@ -100,11 +100,11 @@ class Operations:
         return open_out(handle, direct_io, keeps_pages)
 
     async def read(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        handle, offset, size = wire.READ_IN.unpack_from(body)
+        handle, offset, size = wire.unpacked(wire.READ_IN, body)
         return await self._fs.read(handle, offset, size, inode)
 
     async def release(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        (handle,) = wire.HANDLE.unpack_from(body)
+        (handle,) = wire.unpacked(wire.HANDLE, body)
         self._closed(inode)
         await self._fs.release(handle)
         return b""
@@ -119,7 +119,9 @@ class Operations:
         return wire.OPEN_OUT.pack(handle, flags, 0)
 
     async def readdirplus(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        handle, after, size = wire.READ_IN.unpack_from(body)
+        handle, after, size = wire.unpacked(wire.READ_IN, body)
+        if after > wire.MOST_POSITION:
+            raise InvalidArgument(f"no listing has a position {after}")
         listing = bytearray()
         limit = wire.most_names(size)
         for name, entry, position in await self._fs.readdir(handle, after, limit):
@@ -130,7 +132,7 @@ class Operations:
         return bytes(listing)
 
     async def access(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        (mask,) = wire.FIRST_WORD.unpack_from(body)
+        (mask,) = wire.unpacked(wire.FIRST_WORD, body)
         await self._fs.access(inode, mask, caller)
         return b""
 
@@ -138,11 +140,11 @@ class Operations:
         return wire.statfs_out(await self._fs.statfs())
 
     async def listxattr(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        (size,) = wire.FIRST_WORD.unpack_from(body)
+        (size,) = wire.unpacked(wire.FIRST_WORD, body)
         return _sized(b"".join(os.fsencode(name) + b"\0" for name in await self._fs.listxattr(inode)), size)
 
     async def getxattr(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        (size,) = wire.FIRST_WORD.unpack_from(body)
+        (size,) = wire.unpacked(wire.FIRST_WORD, body)
         name = os.fsdecode(bytes(body[wire.GETXATTR_IN_BYTES : -1]))
         return _sized(await self._fs.getxattr(inode, name), size)
 
@@ -152,12 +154,12 @@ class Operations:
     # -- what would change something: only control files can be written
 
     async def write(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        handle, _, size = wire.READ_IN.unpack_from(body)
+        handle, _, size = wire.unpacked(wire.READ_IN, body)
         data = bytes(body[wire.WRITE_IN_BYTES : wire.WRITE_IN_BYTES + size])
         return wire.WRITE_OUT.pack(await self._fs.write(handle, data))
 
     async def setattr(self, inode: int, body: memoryview, caller: Caller) -> Body:
-        wanted, _, _ = wire.SETATTR_IN.unpack_from(body)
+        wanted, _, _ = wire.unpacked(wire.SETATTR_IN, body)
         if not wanted & wire.FATTR_SIZE:
             return await self.refuse(inode, body, caller)
         return wire.attr_out(await self._fs.truncate(inode))

@@ -187,6 +187,9 @@ class _Desk:
                 raise
             burst += 1
             woken = False
+            if length < wire.IN_HEADER.size:
+                log.warning("a request of %d bytes was passed over", length)
+                continue
             _, opcode, unique, inode, uid, gid, pid, _ = wire.IN_HEADER.unpack_from(self._buffer)
             handler = self._handlers.get(opcode)
             if handler is None:

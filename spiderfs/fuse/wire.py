@@ -11,6 +11,7 @@ import stat
 import struct
 from enum import IntEnum, IntFlag
 
+from spiderfs.errors import InvalidArgument
 from spiderfs.filesystem import Attributes, Entry
 
 MAJOR, MINOR = 7, 40
@@ -52,6 +53,8 @@ MAX_WRITE_BYTES = 1 << 20
 REQUEST_BYTES = MAX_WRITE_BYTES + IN_HEADER.size + WRITE_IN_BYTES
 # The largest READ: 1 MiB, which the kernel allows ordinary users too.
 _MAX_PAGES = 256
+# Of a listing, as a reader's off_t can say it.
+MOST_POSITION = (1 << 63) - 1
 # Requests that nobody waits for (RELEASE, read-ahead) in the kernel at a time; its own 12 hold up eight readers.
 _MAX_BACKGROUND, _CONGESTED = 64, 48
 # struct stat counts blocks of this size, whatever the file system's own (stat(2)).
@@ -138,6 +141,14 @@ _WANTED = (
 # Files that are read by the kernel must not lie on a stacked file system (overlayfs) themselves. With 2 they might, but
 # then no overlayfs could be put on top of the mount (FILESYSTEM_MAX_STACK_DEPTH of linux/fs.h).
 _STACK_DEPTH = 1
+
+
+def unpacked(form: struct.Struct, body: memoryview) -> tuple[int, ...]:
+    """What a request's body begins with; raises InvalidArgument for one that is cut short."""
+    try:
+        return form.unpack_from(body)
+    except struct.error:
+        raise InvalidArgument(f"a request with {len(body)} bytes, not {form.size}") from None
 
 
 def init_out(body: memoryview) -> bytes:

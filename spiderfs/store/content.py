@@ -28,18 +28,20 @@ from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import SoundPieces, header, verified, verified_elsewhere
 from spiderfs.store.environment import BLOCKS, open_environment, translate, translated_errors
 from spiderfs.store.rows import (
-    BLOCK_COUNT,
     INODE,
     KEY,
-    MEMBER,
     SEQUENCE,
     TABLES,
-    USAGE,
-    USAGE_KEY,
+    MemberRow,
     block_count,
     blocks_of,
     is_block,
-    member_of,
+    key_of,
+    read_usage,
+    sealed,
+    unsealed,
+    write_block_count,
+    write_usage,
 )
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Member, Usage
 
@@ -157,12 +159,13 @@ class LmdbContent:
     def _keeps_too_much(self) -> bool:
         with translated_errors(), self._env.begin(self._meta) as txn:
             kept_bytes = txn.stat(self._holes)["entries"] * BLOCK_BYTES
-            return bool(kept_bytes > MOST_KEPT_SHARE * self._usage(txn)[4])
+            return bool(kept_bytes > MOST_KEPT_SHARE * read_usage(txn, self._meta)[4])
 
     def member(self, key: ContentKey) -> Member | None:
+        packed = KEY.pack(*key)
         with translated_errors(), self._env.begin(self._member) as txn:
-            record = txn.get(KEY.pack(*key))
-        return None if record is None else member_of(key, record)
+            record = txn.get(packed)
+        return None if record is None else MemberRow.of(packed, record).member(packed)
 
     # -- writing, in any thread
 
@@ -183,12 +186,12 @@ class LmdbContent:
                 translated_errors(),
                 self._env.begin(write=True) as txn,
             ):
-                usage = self._usage(txn)
+                usage = read_usage(txn, self._meta)
                 landed = [
                     (takes_blocks or not key.block) and key not in too_far and self._land(txn, usage, *row)
                     for (key, _), row in zip(records, rows, strict=True)
                 ]
-                txn.put(USAGE_KEY, USAGE.pack(*usage), db=self._meta)
+                write_usage(txn, usage, self._meta)
         except StoreError as exc:
             if not isinstance(exc, StoreCorrupt):
                 self._disown([key for key, _ in blocks])
@@ -240,8 +243,10 @@ class LmdbContent:
         if is_block(packed):
             txn.delete(packed, db=self._holes)
             self._count_block(txn, packed, 1)
-        txn.put(packed, MEMBER.pack(size, sequence, 0.0) + LANDING.encode(), db=self._member)
-        txn.put(SEQUENCE.pack(sequence), packed, db=self._queue, append=True)
+        txn.put(packed, MemberRow(size, sequence, 0.0, LANDING).stored(packed), db=self._member)
+        place = SEQUENCE.pack(sequence)
+        if not txn.put(place, sealed(place, packed), db=self._queue, append=True):
+            raise StoreCorrupt("something has landed after what lands now")
         return True
 
     def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
@@ -260,7 +265,7 @@ class LmdbContent:
     def _apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
         missing = []
         with translated_errors(), self._env.begin(write=True) as txn:
-            usage = self._usage(txn)
+            usage = read_usage(txn, self._meta)
             for key in drop:
                 self._remove(txn, usage, KEY.pack(*key))
             for key, section, score in keep:
@@ -269,16 +274,16 @@ class LmdbContent:
                 if record is None:
                     missing.append(key)
                     continue
-                size, sequence, _ = MEMBER.unpack_from(record)
-                if record[MEMBER.size :] == LANDING.encode():
-                    txn.delete(SEQUENCE.pack(sequence), db=self._queue)
-                    usage[0] -= size
+                before = MemberRow.of(packed, bytes(record))
+                if before.section == LANDING:
+                    txn.delete(SEQUENCE.pack(before.sequence), db=self._queue)
+                    usage[0] -= before.size
                     usage[1] -= 1
-                    usage[2] += size
+                    usage[2] += before.size
                     usage[3] += 1
-                txn.put(packed, MEMBER.pack(size, usage[5], score) + section.encode(), db=self._member)
+                txn.put(packed, MemberRow(before.size, usage[5], score, section).stored(packed), db=self._member)
                 usage[5] += 1
-            txn.put(USAGE_KEY, USAGE.pack(*usage), db=self._meta)
+            write_usage(txn, usage, self._meta)
         self.free(FREED_AT_ONCE)
         return missing
 
@@ -294,15 +299,11 @@ class LmdbContent:
     def _set_capacity(self, capacity_bytes: int, limit: int | None = None) -> bool:
         """Drop up to `limit` records of landing for it; whether it is done."""
         with translated_errors(), self._env.begin(write=True) as txn:
-            usage = self._usage(txn)
+            usage = read_usage(txn, self._meta)
             usage[4] = capacity_bytes
             done = self._shrink_landing(txn, usage, capacity_bytes, limit)
-            txn.put(USAGE_KEY, USAGE.pack(*usage), db=self._meta)
+            write_usage(txn, usage, self._meta)
         return done
-
-    def _usage(self, txn: lmdb.Transaction) -> list[int]:
-        record = txn.get(USAGE_KEY, db=self._meta)
-        return [0] * 6 if record is None else list(USAGE.unpack(record))
 
     def _shrink_landing(self, txn: lmdb.Transaction, usage: list[int], room: int, limit: int | None = None) -> bool:
         """Drop what landed first until landing and the kept records fit into `room` bytes, or landing is empty.
@@ -315,36 +316,35 @@ class LmdbContent:
                 return False
             dropped += 1
             with txn.cursor(self._queue) as cursor:
-                cursor.first()
-                packed = bytes(cursor.value())
-            self._remove(txn, usage, packed)
+                if not cursor.first():
+                    raise StoreCorrupt("what has landed is not in its queue")
+                packed = unsealed(bytes(cursor.key()), bytes(cursor.value()))
+            if not self._remove(txn, usage, packed):
+                raise StoreCorrupt("something is in the queue that has not landed")
         return True
 
-    def _remove(self, txn: lmdb.Transaction, usage: list[int], packed: bytes) -> None:
+    def _remove(self, txn: lmdb.Transaction, usage: list[int], packed: bytes) -> bool:
+        """Whether it was there, in the queue too if it had landed."""
         record = txn.get(packed, db=self._member)
         if record is None:
-            return
-        size, sequence, _ = MEMBER.unpack_from(record)
-        landing = record[MEMBER.size :] == LANDING.encode()
-        if landing:
-            txn.delete(SEQUENCE.pack(sequence), db=self._queue)
+            return False
+        size, sequence, _, section = MemberRow.of(packed, bytes(record))
+        landing = section == LANDING
+        queued = landing and txn.delete(SEQUENCE.pack(sequence), db=self._queue)
         txn.delete(packed, db=self._content)
         txn.delete(packed, db=self._member)
         if is_block(packed):
-            txn.put(packed, b"", db=self._holes)
+            txn.put(packed, sealed(packed, b""), db=self._holes)
             self._count_block(txn, packed, -1)
         usage[0 if landing else 2] -= size
         usage[1 if landing else 3] -= 1
+        return bool(queued)
 
     def _count_block(self, txn: lmdb.Transaction, packed: bytes, change: int) -> None:
         """Note that a file has a block more or less."""
         inode = packed[: INODE.size]
-        count = block_count(txn, inode, self._meta) + change
-        if count > 0:
-            txn.put(inode, BLOCK_COUNT.pack(count), db=self._meta)
-        else:
-            # Blocks of an earlier version of spiderfs are not counted: a count may be too low, and is never too high.
-            txn.delete(inode, db=self._meta)
+        # Blocks of an earlier version of spiderfs are not counted: a count may be too low, and is never too high.
+        write_block_count(txn, inode, block_count(txn, inode, self._meta) + change, self._meta)
 
     # -- room for making room, in any thread
 
@@ -391,7 +391,9 @@ class LmdbContent:
         with translated_errors(), self._env.begin(self._holes) as txn, txn.cursor() as cursor:
             more = cursor.first()
             while more:
-                inode, _ = KEY.unpack(cursor.key())
+                key = bytes(cursor.key())
+                unsealed(key, bytes(cursor.value()))
+                inode, _ = key_of(key)
                 if not (self._files.lent(inode) and blocks_of(txn, inode, 1, self._content)):
                     found.append((inode, blocks_of(txn, inode, limit)))
                 more = cursor.set_range(KEY.pack(inode + 1, 0))
@@ -421,10 +423,10 @@ class LmdbContent:
 
     def members(self) -> Iterator[Member]:
         with translated_errors(), self._env.begin(self._member) as txn:
-            rows = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
-        rows.sort(key=lambda row: MEMBER.unpack_from(row[1])[1])
-        for key, value in rows:
-            yield member_of(ContentKey(*KEY.unpack(key)), value)
+            rows = [(packed, MemberRow.of(packed, stored)) for packed, stored in txn.cursor()]
+        rows.sort(key=lambda row: row[1].sequence)
+        for packed, row in rows:
+            yield row.member(packed)
 
     def each_member(self) -> Iterator[Member]:
         start = b""
@@ -434,13 +436,13 @@ class LmdbContent:
                 rows = list(itertools.islice(cursor, _MEMBERS_AT_A_TIME)) if more else []
             if not rows:
                 return
-            yield from (member_of(ContentKey(*KEY.unpack(key)), value) for key, value in rows)
+            yield from (MemberRow.of(packed, stored).member(packed) for packed, stored in rows)
             # The least key behind the last one.
             start = rows[-1][0] + b"\0"
 
     def usage(self) -> Usage:
         with translated_errors(), self._env.begin(self._meta) as txn:
-            return Usage(*self._usage(txn)[:5])
+            return Usage(*read_usage(txn, self._meta)[:5])
 
     def file_bytes(self) -> int:
         """Bytes that LMDB's pages take on disk, free ones included, and those of blocks."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import lmdb
 
 from spiderfs.store.environment import open_environment, translate, translated_errors
+from spiderfs.store.rows import sealed, unsealed
 from spiderfs.store.store import Left, Row
 
 # Names must go on working when the disk is full, since without them no file can be served, cached or not. The file is
@@ -29,14 +30,14 @@ class LmdbRecords:
     def get(self, table: str, key: bytes) -> bytes | None:
         try:
             with self._env.begin(self._tables[table]) as txn:
-                value: bytes | None = txn.get(key)
-                return value
+                stored = txn.get(key)
         except lmdb.Error as exc:
             raise translate(exc) from exc
+        return None if stored is None else unsealed(key, stored)
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         with translated_errors(), self._env.begin(self._tables[table]) as txn, txn.cursor() as cursor:
-            found = dict(cursor.getmulti(keys))
+            found = {key: unsealed(key, stored) for key, stored in cursor.getmulti(keys)}
         return [found.get(key) for key in keys]
 
     def put(self, rows: Iterable[Row], leave: Left | None = None) -> None:
@@ -44,20 +45,20 @@ class LmdbRecords:
             for table, key, value in rows:
                 if leave is not None and table == leave[0]:
                     there = txn.get(key, db=self._tables[table])
-                    if there is not None and leave[1](there):
+                    if there is not None and leave[1](unsealed(key, bytes(there))):
                         continue
                 if value is None:
                     txn.delete(key, db=self._tables[table])
                 else:
-                    txn.put(key, value, db=self._tables[table])
+                    txn.put(key, sealed(key, value), db=self._tables[table])
 
     def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         rows: list[tuple[bytes, bytes]] = []
         with translated_errors(), self._env.begin(self._tables[table]) as txn, txn.cursor() as cursor:
             if not cursor.set_range(start):
                 return rows
-            for row in cursor:
-                rows.append(row)
+            for key, stored in cursor:
+                rows.append((key, unsealed(key, stored)))
                 if len(rows) == limit:
                     break
         return rows

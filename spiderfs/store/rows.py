@@ -1,38 +1,102 @@
-"""The rows of the content store's tables: how keys and values are packed, and which blocks of a file a table has."""
+"""The rows of the store's tables: how keys and values are packed, and which blocks of a file a table has.
+
+LMDB notices that a page is missing, and not that bytes in it are others. So every row but a content, which has
+checksums of its own, is sealed: its key and its value are what was written, or the store is corrupt.
+"""
 
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 import lmdb
+import xxhash
 
+from spiderfs.errors import StoreCorrupt
 from spiderfs.store.store import ContentKey, Member
 
 KEY = struct.Struct(">QI")
-MEMBER = struct.Struct("<QQf")  # size, sequence number, score; the section's name follows
+_MEMBER = struct.Struct("<QQf")  # size, sequence number, score; the section's name follows
 SEQUENCE = struct.Struct(">Q")
-# landing bytes, landing entries, kept bytes, kept entries, capacity, next sequence number
-USAGE = struct.Struct("<6Q")
-USAGE_KEY = b"usage"
+_USAGE = struct.Struct("<6Q")
+_USAGE_KEY = b"usage"
 INODE = struct.Struct(">Q")
-BLOCK_COUNT = struct.Struct("<I")
+_BLOCK_COUNT = struct.Struct("<I")
 TABLES = 5
 
 
-def member_of(key: ContentKey, record: bytes) -> Member:
-    size, _, score = MEMBER.unpack_from(record)
-    return Member(key, size, record[MEMBER.size :].decode(), score)
+# Of 64 bits so many bytes: a damaged row passes once in four billion times.
+SEAL_BYTES = 4
+
+
+def sealed(key: bytes, value: bytes) -> bytes:
+    """The value as it is stored under this key."""
+    return value + xxhash.xxh3_64_digest(key + value)[:SEAL_BYTES]
+
+
+def unsealed(key: bytes, stored: bytes) -> bytes:
+    """The value again; raises StoreCorrupt."""
+    value = stored[:-SEAL_BYTES]
+    if xxhash.xxh3_64_digest(key + value)[:SEAL_BYTES] != stored[-SEAL_BYTES:]:
+        raise StoreCorrupt("a row of the cache is not what was written")
+    return value
+
+
+class MemberRow(NamedTuple):
+    size: int
+    sequence: int
+    score: float
+    section: str
+
+    @classmethod
+    def of(cls, packed: bytes, stored: bytes) -> MemberRow:
+        """The row of this key; raises StoreCorrupt."""
+        value = unsealed(packed, stored)
+        size, sequence, score = _MEMBER.unpack_from(value)
+        return cls(size, sequence, score, value[_MEMBER.size :].decode())
+
+    def stored(self, packed: bytes) -> bytes:
+        value = _MEMBER.pack(self.size, self.sequence, self.score) + self.section.encode()
+        return sealed(packed, value)
+
+    def member(self, packed: bytes) -> Member:
+        return Member(key_of(packed), self.size, self.section, self.score)
+
+
+def key_of(packed: bytes) -> ContentKey:
+    """Raises StoreCorrupt."""
+    if len(packed) != KEY.size:
+        raise StoreCorrupt(f"a key of the cache has {len(packed)} bytes")
+    return ContentKey(*KEY.unpack(packed))
 
 
 def is_block(packed: bytes) -> bool:
-    _, block = KEY.unpack(packed)
-    return bool(block)
+    return bool(key_of(packed).block)
 
 
 def block_count(txn: lmdb.Transaction, packed_inode: bytes, meta: lmdb._Database) -> int:
     """How many blocks of a file are there."""
     found = txn.get(packed_inode, db=meta)
-    return 0 if found is None else int(BLOCK_COUNT.unpack(found)[0])
+    return 0 if found is None else int(_BLOCK_COUNT.unpack(unsealed(packed_inode, bytes(found)))[0])
+
+
+def write_block_count(txn: lmdb.Transaction, packed_inode: bytes, count: int, meta: lmdb._Database) -> None:
+    if count > 0:
+        txn.put(packed_inode, sealed(packed_inode, _BLOCK_COUNT.pack(count)), db=meta)
+    else:
+        txn.delete(packed_inode, db=meta)
+
+
+def read_usage(txn: lmdb.Transaction, meta: lmdb._Database) -> list[int]:
+    """Landing bytes and entries, kept bytes and entries, capacity, next sequence number."""
+    stored = txn.get(_USAGE_KEY, db=meta)
+    return [0] * 6 if stored is None else list(_USAGE.unpack(unsealed(_USAGE_KEY, bytes(stored))))
+
+
+def write_usage(txn: lmdb.Transaction, usage: list[int], meta: lmdb._Database) -> None:
+    if min(usage) < 0:
+        raise StoreCorrupt("the cache holds less than nothing")
+    txn.put(_USAGE_KEY, sealed(_USAGE_KEY, _USAGE.pack(*usage)), db=meta)
 
 
 def blocks_of(
@@ -43,7 +107,7 @@ def blocks_of(
     with txn.cursor(table) as cursor:
         if cursor.set_range(KEY.pack(inode, 1)):
             for key in cursor.iternext(keys=True, values=False):
-                owner, block = KEY.unpack(key)
+                owner, block = key_of(bytes(key))
                 if owner != inode or len(found) == limit:
                     break
                 found.append(block)

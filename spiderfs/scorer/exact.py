@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from spiderfs.scorer.index import BLOCK, Ids, Neighbours, Vectors, exact_nearest, saved_arrays
+from spiderfs.scorer.index import BLOCK, Ids, Neighbours, Vectors, exact_nearest
+from spiderfs.scorer.saved_files import saved_arrays
 
 
 class ExactIndex:

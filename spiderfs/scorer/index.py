@@ -6,11 +6,9 @@ answer with the k nearest at most, so that counts mean the same whichever is use
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-from zipfile import BadZipFile
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,15 +68,6 @@ def normalised(embeddings: NDArray[np.floating]) -> Vectors:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     np.divide(vectors, lengths, out=vectors, where=lengths > 0)
     return vectors
-
-
-def saved_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """What `numpy.savez` wrote; raises ValueError or OSError where it is not that."""
-    try:
-        with np.load(path) as saved:
-            return {name: saved[name] for name in saved.files}
-    except (EOFError, BadZipFile, zlib.error) as exc:
-        raise ValueError(f"{path} was cut short: {exc}") from exc
 
 
 def blocks_of(index: Index) -> Iterator[tuple[Ids, Vectors]]:

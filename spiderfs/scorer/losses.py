@@ -15,8 +15,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from spiderfs.scorer.index import saved_arrays
-from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scores, Scoring, write_whole
+from spiderfs.scorer.saved_files import check_whole, saved_arrays, write_whole
+from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scores, Scoring
 
 VERSION = 1
 # b0 of SHADE eq. 6, as its authors' program has it: the hardest of a batch of 128 scores 2.1 times the easiest.
@@ -85,6 +85,7 @@ class LossScores(Scoring):
 
     def restore(self, directory: Path) -> bool:
         try:
+            check_whole(directory / self.FILE)
             state = saved_arrays(directory / self.FILE)
             if state["identity"].tolist() != self._identity():
                 return False

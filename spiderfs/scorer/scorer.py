@@ -22,9 +22,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from spiderfs.scorer.exact import ExactIndex
 from spiderfs.scorer.graph import GraphIndex
-from spiderfs.scorer.index import Ids, Index, Neighbours, blocks_of, exact_nearest, normalised, saved_arrays
+from spiderfs.scorer.index import Ids, Index, Neighbours, blocks_of, exact_nearest, normalised
 from spiderfs.scorer.radius import Radius
-from spiderfs.scorer.scoring import BatchScores, Hub, ScorerOptions, Scoring, write_whole
+from spiderfs.scorer.saved_files import check_whole, saved_arrays, write_whole
+from spiderfs.scorer.scoring import BatchScores, Hub, ScorerOptions, Scoring
 
 VERSION = 1
 STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
@@ -95,6 +96,7 @@ class Scorer(Scoring):
     @classmethod
     def saved(cls, labels: ArrayLike, options: ScorerOptions, directory: Path) -> Self | None:
         try:
+            check_whole(directory / STATE_FILE)
             dimension = int(saved_arrays(directory / STATE_FILE)["identity"][3])
         except (OSError, ValueError, KeyError, IndexError):
             return None
@@ -189,6 +191,8 @@ class Scorer(Scoring):
 
     def restore(self, directory: Path) -> bool:
         try:
+            for name in (STATE_FILE, INDEX_FILE):
+                check_whole(directory / name)
             state = saved_arrays(directory / STATE_FILE)
             if state["identity"].tolist() != self._identity():
                 return False

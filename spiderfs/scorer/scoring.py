@@ -7,12 +7,10 @@ time. It knows samples by their place in that list.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -136,10 +134,3 @@ class Scoring(ABC):
         if given.ndim != 1 or len(given) == 0 or given.min() < 0 or given.max() >= len(self.labels):
             raise ValueError(f"a batch needs indices from 0 to {len(self.labels) - 1}")
         return np.unique(given, return_index=True)
-
-
-def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` make a file, and put it into its place once it is whole."""
-    unfinished = path.with_name(f".{path.name}")
-    write(unfinished)
-    os.replace(unfinished, path)

@@ -7,11 +7,15 @@ taught (`traced_batch.py`), so that a replay can score anew (`rescoring.py`). A 
 ignored by the reader and overwritten by a writer that goes on with the file.
 
 People may bring their own as text: one `key size` per line, the key any word, the size in bytes; `#` starts a comment.
+
+The module is long because writer and reader of a format are to be seen side by side.
 """
 
 from __future__ import annotations
 
 import io
+import os
+import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +47,8 @@ RECORD = np.dtype(
 )
 RECORD_FIELDS = struct.Struct("<dQQIBBH")
 
+# No file of any file system is as large, nor are all files together: 64 bits count them.
+MOST_BYTES, _MOST_BYTES_IN_ALL = 1 << 50, 1 << 62
 # 128 KiB of records: one write per some seconds of training, and little to lose in a crash.
 BUFFERED_RECORDS = 4096
 
@@ -346,14 +352,51 @@ def _inode(key: Key) -> int:
 def read_trace(path: str | Path) -> Trace:
     """A trace recorded by spiderfs, or one in text; raises UsageError for any other file."""
     try:
-        content = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"{path} is not a file: name a trace")
+            content = file.read()
     except OSError as exc:
         raise UsageError(f"cannot read the trace {path}: {exc.strerror}") from exc
     if not content.startswith(MAGIC):
         return Trace(_from_text(content, path), recorded=False)
     _check_header(content[: HEADER.size], path)
     count = (len(content) - HEADER.size) // RECORD.itemsize
-    return Trace(np.frombuffer(content, RECORD, count, HEADER.size), recorded=True)
+    return Trace(_checked(np.frombuffer(content, RECORD, count, HEADER.size), path), recorded=True)
+
+
+def _checked(records: NDArray[np.void], path: str | Path) -> NDArray[np.void]:
+    """The same records; raises UsageError for figures that no writer has written."""
+    kinds, numbers = records["kind"], records["size"].copy().view("<f8")
+    of_access = np.isin(kinds, (*ACCESSES, Kind.STAND_IN))
+    is_share = (numbers >= 0) & (numbers <= 1)
+    good = np.select(
+        [
+            of_access,
+            kinds == Kind.SCORE,
+            kinds == Kind.NEIGHBOUR,
+            (kinds == Kind.RATIO) | ((kinds == Kind.EPOCH) & (records["served"] != 0)),
+            kinds == Kind.LABEL,
+        ],
+        [
+            records["size"] <= MOST_BYTES,
+            np.isfinite(numbers) & (numbers > 0),
+            np.isfinite(numbers) & (numbers >= 0),
+            is_share,
+            np.abs(numbers) < 2**53,
+        ],
+        True,
+    )
+    if not good.all():
+        number = int(np.argmin(good))
+        raise UsageError(f"the trace {path} is damaged at record {number}: record another")
+    _check_total(records["size"][of_access], path)
+    return records
+
+
+def _check_total(sizes: NDArray[np.uint64], path: str | Path) -> None:
+    if sizes.astype(np.float64).sum() > _MOST_BYTES_IN_ALL:
+        raise UsageError(f"the trace {path} is of more bytes than can be counted")
 
 
 def _check_header(header: bytes, path: str | Path) -> None:
@@ -379,4 +422,5 @@ def _from_text(content: bytes, path: str | Path) -> NDArray[np.void]:
     records = np.zeros(len(keys), RECORD)
     records["key"] = keys
     records["size"] = sizes
+    _check_total(records["size"], path)
     return records

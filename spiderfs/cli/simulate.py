@@ -142,7 +142,7 @@ def compare(
     accesses, guidance = trace.accesses(), Guidance(trace, settings, ratio)
     if not len(accesses):
         raise UsageError(f"the trace {name} holds no accesses")
-    epoch_length = epoch_length or accesses.distinct
+    epoch_length = min(epoch_length or accesses.distinct, len(accesses))
     results = []
     for capacity in capacities:
         capacity_bytes = capacity.budget_bytes(accesses.distinct_bytes)

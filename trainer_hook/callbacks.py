@@ -25,6 +25,10 @@ class _Attachment:
         self.end()
         self.hook = attach(self._directory, model, loader, **options | self._options)
 
+    def has(self, batch: Any) -> None:
+        if self.hook is not None:
+            self.hook.has(batch)
+
     def epoch_end(self, accuracy: float | None) -> None:
         if self.hook is not None:
             self.hook.epoch_end(accuracy)
@@ -68,6 +72,9 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
             if not isinstance(trainer.train_dataloader, DataLoader):
                 raise ValueError("the callback follows one DataLoader: attach to one of several by trainer_hook.attach")
 
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            self.attachment.has(batch)
+
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             value = trainer.callback_metrics.get(accuracy)
             self.attachment.epoch_end(None if value is None else float(value))
@@ -102,11 +109,7 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
             self.accuracy: float | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            # The Trainer takes all batches of one optimizer step before the first of their forwards.
-            lookahead = args.gradient_accumulation_steps - 1
-            self.attachment.begin(
-                given["model"], given["train_dataloader"], lookahead=lookahead, client_name="transformers"
-            )
+            self.attachment.begin(given["model"], given["train_dataloader"], client_name="transformers")
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             self.accuracy = given.get("metrics", {}).get(accuracy)

@@ -8,12 +8,17 @@ the host) is done when the model has returned, out of every graph and with gradi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from trainer_hook.attribution import Shown
+from trainer_hook.boundary import Boundary
+from trainer_hook.provenance import tensors_in
 
 # The same on all machines and in all runs of a training, so that stored embeddings stay comparable.
 _PROJECTION_SEED = 20_250_219
@@ -58,23 +63,38 @@ class Seen(NamedTuple):
 
 
 class Capture:
-    """Calls `forward(rows)` after each training forward; that calls `see` if it knows the rows' samples."""
+    """Calls `forward(shown)` after each training forward; that calls `see` if it knows the rows' samples."""
 
-    def __init__(self, model: nn.Module, classifier: nn.Module, dimension: int, forward: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        classifier: nn.Module,
+        dimension: int,
+        boundary: Boundary,
+        forward: Callable[[Shown], None],
+    ) -> None:
         self._dimension = dimension
+        self._boundary = boundary
         self._forward = forward
+        # The arguments of the outermost of our modules that runs, its depth, and how often the classifier ran in it.
+        self._given: Any = None
+        self._outermost = -1
+        self._runs = 0
         self._latest: tuple[Tensor, Tensor | None] | None = None
         self._model_returns = False
         self._projections: dict[tuple[int, torch.device], Tensor] = {}
         self.seen = 0
         self.device = torch.device("cpu")
         """That of the latest forward's classifier."""
+        self._handles = []
         # In this order: where the classifier is the whole model, it is kept before it is handed on.
-        self._handles = [
-            model.register_forward_pre_hook(self._clear),
-            classifier.register_forward_hook(self._keep),
-            model.register_forward_hook(self._returned),
-        ]
+        around = modules_around(model, classifier)
+        for depth, module in enumerate(around):
+            enter = partial(self._enter, depth)
+            self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        self._handles.append(classifier.register_forward_hook(self._keep))
+        for depth, module in enumerate(around):
+            self._handles.append(module.register_forward_hook(partial(self._returned, depth)))
 
     def __reduce__(self) -> tuple[type[Capture], tuple[()]]:
         # A copy of the model (an average of its weights, a checkpoint) takes its hooks along: they do nothing there.
@@ -84,19 +104,29 @@ class Capture:
         for handle in self._handles:
             handle.remove()
 
-    def _keep(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        # No method of ours in here: torch.compile traces these lines into the model's graph.
-        if torch.is_grad_enabled() and module.training and inputs:
-            self._latest = (inputs[0].detach(), output.detach() if isinstance(output, Tensor) else None)
-
-    def _clear(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _enter(self, depth: int, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling():
+            if _computed_again():
+                return
+            if 0 <= self._outermost < depth:
+                return
             self.collect()
             # What a checkpointed backward pass computed again since the last forward.
             self._latest = None
+        elif 0 <= self._outermost < depth:
+            return
+        self._outermost = depth
+        self._given = (inputs, named)
+        self._runs = 0
 
-    def _returned(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if not torch.compiler.is_compiling():
+    def _keep(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        # No method of ours in here: torch.compile traces these lines into the model's graph.
+        if torch.is_grad_enabled() and module.training and inputs and isinstance(inputs[0], Tensor):
+            self._latest = (inputs[0].detach(), output.detach() if isinstance(output, Tensor) else None)
+            self._runs += 1
+
+    def _returned(self, depth: int, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if not torch.compiler.is_compiling() and depth == self._outermost and not _computed_again():
             # Not if only its evaluation goes through the model, and its training step through parts of it.
             self._model_returns |= self._latest is not None
             self._hand_on()
@@ -107,22 +137,34 @@ class Capture:
             self._hand_on()
 
     def _hand_on(self) -> None:
-        if self._latest is not None and self._latest[0].dim() >= 2 and not _only_recorded(self._latest[0]):
+        if self._latest is not None:
+            self._boundary.enter(self._tell, self._latest[0])
+        self._latest = self._given = None
+        self._outermost = -1
+        self._runs = 0
+
+    def _tell(self, inputs: Tensor) -> None:
+        if inputs.dim() >= 2 and len(inputs) and not _only_recorded(inputs):
             self.seen += 1
-            self.device = self._latest[0].device
-            self._forward(len(self._latest[0]))
-        self._latest = None
+            self.device = inputs.device
+            self._forward(Shown(tensors_in(self._given), tuple(inputs.shape), self._runs))
 
-    def see(self, labels: npt.NDArray[np.int32]) -> Seen:
-        """Project what the latest forward showed, and start its copy to the host."""
+    def see(self, rows: npt.NDArray[np.int64], labels: npt.NDArray[np.int32] | None) -> Seen:
+        """Project what the latest forward showed of these rows, and start its copy to the host."""
         assert self._latest is not None
-        return self.shown(*self._latest, labels)
+        inputs, output = self._latest
+        count = len(inputs)
+        if len(rows) < count:
+            chosen = to_device(torch.from_numpy(rows), inputs.device)
+            inputs = inputs[chosen]
+            output = output[chosen] if output is not None and output.dim() and len(output) == count else None
+        return self.shown(inputs, output, labels)
 
-    def shown(self, inputs: Tensor, output: Tensor | None, labels: npt.NDArray[np.int32]) -> Seen:
+    def shown(self, inputs: Tensor, output: Tensor | None, labels: npt.NDArray[np.int32] | None) -> Seen:
         """The same for what a classifier was given, and what it made of it."""
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
             embeddings = self._embeddings(inputs)
-            losses = None if output is None else _cross_entropy(output, labels)
+            losses = None if output is None or labels is None else _cross_entropy(output, labels)
             return Seen(to_host(embeddings), None if losses is None else to_host(losses))
 
     def _embeddings(self, inputs: Tensor) -> Tensor:
@@ -148,11 +190,28 @@ class Capture:
 
 class _Inert(Capture):
     def __init__(self) -> None:
-        self._latest = None
+        self._latest = self._given = None
+        self._outermost = -1
+        self._runs = 0
         self._model_returns = False
 
     def _hand_on(self) -> None:
-        self._latest = None
+        self._latest = self._given = None
+        self._outermost = -1
+
+
+def modules_around(model: nn.Module, classifier: nn.Module) -> list[nn.Module]:
+    """The model, and the modules in it that the classifier lies in, from the outermost to the innermost."""
+    for name, module in model.named_modules():
+        if module is classifier and name:
+            parts = name.split(".")[:-1]
+            return [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1)]
+    return [model]
+
+
+def _computed_again() -> bool:
+    """Whether this runs in a backward pass, as what is checkpointed does once more."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _only_recorded(tensor: Tensor) -> bool:

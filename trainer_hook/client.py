@@ -79,6 +79,13 @@ class Declaration:
     split: str
     paths: list[bytes]
     labels: npt.NDArray[np.int32]
+    # Whether a label is also its class's place in what the model gives.
+    numbered: bool = True
+
+    @property
+    def targets(self) -> npt.NDArray[np.int32] | None:
+        """For the cross-entropy; None where no loss can be made of the labels."""
+        return self.labels if self.numbered else None
 
     def chunks(self) -> Iterator[Samples]:
         for first in range(0, len(self.paths), _CHUNK):

@@ -31,7 +31,7 @@ class Evaluation:
         model: nn.Module,
         classifier: nn.Module,
         loader: DataLoader[Any],
-        labels: npt.NDArray[np.int32],
+        labels: npt.NDArray[np.int32] | None,
         capture: Capture,
         told: Told,
     ) -> None:
@@ -78,7 +78,7 @@ class Evaluation:
             self._model(inputs.to(next(self._model.parameters()).device))
         finally:
             handle.remove()
-        seen = self._capture.shown(*shown[0], self._labels[indices])
+        seen = self._capture.shown(*shown[0], None if self._labels is None else self._labels[indices])
         if seen.losses is None:
             raise TypeError("the classifier does not give one score a class")
         self._told(indices.astype(np.uint32), seen)

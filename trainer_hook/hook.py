@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd
-from trainer_hook.attribution import Attribution
-from trainer_hook.capture import Capture, HostCopy, Seen, as_float16, find_classifier, to_device, to_host
+from trainer_hook.attribution import Attribution, Found, Indices, Shown
+from trainer_hook.boundary import Boundary
+from trainer_hook.capture import Capture, Seen, as_float16, find_classifier, to_device, to_host
 from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
 from trainer_hook.evaluation import Evaluation
 from trainer_hook.following import Follower, drawing_loader
@@ -42,7 +44,7 @@ def attach(
     split: str = "train",
     classifier: str | nn.Module | None = None,
     embed_dim: int = DEFAULT_LIMITS.dimension,
-    lookahead: int = 0,
+    lookahead: int | None = None,
     socket: str | os.PathLike[str] | None = None,
     client_name: str = "torch",
     queue_batches: int = QUEUE_BATCHES,
@@ -51,61 +53,75 @@ def attach(
 ) -> Hook:
     """Tell the daemon of the spiderfs mount at or above `directory` what this training learns, and what it will read.
 
-    Attach after the model has been wrapped (DistributedDataParallel, torch.compile) and before its first forward.
-    `samples` are (path, label) in the order of the data set's indices, if it has no `.samples` or `.imgs`. `lookahead`
-    is how many further batches the loop takes from the loader before the forward of one, besides the one that a loader
-    of accelerate's takes by itself. With `plan`, each epoch of the loader is published as `trainer_hook.plan` does it;
-    `draw_ahead` is explained there. Without a mount or a daemon this warns once, and training goes on. Raises
+    Attach after the model has been wrapped (DistributedDataParallel, torch.compile, `Accelerator.prepare`) and before
+    its first forward. `samples` are (path, label) in the order of the data set's indices, if it has no `.samples` or
+    `.imgs`. `lookahead` is how many further batches the loop always takes before the forward of one; it has to be said
+    if there are any and the model is given copies, as by a loop that fills its device ahead (`attribution.py`). With
+    `plan`, each epoch of the loader is published as `trainer_hook.plan` does it; `draw_ahead` is explained there.
+    Without a mount or a daemon this warns once, and training goes on; so it does whatever fails here later on. Raises
     ValueError for what can never work.
     """
     if not 1 <= embed_dim <= DEFAULT_LIMITS.dimension:
         raise ValueError(f"embed_dim={embed_dim}: 1 to {DEFAULT_LIMITS.dimension}")
-    if lookahead < 0:
+    if lookahead is not None and lookahead < 0:
         raise ValueError(f"lookahead={lookahead}: 0, or more")
+    drawing = None
     if loader is not None:
-        loader, ahead = drawing_loader(loader)
-        lookahead += ahead
         Follower.check(loader)
+        drawing = drawing_loader(loader)
     layer = find_classifier(model, classifier)
     declared, client, let_go = introduce(
         directory,
-        loader,
+        drawing,
         samples=samples,
         split=split,
         socket=socket,
         client_name=client_name,
         queue_batches=queue_batches,
     )
+    boundary = Boundary()
     planner = None
-    if loader is not None:
-        planner = Planner(loader, client, declared.name, publish=plan, draw_ahead=draw_ahead)
-    return Hook(model, layer, loader, planner, declared, client, let_go, embed_dim, lookahead)
+    if drawing is not None:
+        planner = Planner(
+            drawing,
+            client,
+            declared.name,
+            publish=plan,
+            draw_ahead=draw_ahead,
+            boundary=boundary,
+            samples=len(declared.paths),
+        )
+    return Hook(model, layer, loader, planner, declared, client, let_go, boundary, embed_dim, lookahead)
 
 
-class _Ready(NamedTuple):
-    """A batch that has gone through the model; it leaves at the next event, for its losses may still be given."""
+class _Told(NamedTuple):
+    """What forwards showed of some samples, in the order of `indices`."""
 
     epoch: int
     step: int
-    indices: npt.NDArray[np.uint32]
+    indices: Indices
     parts: list[Seen]
-    losses: HostCopy | None = None
 
     def message(self, name: str) -> Batch | None:
         """None if the model's numbers are not finite: such a step taught it nothing either."""
         embeddings = np.concatenate([part.embeddings.array() for part in self.parts])
         losses: npt.NDArray[Any] | None = None
-        if self.losses is not None:
-            losses = self.losses.array()
-        elif all(part.losses is not None for part in self.parts):
+        if all(part.losses is not None for part in self.parts):
             losses = np.concatenate([part.losses.array() for part in self.parts if part.losses is not None])
         if not np.isfinite(embeddings).all() or (losses is not None and not np.isfinite(losses).all()):
             return None
         return Batch(name, self.epoch, self.step, self.indices, embeddings, losses)
 
 
+# The attributions at one classifier: a forward may be of any loader's batch.
+_attributions: WeakKeyDictionary[nn.Module, WeakSet[Attribution[Seen]]] = WeakKeyDictionary()
+
+
 class Hook:
-    """One training's connection to the daemon. All methods belong to the training's thread, and none waits."""
+    """One training's connection to the daemon. All methods belong to the training's thread, and none waits or raises.
+
+    What cannot be used is left out, with one warning; after a failure of its own the hook steps aside.
+    """
 
     def __init__(
         self,
@@ -116,29 +132,37 @@ class Hook:
         declared: Declaration,
         client: Client,
         let_go: Callable[[float], None],
+        boundary: Boundary,
         embed_dim: int,
-        lookahead: int,
+        lookahead: int | None,
     ) -> None:
         self._declared = declared
         self._client = client
         self._let_go: Callable[[float], None] | None = let_go
         when_collected(self, let_go)
-        self._attribution: Attribution[Seen] = Attribution(lookahead)
+        self._boundary = boundary
+        boundary.on_failure(self._step_aside)
+        # What is said of a loop without a loader is said of the next forward.
+        ahead = 0 if loader is None and lookahead is None else lookahead
+        beside = _attributions.setdefault(classifier, WeakSet())
+        self._attribution: Attribution[Seen] = Attribution(ahead, client.counts, beside)
+        beside.add(self._attribution)
         self._planner = planner
         self._follower = None
         if loader is not None and planner is not None:
-            self._follower = Follower(loader, planner, self._taken)
-        self._capture = Capture(model, classifier, embed_dim, self._forward)
+            self._follower = Follower(loader, planner, boundary, self)
+        self._capture = Capture(model, classifier, embed_dim, boundary, self._forward)
         self._batches_taken = 0
-        self._ready: _Ready | None = None
         self._warned: set[str] = set()
         self.epoch = 0
         self.step = 0
-        # The samples of the last batch that went through the model.
-        self.indices: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        # Of the last forward in training: how many rows, and which samples if that is known.
+        self._rows = 0
+        self._latest: Found[Seen] | None = None
         self.sampler = None if planner is None else planner.sampler
         if loader is not None and self.sampler is not None:
-            evaluation = Evaluation(model, classifier, loader, declared.labels, self._capture, self._evaluated)
+            inner = drawing_loader(loader)
+            evaluation = Evaluation(model, classifier, inner, declared.targets, self._capture, self._evaluated)
             self.sampler.offer(evaluation.losses)
 
     @property
@@ -146,108 +170,144 @@ class Hook:
         """Batches sent and dropped, and why others were not recorded."""
         return self._client.counts
 
-    def epoch_end(self, accuracy: float | None = None) -> None:
-        """Say that an epoch is over; `accuracy` is a share between 0 and 1.
+    @property
+    def indices(self) -> Indices:
+        """The samples of the last forward in training; none if those are not known."""
+        return np.empty(0, np.uint32) if self._latest is None else self._latest.samples
 
-        Raises ValueError for another number.
+    def epoch_end(self, accuracy: float | None = None) -> None:
+        """Say that an epoch is over; `accuracy` is a share between 0 and 1, and another number is left out."""
+        self._boundary.enter(self._end_epoch, accuracy)
+
+    def losses(self, losses: Tensor) -> None:
+        """Give the per-sample losses of the last forward, in place of the cross-entropy against the declared labels.
+
+        One for each of its samples; others are left out.
         """
-        if accuracy is not None and not 0 <= float(accuracy) <= 1:
-            raise ValueError(f"accuracy={accuracy}: a share between 0 and 1")
+        self._boundary.enter(self._replace_losses, losses)
+
+    def batch(self, indices: npt.ArrayLike | Tensor) -> None:
+        """Say which samples the next training forward is about, where no loader is followed."""
+        self._boundary.enter(lambda: self.taken(self, np.atleast_1d(np.asarray(indices, dtype=np.uint32)), None))
+
+    def weights(self, clip: float | None = None) -> Tensor:
+        """Importance weights 1/(N q) of the last forward's samples; ones without a SpiderSampler.
+
+        They lie where the classifier's input lay. Of a forward whose samples are not known they are ones.
+        """
+        weights = self._boundary.enter(self._weights, clip)
+        return torch.ones(self._rows, device=self._capture.device) if weights is None else weights
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what waits, and leave model and loader as they were."""
+        if self._let_go is not None:
+            self._boundary.enter(self._release)
+            self._leave(timeout_s)
+
+    # -- events of the loop
+
+    def taken(self, iteration: object, indices: Indices, batch: Any) -> None:
+        """The loop was given a batch. For the follower, through the boundary."""
+        self._capture.collect()
+        known = bool(len(indices)) and int(indices.max()) < len(self._declared.paths)
+        if not known:
+            self._warn("the loader reads samples that the list does not have: give samples=, one for each index")
+        self._attribution.taken(iteration, indices if known else indices[:0], batch)
+        self._tell()
+        self._batches_taken += 1
+        if self._batches_taken == _BLIND_BATCHES and not self._capture.seen:
+            self._warn("the classifier was not seen in a training forward: attach before the model's first, or name it")
+
+    def over(self, iteration: object) -> None:
+        """The loop has come to the end of an iteration. For the follower, through the boundary."""
+        self._capture.collect()
+        self._attribution.over(iteration)
+
+    def has(self, batch: Any) -> None:
+        """The training is about to use `batch`, made of the batch that was taken last. For callbacks."""
+        self._boundary.enter(self._attribution.also, batch)
+
+    def _forward(self, shown: Shown) -> None:
+        self._rows = shown.shape[0]
+        self._latest = found = self._attribution.find(shown)
+        if found is None:
+            return
+        if found.input is None:
+            self._tell(but=found)
+        if len(found.keep):
+            targets = self._declared.targets
+            labels = None if targets is None else targets[found.samples[found.keep]]
+            self._attribution.record(found, self._capture.see(found.keep, labels))
+
+    def _end_epoch(self, accuracy: float | None) -> None:
         self._release()
-        self._look_back()
         share = None if accuracy is None else float(accuracy)
+        if share is not None and not 0 <= share <= 1:
+            self._warn(f"accuracy={share:g} is left out, and such ones after it: give a share between 0 and 1")
+            share = None
         self._client.epoch_end(EpochEnd(self.epoch, share))
         if self.sampler is not None:
             self.sampler.epoch_end(share)
         self.epoch += 1
         self.step = 0
 
-    def losses(self, losses: Tensor) -> None:
-        """Give the per-sample losses of the last batch, in place of the cross-entropy against the declared labels.
-
-        Raises ValueError unless there is one loss for each of its samples.
-        """
+    def _replace_losses(self, losses: Tensor) -> None:
         self._capture.collect()
-        if self._ready is None:
+        found = self._latest
+        if found is None or found.part is None:
             return
-        if losses.shape != self._ready.indices.shape:
-            raise ValueError(f"losses of shape {tuple(losses.shape)} for a batch of {len(self._ready.indices)}")
-        self._ready = self._ready._replace(losses=to_host(as_float16(losses.detach())))
+        if losses.shape != found.samples.shape:
+            self._warn(f"losses of shape {tuple(losses.shape)} for {len(found.samples)} samples are left out")
+            return
+        kept = losses.detach()
+        if len(found.keep) < len(found.samples):
+            kept = kept[to_device(torch.from_numpy(found.keep), kept.device)]
+        found.part = found.part._replace(losses=to_host(as_float16(kept)))
 
-    def batch(self, indices: npt.ArrayLike | Tensor) -> None:
-        """Say which samples the next training forward is about, where no loader is followed."""
-        self._taken(self, np.asarray(indices, dtype=np.uint32))
-
-    def weights(self, clip: float | None = None) -> Tensor:
-        """Importance weights 1/(N q) of the last batch's samples; ones without a SpiderSampler.
-
-        They lie where the classifier's input lay.
-        """
+    def _weights(self, clip: float | None) -> Tensor | None:
         self._capture.collect()
-        if self.sampler is None:
-            return torch.ones(len(self.indices), device=self._capture.device)
-        return to_device(self.sampler.weights(self.indices, clip), self._capture.device)
+        if self.sampler is None or self._latest is None:
+            return None
+        return to_device(self.sampler.weights(self._latest.samples, clip), self._capture.device)
 
-    def close(self, timeout_s: float = 2.0) -> None:
-        """Send what waits, and leave model and loader as they were."""
-        if self._let_go is None:
+    def _evaluated(self, indices: Indices, seen: Seen) -> None:
+        """The daemon learns from an evaluation too, and that these reads of the samples are done."""
+        told = _Told(self.epoch, self.step, indices, [seen])
+        self._client.batch(partial(told.message, self._declared.name))
+
+    def _release(self) -> None:
+        """Tell what is known, for no further forward comes before the next batch."""
+        self._capture.collect()
+        self._attribution.close_window()
+        self._tell()
+
+    def _tell(self, but: Found[Seen] | None = None) -> None:
+        for batch in self._attribution.ready(but):
+            parts = [found.part for found in batch if found.part is not None]
+            indices = np.concatenate([found.samples[found.keep] for found in batch])
+            told = _Told(self.epoch, self.step, indices, parts)
+            self.step += 1
+            # Nothing of the training hangs on what waits, perhaps for ever, for a daemon that has gone.
+            sampler = None if self.sampler is None else weakref.ref(self.sampler)
+            self._client.batch(partial(_message, told, self._declared.name, sampler))
+        for reason in self._attribution.unsaid:
+            self._warn(f"of some batches nothing is told: {reason}")
+
+    def _step_aside(self) -> None:
+        self._leave(0.0)
+
+    def _leave(self, timeout_s: float) -> None:
+        let_go, self._let_go = self._let_go, None
+        if let_go is None:
             return
-        self._release()
         self._capture.remove()
+        for attributions in _attributions.values():
+            attributions.discard(self._attribution)
         if self._follower is not None:
             self._follower.undo()
         if self._planner is not None:
             self._planner.close()
-        self._let_go(timeout_s)
-        self._let_go = None
-
-    # -- events of the loop
-
-    def _taken(self, iteration: object, indices: npt.NDArray[np.uint32]) -> None:
-        self._release()
-        if not self._attribution.is_in(iteration):
-            self._look_back()
-        self._attribution.taken(iteration, indices)
-        self._batches_taken += 1
-        if self._batches_taken == _BLIND_BATCHES and not self._capture.seen:
-            self._warn("the classifier was not seen in a training forward: attach before the model's first, or name it")
-
-    def _forward(self, rows: int) -> None:
-        self._send()
-        indices = self._attribution.rows_of(rows)
-        if indices is None:
-            self.counts["unmatched"] += 1
-            return
-        whole = self._attribution.forward(rows, self._capture.see(self._declared.labels[indices]))
-        if whole is not None:
-            self.indices = whole[0]
-            self._ready = _Ready(self.epoch, self.step, *whole)
-            self.step += 1
-
-    def _evaluated(self, indices: npt.NDArray[np.uint32], seen: Seen) -> None:
-        """The daemon learns from an evaluation too, and that these reads of the samples are done."""
-        ready = _Ready(self.epoch, self.step, indices, [seen])
-        self._client.batch(partial(ready.message, self._declared.name))
-
-    def _release(self) -> None:
-        """Send the last batch, once nothing more can be said about it."""
-        self._capture.collect()
-        self._send()
-
-    def _send(self) -> None:
-        ready, self._ready = self._ready, None
-        if ready is not None:
-            # Nothing of the training hangs on what waits, perhaps for ever, for a daemon that has gone.
-            sampler = None if self.sampler is None else weakref.ref(self.sampler)
-            self._client.batch(partial(_message, ready, self._declared.name, sampler))
-
-    def _look_back(self) -> None:
-        """At the end of an iteration: what became of its batches."""
-        counts = self._attribution.counts
-        if counts["skipped"] and counts["unmatched"]:
-            self._warn(
-                "batches were skipped and forwards came without one: does the loop take batches ahead? lookahead=1"
-            )
+        let_go(timeout_s)
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -255,9 +315,9 @@ class Hook:
             log.warning("%s", text)
 
 
-def _message(ready: _Ready, name: str, sampler_of: Callable[[], SpiderSampler | None] | None) -> Batch | None:
+def _message(told: _Told, name: str, sampler_of: Callable[[], SpiderSampler | None] | None) -> Batch | None:
     """In the thread that sends: the copies from the device may have to be waited for."""
-    batch = ready.message(name)
+    batch = told.message(name)
     sampler = None if sampler_of is None else sampler_of()
     if batch is not None and batch.losses is not None and sampler is not None:
         sampler.trained(batch.indices, batch.losses)

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
+from trainer_hook.boundary import Boundary
 from trainer_hook.client import Client
 from trainer_hook.next_epoch import NextEpoch, batches_of
 from trainer_hook.rehearsal import Rehearsal, why_not
@@ -66,16 +67,26 @@ def _repeats(order: Indices | None) -> bool:
 
 
 class Planner:
-    """Stands between one loader's index sampler and the loader, for the list `name` of `client`.
+    """Stands between one loader's index sampler and the loader, for the list `name` of `client`, of so many samples.
 
     With `publish` false it draws nothing beforehand; a SpiderSampler is told of its scores and position all the same.
     `draw_ahead` is for samplers whose next epoch cannot be known: it is really drawn before this one has ended.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], client: Client, name: str, *, publish: bool = True, draw_ahead: bool = False
+        self,
+        loader: DataLoader[Any],
+        client: Client,
+        name: str,
+        *,
+        boundary: Boundary,
+        samples: int,
+        publish: bool = True,
+        draw_ahead: bool = False,
     ) -> None:
         self._client = client
+        self._boundary = boundary
+        self._samples = samples
         self._name = name
         self._index_sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self.sampler = _spider_sampler(loader)
@@ -111,7 +122,9 @@ class Planner:
         """
         if self._ahead is not None:
             return self._draw(iteration, iter(()), None)
-        rehearsal = Rehearsal(self._index_sampler) if self._publish and self._rehearses else None
+        rehearsal = None
+        if self._publish and self._rehearses:
+            rehearsal = self._boundary.enter(Rehearsal, self._index_sampler)
         return self._draw(iteration, iter(self._index_sampler), rehearsal)
 
     def _draw(self, iteration: object, drawing: Iterator[Any], rehearsal: Rehearsal | None) -> Iterator[Any]:
@@ -123,12 +136,11 @@ class Planner:
         if batches is None:
             # One more than its length, so that it comes to its end. If it goes on for ever, the rest is not planned.
             most = len(self._index_sampler) + 1
-            batches = deque(itertools.islice(drawing, most) if rehearsal is None else rehearsal.draw(most))
-        order = _order(batches)
-        if order is None or len(order) > DEFAULT_LIMITS.samples:
-            self._give_up("its sampler draws more, or something else, than a list of indices")
-        else:
-            self._begin(order)
+            if rehearsal is None:
+                batches = deque(itertools.islice(drawing, most))
+            else:
+                batches = deque(self._boundary.enter(rehearsal.draw, most) or ())
+        self._boundary.enter(self._begin_with, batches)
         ended = self._index_sampler if rehearsal is None else rehearsal.sampler
         planned = self._as_planned(iteration, batches, ended)
         if rehearsal is None:
@@ -146,12 +158,11 @@ class Planner:
         foreseen = False
         while batches:
             if len(batches) == look_ahead_at:
-                self._look_ahead()
+                self._boundary.enter(self._look_ahead)
             yield batches.popleft()
             if not foreseen and iteration is self._current:
                 # Not before the first batch has gone: of a million samples it takes some tenths of a second.
-                self._next_epoch.drawn()
-                self._foresee(ended)
+                self._boundary.enter(self._foresee_after, ended)
                 foreseen = True
 
     def _as_rehearsed(self, iteration: object, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
@@ -192,6 +203,18 @@ class Planner:
 
     # -- publishing
 
+    def _begin_with(self, batches: Iterable[Any]) -> None:
+        order = _order(batches)
+        if order is None or len(order) > DEFAULT_LIMITS.samples:
+            self._give_up("its sampler draws more, or something else, than a list of indices")
+        elif not self._has_all(order):
+            self._give_up("its sampler draws indices that the list of samples does not have")
+        else:
+            self._begin(order)
+
+    def _has_all(self, order: Indices) -> bool:
+        return not len(order) or int(order.max()) < self._samples
+
     def _begin(self, order: Indices) -> None:
         self._epoch += 1
         self._planned = len(order)
@@ -201,6 +224,10 @@ class Planner:
             self._mistakes += 1
             # What was to follow it will not come either, and the daemon knows that.
             self._foreseen.clear()
+
+    def _foresee_after(self, ended: Any) -> None:
+        self._next_epoch.drawn()
+        self._foresee(ended)
 
     def _foresee(self, ended: Any) -> None:
         """Publish the epochs to come where they can be known from the index sampler as it is before them."""
@@ -226,7 +253,7 @@ class Planner:
 
     def _publish_ahead(self, number: int, batches: Iterable[Any] | None) -> None:
         order = None if batches is None else _order(batches)
-        if order is not None:
+        if order is not None and self._has_all(order):
             self._foreseen[number] = order
             self._client.plan(Plan(self._name, number, 0, False, order))
 

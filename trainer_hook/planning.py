@@ -14,6 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import Hello
+from trainer_hook.boundary import Boundary
 from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.mounts import find_mount, socket_finder
@@ -114,19 +115,25 @@ def when_collected(owner: object, let_go: Callable[[float], None]) -> None:
 class Planning:
     """The plans of one loader, published until `close`, or to the end of a `with` block."""
 
-    def __init__(self, loader: DataLoader[Any], planner: Planner, let_go: Callable[[float], None]) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], planner: Planner, boundary: Boundary, let_go: Callable[[float], None]
+    ) -> None:
         self._let_go: Callable[[float], None] | None = let_go
         self._planner = planner
-        self._follower = Follower(loader, planner, lambda iteration, indices: None)
+        self._follower = Follower(loader, planner, boundary, None)
+        boundary.on_failure(self._step_aside)
         when_collected(self, let_go)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits for at most so many seconds, and leave the loader as it was."""
-        if self._let_go is not None:
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
             self._follower.undo()
             self._planner.close()
-            self._let_go(timeout_s)
-            self._let_go = None
+            let_go(timeout_s)
+
+    def _step_aside(self) -> None:
+        self.close(0.0)
 
     def __enter__(self) -> Planning:
         return self
@@ -165,9 +172,13 @@ def plan(
     Without a mount or a daemon this warns once, and training goes on. Raises ValueError for a loader that cannot be
     planned, and one that is followed already.
     """
-    loader, _ = drawing_loader(loader)
     Follower.check(loader)
+    loader = drawing_loader(loader)
     declared, client, let_go = introduce(
         directory, loader, samples=samples, split=split, socket=socket, client_name=client_name
     )
-    return Planning(loader, Planner(loader, client, declared.name, draw_ahead=draw_ahead), let_go)
+    boundary = Boundary()
+    planner = Planner(
+        loader, client, declared.name, draw_ahead=draw_ahead, boundary=boundary, samples=len(declared.paths)
+    )
+    return Planning(loader, planner, boundary, let_go)

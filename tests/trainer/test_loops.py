@@ -128,6 +128,8 @@ def test_following_changes_nothing_and_files_each_row_rightly(
     assert torch.equal(followed.random, plain.random)
     assert followed.took_s < plain.took_s + STALL_S
     check_sent(daemon, Sent.NONE if way is Way.PLAN else loop.sent, followed.reads)
-    # What it has to say it says once.
-    assert len({record.getMessage() for record in caplog.records}) == len(caplog.records) <= 2
+    # What a hook has to say it says once; no loop has more than two.
+    said = Counter(record.getMessage() for record in caplog.records)
+    assert max(said.values(), default=0) <= 2
+    assert len(said) <= 2
     assert not daemon.counted["hook_malformed"]

@@ -1,0 +1,42 @@
+"""The one way from a training's code into ours: what fails there is said once, and the training goes on without us."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+log = logging.getLogger("trainer_hook")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Boundary:
+    """Of one hook, or of one loader's plans, which steps aside after the first failure; nothing is called then."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self._step_aside: weakref.WeakMethod[Callable[[], object]] | None = None
+
+    def on_failure(self, step_aside: Callable[[], object]) -> None:
+        """`step_aside` is a method, whose object is not kept."""
+        self._step_aside = weakref.WeakMethod(step_aside)
+
+    def enter(self, ours: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
+        """What `ours` gives; None if it fails, or something has before."""
+        if self.broken:
+            return None
+        try:
+            return ours(*args, **named)
+        except Exception:
+            self.broken = True
+            log.warning("spiderfs steps aside, and the training goes on without it", exc_info=True)
+            step_aside = None if self._step_aside is None else self._step_aside()
+            # It may meet what has failed once more.
+            with contextlib.suppress(Exception):
+                if step_aside is not None:
+                    step_aside()
+            return None

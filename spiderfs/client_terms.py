@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 from spiderfs.core.events import ACCESS_RECORD, HIT
 
 VERSION = 1
 CLIENT_XATTR = "user.spiderfs.client"
 TERMS_FILE = "client.json"
+# They have some 300 bytes.
+_TERMS_MAX_BYTES = 1 << 16
 
 
 class Terms(NamedTuple):
@@ -54,12 +57,42 @@ def publish_terms(path: Path, terms: Terms, pipe: str) -> None:
 
 
 def published_terms(path: Path) -> tuple[Terms, str]:
-    """Terms, and the name of the FIFO; raises OSError, or ValueError for the terms of another version."""
-    found = json.loads(path.read_text())
-    if found.pop("version") != VERSION:
+    """Terms, and the name of the FIFO; raises OSError, or ValueError for what is no terms of this user's mount.
+
+    It is the mount that says where they lie, and anybody may make a mount that says it is one of spiderfs. What another
+    user has written is therefore believed by root alone, who may read any mount.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or os.geteuid() not in (0, status.st_uid):
+            raise ValueError(f"{path} is of another user's mount")
+        text = file.read(_TERMS_MAX_BYTES)
+    try:
+        found = json.loads(text)
+        version, pipe = found.pop("version"), found.pop("pipe")
+        terms = Terms(**found)
+    except (AttributeError, KeyError, TypeError, RecursionError) as exc:
+        raise ValueError(f"{path} has no terms") from exc
+    kinds = get_type_hints(Terms)
+    if not all(isinstance(value, (kinds[name], int)) for name, value in terms._asdict().items()):
+        raise ValueError(f"{path} has terms of other types")
+    if version != VERSION:
         raise ValueError(f"{path} is of another version of spiderfs")
-    pipe = found.pop("pipe")
-    return Terms(**found), pipe
+    if not isinstance(pipe, str) or "/" in pipe:
+        raise ValueError(f"{path} names no FIFO beside it")
+    return terms, pipe
+
+
+def opened_pipe(path: Path) -> int:
+    """The FIFO, to write records into; raises OSError, or ValueError for what is none: they would end up in a file."""
+    if not stat.S_ISFIFO(path.lstat().st_mode):
+        raise ValueError(f"{path} is no FIFO")
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ValueError(f"{path} is no FIFO")
+    return fd
 
 
 def hit_record(now: float, given: int, wanted: int, size: int, pid: int, trainer: int) -> bytes:

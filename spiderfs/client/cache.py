@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry, Node
-from spiderfs.client_terms import Terms, hit_record, lost_record, pid_namespace, published_terms
+from spiderfs.client_terms import Terms, hit_record, lost_record, opened_pipe, pid_namespace, published_terms
 from spiderfs.errors import Stale, StoreDamaged, StoreError
 from spiderfs.fetch_lock import FetchLock
 from spiderfs.permissions import Credentials, Ownership
@@ -138,7 +138,7 @@ class Cache:
             raise Gone("the mount lives in another pid namespace")
         self._pid, self._user = os.getpid(), os.geteuid()
         self._groups = frozenset({os.getegid(), *os.getgroups()})
-        self._pipe = os.open(path.parent / self._pipe_name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe = opened_pipe(path.parent / self._pipe_name)
         self._store = STORES.shared(path.parent.parent / "store")
         self._catalogue = Catalogue(self._store.records)
         self._redirects = Redirects(self._store.records, PendingReads())

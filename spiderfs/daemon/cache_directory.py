@@ -26,8 +26,13 @@ _DIRECTORIES = ("store", "run")
 _KNOWN = {*_FILES, *_DIRECTORIES, "lost+found"}
 
 
+def real_path(path: Path) -> Path:
+    """Where it lies, whatever links lead there; itself it may be one."""
+    return Path(os.path.realpath(path.parent), path.name)
+
+
 def open_cache_directory(path: Path) -> int:
-    """A descriptor of the directory's lock file; makes what is missing. Raises ConfigError.
+    """A descriptor of the directory's lock file; makes what is missing. `path` is real. Raises ConfigError.
 
     From here on whatever this process and its children make is its user's alone.
     """
@@ -54,7 +59,7 @@ def open_cache_directory(path: Path) -> int:
 def _check_above(path: Path) -> None:
     """Nobody at large may exchange the directory as a whole, or one above it; those that are missing are ours."""
     anybody_makes = False
-    for above in reversed(Path(os.path.realpath(path)).parents):
+    for above in reversed(path.parents):
         if not above.exists():
             return
         found = above.stat()

@@ -31,7 +31,7 @@ import trio
 from spiderfs import mountpoint
 from spiderfs.config import Options
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
-from spiderfs.daemon.cache_directory import CHOOSE_ANOTHER, open_cache_directory, tighten
+from spiderfs.daemon.cache_directory import CHOOSE_ANOTHER, open_cache_directory, real_path, tighten
 from spiderfs.daemon.context import (
     SUPERVISOR_ROW,
     Directories,
@@ -98,6 +98,8 @@ def run(options: Options, foreground: bool) -> int:
 
 
 def _serve(options: Options, foreground: bool, report: Callable[[str], None]) -> None:
+    # By its real path from here on: of links on the way only those are trusted that there are now.
+    options = options.model_copy(update={"cache_dir": real_path(options.cache_dir)})
     lock = open_cache_directory(options.cache_dir)
     try:
         # Children inherit it, so the next mount waits for the last of them.

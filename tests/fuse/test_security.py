@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 from pathlib import Path
 
 import pytest
-from mounting import Mounted, ending, mounted, options_text, run_spiderfs
+from mounting import Mounted, ending, eventually, mounted, options_text, run_spiderfs
 
 from spiderfs import client
 
@@ -72,3 +73,20 @@ def test_a_cache_directory_that_is_a_link_is_one_line(source: Path, tmp_path: Pa
         done = run_spiderfs("mount", source, tmp_path / "mnt", "-o", options_text({"cache_dir": tmp_path / "link"}))
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert f"symbolic link: name the directory that it leads to (-o cache_dir={tmp_path}/real)" in done.stderr
+
+
+def test_a_link_on_the_way_is_followed_once(source: Path, tmp_path: Path) -> None:
+    """Who may turn it elsewhere while the mount lasts does not turn the mount elsewhere."""
+    for name in ("real", "other"):
+        (tmp_path / name).mkdir(mode=0o755)
+    way = tmp_path / "way"
+    way.symlink_to("real")
+    with mounted(source, tmp_path / "m", cache=way / "cache") as mount:
+        way.unlink()
+        way.symlink_to("other")
+        os.kill(mount.manager(), signal.SIGKILL)
+        eventually(lambda: mount.metric("manager_restarts") == 1, what="another manager")
+        assert (mount.point / "file").read_bytes() == bytes(SIZE)
+        assert os.listdir(tmp_path / "other") == []
+        mount.expect("the manager ended")
+        mount.cache = tmp_path / "real/cache"

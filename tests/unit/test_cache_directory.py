@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.daemon.cache_directory import open_cache_directory, tighten
+from spiderfs.daemon.cache_directory import open_cache_directory, real_path, tighten
 from spiderfs.errors import ConfigError
 
 
@@ -37,6 +37,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def use(cache: Path) -> None:
+    cache = real_path(cache)
     os.close(open_cache_directory(cache))
     tighten(cache)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import stat
@@ -437,10 +438,10 @@ def test_modes_count_where_the_kernel_checks_them(daemon: Daemon, mode: int, uid
     assert as_nobody(daemon, seen) == (True, True)
 
 
-def as_nobody(daemon: Daemon, what: Any) -> tuple[bool, bool]:
-    """What another user gets, who may use the cache directory as its owner does."""
-    for path in daemon.run.parent.rglob("*"):
-        path.chmod(0o777)
+def as_nobody(daemon: Daemon, what: Any, owner: bool = True) -> tuple[bool, bool]:
+    """What another user gets, to whom the cache directory belongs."""
+    for path in (daemon.run.parent, *daemon.run.parent.rglob("*")) if owner else ():
+        os.chown(path, NOBODY, NOBODY)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -480,6 +481,46 @@ def test_a_stand_in_is_one_that_the_reader_could_open(
         return found == given, found is None
 
     assert as_nobody(daemon, seen) == (True, given is None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's part")
+def test_a_cache_of_another_user_is_not_read(daemon: Daemon) -> None:
+    def seen() -> tuple[bool, bool]:
+        try:
+            Cache(daemon.terms)
+        except ValueError as exc:
+            return "another user's" in str(exc), True
+        return False, False
+
+    for path in daemon.run.parent.rglob("*"):
+        path.chmod(0o777)
+    assert as_nobody(daemon, lambda: (Cache(daemon.terms).serve(b"train/cat") is not None, True)) == (True, True)
+    os.chown(daemon.terms, 0, 0)
+    assert as_nobody(daemon, seen, owner=False) == (True, True)
+
+
+@pytest.mark.parametrize("name", ["../victim", "victim", "link", "/etc/hostname"])
+def test_records_are_written_into_a_fifo_alone(daemon: Daemon, name: str) -> None:
+    """The terms are those of whoever made the mount; root reads many."""
+    for place in (daemon.run, daemon.run.parent):
+        (place / "victim").write_bytes(b"as it was")
+    (daemon.run / "link").symlink_to("victim")
+    terms = json.loads(daemon.terms.read_bytes())
+    daemon.terms.write_text(json.dumps(terms | {"pipe": name}))
+    with pytest.raises(ValueError, match="no FIFO"):
+        Cache(daemon.terms)
+    assert (daemon.run / "victim").read_bytes() == (daemon.run.parent / "victim").read_bytes() == b"as it was"
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "7", "{}", '{"version": 1}', '{"version": 1, "pipe": "x", "odd": 1}', "[" * 9999]
+)
+def test_terms_that_make_no_sense_are_none(daemon: Daemon, text: str) -> None:
+    terms = json.loads(daemon.terms.read_bytes())
+    for each in (text, json.dumps(terms | {"ttl_s": "x"}), json.dumps(terms | {"uid": []})):
+        daemon.terms.write_text(each)
+        with pytest.raises(ValueError):  # noqa: PT011
+            Cache(daemon.terms)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's part")

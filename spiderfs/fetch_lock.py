@@ -7,6 +7,7 @@ descriptor of its own (`range_lock.py`).
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from spiderfs.range_lock import lock_shared, locked, try_lock, unlock
@@ -20,7 +21,13 @@ class FetchLock:
 
     def __init__(self, path: Path) -> None:
         # To be made after a fork: who inherits it shares its locks.
-        self._file = open(path, "ab")  # noqa: SIM115
+        try:
+            self._file = open(path, "ab")  # noqa: SIM115
+        except OSError:
+            # Of a disk that cannot be written to. Who has no lock in common with others fetches what they fetch too.
+            own = os.memfd_create("spiderfs-fetches")
+            self._file = open(f"/proc/self/fd/{own}", "ab")  # noqa: SIM115
+            os.close(own)
 
     def try_hold(self, key: ContentKey) -> bool:
         """Take the key's lock unless another process holds it."""
@@ -31,7 +38,7 @@ class FetchLock:
 
     def wait(self, key: ContentKey) -> None:
         """Block until no other process holds the key's lock; for a thread."""
-        with open(self._file.name, "rb") as own:
+        with open(f"/proc/self/fd/{self._file.fileno()}", "rb") as own:
             # Shared, so that all who wait go on at once; it goes with the descriptor.
             lock_shared(own.fileno(), _offset(key), 1)
 

@@ -12,6 +12,7 @@ where the store had no room for them or has already let them go.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -72,7 +73,8 @@ class Episode:
         return True
 
     def end(self) -> None:
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
 
 
 class Transit:
@@ -332,7 +334,7 @@ class Fetcher:
             fetched.settle(outcome)
             return
         if isinstance(outcome, StoreError):
-            self._failed(outcome)
+            self._failed(outcome, landing=True)
             fetched.settle(UNSTORED)
             return
         # Not before the pause is over: what was under way when the disk was found full may still have fitted.
@@ -341,11 +343,12 @@ class Fetcher:
             self._full_disk.end()
         fetched.settle(FETCHED if outcome else REFUSED)
 
-    def _failed(self, exc: StoreError) -> None:
+    def _failed(self, exc: StoreError, landing: bool = False) -> None:
         self._counters.add("store_failures")
         if isinstance(exc, StoreFull):
             if not self._full_until and self._full_disk.begin():
                 log.warning("%s: files are read from the source until there is room again", exc)
-            self._full_until = time.monotonic() + FULL_PAUSE_S
-        else:
+        elif not (landing and self._full_until):
             log.warning("%s: reading from the source instead", exc)
+        if landing or isinstance(exc, StoreFull):
+            self._full_until = time.monotonic() + FULL_PAUSE_S

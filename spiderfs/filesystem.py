@@ -62,7 +62,7 @@ from spiderfs.redirects import Attached, Redirects
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
-from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey
+from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey, Member
 
 log = logging.getLogger(__name__)
 
@@ -176,10 +176,12 @@ class Filesystem:
         deliver: Callable[[int, int, Caller], Delivery | None] = lambda inode, size, caller: None,
         heard: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         wall_clock: Callable[[], float] = time.time,
+        scattered: Callable[[], bool] = lambda: False,
     ) -> None:
         """`deliver` says of an open of an inode of some size how whoever reads it may answer it.
 
-        `heard` returns when this process knows of all that was answered so.
+        `heard` returns when this process knows of all that was answered so. `scattered`: whether other processes may
+        know names that this one does not.
         """
         self._catalogue = catalogue
         self._content = content
@@ -194,6 +196,7 @@ class Filesystem:
         self._deliver = deliver
         self._heard = heard
         self._now = wall_clock
+        self._scattered = scattered
         # Of directories: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
         # Of directories on the way to stand-ins: their attributes, and when these were asked for.
@@ -387,6 +390,9 @@ class Filesystem:
                 for name, attributes, position in self._control.readdir()
                 if position > after
             ]
+        if self._scattered():
+            # Another worker may have answered the opendir.
+            await self._lister.complete(self._catalogue.node(inode), self.settings.dir_ttl_s)
         return [
             (dentry.name, self._listed(dentry), dentry.position)
             for dentry in self._catalogue.entries(inode, after, limit)
@@ -757,12 +763,21 @@ class Filesystem:
             return "cached"
         return f"partial {cached}/{blocks}" if cached else "uncached"
 
+    def _member(self, node: Node) -> Member | None:
+        try:
+            return self._content.member(ContentKey(node.inode))
+        except StoreCorrupt:
+            raise
+        except StoreError as exc:
+            log.debug("%s: taken for not cached", exc)
+            return None
+
     def _xattr_section(self, node: Node) -> str:
-        member = self._content.member(ContentKey(node.inode))
+        member = self._member(node)
         return member.section if member else "none"
 
     def _xattr_score(self, node: Node) -> str:
-        member = self._content.member(ContentKey(node.inode))
+        member = self._member(node)
         return f"{member.score:g}" if member and member.section != LANDING else "none"
 
     def _xattr_served_by(self, node: Node) -> str:

@@ -27,13 +27,17 @@ class ClientPipe:
     def __init__(self, directory: Path, terms: Terms, counters: Counters) -> None:
         self._terms = directory / TERMS_FILE
         self._counters = counters
-        for left_by_another in directory.glob("client-*"):
-            left_by_another.unlink()
         path = directory / f"client-{secrets.token_hex(8)}"
         self._name = path.name
-        os.mkfifo(path, 0o600)
-        # Open for writing as well, or the FIFO would be at its end whenever the last client leaves (fifo(7)).
-        self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            for left_by_another in directory.glob("client-*"):
+                left_by_another.unlink()
+            os.mkfifo(path, 0o600)
+            # Open for writing as well, or the FIFO would be at its end whenever the last client leaves (fifo(7)).
+            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as exc:
+            log.warning("everybody has to read through the mount, since there can be no FIFO (%s)", exc.strerror)
+            self.fd = _nobodys_pipe()
         with contextlib.suppress(PermissionError):
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.change(terms)
@@ -45,7 +49,8 @@ class ClientPipe:
         except OSError as exc:
             log.warning("readers around FUSE do not learn of the options (%s)", exc.strerror)
             # Rather none than old ones: without them they read through the mount.
-            self._terms.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._terms.unlink()
 
     def read(self) -> list[Access]:
         """What clients served since, counted, as events like the workers'; each was a hit."""
@@ -59,3 +64,13 @@ class ClientPipe:
         self._counters.add("events_dropped", dropped)
         self._counters.add("redirects", sum(event.inode != event.wanted for event in events))
         return events
+
+
+def _nobodys_pipe() -> int:
+    """The reading end of a pipe into which nobody writes, and which does not end."""
+    name = f"/proc/self/fd/{(ends := os.pipe())[0]}"
+    try:
+        return os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        for end in ends:
+            os.close(end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import socket
@@ -14,7 +15,7 @@ from spiderfs.catalogue import TABLES
 from spiderfs.client_terms import Terms, pid_namespace
 from spiderfs.config import Options
 from spiderfs.daemon.event_pipe import open_pipe
-from spiderfs.errors import MountError, SpiderfsError
+from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt, StoreError
 from spiderfs.filesystem import Settings
 from spiderfs.fuse import session
 from spiderfs.metrics import Counters, SharedCounters
@@ -29,7 +30,10 @@ from spiderfs.sources.recent_timeouts import RecentTimeouts
 from spiderfs.sources.slow import SlowSource
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
+from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES
+
+log = logging.getLogger(__name__)
 
 SUPERVISOR_ROW, MANAGER_ROW, FIRST_WORKER_ROW = 0, 1, 2
 _BACKLOG = 128
@@ -70,6 +74,7 @@ class MountContext:
     event_writer: int
     control_listener: socket.socket
     pending_reads: PendingReads = field(default_factory=PendingReads)
+    spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)
     mounted_at_s: float = field(default_factory=time.time)
@@ -99,10 +104,25 @@ class MountContext:
         return SourceClient(source, limits, rng=rng, on_event=counters.add, read=read, timeouts=self.timeouts)
 
     def open_content(self) -> LmdbContent:
-        return LmdbContent(self.directories.content)
+        """The store, as a disk that can only be read has it if need be; raises StoreError where there is none."""
+        try:
+            return LmdbContent(self.directories.content)
+        except StoreCorrupt:
+            raise
+        except StoreError as exc:
+            log.warning("%s: nothing is put into the cache any more", exc)
+            return LmdbContent(self.directories.content, readonly=True)
 
-    def open_records(self) -> LmdbRecords:
-        return LmdbRecords(self.directories.names, TABLES)
+    def open_records(self) -> SpareRecords:
+        """The names, as far as the disk has them."""
+        for readonly in (False, True):
+            try:
+                return SpareRecords(LmdbRecords(self.directories.names, TABLES, readonly), TABLES, self.spare_nodes)
+            except StoreCorrupt:
+                raise
+            except StoreError as exc:
+                log.warning("%s: new names are kept in memory", exc)
+        return SpareRecords(None, TABLES, self.spare_nodes)
 
 
 def create_context(options: Options) -> MountContext:

@@ -38,7 +38,7 @@ from spiderfs.daemon.packer import Packer
 from spiderfs.daemon.prefetcher import Prefetcher
 from spiderfs.daemon.survey import Survey
 from spiderfs.daemon.warmer import Warmer
-from spiderfs.errors import SpiderfsError, Stale
+from spiderfs.errors import SpiderfsError, Stale, StoreError
 from spiderfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.lister import Lister
 from spiderfs.packages import PackageDirectory
@@ -143,10 +143,18 @@ class Manager:
         self._reserve_failed = False
 
     async def run(self, nursery: trio.Nursery) -> None:
-        self.keeper.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
+        try:
+            with exit_if_corrupt():
+                self.keeper.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
+        except StoreError as exc:
+            # Taken stock of as soon as the disk allows it (`reconcile`).
+            log.warning("%s: what is cached stays as it is", exc)
         self.guide.begin(self.catalogue.fact(_RATIO_FACT))
         nursery.start_soon(self.client.watch)
-        nursery.start_soon(self.hook_server.serve, listen(self.context.directories.hook_socket))
+        try:
+            nursery.start_soon(self.hook_server.serve, listen(self.context.directories.hook_socket))
+        except OSError as exc:
+            log.warning("trainers cannot attach, since there can be no socket for them (%s)", exc.strerror)
         nursery.start_soon(answer_questions, self.context.control_listener, ControlTable(self, nursery), nursery)
         nursery.start_soon(self._fold_events, self.context.event_reader, self._read_workers)
         nursery.start_soon(self._fold_events, self.client_pipe.fd, self.client_pipe.read)
@@ -285,10 +293,13 @@ class Manager:
         return self.options.capacity.budget_bytes(self.survey.source_bytes)
 
     def _measured(self) -> None:
-        with exit_if_corrupt():
-            self.keeper.set_capacity(self._budget_bytes())
-            if self.survey.done:
-                self.catalogue.record_fact(_SOURCE_BYTES_FACT, _SOURCE_BYTES.pack(self.survey.source_bytes))
+        try:
+            with exit_if_corrupt():
+                self.keeper.set_capacity(self._budget_bytes())
+                if self.survey.done:
+                    self.catalogue.record_fact(_SOURCE_BYTES_FACT, _SOURCE_BYTES.pack(self.survey.source_bytes))
+        except StoreError as exc:
+            log.warning("%s: the capacity stays as it is", exc)
 
     async def evict(self, patterns: Sequence[Pattern]) -> None:
         """Drop what the patterns mean from the cache."""

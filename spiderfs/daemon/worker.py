@@ -97,6 +97,7 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
             settings=settings_of(published_options(directories, context.options)),
             deliver=handles.delivery,
             heard=reading.caught_up,
+            scattered=lambda: context.spare_nodes.in_use,
         )
 
         def follow_options() -> None:

@@ -64,14 +64,14 @@ MOST_KEPT_SHARE = 0.1
 class LmdbContent:
     """The store of one cache directory; see `Content` for the contract and `store.py` for the theory."""
 
-    def __init__(self, path: Path) -> None:
-        self._env = open_environment(path, TABLES)
+    def __init__(self, path: Path, readonly: bool = False) -> None:
+        """`readonly`: on a disk that cannot be written to; all that would write raises StoreError."""
+        self._env = open_environment(path, TABLES, readonly)
         with translated_errors():
-            self._content = self._env.open_db(b"content")
-            self._member = self._env.open_db(b"member")
-            self._queue = self._env.open_db(b"queue")
-            self._meta = self._env.open_db(b"meta")
-            self._holes = self._env.open_db(b"holes")
+            self._content, self._member, self._queue, self._meta, self._holes = (
+                self._env.open_db(name, create=not readonly)
+                for name in (b"content", b"member", b"queue", b"meta", b"holes")
+            )
         self._reader: lmdb.Transaction | None = None
         self._files = BlockFiles(path / BLOCKS)
         self._reserve = path / "reserve"

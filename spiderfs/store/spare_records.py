@@ -1,0 +1,182 @@
+"""Records of names that go on when their disk does not: what cannot be written there is kept in memory.
+
+A disk that turns read-only, fails or is gone must not become a reader's error, and without its record no inode can be
+opened. So a write that the disk refuses goes into memory, over what the disk has; a read that fails finds what is
+there. As soon as the disk takes something again, it is given all of that too. Only a store that has to be rebuilt is an
+error.
+
+Each process has its own memory: what one worker has looked up over a broken disk another one looks up again. But the
+open that follows a look-up may come to another worker. So what inodes mean lies in memory that all processes share too,
+with a sign that there are such rows: what was listed for one worker may have to be listed again for another.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import xxhash
+
+from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+from spiderfs.store.memory import MemoryRecords
+from spiderfs.store.records import LmdbRecords
+from spiderfs.store.store import Left, Row
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Some 300 MB. One more would make another one unknown, and a listing that lacks names is worse than an error.
+MOST_ROWS = 1_000_000
+INODES = "inode"
+
+
+class SharedRows:
+    """The latest rows of one table, as many as there is room for; make it before the processes that share it."""
+
+    _SLOTS, _SLOT_BYTES = 1 << 16, 512
+    # The checksum makes that a row which another process is writing, or has written over, is taken for none.
+    _HEAD = struct.Struct("<QH")
+
+    def __init__(self) -> None:
+        # Memory of which no page exists before it is written to.
+        self._map = mmap.mmap(-1, (self._SLOTS + 1) * self._SLOT_BYTES)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether some process knows names that others do not."""
+        return self._map[-1] != 0
+
+    @in_use.setter
+    def in_use(self, value: bool) -> None:
+        self._map[-1] = value
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """A value that is too long is left out."""
+        if self._HEAD.size + len(value) <= self._SLOT_BYTES:
+            at = self._at(key)
+            head = self._HEAD.pack(xxhash.xxh3_64_intdigest(key + value), len(value))
+            self._map[at : at + len(head) + len(value)] = head + value
+
+    def get(self, key: bytes) -> bytes | None:
+        at = self._at(key)
+        slot = self._map[at : at + self._SLOT_BYTES]
+        checksum, length = self._HEAD.unpack_from(slot)
+        value = slot[self._HEAD.size : self._HEAD.size + length]
+        return value if checksum == xxhash.xxh3_64_intdigest(key + value) else None
+
+    def _at(self, key: bytes) -> int:
+        slot: int = xxhash.xxh3_64_intdigest(key) % self._SLOTS
+        return slot * self._SLOT_BYTES
+
+
+class SpareRecords:
+    """`Records` over those on the disk; None: there are none to be had. `shared` are rows of the table INODES."""
+
+    def __init__(self, disk: LmdbRecords | None, tables: Iterable[str], shared: SharedRows) -> None:
+        self._disk = disk
+        self._shared = shared
+        self._tables = tuple(tables)
+        self._spare: MemoryRecords | None = None if disk else MemoryRecords(self._tables)
+        # Rows of the disk that do not count any more.
+        self._deleted: set[tuple[str, bytes]] = set()
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        if self._spare is not None:
+            row = self._spare.get(table, key)
+            if row is not None or (table, key) in self._deleted:
+                return row
+        row = self._ask(lambda disk: disk.get(table, key), None)
+        return self._shared.get(key) if row is None and table == INODES else row
+
+    def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        if self._spare is not None:
+            return [self.get(table, key) for key in keys]
+        return self._ask(lambda disk: disk.get_many(table, keys), [None] * len(keys))
+
+    def put(self, rows: Iterable[Row], leave: Left | None = None) -> None:
+        rows = list(rows)
+        if self._disk is not None:
+            try:
+                self._disk.put([*self._held(), *rows] if self._spare is not None else rows, leave)
+            except StoreCorrupt:
+                raise
+            except StoreError as exc:
+                self._fails(exc)
+            else:
+                self._works()
+                return
+        self._keep(rows, leave)
+
+    def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        if self._spare is None:
+            return self._ask(lambda disk: disk.scan(table, start, limit), [])
+        hidden = len(self._deleted)
+        below: list[tuple[bytes, bytes]] = self._ask(lambda disk: disk.scan(table, start, limit + hidden), [])
+        rows = {key: value for key, value in below if (table, key) not in self._deleted}
+        end = below[-1][0] if len(below) == limit + hidden else None
+        rows |= {key: value for key, value in self._spare.scan(table, start, limit) if end is None or key <= end}
+        return sorted(rows.items())[:limit]
+
+    def count(self, table: str) -> int:
+        spare = 0 if self._spare is None else self._spare.count(table)
+        return self._ask(lambda disk: disk.count(table), 0) + spare
+
+    def reserve(self) -> None:
+        """As `LmdbRecords.reserve`."""
+        if self._disk is not None:
+            self._disk.reserve()
+
+    def clear_dead_readers(self) -> int:
+        return self._ask(lambda disk: disk.clear_dead_readers(), 0)
+
+    def close(self) -> None:
+        if self._disk is not None:
+            self._disk.close()
+
+    def _ask(self, question: Callable[[LmdbRecords], T], unknown: T) -> T:
+        if self._disk is None:
+            return unknown
+        try:
+            return question(self._disk)
+        except StoreCorrupt:
+            raise
+        except StoreError as exc:
+            log.debug("%s: names are asked for at the source", exc)
+            return unknown
+
+    def _held(self) -> list[Row]:
+        assert self._spare is not None
+        kept: list[Row] = [
+            (table, key, value) for table in self._tables for key, value in self._spare.scan(table, b"", MOST_ROWS)
+        ]
+        return [*((table, key, None) for table, key in self._deleted), *kept]
+
+    def _keep(self, rows: list[Row], leave: Left | None) -> None:
+        assert self._spare is not None
+        if sum(map(self._spare.count, self._tables)) + len(rows) > MOST_ROWS:
+            raise StoreFull("no disk takes the names of files, and there are too many of them for memory")
+        self._shared.in_use = True
+        for table, key, value in rows:
+            there = self.get(table, key) if leave is not None and table == leave[0] else None
+            if leave is not None and there is not None and leave[1](there):
+                continue
+            (self._deleted.add if value is None else self._deleted.discard)((table, key))
+            self._spare.put([(table, key, value)])
+            if value is not None and table == INODES:
+                self._shared.put(key, value)
+
+    def _fails(self, exc: StoreError) -> None:
+        if self._spare is None:
+            log.warning("%s: names are kept in memory", exc)
+            self._spare = MemoryRecords(self._tables)
+
+    def _works(self) -> None:
+        if self._spare is not None:
+            log.warning("the cache takes names again")
+            self._spare = None
+            self._deleted = set()
+            self._shared.in_use = False

@@ -164,7 +164,7 @@ def _fill(entry: Any, found: Attributes) -> None:
 
 
 async def serve_own(bare: Bare, source: str, mountpoint: Path) -> None:
-    descriptor = session.mount(mountpoint, source, allow_other=False)
+    descriptor = session.mount(mountpoint, source, allow_other=False, programs_run=True)
     operations = Operations(bare.filesystem, bare.counters)
     await session.serve(
         descriptor,

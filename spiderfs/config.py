@@ -4,6 +4,8 @@ Each field of `Options` is one row of that table: name, type, default, meaning, 
 while mounted. The command line, TOML files, `--help`, `.spiderfs/config` and the README are all rendered from it or
 checked against it. A field `source_latency_ms` is the option `source.latency_ms`; the names of all others are their
 own. Values come from `-o`, then the TOML file, then the defaults.
+
+The module is long because the table is: half of it is the fields.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ __all__ = ["Capacity", "OptionRow", "Options", "check_change", "default_rows", "
 PLACES = ("source", "mountpoint")
 
 LIVE: dict[str, Any] = {"live": True}
+# No file of options is so long, and no device (/dev/zero) is read for ever.
+_TOML_BYTES = 1 << 20
 
 
 def default_workers() -> int:
@@ -184,6 +188,9 @@ class Options(BaseModel):
     dir_mode: Mode = Field(default=None, description="permissions shown for every directory, octal", examples=["0555"])
     allow_other: Switch = Field(
         default=False, description="let users other than the one who mounts read it", examples=["on"]
+    )
+    exec: Switch = Field(
+        default=True, description="let programs in it be run; `noexec` is the same as exec=off", examples=["off"]
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least serious messages that are logged", examples=["info"]
@@ -375,7 +382,11 @@ def _validated(values: Mapping[str, object], origins: Mapping[str, str]) -> Opti
 def _read_toml(path: Path) -> dict[str, object]:
     """Options of a TOML file by name; a table [source] gives `source.*`, and the source itself as its `path`."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            content = file.read(_TOML_BYTES + 1)
+        if len(content) > _TOML_BYTES:
+            raise ConfigError(f"{path} is longer than {_TOML_BYTES} bytes: name a TOML file of options with --config")
+        document = tomllib.loads(content.decode())
     except OSError as exc:
         raise ConfigError(f"{path} cannot be read ({exc.strerror}): name a readable file with --config") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:

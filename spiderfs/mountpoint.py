@@ -44,7 +44,7 @@ MAX_STACKED_MOUNTS = 16
 MAX_SYMLINKS = 40
 
 # mount(2), umount2(2)
-MS_NOSUID, MS_NODEV = 2, 4
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
@@ -186,13 +186,19 @@ def check_mountable(path: str | Path) -> None:
         raise MountError(f"the mount point {path} is not a directory: choose or create one")
 
 
-def mount(path: str | Path, source: str, allow_other: bool) -> int:
-    """Mount at this path, to be shown as `source`, and return the descriptor that the kernel's requests come from."""
+def mount(path: str | Path, source: str, allow_other: bool, programs_run: bool) -> int:
+    """Mount at this path, to be shown as `source`, and return the descriptor that the kernel's requests come from.
+
+    `programs_run`: whether programs in it may be run.
+    """
     # With other users the kernel checks permissions; without, everybody who gets in is the daemon's own user, and
     # leaving it to the daemon makes every attempt to write answer EROFS.
     options = ["allow_other", "default_permissions"] if allow_other else []
     here = canonical(path)
-    return _mount2(here, source, options) if os.geteuid() == 0 else _fusermount_mount(here, source, options)
+    if os.geteuid() == 0:
+        return _mount2(here, source, options, MS_NOSUID | MS_NODEV | (0 if programs_run else MS_NOEXEC))
+    # fusermount3 adds nosuid and nodev by itself.
+    return _fusermount_mount(here, source, options + ([] if programs_run else ["noexec"]))
 
 
 def widen_read_ahead(path: str | Path) -> None:
@@ -282,7 +288,7 @@ def _unescape(field: bytes) -> str:
     return os.fsdecode(_OCTAL_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
 
 
-def _mount2(path: Path, source: str, options: list[str]) -> int:
+def _mount2(path: Path, source: str, options: list[str], flags: int) -> int:
     descriptor = os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     root_mode = stat.S_IFMT(os.stat(path).st_mode)
     data = [
@@ -293,7 +299,7 @@ def _mount2(path: Path, source: str, options: list[str]) -> int:
         *options,
     ]
     libc = ctypes.CDLL(None, use_errno=True)
-    arguments = (os.fsencode(source), os.fsencode(path), FSTYPE.encode(), MS_NOSUID | MS_NODEV, ",".join(data).encode())
+    arguments = (os.fsencode(source), os.fsencode(path), FSTYPE.encode(), flags, ",".join(data).encode())
     if libc.mount(*arguments) != 0:
         failure = os.strerror(ctypes.get_errno())
         os.close(descriptor)

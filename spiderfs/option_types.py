@@ -29,6 +29,8 @@ def _absolute(value: object) -> object:
     if isinstance(value, str | Path):
         if not str(value):
             raise ValueError("an empty path: write the path of a file or directory")
+        if "\0" in str(value):
+            raise ValueError("a path with a NUL byte: write the path of a file or directory")
         return Path(os.path.abspath(os.path.expanduser(value)))
     return value
 

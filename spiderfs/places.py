@@ -45,7 +45,11 @@ def check_places(source: Path, mountpoint: Path, cache_dir: Path) -> None:
     for name, place in (("source", source), ("mount point", mountpoint)):
         if cache_dir.is_relative_to(place):
             raise ConfigError(f"cache_dir={cache_dir} lies inside the {name}: choose a directory outside of {place}")
-    if cache_dir.exists() and not cache_dir.is_dir():
+    try:
+        in_the_way = cache_dir.exists() and not cache_dir.is_dir()
+    except OSError as exc:
+        raise ConfigError(f"cache_dir={cache_dir} cannot be used ({exc.strerror}): choose another directory") from exc
+    if in_the_way:
         raise ConfigError(f"cache_dir={cache_dir} is not a directory: choose or create one")
     check_mountable(mountpoint)
     try:

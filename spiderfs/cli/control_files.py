@@ -50,11 +50,16 @@ def write_control(mount: Mount, name: str, text: str) -> None:
     def write() -> None:
         fd = os.open(mount.mountpoint / CONTROL_DIR / name, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(fd, text.encode())
+            os.write(fd, os.fsencode(text))
         finally:
             os.close(fd)
 
     within(ANSWER_TIMEOUT_S, write)
+
+
+def shown(text: object) -> str:
+    """Text that any terminal takes: a path need not be UTF-8."""
+    return os.fsencode(str(text)).decode(errors="replace")
 
 
 def why(mount: Mount, exc: OSError) -> MountError:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import click
 
+from spiderfs.cli.control_files import shown
 from spiderfs.errors import SpiderfsError
-from spiderfs.mount_words import split_words
+from spiderfs.mount_words import REFUSED_WORDS, SETTING_WORDS, split_words
 
 MOUNT_FAILURE = 32
 
@@ -25,7 +26,7 @@ def translate(options: Sequence[str], sloppy: bool) -> tuple[str, ...]:
 
     words = [word for string in options for word in split_words(string) if word not in WORDS_OF_LIBMOUNT]
     if sloppy:
-        known = {option_name(field) for field in Options.model_fields}
+        known = {option_name(field) for field in Options.model_fields} | SETTING_WORDS.keys() | REFUSED_WORDS.keys()
         words = [word for word in words if word.partition("=")[0] in known]
     return tuple(words)
 
@@ -62,5 +63,5 @@ def mount_helper(
         click.echo(f"spiderfs: {' '.join(str(exc).split())}", err=True)
         failed = True
     if verbose and not failed:
-        click.echo(f"spiderfs: {source} mounted on {mountpoint}" + (" (not really: -f)" if fake else ""))
+        click.echo(shown(f"spiderfs: {source} mounted on {mountpoint}") + (" (not really: -f)" if fake else ""))
     ctx.exit(MOUNT_FAILURE if failed else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spiderfs.cli.control_files import shown
 from spiderfs.errors import UsageError
 from spiderfs.quantities import Capacity
 
@@ -45,7 +47,7 @@ BOUND = "belady"
 )
 @click.option(
     "--neighbours",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1_000_000),
     help="Score anew, counting neighbours among so many nearest samples [default: 100, as a mount does]",
 )
 @click.option(
@@ -83,25 +85,24 @@ def simulate(
         return
     if trace is None:
         raise click.UsageError("name a trace, or give --self-test")
+    if ratio is not None and math.isnan(ratio):
+        raise UsageError("no ratio: nan; give a number from 0 to 1")
     from spiderfs.cli.guidance import chosen_settings
     from spiderfs.trace import read_trace
 
-    try:
-        with console.status("Replaying"):
-            report = compare(
-                read_trace(trace),
-                trace.name,
-                chosen_policies(policies),
-                chosen_capacities(capacities),
-                epoch_length,
-                ratio,
-                chosen_settings(radii, neighbours),
-            )
-        show(report, console)
-        if json_path is not None:
-            write_json(report, json_path)
-    except UsageError as exc:
-        raise click.ClickException(str(exc)) from exc
+    with console.status("Replaying"):
+        report = compare(
+            read_trace(trace),
+            shown(trace.name),
+            chosen_policies(policies),
+            chosen_capacities(capacities),
+            epoch_length,
+            ratio,
+            chosen_settings(radii, neighbours),
+        )
+    show(report, console)
+    if json_path is not None:
+        write_json(report, json_path)
 
 
 def chosen_policies(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from spiderfs.cli.control_files import find_mount, read_control, read_stats, why
+from spiderfs.cli.control_files import find_mount, read_control, read_stats, shown, why
 from spiderfs.mountpoint import Mount, spiderfs_mounts
 from spiderfs.quantities import round_size
 
@@ -44,7 +44,7 @@ def _list_mounts(as_json: bool) -> None:
     elif not listed:
         click.echo("no spiderfs is mounted")
     for entry in [] if as_json else listed:
-        click.echo(f"{entry['source']} on {entry['mountpoint']}: {entry['state']}")
+        click.echo(shown(f"{entry['source']} on {entry['mountpoint']}: {entry['state']}"))
 
 
 def _mounts() -> list[Mount]:

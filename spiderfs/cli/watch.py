@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spiderfs.cli.control_files import read_stats
+from spiderfs.cli.control_files import read_stats, shown
 from spiderfs.mountpoint import Mount
 from spiderfs.quantities import round_size
 
@@ -49,7 +49,7 @@ def rates(stats: Mapping[str, Any], before: Mapping[str, Any], elapsed_s: float)
 def page(stats: Mapping[str, Any], rates_per_s: Mapping[str, float]) -> RenderableType:
     """The page for one stats.json; keys that are missing or of a newer version do no harm."""
     parts: list[RenderableType] = [
-        Text(f"{stats.get('source', '?')} on {stats.get('mountpoint', '?')}", style="bold"),
+        Text(shown(f"{stats.get('source', '?')} on {stats.get('mountpoint', '?')}"), style="bold"),
         Text(
             f"spiderfs {stats.get('version', '?')}, policy {stats.get('policy', '?')},"
             f" workers {stats.get('workers', '?')}, pid {stats.get('pid', '?')}, up {_uptime(stats.get('uptime_s'))}"

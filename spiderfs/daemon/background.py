@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from spiderfs.errors import MountError
+from spiderfs.errors import ConfigError, MountError
 
 _SYSLOG = Path("/dev/log")
 _LOG_MAX_BYTES = 10 << 20
@@ -62,10 +62,17 @@ def notify_systemd(state: str) -> None:
         notify.sendall(state.encode())
 
 
+class _Printable(logging.Formatter):
+    """Messages that can be written down: the paths in them need not be UTF-8."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).encode(errors="backslashreplace").decode()
+
+
 def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bool) -> str:
     """Log to `file`; else to the terminal in the foreground, and to syslog, or a file in the cache, behind it.
 
-    Returns where that is, in words.
+    Returns where that is, in words. Raises ConfigError where the file cannot be written.
     """
     handler: logging.Handler
     form = "%(asctime)s %(levelname)s %(processName)s[%(process)d] %(name)s: %(message)s"
@@ -77,10 +84,15 @@ def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bo
         form = "spiderfs[%(process)d]: %(levelname)s %(name)s: %(message)s"
     else:
         file = file or cache_dir / "spiderfs.log"
-        # Several processes append to it, so it can only be turned over while there is one.
-        if file.exists() and file.stat().st_size > _LOG_MAX_BYTES:
-            file.replace(file.with_name(file.name + ".1"))
-        handler, place = logging.FileHandler(file), f"the log {file}"
-    handler.setFormatter(logging.Formatter(form))
+        try:
+            # Several processes append to it, so it can only be turned over while there is one.
+            if file.exists() and file.stat().st_size > _LOG_MAX_BYTES:
+                file.replace(file.with_name(file.name + ".1"))
+            handler, place = logging.FileHandler(file), f"the log {file}"
+        except OSError as exc:
+            raise ConfigError(
+                f"log_file={file} cannot be written ({exc.strerror}): name a file in a directory that exists"
+            ) from exc
+    handler.setFormatter(_Printable(form))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     return place

@@ -225,10 +225,17 @@ def published_options(directories: Directories, options: Options) -> Options:
 
 def bind_to_source(directories: Directories, source: Path) -> None:
     """A cache directory belongs to the source it was first used with; raises MountError for another one."""
-    text = os.path.realpath(source)
-    if directories.source.exists() and directories.source.read_text().rstrip("\n") != text:
+    path = os.fsencode(os.path.realpath(source))
+    try:
+        bound_to = directories.source.read_bytes().removesuffix(b"\n") if directories.source.exists() else path
+        if bound_to != path:
+            raise MountError(
+                f"the cache directory {directories.cache} holds the files of {os.fsdecode(bound_to)}: "
+                f"choose another one with -o cache_dir=DIR, or delete it"
+            )
+        directories.source.write_bytes(path + b"\n")
+    except OSError as exc:
         raise MountError(
-            f"the cache directory {directories.cache} holds the files of {directories.source.read_text().rstrip()}: "
-            f"choose another one with -o cache_dir=DIR, or delete it"
-        )
-    directories.source.write_text(text + "\n")
+            f"the cache directory {directories.cache} cannot be used ({exc.strerror}): "
+            f"choose another one with -o cache_dir=DIR"
+        ) from exc

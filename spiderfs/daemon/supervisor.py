@@ -125,7 +125,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     publish_options(directories, options)
     # Blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    descriptor = session.mount(options.mountpoint, os.fspath(options.source), options.allow_other)
+    descriptor = session.mount(options.mountpoint, os.fspath(options.source), options.allow_other, options.exec)
     connection = mountpoint.open_abort(options.mountpoint)
     Supervisor(context, descriptor, connection, log_place).run(report)
 

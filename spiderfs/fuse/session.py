@@ -57,10 +57,10 @@ _INIT_PATIENCE_MS = 10_000
 _descriptor = -1
 
 
-def mount(at: Path, source: str, allow_other: bool) -> int:
+def mount(at: Path, source: str, allow_other: bool, programs_run: bool) -> int:
     """Mount, answer INIT, and return the FUSE descriptor; raises MountError."""
     global _descriptor
-    descriptor = mountpoint.mount(at, source, allow_other)
+    descriptor = mountpoint.mount(at, source, allow_other, programs_run)
     if not select.select([descriptor], [], [], _INIT_PATIENCE_MS / 1000)[0]:
         raise MountError(f"the kernel does not talk to the mount on {at}")
     request = memoryview(os.read(descriptor, wire.REQUEST_BYTES))

@@ -6,6 +6,9 @@ first neighbour; a query that finds fewer than k neighbours, as can happen after
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +69,14 @@ class GraphIndex:
         return float(self._graph.index_file_size()) / max(1, len(self))
 
     def save(self, path: Path) -> None:
-        self._graph.save_index(str(path))
+        with _named(path) as name:
+            self._graph.save_index(name)
 
     def restore(self, path: Path) -> None:
         graph = self._empty_graph()
         try:
-            graph.load_index(str(path), max_elements=self._capacity)
+            with _named(path) as name:
+                graph.load_index(name, max_elements=self._capacity)
         except RuntimeError as exc:
             raise ValueError(f"{path} is not a graph of this size: {exc}") from exc
         self._graph = graph
@@ -92,6 +97,16 @@ class GraphIndex:
             else:
                 return found.astype(np.int64), squared
         return np.full((len(vectors), 1), -1, np.int64), np.full((len(vectors), 1), np.inf, np.float32)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[str]:
+    """A name for hnswlib, which takes UTF-8 alone, for a file in a directory that may have any name."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
 
 
 def _padded(rows: NDArray[Any], width: int, value: float) -> NDArray[Any]:

@@ -66,7 +66,7 @@ def open_environment(path: Path, tables: int, readonly: bool = False) -> lmdb.En
     """
     with translated_errors():
         env = lmdb.open(
-            os.fspath(path),
+            os.fsencode(path),
             map_size=MAP_BYTES,
             max_dbs=tables,
             readonly=readonly,
@@ -238,7 +238,7 @@ def _walk(path: Path, until_s: float) -> None:
     # Without read-ahead, and below without values, of which py-lmdb touches every page: 2,000 records of 100 kB from a
     # cold disk take 0.14 s then, and 3.6 s with their bytes.
     env = lmdb.open(
-        os.fspath(path), map_size=MAP_BYTES, max_dbs=16, readonly=True, lock=False, create=False, readahead=False
+        os.fsencode(path), map_size=MAP_BYTES, max_dbs=16, readonly=True, lock=False, create=False, readahead=False
     )
     file_bytes = os.stat(path / "data.mdb").st_size
     page_bytes = int(env.stat()["psize"])

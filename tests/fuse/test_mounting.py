@@ -201,7 +201,7 @@ def test_mount_8_and_the_helper(source: Path, tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    options = f"ro,noatime,_netdev,x-systemd.automount,cache_dir={cache},log_file={log},capacity=1MiB,allow_other"
+    options = f"ro,noatime,_netdev,x-systemd.automount,cache_dir={cache},log_file={log},capacity=1MiB,allow_other,user"
     script = f"""
         set -e
         mount -t overlay overlay -o lowerdir={installed}/sbin:/usr/sbin /usr/sbin
@@ -210,6 +210,7 @@ def test_mount_8_and_the_helper(source: Path, tmp_path: Path) -> None:
         cat {point}/file
         grep -c ' {point} fuse.spiderfs ' /proc/self/mounts
         grep capacity= {point}/.spiderfs/config
+        grep -q ' {point} fuse.spiderfs .*noexec' /proc/self/mounts
         if mount -t spiderfs {source} {point} -o cache_dir={cache}2; then exit 9; else echo status $?; fi
         {SPIDERFS} umount {point}
         rm -rf {cache} {cache}2
@@ -222,6 +223,88 @@ def test_mount_8_and_the_helper(source: Path, tmp_path: Path) -> None:
         assert out[2] == "status 32"
         assert b"already shows" in done.stderr
         assert not mounts_at(point)
+
+
+ODD = os.fsdecode(b"caf\xe9 \xff")
+
+
+def test_paths_need_not_be_utf8(tmp_path: Path) -> None:
+    place = tmp_path / ODD
+    (place / "source").mkdir(parents=True)
+    (place / "source/file").write_bytes(b"content")
+    for again in (False, True):
+        with mounted(place / "source", place / "m", trace=place / "trace") as mount:
+            assert (mount.point / "file").read_bytes() == b"content"
+            assert mount.stats()["source"] == str(place / "source")
+            for arguments in (["status"], ["status", mount.point], ["config", mount.point]):
+                done = run_spiderfs(*arguments)
+                assert (done.returncode, done.stderr) == (0, "")
+            assert run_spiderfs("config", mount.point, "policy=lru").returncode == 0
+            assert mount.metric("opens_hit") == again
+    other = tmp_path / "other"
+    other.mkdir()
+    done = run_spiderfs("mount", other, place / "m/mnt", "-o", f"cache_dir={place}/m/cache")
+    assert_one_line(done, "holds the files of", "choose another one")
+    done = run_spiderfs("simulate", place / "trace", "--capacity", "100%")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("log_file={place}/no/such/log", "log_file="),
+        ("log_file={place}", "Is a directory"),
+        ("trace={place}/no/such/trace", "cannot record a trace"),
+        ("cache_dir=/proc/nothing", "choose another one"),
+        ("cache_dir=/dev/null", "is not a directory"),
+        ("cache_dir={place}/" + "x" * 300, "File name too long"),
+        ("cache_dir={place}/mnt/cache", "lies inside the mount point"),
+        ("capacity=" + ODD, "is not a size"),
+        (ODD, "unknown option"),
+        ("ro,suid", "leave suid away"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(source: Path, tmp_path: Path, options: str, said: str) -> None:
+    point = tmp_path / "mnt"
+    point.mkdir()
+    chosen = [f"cache_dir={tmp_path}/cache", options.format(place=tmp_path)]
+    done = run_spiderfs("mount", source, point, *(word for option in chosen for word in ("-o", option)))
+    assert_one_line(done, said)
+    assert "unexpected" not in done.stderr
+    assert not mounts_at(point)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "is longer than"),
+        (b"capacity = ", "is not TOML"),
+        (b"\xff", "is not TOML"),
+        (b'cache_dir = "a\\u0000b"', "NUL"),
+    ],
+)
+def test_a_file_of_options_that_is_none_is_one_line(
+    source: Path, tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    toml = Path("/dev/zero")
+    if content is not None:
+        toml = tmp_path / "options.toml"
+        toml.write_bytes(content)
+    assert_one_line(run_spiderfs("mount", source, tmp_path, "--config", toml), said)
+
+
+@pytest.mark.parametrize("word", ["exec", "noexec"])
+def test_programs_run_unless_noexec_says_no(source: Path, tmp_path: Path, word: str) -> None:
+    (source / "program").write_text("#!/bin/sh\necho ran\n")
+    (source / "program").chmod(0o755)
+    with mounted(source, tmp_path / "m", exec="on" if word == "exec" else "off") as mount:
+        if word == "exec":
+            assert subprocess.run([mount.point / "program"], capture_output=True, check=True).stdout == b"ran\n"
+        else:
+            with pytest.raises(PermissionError):
+                subprocess.run([mount.point / "program"], check=True)
+        assert (mount.point / "program").read_bytes()
+        assert f"\nexec={'on' if word == 'exec' else 'off'}  #" in mount.control("config").read_text()
 
 
 _AS_NOBODY = """

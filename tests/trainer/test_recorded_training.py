@@ -82,5 +82,5 @@ def test_a_trace_without_embeddings_says_so(source: Path, tmp_path: Path) -> Non
     assert simulated(trace)["results"]
     done = run_spiderfs("simulate", trace, "--radius", "0.5")
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: the trace holds no embeddings")
+    assert done.stderr.startswith("spiderfs: the trace holds no embeddings")
     assert len(done.stderr.splitlines()) == 1

@@ -116,9 +116,34 @@ def test_a_file_alone_can_describe_a_mount(places: Places, tmp_path: Path) -> No
 
 def test_the_words_of_mount8_are_accepted(places: Places) -> None:
     words = (
-        "ro,defaults,auto,noauto,user,nofail,_netdev,noatime,nosuid,nodev,nouser,users,comment=x,x-systemd.automount"
+        "ro,defaults,auto,noauto,nofail,_netdev,noatime,nosuid,nodev,nouser,owner,comment=x,x-systemd.automount,exec"
     )
     assert places.load(words + ",x-systemd.mount-timeout=30,,") == places.load()
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        ("noexec", False),
+        ("user", False),
+        ("users", False),
+        ("user=somebody", False),
+        ("noexec,exec", True),
+        ("user,exec", True),
+        ("exec,noexec", False),
+        ("exec=off", False),
+        ("nouser", True),
+    ],
+)
+def test_noexec_is_an_option(places: Places, words: str, runs: bool) -> None:
+    assert places.load(words).exec is runs
+
+
+@pytest.mark.parametrize("word", ["rw", "suid", "dev", "strictatime", "remount", "mand", "bind", "nosymfollow"])
+def test_what_mount8_asks_for_in_vain_is_refused(places: Places, word: str) -> None:
+    with pytest.raises(ConfigError, match=word) as caught:
+        places.load(f"ro,{word}")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_comma_in_a_value_is_escaped(places: Places, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[2]
         (["ro,noatime", "policy=lru"], False, ["ro", "noatime", "policy=lru"]),
         ([r"rw,log_file=/a\,b"], False, [r"log_file=/a\,b"]),
         (["rw,capacity=1GiB,unheard_of=3,source.gone"], True, ["capacity=1GiB", "source.gone"]),
+        (["rw,noexec,unheard_of"], True, ["noexec"]),
+        (["rw,suid"], True, ["suid"]),
         ([], False, []),
     ],
 )

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import struct
 from pathlib import Path
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
 
+from spiderfs.cli.main import main
 from spiderfs.cli.self_test import Check, Relation, lru_on_permutations, self_test
-from spiderfs.cli.simulate import simulate
 from spiderfs.core.engine import Engine
 from spiderfs.core.homophily import Hub
 from spiderfs.core.policy import Key
@@ -20,7 +25,7 @@ from spiderfs.policies.belady import Belady
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO
 from spiderfs.policies.spider import Spider
-from spiderfs.trace import Kind, TraceWriter, read_trace
+from spiderfs.trace import HEADER, MAGIC, RECORD, RECORD_FIELDS, VERSION, Kind, TraceWriter, read_trace
 
 
 def test_counts_per_epoch() -> None:
@@ -161,7 +166,7 @@ def test_command_varies_the_ratio(tmp_path: Path) -> None:
 
 def run(*arguments: object) -> tuple[int, str]:
     # Rich takes the width of its table from here.
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(simulate, [str(argument) for argument in arguments])
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["simulate", *map(str, arguments)])
     return result.exit_code, result.output
 
 
@@ -194,12 +199,79 @@ def test_command_reads_text(tmp_path: Path) -> None:
         (["--capacity", "120%"], "capacity: "),
         (["--capacity", "10%,"], "capacity: "),
         (["--json", "/nonexistent/x"], "cannot write"),
+        (["--ratio", "nan"], "no ratio"),
+        (["--neighbours", "9" * 30], "1000000"),
     ],
 )
 def test_command_complains_in_one_line(trace: Path, options: list[str], complaint: str) -> None:
     code, output = run(trace, *options)
     assert code != 0
     assert complaint in output.splitlines()[-1]
+
+
+def record(size: int, kind: int = Kind.OPEN, key: int = 1, block: int = 0) -> bytes:
+    return RECORD_FIELDS.pack(0.0, key, size, block, kind, 0, 1)
+
+
+def bits(number: float) -> int:
+    return int.from_bytes(struct.pack("<d", number), "little")
+
+
+HEAD = HEADER.pack(MAGIC, VERSION, RECORD.itemsize, 0)
+DAMAGED = {
+    "garbage": HEAD + random.Random(1).randbytes(32_000),
+    "a size beyond all files": HEAD + record(5) + record(2**64 - 1),
+    "a score that is none": HEAD + record(5) + record(bits(math.nan), Kind.SCORE) + record(5),
+    "a ratio that is none": HEAD + record(5) + record(bits(-3.0), Kind.RATIO) + record(5),
+    "a label that is none": HEAD + record(5) + record(bits(math.inf), Kind.LABEL) + record(5),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_trace_is_one_line(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "damaged"
+    path.write_bytes(DAMAGED[what])
+    for options in ([], ["--radius", "auto"]):
+        code, output = run(path, *options)
+        assert code == 1
+        assert output.startswith("spiderfs: ")
+        assert len(output.splitlines()) == 1
+        assert "is damaged at record" in output
+
+
+def test_what_is_no_file_is_one_line_and_read_no_further() -> None:
+    code, output = run("/dev/zero")
+    assert (code, len(output.splitlines())) == (1, 1)
+    assert "is not a file" in output
+
+
+@pytest.mark.parametrize("length", [151, 10**30])
+def test_an_epoch_longer_than_the_trace_is_all_of_it(trace: Path, tmp_path: Path, length: int) -> None:
+    report = tmp_path / "report"
+    code, output = run(trace, "--policy", "lru", "--epoch", length, "--json", report)
+    assert code == 0, output
+    assert json.loads(report.read_text())["epoch_length"] == 151
+
+
+@given(
+    st.lists(
+        st.builds(
+            record,
+            st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1), st.floats().map(bits)),
+            st.integers(0, 15),
+            st.integers(0, 5),
+            st.integers(0, 9),
+        ),
+        max_size=30,
+    )
+)
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_trace_holds_it_is_replayed_or_refused(tmp_path: Path, records: list[bytes]) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(HEAD + b"".join(records))
+    for options in ([], ["--radius", "0.5"]):
+        code, output = run(path, "--capacity", "20", *options)
+        assert code == 0 or (code, len(output.splitlines())) == (1, 1), output
 
 
 def test_command_needs_a_trace_with_something_in_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 
-from spiderfs.cli.simulate import simulate
+from spiderfs.cli.main import main
 from spiderfs.core.homophily import Hub
 from spiderfs.core.replay import Epoch, Labels, Ratio, Scored
 from spiderfs.errors import UsageError
@@ -146,7 +146,7 @@ def test_damage_is_told_in_one_line(
     assert complaint in str(caught.value)
     code, output = run(path, "--radius", "auto")
     assert code == 1
-    assert output.startswith("Error: the trace is damaged")
+    assert output.startswith("spiderfs: the trace is damaged")
     assert len(output.splitlines()) == 1
     assert run(path)[0] == 0, "without --radius the rest can be replayed"
 
@@ -156,7 +156,7 @@ def test_damage_is_told_in_one_line(
 
 def run(*arguments: object) -> tuple[int, str]:
     # Rich takes the width of its table from here.
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(simulate, [str(argument) for argument in arguments])
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["simulate", *map(str, arguments)])
     return result.exit_code, result.output
 
 
@@ -206,7 +206,7 @@ def test_command_refuses_what_is_no_radius(path: Path, radius: str) -> None:
     training(path, epochs=1)
     code, output = run(path, "--radius", radius)
     assert code == 1
-    assert output.startswith("Error: no radius: ")
+    assert output.startswith("spiderfs: no radius: ")
     assert output.endswith("give numbers above 0 and up to 2, or auto\n")
 
 
@@ -216,6 +216,6 @@ def test_command_needs_embeddings_to_score_anew(path: Path) -> None:
     writer.close()
     code, output = run(path, "--neighbours", 3)
     assert code == 1
-    assert output.startswith("Error: the trace holds no embeddings")
+    assert output.startswith("spiderfs: the trace holds no embeddings")
     assert "trace_embeddings=on" in output
     assert run(path, "--neighbours", 3, "--policy", "lru")[0] == 0, "nothing has to be scored for it"

@@ -25,7 +25,7 @@ CELL_BYTES = 16
 _CELL = np.dtype([("version", "<u4"), ("file", "<u4"), ("offset", "<u8")])
 # A version is looked at again while it is younger than 2 s, names are believed for up to 3 s here; and some more, for
 # a reader may hold what it opened for 2 s, and the machine may be busy.
-RACING_S = 8.0
+RACING_S = 1.0
 
 
 class Key(NamedTuple):

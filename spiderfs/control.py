@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from spiderfs.client_terms import TERMS_FILE
-from spiderfs.errors import AccessDenied, InvalidArgument, NoRoom, NotFound, ReadOnly
+from spiderfs.errors import AccessDenied, InvalidArgument, IsADirectory, NoRoom, NotFound, ReadOnly
 
 CONTROL_DIRECTORY = b".spiderfs"
 CONTROL_INODE = 2
@@ -126,6 +126,8 @@ class Control:
         return [(file.name, self.getattr(_FIRST_INODE + index), index + 1) for index, file in enumerate(FILES)]
 
     async def open(self, inode: int, flags: int, uid: int) -> int:
+        if inode == CONTROL_INODE:
+            raise IsADirectory(os.fsdecode(CONTROL_DIRECTORY))
         index = inode - _FIRST_INODE
         file = FILES[index]
         writing = flags & (os.O_WRONLY | os.O_RDWR)

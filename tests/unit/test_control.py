@@ -13,7 +13,7 @@ import trio
 
 from spiderfs.catalogue import FIRST_INODE
 from spiderfs.control import CONTROL_DIRECTORY, CONTROL_INODE, FILES, LOG_FILE, Control, is_control_handle
-from spiderfs.errors import AccessDenied, ConfigError, NoRoom, NotFound, ReadOnly, TryAgain
+from spiderfs.errors import AccessDenied, ConfigError, NoRoom, IsADirectory, NotFound, ReadOnly, TryAgain
 
 OWNER, STRANGER = 1000, 1001
 
@@ -169,6 +169,14 @@ def test_handles_fit_into_the_kernels_64_bits(tmp_path: Path) -> None:
             handle = await harness.open(file.name, os.O_RDWR if file.mode & 0o200 else os.O_RDONLY)
             assert 1 << 63 <= handle < 1 << 64
             await harness.control.release(handle)
+
+    run(tmp_path, test)
+
+
+def test_the_directory_cannot_be_opened_as_a_file(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        with pytest.raises(IsADirectory):
+            await harness.control.open(CONTROL_INODE, os.O_RDONLY, OWNER)
 
     run(tmp_path, test)
 

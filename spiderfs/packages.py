@@ -134,9 +134,12 @@ def read_index(package: bytes, package_bytes: int, key: bytes) -> Index:
         raise StoreDamaged("the index of a package is damaged")
     files, offset = [], HEADER_BYTES + length
     try:
-        for path, size, mtime_ns, payload_seal in msgpack.unpackb(index):
-            files.append(Packed(bytes(path), Version(int(size), int(mtime_ns)), bytes(payload_seal), offset))
-            offset += files[-1].version.size
+        for row in msgpack.unpackb(index):
+            path, size, mtime_ns, payload_seal = row
+            if [type(value) for value in row] != [bytes, int, int, bytes] or size < 0:
+                raise ValueError(f"no file of a package: {row}")
+            files.append(Packed(path, Version(size, mtime_ns), payload_seal, offset))
+            offset += size
     except (ValueError, TypeError):
         raise StoreDamaged("the index of a package makes no sense") from None
     if len(files) != count or offset != package_bytes:

@@ -13,7 +13,7 @@ import trio
 
 from spiderfs.catalogue import FIRST_INODE
 from spiderfs.control import CONTROL_DIRECTORY, CONTROL_INODE, FILES, LOG_FILE, Control, is_control_handle
-from spiderfs.errors import AccessDenied, ConfigError, NoRoom, IsADirectory, NotFound, ReadOnly, TryAgain
+from spiderfs.errors import AccessDenied, ConfigError, IsADirectory, NoRoom, NotFound, ReadOnly, TryAgain
 
 OWNER, STRANGER = 1000, 1001
 

@@ -31,6 +31,8 @@ T = TypeVar("T")
 _SLOT = struct.Struct("<dd")  # since when it waits (0: it does not), and how many calls it has made
 # Who holds a file open does so for at most this long.
 HELD_S = 2.0
+# Who finds no daemon need not ask all the time.
+UNMOUNTED_PAUSE_S = 0.1
 _READ_BYTES = 1 << 20
 _PAGE = 4096
 # A reader draws by rank: the first files are read most.
@@ -127,6 +129,8 @@ class Reader:
             key, ranges = self._ways[way][1](f"{self._mount}/{path}")
         except OSError as exc:
             error = exc.errno or errno.EIO
+            if error in (errno.ENOTCONN, errno.ECONNABORTED):
+                time.sleep(UNMOUNTED_PAUSE_S)
         self._tell(
             Seen(number, way, began, time.monotonic(), self._timed.longest_s, key, ranges, error, by_trainer).as_row()
         )

@@ -23,7 +23,7 @@ STRETCH_S = 45.0
 # After a stretch it takes about so long until names have expired and all files are compared.
 CALM_S = 14.0
 # A mean of so many seconds between two events of a lane.
-CHANGE_S, MOUNT_S, TRAINER_S = 0.2, 1.2, 6.0
+CHANGE_S, MOUNT_S, TRAINER_S = 0.2, 0.7, 6.0
 TIMEOUT_S = 3.0  # source.timeout_s
 # Names are believed for at most so long.
 TTL_S = 3.0

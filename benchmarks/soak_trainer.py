@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import socket
 import sys
@@ -23,7 +24,6 @@ from soak_reader import Reader, Timed, Waits
 from spiderfs.protocol import (
     Batch,
     CachedRequest,
-    Decoder,
     EpochEnd,
     Goodbye,
     Hello,
@@ -91,10 +91,9 @@ class Hook:
     def _drain(self) -> None:
         """Take the answers, so that the daemon does not wait for it; what they say does not matter here."""
         assert self._socket is not None
-        decoder = Decoder()
-        with contextlib.suppress(BlockingIOError):
-            while data := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
-                decoder.feed(data)
+        while select.select([self._socket], [], [], 0)[0]:
+            if not self._socket.recv(1 << 16):
+                raise ConnectionError("the daemon has gone")
 
 
 def declared(files: list[tuple[int, str]]) -> Samples:

@@ -343,8 +343,8 @@ def _live(main: Callable[[], Awaitable[None]]) -> NoReturn:
         status = 0
     except BaseException as exc:
         status = 1
-        if _is_corrupt(exc):
-            log.error("%s", exc)
+        if (damage := _damage_in(exc)) is not None:
+            log.error("%s", damage)
             status = environment.EXIT_STORE_CORRUPT
         else:
             log.exception("the process ends")
@@ -353,7 +353,8 @@ def _live(main: Callable[[], Awaitable[None]]) -> NoReturn:
         os._exit(status)
 
 
-def _is_corrupt(exc: BaseException) -> bool:
+def _damage_in(exc: BaseException) -> StoreCorrupt | None:
+    """The damage to the store that a process ends of, if it does."""
     if isinstance(exc, BaseExceptionGroup):
-        return any(_is_corrupt(inner) for inner in exc.exceptions)
-    return isinstance(exc, StoreCorrupt)
+        return next((damage for inner in exc.exceptions if (damage := _damage_in(inner))), None)
+    return exc if isinstance(exc, StoreCorrupt) else None

@@ -246,7 +246,7 @@ class LmdbContent:
         txn.put(packed, MemberRow(size, sequence, 0.0, LANDING).stored(packed), db=self._member)
         place = SEQUENCE.pack(sequence)
         if not txn.put(place, sealed(place, packed), db=self._queue, append=True):
-            raise StoreCorrupt("something has landed after what lands now")
+            raise StoreCorrupt("the cache is damaged (something has landed after what lands now)")
         return True
 
     def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
@@ -317,10 +317,10 @@ class LmdbContent:
             dropped += 1
             with txn.cursor(self._queue) as cursor:
                 if not cursor.first():
-                    raise StoreCorrupt("what has landed is not in its queue")
+                    raise StoreCorrupt("the cache is damaged (what has landed is not in its queue)")
                 packed = unsealed(bytes(cursor.key()), bytes(cursor.value()))
             if not self._remove(txn, usage, packed):
-                raise StoreCorrupt("something is in the queue that has not landed")
+                raise StoreCorrupt("the cache is damaged (something is in the queue that has not landed)")
         return True
 
     def _remove(self, txn: lmdb.Transaction, usage: list[int], packed: bytes) -> bool:

@@ -38,7 +38,7 @@ def unsealed(key: bytes, stored: bytes) -> bytes:
     """The value again; raises StoreCorrupt."""
     value = stored[:-SEAL_BYTES]
     if xxhash.xxh3_64_digest(key + value)[:SEAL_BYTES] != stored[-SEAL_BYTES:]:
-        raise StoreCorrupt("a row of the cache is not what was written")
+        raise StoreCorrupt("the cache is damaged (a row is not what was written)")
     return value
 
 
@@ -66,7 +66,7 @@ class MemberRow(NamedTuple):
 def key_of(packed: bytes) -> ContentKey:
     """Raises StoreCorrupt."""
     if len(packed) != KEY.size:
-        raise StoreCorrupt(f"a key of the cache has {len(packed)} bytes")
+        raise StoreCorrupt(f"the cache is damaged (a key of {len(packed)} bytes)")
     return ContentKey(*KEY.unpack(packed))
 
 
@@ -95,7 +95,7 @@ def read_usage(txn: lmdb.Transaction, meta: lmdb._Database) -> list[int]:
 
 def write_usage(txn: lmdb.Transaction, usage: list[int], meta: lmdb._Database) -> None:
     if min(usage) < 0:
-        raise StoreCorrupt("the cache holds less than nothing")
+        raise StoreCorrupt("the cache is damaged (it holds less than nothing)")
     txn.put(_USAGE_KEY, sealed(_USAGE_KEY, _USAGE.pack(*usage)), db=meta)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 
+import lmdb
 import pytest
 from mounting import Mounted, as_root, detach, eventually, mounted, settle
 from reading import readers, together, write_files
@@ -103,6 +104,30 @@ def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
         with readers(2, mount.point, wanted, rounds=1) as some:
             seen = together(some)
         assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
+
+
+@pytest.mark.parametrize(("what", "table"), [("content", "member"), ("names", "dentry")])
+def test_rows_that_are_not_what_was_written_cost_the_store_and_no_read(
+    source: Path, tmp_path: Path, what: str, table: str
+) -> None:
+    """LMDB itself finds nothing wrong with them."""
+    wanted = write_files(source, {f"{number:03d}": 4_000 for number in range(20)})
+    cache = tmp_path / "cache"
+    with mounted(source, tmp_path / "m", cache=cache) as mount, readers(1, mount.point, wanted, rounds=1) as one:
+        assert together(one).wrong == []
+    _change_rows(cache / "store" / what, table.encode())
+    with mounted(source, tmp_path / "m", cache=cache, allowed=DAMAGE) as mount:
+        with readers(1, mount.point, wanted, rounds=2) as one:
+            seen = together(one)
+        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
+        eventually(lambda: mount.metric("store_rebuilds") > 0, what="a store that is built anew")
+
+
+def _change_rows(path: Path, table: bytes) -> None:
+    with lmdb.open(os.fspath(path), max_dbs=8) as env, env.begin(write=True) as txn:
+        rows = env.open_db(table, txn=txn)
+        for key, value in [(bytes(key), bytes(value)) for key, value in txn.cursor(rows)]:
+            txn.put(key, bytes([value[0] ^ 1]) + value[1:], db=rows)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from typing import Any
 from interruption import exit_status, scratch_directory
 from results import machine, plain_table, save
 from rich.console import Console
-from soak_contents import RACING_S, WRONG, Seen
+from soak_contents import MIXED, SAME, WRONG, Seen
 from soak_daemon import Daemon, Usage
 from soak_reader import Reader, Timed, Waits
 from soak_schedule import HOT_LARGE, HOT_SMALL, READERS, TTL_S, Event, Schedule, Stretch, schedule
@@ -48,6 +48,8 @@ TRAINER_SLOTS = 32
 OWN_SLOT = READERS + TRAINER_SLOTS
 SLOTS = OWN_SLOT + 1
 LOOK_S = 0.1
+# After so long a version of the largest file here has settled, and is in the mount what it is at the source.
+SETTLING_S = 4.0
 # Trainers run over the end of their stretch; a lane that is late has as long as that too.
 LANE_PATIENCE_S = 90.0
 QUICK_MINUTES = 1.0
@@ -328,7 +330,7 @@ class Soak:
     def _compare(self) -> None:
         """With the source well and at rest, and every name expired, the mount must show what the source holds."""
         self.daemon.calm()
-        deadline_s = time.monotonic() + RACING_S + TTL_S
+        deadline_s = time.monotonic() + SETTLING_S + TTL_S
         while time.monotonic() < deadline_s and not self.findings:
             self._look()
             time.sleep(LOOK_S)
@@ -345,7 +347,7 @@ class Soak:
             if not now.state.is_there:
                 if seen.error != errno.ENOENT:
                     self.found(f"{file.path} has gone from the source, and the mount shows {seen.key}")
-            elif verdict is None or verdict.how not in ("same", "of one size and mtime") or seen.key != now.key:
+            elif verdict is None or verdict.how not in (SAME, MIXED) or seen.key != now.key:
                 why = os.strerror(seen.error) if verdict is None else f"{verdict.how} {verdict.why}"
                 self.found(f"{file.path} in the calm: {seen.key}, the source has {now.key}: {why}")
         usage, wrong = self.daemon.usage()

@@ -8,8 +8,8 @@ What a read may be, as docs/SEMANTICS.md has it:
 
 - Its bytes are those of one state that the file has ever had, and agree with the size and mtime of the open file.
 - What has one size and one mtime is one version to spiderfs, whatever its bytes: of such states a read may be a mix.
-- A change in place sets the mtime first and writes then. Who looks meanwhile may be given some of the bytes from before
-  with the new mtime: until `RACING_S` after the change has ended, and not after that.
+- A change in place sets the mtime first and writes then. Who opens the file meanwhile may be given some of the bytes
+  from before with the new mtime; who opens it after the change may not, for a version so young is read anew each time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ import numpy as np
 
 CELL_BYTES = 16
 _CELL = np.dtype([("version", "<u4"), ("file", "<u4"), ("offset", "<u8")])
-# A version is looked at again while it is younger than 2 s, names are believed for up to 3 s here; and some more, for
-# a reader may hold what it opened for 2 s, and the machine may be busy.
-RACING_S = 1.0
 
 
 class Key(NamedTuple):
@@ -309,11 +306,11 @@ class History:
 
 
 def _racing(states: Sequence[Held], seen: Seen) -> list[State]:
-    """The states whose bytes a read may mix, since it went beside changes in place or came shortly after them."""
+    """The states whose bytes a read may mix, since changes in place went on beside it."""
     found: list[State] = []
     for before, held in pairwise(states):
-        recent = held.changed_s is None or seen.began_s <= held.changed_s + RACING_S
-        if not held.in_place or not recent or held.key is None:
+        beside = held.changed_s is None or seen.began_s <= held.changed_s
+        if not held.in_place or not beside or held.key is None:
             continue
         if seen.key is None or seen.key == held.key:
             found += [before.state, held.state]

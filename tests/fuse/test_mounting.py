@@ -27,6 +27,8 @@ from mounting import (
 from reading import readers, together, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
+# Where tests in a mount namespace of root's put their cache, on a tmpfs: root's may not lie below what others own.
+ROOTS_OWN = Path("/mnt")
 SIZES = {f"dir/{number}": 50_000 for number in range(20)}
 
 
@@ -193,7 +195,8 @@ def test_a_warm_restart_keeps_the_cache_and_its_order(source: Path, tmp_path: Pa
 
 def test_mount_8_and_the_helper(source: Path, tmp_path: Path) -> None:
     """`mount -t spiderfs`, in a mount namespace of its own in which the helper is installed."""
-    installed, point, cache, log = (tmp_path / name for name in ("root", "mnt", "cache", "daemon.log"))
+    installed, point, log = (tmp_path / name for name in ("root", "mnt", "daemon.log"))
+    cache = ROOTS_OWN / "cache"
     point.mkdir()
     subprocess.run(
         [ROOT / "scripts/install-mount-helper", SPIDERFS],
@@ -204,6 +207,7 @@ def test_mount_8_and_the_helper(source: Path, tmp_path: Path) -> None:
     options = f"ro,noatime,_netdev,x-systemd.automount,cache_dir={cache},log_file={log},capacity=1MiB,allow_other,user"
     script = f"""
         set -e
+        mount -t tmpfs -o mode=0755 tmpfs {ROOTS_OWN}
         mount -t overlay overlay -o lowerdir={installed}/sbin:/usr/sbin /usr/sbin
         mount -t overlay overlay -o lowerdir={installed}/usr/local/bin:/usr/local/bin /usr/local/bin
         mount -t spiderfs {source} {point} -o {options}
@@ -213,7 +217,6 @@ def test_mount_8_and_the_helper(source: Path, tmp_path: Path) -> None:
         grep -q ' {point} fuse.spiderfs .*noexec' /proc/self/mounts
         if mount -t spiderfs {source} {point} -o cache_dir={cache}2; then exit 9; else echo status $?; fi
         {SPIDERFS} umount {point}
-        rm -rf {cache} {cache}2
     """
     with ending(tmp_path, point, cache):
         done = as_root("unshare", "--mount", "--propagation", "private", "sh", "-c", script)
@@ -337,7 +340,7 @@ def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path
     (source / "file").chmod(0o644)
     source.chmod(0o755)
     _open_to_all(tmp_path)
-    point, cache, log = (tmp_path / name for name in ("mnt", "cache", "daemon.log"))
+    point, cache, log = tmp_path / "mnt", ROOTS_OWN / "cache", tmp_path / "daemon.log"
     point.mkdir(mode=0o755)
     _open_to_all(tmp_path)
     # By root, for whom allow_other needs no line in /etc/fuse.conf; in a namespace, so that it ends in any case.
@@ -345,11 +348,11 @@ def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path
     nobody = shlex.join(map(str, [sys.executable, "-I", "-S", "-c", _AS_NOBODY, *paths]))
     script = f"""
         set -e
+        mount -t tmpfs -o mode=0755 tmpfs {ROOTS_OWN}
         {SPIDERFS} mount {source} {point} -o cache_dir={cache},log_file={log},allow_other
         cat {point}/secret; echo
         {nobody}
         {SPIDERFS} umount {point}
-        rm -rf {cache}
     """
     with ending(tmp_path, point, cache):
         done = as_root("unshare", "--mount", "--propagation", "private", "sh", "-c", script)

@@ -14,6 +14,8 @@ Tables:
 Dentries lie in the order of their name's hash, which is also the position that readdir hands to the kernel: a listing
 goes on at the right place whatever came or went meanwhile. The `record` calls wait for LMDB's writer lock: call them in
 threads.
+
+The module is long because what is noted, found and forgotten of a name is only seen to agree side by side.
 """
 
 from __future__ import annotations
@@ -345,6 +347,46 @@ class Catalogue:
             elif other == path:
                 return inode, None
             inode = max((inode + 1) & _HASH_MASK, FIRST_INODE)
+
+    # -- what is gone
+
+    def gone(self, after: int, limit: int) -> list[int]:
+        """Up to `limit` inodes, behind `after`, that a name meant and no longer means, or did for a while."""
+        return [_INODE_KEY.unpack(key)[0] for key, _ in self._records.scan("gone", _INODE_KEY.pack(after + 1), limit)]
+
+    def is_current(self, inode: int) -> bool:
+        """Whether its path still means it, from the root on."""
+        try:
+            path = self.node(inode).path
+        except Stale:
+            return False
+        found = ROOT_INODE
+        for name in path.split(b"/") if path else ():
+            dentry = self.find(found, name)
+            if dentry is None:
+                return False
+            found = dentry.inode
+        return found == inode
+
+    def forget(self, inodes: Iterable[int]) -> None:
+        """Delete what is known of inodes that are gone; of a directory its names first, some at a time."""
+        for inode in inodes:
+            self._forget(inode)
+
+    def _forget(self, inode: int) -> None:
+        key = _INODE_KEY.pack(inode)
+        if self.is_current(inode):
+            self._records.put([("gone", key, None)], unless=lambda: not self.is_current(inode))
+            return
+        entries = self.entries(inode, 0, _BATCH_NAMES // 2)
+        rows: list[Row] = []
+        for entry in entries:
+            rows.append(("dentry", _DENTRY_KEY.pack(inode, entry.position), None))
+            rows.append(("gone", _INODE_KEY.pack(entry.inode), b""))
+        if not entries:
+            rows = [(table, key, None) for table in ("listing", "inode", "gone")]
+        # Somebody may have found it again since.
+        self._records.put(rows, unless=lambda: self.is_current(inode))
 
     # -- facts about the source as a whole
 

@@ -156,6 +156,13 @@ class Keeper:
         self.engine.evict(_engine_key(key) for key in going)
         return len(going)
 
+    def release(self, keys: Iterable[ContentKey]) -> None:
+        """Let these be the next to go, whatever the policy held them to be worth."""
+        going = [key for key in keys if _engine_key(key) in self.engine.members]
+        if going:
+            self.engine.evict(_engine_key(key) for key in going)
+            self._content.release(going)
+
     # -- what a scorer found
 
     @property

@@ -36,6 +36,7 @@ from spiderfs.daemon.hook_server import HookServer, listen
 from spiderfs.daemon.keeper import Keeper
 from spiderfs.daemon.packer import Packer
 from spiderfs.daemon.prefetcher import Prefetcher
+from spiderfs.daemon.superseded import Superseded
 from spiderfs.daemon.survey import Survey
 from spiderfs.daemon.warmer import Warmer
 from spiderfs.errors import SpiderfsError, Stale, StoreError
@@ -139,6 +140,7 @@ class Manager:
             size_of=self._size_of,
             dataset_of=self.guide.dataset_of,
         )
+        self._superseded = Superseded(self.catalogue, self.content, self.keeper)
         self.hook_server = HookServer(self.guide, self.counters.add)
         self._reserve_failed = False
 
@@ -161,6 +163,7 @@ class Manager:
         nursery.start_soon(self._write_log)
         nursery.start_soon(self._keep_house)
         nursery.start_soon(self._save_now_and_then)
+        nursery.start_soon(self._superseded.run)
         nursery.start_soon(self.warmer.run)
         nursery.start_soon(self.prefetcher.run)
         if self.options.packages == "source":

@@ -287,6 +287,29 @@ class LmdbContent:
         self.free(FREED_AT_ONCE)
         return missing
 
+    def keys(self, inode: int) -> list[ContentKey]:
+        with translated_errors(), self._env.begin(self._member) as txn:
+            whole = [ContentKey(inode)] if txn.get(KEY.pack(inode, 0)) is not None else []
+            return whole + [ContentKey(inode, block) for block in blocks_of(txn, inode)]
+
+    def release(self, keys: Iterable[ContentKey]) -> None:
+        with translated_errors(), self._env.begin(write=True) as txn:
+            usage = read_usage(txn, self._meta)
+            for packed in (KEY.pack(*key) for key in keys):
+                record = txn.get(packed, db=self._member)
+                before = None if record is None else MemberRow.of(packed, bytes(record))
+                if before is None or before.section == LANDING:
+                    continue
+                # Under its own number, which is lower than those of all that has landed since.
+                place = SEQUENCE.pack(before.sequence)
+                txn.put(packed, before._replace(score=0.0, section=LANDING).stored(packed), db=self._member)
+                txn.put(place, sealed(place, packed), db=self._queue)
+                usage[0] += before.size
+                usage[1] += 1
+                usage[2] -= before.size
+                usage[3] -= 1
+            write_usage(txn, usage, self._meta)
+
     def set_capacity(self, capacity_bytes: int) -> None:
         try:
             self._set_capacity(capacity_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Left, Member, Row, Usage
 
@@ -61,6 +61,14 @@ class MemoryContent:
                 self._members[key] = Member(key, member.size, section, score)
         return missing
 
+    def keys(self, inode: int) -> list[ContentKey]:
+        return sorted(key for key in self._members if key.inode == inode)
+
+    def release(self, keys: Iterable[ContentKey]) -> None:
+        going = [key for key in keys if key in self._members and self._members[key].section != LANDING]
+        first = {key: self._members.pop(key)._replace(section=LANDING, score=0.0) for key in going}
+        self._members = first | self._members
+
     def set_capacity(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._shrink_landing(capacity_bytes)
@@ -102,7 +110,9 @@ class MemoryRecords:
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         return [self._rows[table].get(key) for key in keys]
 
-    def put(self, rows: Iterable[Row], leave: Left | None = None) -> None:
+    def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
+        if unless is not None and unless():
+            return
         for table, key, value in rows:
             known, order = self._rows[table], self._order[table]
             if leave is not None and table == leave[0] and key in known and leave[1](known[key]):

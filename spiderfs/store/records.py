@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import lmdb
@@ -40,8 +40,11 @@ class LmdbRecords:
             found = {key: unsealed(key, stored) for key, stored in cursor.getmulti(keys)}
         return [found.get(key) for key in keys]
 
-    def put(self, rows: Iterable[Row], leave: Left | None = None) -> None:
+    def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
         with translated_errors(), self._env.begin(write=True) as txn:
+            # What that reads beside this transaction is the last that was written.
+            if unless is not None and unless():
+                return
             for table, key, value in rows:
                 if leave is not None and table == leave[0]:
                     there = txn.get(key, db=self._tables[table])

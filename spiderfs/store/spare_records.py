@@ -97,11 +97,11 @@ class SpareRecords:
             return [self.get(table, key) for key in keys]
         return self._ask(lambda disk: disk.get_many(table, keys), [None] * len(keys))
 
-    def put(self, rows: Iterable[Row], leave: Left | None = None) -> None:
+    def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
         rows = list(rows)
         if self._disk is not None:
             try:
-                self._disk.put([*self._held(), *rows] if self._spare is not None else rows, leave)
+                self._disk.put([*self._held(), *rows] if self._spare is not None else rows, leave, unless)
             except StoreCorrupt:
                 raise
             except StoreError as exc:
@@ -109,7 +109,8 @@ class SpareRecords:
             else:
                 self._works()
                 return
-        self._keep(rows, leave)
+        if unless is None or not unless():
+            self._keep(rows, leave)
 
     def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         if self._spare is None:

@@ -99,6 +99,12 @@ class Content(Protocol):
     def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
         """Drop, then move to sections, in one transaction; returns the keeps that were no longer there."""
 
+    def keys(self, inode: int) -> list[ContentKey]:
+        """The records of one file."""
+
+    def release(self, keys: Iterable[ContentKey]) -> None:
+        """Move records back into landing, before all that landed later; what is there already, or nowhere, stays so."""
+
     def set_capacity(self, capacity_bytes: int) -> None:
         """Change the budget; landing is emptied as far as needed, kept records are the engine's to drop first."""
 
@@ -127,8 +133,11 @@ class Records(Protocol):
 
     def get(self, table: str, key: bytes) -> bytes | None: ...
 
-    def put(self, rows: Iterable[Row], leave: Left | None = None) -> None:
-        """Write rows in one transaction, but for those in whose place is something that is to be left."""
+    def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
+        """Write rows in one transaction, but for those in whose place is something that is to be left.
+
+        `unless` is asked once nobody else can write, and says that nothing is to be written.
+        """
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """What `get` gives for each of these, in one look."""

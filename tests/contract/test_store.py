@@ -60,6 +60,28 @@ def test_a_new_store_is_empty_and_takes_nothing(tmp_path: Path) -> None:
         content.close()
 
 
+def test_what_is_released_is_the_next_to_go(content: Content) -> None:
+    for key in (A, B, C):
+        assert content.land(key, bytes(100))
+    content.apply((), [Keep(A, "samples", 1.0), Keep(C, "blocks", 2.0)])
+    assert content.keys(A.inode) == [A]
+    assert content.keys(B.inode) == [B, C]
+    assert content.keys(99) == []
+    content.release([C, A, B, ContentKey(99)])
+    assert content.usage() == (300, 3, 0, 0, 1000)
+    assert {member.section for member in content.members()} == {LANDING}
+    assert held(content, A) == bytes(100), "for as long as there is room"
+    later = ContentKey(7)
+    assert content.land(later, bytes(800))
+    assert [key for key in (A, B, C, later) if content.has(key)][-1] == later
+    assert content.usage().used_bytes <= 1000
+    content.end_read()
+    content.apply((), [Keep(later, "samples", 1.0)])
+    assert content.land(ContentKey(8), bytes(200))
+    assert not any(content.has(key) for key in (A, B, C))
+    content.end_read()
+
+
 def test_every_record_comes_once_while_others_come_and_go(content: Content, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.store.content._MEMBERS_AT_A_TIME", 3)
     content.set_capacity(10_000)

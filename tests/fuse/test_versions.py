@@ -131,3 +131,32 @@ class Reader:
 
     def __call__(self, name: str) -> bytes:
         return self._client.read_bytes(name)
+
+
+def test_versions_that_were_superseded_do_not_fill_the_cache(source: Path, tmp_path: Path) -> None:
+    size = 100_000
+    (source / "others").mkdir()
+    for number in range(8):
+        (source / "others" / f"{number}").write_bytes(os.urandom(size))
+    with mounted(source, tmp_path / "place", ttl="0s", dir_ttl="0s", capacity=12 * size) as mount:
+        for number in range(30):
+            content = os.urandom(size)
+            (source / "new").write_bytes(content)
+            os.utime(source / "new", (number, number))
+            os.rename(source / "new", source / "file")
+            assert (mount.point / "file").read_bytes() == content
+        kept = open(mount.point / "file", "rb")  # noqa: SIM115
+        with kept:
+            os.remove(source / "file")
+            assert sorted(os.listdir(mount.point)) == ["others"]
+            names = sorted(os.listdir(mount.point / "others"))
+
+            def all_are_cached() -> bool:
+                for name in names:
+                    (mount.point / "others" / name).read_bytes()
+                states = [os.getxattr(mount.point / "others" / name, "user.spiderfs.state") for name in names]
+                return states == [b"cached"] * len(names)
+
+            eventually(all_are_cached)
+            assert kept.read() == content, "who has it open reads on, from the kernel's pages at least"
+        assert mount.stats()["used_bytes"] <= 12 * size

@@ -353,3 +353,51 @@ def test_versions_settle_and_are_not_provisional_twice(catalogue: Catalogue) -> 
     assert catalogue.record(ROOT_INODE, b"a", young, now).settles_at == first.settles_at
     now -= 100_000
     assert catalogue.record(ROOT_INODE, b"a", young, now).settles_at < now + 3, "the clock was set back"
+
+
+# -- what is gone
+
+
+def gone_through(catalogue: Catalogue) -> None:
+    for _ in range(100):
+        if not (inodes := catalogue.gone(0, 500)):
+            return
+        catalogue.forget(inodes)
+    raise AssertionError("there is no end to it")
+
+
+def test_what_no_name_means_any_more_is_forgotten(catalogue: Catalogue) -> None:
+    old = catalogue.record(ROOT_INODE, b"a", FILE, 1.0).inode
+    new = catalogue.record(ROOT_INODE, b"a", FILE._replace(mtime_ns=8), 2.0).inode
+    removed = catalogue.record(ROOT_INODE, b"b", FILE, 3.0).inode
+    catalogue.record_gone(ROOT_INODE, b"b", 4.0)
+    assert sorted(catalogue.gone(0, 10)) == sorted([old, removed])
+    assert not catalogue.is_current(old)
+    assert catalogue.is_current(new)
+    gone_through(catalogue)
+    for inode in (old, removed):
+        with pytest.raises(Stale):
+            catalogue.node(inode)
+    assert catalogue.node(new).version.mtime_ns == 8
+
+
+def test_a_version_that_came_back_is_left_as_it_is(catalogue: Catalogue) -> None:
+    first = catalogue.record(ROOT_INODE, b"a", FILE, 1.0).inode
+    catalogue.record(ROOT_INODE, b"a", FILE._replace(mtime_ns=8), 2.0)
+    catalogue.record(ROOT_INODE, b"a", FILE, 3.0)
+    gone_through(catalogue)
+    assert catalogue.node(first).path == b"a"
+
+
+def test_a_directory_goes_with_all_below_it(catalogue: Catalogue) -> None:
+    catalogue.record_listing(ROOT_INODE, [(b"d", DIRECTORY), (b"stays", FILE)], 1, 1.0)
+    directory = catalogue.directory_inode(b"d")
+    catalogue.record_listing(directory, [(b"sub", DIRECTORY), *((b"%d" % n, FILE) for n in range(1200))], 1, 1.0)
+    below = catalogue.record(catalogue.directory_inode(b"d/sub"), b"x", FILE, 1.0).inode
+    assert catalogue.is_current(below)
+    catalogue.record_listing(ROOT_INODE, [(b"stays", FILE)], 2, 2.0)
+    assert not catalogue.is_current(below)
+    gone_through(catalogue)
+    assert catalogue._records.count("inode") == 2, "the root and what stays"
+    assert catalogue._records.count("dentry") == 1
+    assert catalogue._records.count("listing") == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import hypothesis.strategies as st
@@ -37,10 +37,10 @@ class Disk(MemoryRecords):
         self._ask()
         return super().scan(table, start, limit)
 
-    def put(self, rows: Iterable[Row], leave: Left | None = None) -> None:
+    def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
         if self.writes:
             raise self.writes
-        super().put(rows, leave)
+        super().put(rows, leave, unless)
 
     def _ask(self) -> None:
         if self.reads:

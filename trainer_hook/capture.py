@@ -8,7 +8,6 @@ the host) is done when the model has returned, out of every graph and with gradi
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,11 +89,11 @@ class Capture:
         # In this order: where the classifier is the whole model, it is kept before it is handed on.
         around = modules_around(model, classifier)
         for depth, module in enumerate(around):
-            enter = partial(self._enter, depth)
+            enter = _Callback(self._enter, depth)
             self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        self._handles.append(classifier.register_forward_hook(self._keep))
+        self._handles.append(classifier.register_forward_hook(_Callback(self._keep, 0)))
         for depth, module in enumerate(around):
-            self._handles.append(module.register_forward_hook(partial(self._returned, depth)))
+            self._handles.append(module.register_forward_hook(_Callback(self._returned, depth)))
 
     def __reduce__(self) -> tuple[type[Capture], tuple[()]]:
         # A copy of the model (an average of its weights, a checkpoint) takes its hooks along: they do nothing there.
@@ -119,8 +118,10 @@ class Capture:
         self._given = (inputs, named)
         self._runs = 0
 
-    def _keep(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def _keep(self, depth: int, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         # No method of ours in here: torch.compile traces these lines into the model's graph.
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return
         if torch.is_grad_enabled() and module.training and inputs and isinstance(inputs[0], Tensor):
             self._latest = (inputs[0].detach(), output.detach() if isinstance(output, Tensor) else None)
             self._runs += 1
@@ -186,6 +187,22 @@ class Capture:
             matrix = torch.randn(width, self._dimension, generator=generator) / self._dimension**0.5
             self._projections[key] = matrix.to(device)
         return self._projections[key]
+
+
+class _Callback:
+    """A method of Capture's as a hook of a module, which lies so deep around the classifier."""
+
+    def __init__(self, method: Callable[..., None], depth: int) -> None:
+        self._method = method
+        self._depth = depth
+
+    def __call__(self, *given: Any) -> None:
+        self._method(self._depth, *given)
+
+    @property
+    def __name__(self) -> str:
+        # Only torch.jit.script asks for it, in order to compile the hook.
+        raise RuntimeError("torch.jit.script cannot compile a model with a hook: hook.close() first, and attach again")
 
 
 class _Inert(Capture):

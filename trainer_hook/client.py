@@ -130,6 +130,8 @@ class Client:
         self._guard = threading.Lock()
         # Written to in order to wake the sending thread, which closes it when it ends.
         self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # A forked child has neither the thread nor, perhaps, the guard free.
+        self._pid = os.getpid()
         self._closing = threading.Event()
         self._gone_said = False
         self._said: set[str] = set()
@@ -184,6 +186,8 @@ class Client:
 
     def batch(self, build: Callable[[], Batch | None]) -> None:
         """Send what `build` gives; it runs in the sending thread, and None means nothing to send."""
+        if not self._is_here():
+            return
         if len(self._queue) >= self._queue_batches:
             self.counts["dropped"] += 1
         else:
@@ -213,7 +217,7 @@ class Client:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits, say goodbye, and end the thread; give up after `timeout_s`."""
-        if not self._closing.is_set():
+        if not self._closing.is_set() and os.getpid() == self._pid:
             self._closing.set()
             self._wake_up()
             self._thread.join(timeout_s)
@@ -221,24 +225,38 @@ class Client:
     # -- the queue
 
     def _put(self, build: Callable[[], Message | None]) -> None:
+        if not self._is_here():
+            return
         self._queue.append(build)
         self._wake_up()
 
     def _ask(self, request: Callable[[int], Message], timeout_s: float) -> Message | None:
         answer = _Answer()
-        if self._gone_said:
+        if self._gone_said or not self._is_here():
             return None
         with self._guard:
             self._requests += 1
             number = self._requests
         self._answers[number] = answer
+        if self._gone_said:
+            # Said meanwhile, and those who waited were told; nobody will tell this one.
+            answer.there.set()
         message = request(number)
         self._put(lambda: message)
         answer.there.wait(timeout_s)
         self._answers.pop(number, None)
         return answer.message
 
+    def _is_here(self) -> bool:
+        """Whether this is the process that has the sending thread; said once where it is not."""
+        if os.getpid() == self._pid:
+            return True
+        self._say_once("forked", "this process was forked after the hook was attached: attach in the one that trains")
+        return False
+
     def _wake_up(self) -> None:
+        if os.getpid() != self._pid:
+            return
         with self._guard:
             if self._wake is not None:
                 os.eventfd_write(self._wake, 1)
@@ -277,6 +295,9 @@ class Client:
         if not self._gone_said:
             log.warning("the spiderfs daemon cannot be reached (%s): training goes on without it", exc)
         self._gone_said = True
+        # Nobody will answer what has been asked.
+        for answer in list(self._answers.values()):
+            answer.there.set()
 
     def _next_setting(self) -> Message | None:
         """The next piece of a list, or else plan, that the daemon does not know; None if there is none."""

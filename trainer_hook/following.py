@@ -8,6 +8,8 @@ persistent workers took 5 s for each of them to end.
 
 from __future__ import annotations
 
+import copyreg
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,6 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_hook.boundary import Boundary
 from trainer_hook.planner import Planner, indices_of
+
+log = logging.getLogger("trainer_hook")
 
 # On the class of a followed loader: the class it had.
 _MARK = "_followed_by_spiderfs"
@@ -89,6 +93,7 @@ class Follower:
         self.listener = listener
         self.now: _Iteration | None = None
         self.around: _IterationAround | None = None
+        self._said = False
         drawing = drawing_loader(loader)
         self._loaders = [weakref.ref(drawing)]
         self._name = "sampler" if drawing.batch_sampler is None else "batch_sampler"
@@ -129,6 +134,15 @@ class Follower:
     def over(self, iteration: _Iteration | _IterationAround) -> None:
         if self.listener is not None:
             self.listener.over(iteration)
+
+    def say_elsewhere(self) -> None:
+        """Somebody else draws from the loader's sampler."""
+        if self.listener is not None and not self._said:
+            self._said = True
+            log.warning(
+                "another loader draws by the sampler of the one that was attached, and is not followed: attach after "
+                "what makes new loaders (Accelerator.prepare)"
+            )
 
     def plain_state(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """What a copy of the loader is made of: the loader as it was."""
@@ -173,7 +187,9 @@ def _followed_class(
         plain = kind.__new__(kind)
         follower = followed_by()
         plain.__dict__.update(self.__dict__ if follower is None else follower.plain_state(self))
-        return plain.__reduce_ex__(protocol)
+        made = plain.__reduce_ex__(protocol)
+        # Pickle insists that what copyreg makes anew has the class of what it was.
+        return (object.__new__, *made[1:]) if made[0] is copyreg.__newobj__ else made  # type: ignore[attr-defined]
 
     # No second base: it would change the layout, and the class of an object could not be set.
     return type(kind.__name__, (kind,), {"__iter__": iterate, "__reduce_ex__": reduce, _MARK: kind})
@@ -312,6 +328,7 @@ class _FollowedSampler:
         # A plain function: the sampler's own iterator is made now, and the iteration is the one that asks.
         iteration = self._follower.now
         if iteration is None:
+            self._follower.boundary.enter(self._follower.say_elsewhere)
             return iter(self._sampler)
         return self._noted(iteration, self._follower.planner.draw(iteration))
 

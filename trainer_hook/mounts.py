@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -12,9 +13,25 @@ _HOOK_FILE = ".spiderfs/hook"
 
 
 def find_mount(directory: str | os.PathLike[str]) -> Path | None:
-    """The spiderfs mount in which `directory` lies; None if it lies in none."""
-    path = Path(os.path.abspath(directory))
-    return next((place for place in (path, *path.parents) if (place / _HOOK_FILE).exists()), None)
+    """The real path of the spiderfs mount in which `directory` lies; None if it lies in none.
+
+    A link may lead into the mount. Of a mount whose daemon has died, that is the outermost directory that is gone.
+    """
+    for path in (os.path.abspath(directory), os.path.realpath(directory)):
+        dead = None
+        for place in (Path(path), *Path(path).parents):
+            try:
+                os.stat(place / _HOOK_FILE)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as exc:
+                if exc.errno == errno.ENOTCONN:
+                    dead = place
+                continue
+            return Path(os.path.realpath(place))
+        if dead is not None:
+            return dead
+    return None
 
 
 def socket_finder(directory: str | os.PathLike[str], given: str | os.PathLike[str] | None) -> Callable[[], Path]:

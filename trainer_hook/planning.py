@@ -71,7 +71,7 @@ def introduce(
     files by the same name.
     """
     directory = Path(os.path.abspath(directory))
-    root = find_mount(directory) or directory
+    root = find_mount(directory) or Path(os.path.realpath(directory))
     declared = declaration(None if loader is None else loader.dataset, root, directory, split, split, samples)
     key = (os.getpid(), root, "" if socket is None else os.fspath(socket))
     connection = _connections.get(key)

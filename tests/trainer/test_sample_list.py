@@ -1,0 +1,109 @@
+"""Which files and classes a list has, whatever a data set's samples look like."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trainer_hook.sample_list import classes_of, declaration
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "numbered", "said"),
+    [
+        ([0, 2, 1], [0, 2, 1], True, ""),
+        ([True, False], [1, 0], True, ""),
+        ([*np.array([3, 4])], [3, 4], True, ""),
+        ([*torch.tensor([3, 4])], [3, 4], True, ""),
+        ([1, None, 0], [1, -1, 0], True, ""),
+        ([1, -1, -100], [1, -1, -1], True, ""),
+        (["3", "1"], [3, 1], True, ""),
+        (["dog", "cat", None, "dog"], [1, 0, -1, 1], False, "each of 2 gets one"),
+        ([2**40, 7, 2**40], [0, 1, 0], False, "each of 2 gets one"),
+        ([b"dog", "cat"], [1, 0], False, "each of 2 gets one"),
+        ([0.25, 0.75], [-1, -1], False, "are no classes"),
+        ([1.0, 2.0], [-1, -1], False, "are no classes"),
+        ([1, 0.5], [-1, -1], False, "are no classes"),
+        ([*np.array([0.5, 0.7], np.float32)], [-1, -1], False, "are no classes"),
+        ([[1, 0, 1], [0, 0, 1]], [-1, -1], False, "are no classes"),
+        ([*torch.eye(2)], [-1, -1], False, "are no classes"),
+        ([np.array([1]), np.array([0, 1])], [-1, -1], False, "are no classes"),
+        ([{"box": 1}, {}], [-1, -1], False, "are no classes"),
+        ([None, None], [-1, -1], True, ""),
+    ],
+)
+def test_labels(labels: list[Any], classes: list[int], numbered: bool, said: str) -> None:
+    found = classes_of(labels)
+    assert (found.labels.tolist(), found.labels.dtype, found.numbered) == (classes, np.int32, numbered)
+    assert said in found.remark
+    assert bool(said) is bool(found.remark)
+
+
+class Data:
+    def __init__(self, samples: Any, targets: Any = None) -> None:
+        self.samples = samples
+        if targets is not None:
+            self.targets = targets
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Data([("/m/a/1.png", 0), ("/m/b/2.png", 1)]),
+        Data(np.array([("/m/a/1.png", 0), ("/m/b/2.png", 1)], object)),
+        Data(np.array([("/m/a/1.png", "0"), ("/m/b/2.png", "1")])),
+        Data(np.array([("/m/a/1.png", 0), ("/m/b/2.png", 1)], [("path", "U20"), ("label", "i8")])),
+        Data(np.array(["/m/a/1.png", "/m/b/2.png"]), np.array([0, 1])),
+        Data(["/m/a/1.png", "/m/b/2.png"], torch.tensor([0, 1])),
+        Data([("/m/a/1.png", 0, "more"), ("/m/b/2.png", 1, "more")]),
+    ],
+)
+def test_samples_of_any_make(dataset: Data) -> None:
+    declared = declaration(dataset, Path("/m"), Path("/m"), "train", "train")
+    assert (declared.paths, declared.labels.tolist()) == ([b"a/1.png", b"b/2.png"], [0, 1])
+
+
+def test_samples_without_labels() -> None:
+    declared = declaration(Data([("/m/a",), ("/m/b",)]), Path("/m"), Path("/m"), "train", "train")
+    assert (declared.paths, declared.labels.tolist()) == ([b"a", b"b"], [-1, -1])
+
+
+@pytest.mark.parametrize("samples", [[{"path": "a"}], [7, 8]])
+def test_what_are_no_samples_is_said(samples: Any) -> None:
+    with pytest.raises(ValueError, match=r"give samples="):
+        declaration(Data(samples), Path("/m"), Path("/m"), "train", "train")
+
+
+# -- paths
+
+
+def paths(root: Path, directory: Path, *names: str) -> list[bytes]:
+    return declaration(None, root, directory, "train", "train", [(name, 0) for name in names]).paths
+
+
+def test_paths_lead_into_the_mount_by_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = tmp_path / "mount"
+    (mount / "train" / "cat").mkdir(parents=True)
+    (mount / "train" / "cat" / "1.png").touch()
+    link = tmp_path / "data"
+    link.symlink_to(mount / "train")
+    assert paths(mount, mount, f"{mount}/train/cat/1.png") == [b"train/cat/1.png"]
+    assert paths(mount, link, f"{link}/cat/1.png", f"{link}/cat/../cat/1.png") == [b"train/cat/1.png"] * 2
+    assert paths(mount, mount, f"{link}/cat/1.png") == [b"train/cat/1.png"]
+    assert paths(mount, link, "cat/1.png") == [b"train/cat/1.png"]
+    assert paths(mount, mount / "train", "cat/.hidden.png") == [b"train/cat/.hidden.png"]
+    monkeypatch.chdir(tmp_path)
+    assert paths(mount, mount / "train", "mount/train/cat/1.png") == [b"train/cat/1.png"]
+    assert paths(mount, link, "data/cat/1.png") == [b"train/cat/1.png"]
+    monkeypatch.chdir(mount)
+    assert paths(mount, mount / "train", "train/cat/1.png", "train/cat/2.png") == [
+        b"train/cat/1.png",
+        b"train/cat/2.png",
+    ]
+    assert paths(mount, mount / "train", "cat/1.png") == [b"train/cat/1.png"]
+    assert paths(mount, mount, "/elsewhere/1.png") == [os.fsencode(os.path.relpath("/elsewhere/1.png", mount))]

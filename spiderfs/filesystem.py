@@ -83,6 +83,8 @@ _LISTINGS_KEPT = 65536
 # the pipe with them.
 PASSED_PAUSE_S, PASSED_BLOCKS = 1.0, 4096
 _PASSED_FILES = 4096
+# How often a file may change while it is looked up, and how soon the open follows for which it was read.
+_CHANGES, _BROUGHT_S, _MOST_BROUGHT = 8, 1.0, 64
 # Handles with further bits are those of control files.
 _HANDLE_BITS = 62
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
@@ -203,6 +205,8 @@ class Filesystem:
         self._passed_by: dict[bytes, tuple[SourceStat, float]] = {}
         # Of large files that the kernel reads by itself: when the policies were last told so, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
+        # Provisional versions that were read with their look-up, and when.
+        self._brought: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(wall_clock() * 1e9)
         self.settings = settings
@@ -234,9 +238,40 @@ class Filesystem:
             if known is None:
                 raise
             return self._stale_entry(known)
+        if known is not None and known.checked_at == 0 and found is not None:
+            found = await self._bring_along(parent, name, found)
         if found is None:
             return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), self.settings.negative_ttl_s)
         return await self._served(found, self._left_s(found), parent, caller)
+
+    async def _bring_along(self, parent: int, name: bytes, found: Dentry) -> Dentry | None:
+        """Read a small file with its look-up, for the open that follows at once, until both are of one version.
+
+        It has just changed while it was opened. The kernel looks the name up and opens it once more, and no further
+        time; so a file that changes again by then would be an error to its reader.
+        """
+        path = join(self._catalogue.node(parent).path, name)
+        dentry: Dentry | None = found
+        for _ in range(_CHANGES):
+            if dentry is None or not stat.S_ISREG(dentry.stat.mode):
+                break
+            if not 0 < dentry.stat.size <= self.settings.sample_max_bytes:
+                break
+            node = Node(dentry.inode, path, dentry.stat, dentry.settles_at)
+            if node.settles_at > self._now():
+                node = _for_one_open(node, dentry.inode | PROVISIONAL)
+                self._brought[node.inode] = time.monotonic()
+            try:
+                await self._fetcher.bring(node)
+                break
+            except (SourceNotFound, SourceChanged):
+                self._brought.pop(node.inode, None)
+                dentry = await self._client.shared((parent, name), lambda: self._look_up_at_source(parent, name))
+            except SourceUnavailable:
+                break  # the open is told so
+        while len(self._brought) > _MOST_BROUGHT:
+            del self._brought[next(iter(self._brought))]
+        return dentry
 
     async def _served(self, dentry: Dentry, left_s: float, parent: int, caller: Caller) -> Entry:
         """The entry for what the caller is given: the file it named, or for a trainer perhaps one that is cached.
@@ -442,7 +477,11 @@ class Filesystem:
             return Opened(handle, direct_io=False, keeps_pages=False)
         trainer, wanted, _ = self._reader_of(node, caller)
         started = time.perf_counter()
-        if node.stat.size:
+        brought_at = self._brought.pop(node.inode | PROVISIONAL, -_BROUGHT_S)
+        brought = self._fetcher.passing(ContentKey(node.inode | PROVISIONAL))
+        if brought is not None and time.monotonic() - brought_at < _BROUGHT_S:
+            self._fetcher.pass_on(ContentKey(handle), brought)
+        elif node.stat.size:
             try:
                 await self._fetcher.bring(_for_one_open(node, handle))
             except (SourceNotFound, SourceChanged) as exc:

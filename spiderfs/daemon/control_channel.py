@@ -12,6 +12,7 @@ reader gets EIO.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -29,10 +30,14 @@ log = logging.getLogger(__name__)
 
 # Of a question, or of a piece of an answer. A list of files to warm may be long, but not endless.
 MAX_MESSAGE_BYTES = 64 << 20
-# For each piece: the first one of a list waits for others that are being written.
+# For each piece. A manager that is long about something says that it is there still, with an empty one.
 ANSWER_TIMEOUT_S = 30.0
+ALIVE_INTERVAL_S = 5.0
 # For the question, and for the asker to take each piece.
 QUESTION_TIMEOUT_S = 10.0
+
+# What sending raises when the asker has gone, or takes nothing.
+_GIVEN_UP = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 Send = Callable[[bytes], Awaitable[None]]
 """Takes a piece of a text."""
@@ -94,9 +99,12 @@ async def answer_questions(listener: socket.socket, table: Answering, nursery: t
 
 def _answering(table: Answering) -> Callable[[trio.SocketStream], Awaitable[None]]:
     async def answer(stream: trio.SocketStream) -> None:
+        sending = trio.Lock()
+
         async def send(message: dict[str, Any]) -> None:
-            with trio.fail_after(QUESTION_TIMEOUT_S):
-                await stream.send_all(_packed(message))
+            async with sending:
+                with trio.fail_after(QUESTION_TIMEOUT_S):
+                    await stream.send_all(_packed(message))
 
         try:
             with trio.fail_after(QUESTION_TIMEOUT_S):
@@ -110,10 +118,12 @@ def _answering(table: Answering) -> Callable[[trio.SocketStream], Awaitable[None
             # The socket is this user's own: most likely a worker that died in the middle of its question.
             log.info("a control question made no sense: %s", exc)
         else:
-            try:
-                await send(await _outcome_of(act))
-            except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
-                log.debug("a control question was given up by its asker")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_say_alive, send)
+                outcome = await _outcome_of(act)
+                nursery.cancel_scope.cancel()
+            with contextlib.suppress(*_GIVEN_UP):
+                await send(outcome)
         finally:
             await trio.aclose_forcefully(stream)
 
@@ -135,6 +145,13 @@ def _act(
     return lambda: table.apply(name, text)
 
 
+async def _say_alive(send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+    while True:
+        await trio.sleep(ALIVE_INTERVAL_S)
+        with contextlib.suppress(*_GIVEN_UP):
+            await send({"text": b""})
+
+
 async def _outcome_of(act: Callable[[], Awaitable[None]]) -> dict[str, Any]:
     try:
         await act()
@@ -144,8 +161,8 @@ async def _outcome_of(act: Callable[[], Awaitable[None]]) -> dict[str, Any]:
         return {"refused": str(exc)}
     except SpiderfsError as exc:
         return {"failed": str(exc)}
-    except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
-        raise
+    except _GIVEN_UP:
+        log.debug("a control question was given up by its asker")
     except Exception as exc:
         # A mistake in one control file must not end the process that decides for all readers.
         log.exception("a control file failed")

@@ -177,6 +177,30 @@ def test_a_list_of_any_length_is_sent_in_pieces(path: Path, monkeypatch: pytest.
     run(path, test, table=Endless())
 
 
+def test_a_manager_that_is_long_about_something_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module, "ALIVE_INTERVAL_S", 0.02)
+
+    class Slow(Table):
+        async def apply(self, name: str, text: bytes) -> None:
+            await trio.sleep(1.2)
+            self.applied.append((name, text))
+
+        async def render(self, name: str, send: Send) -> None:
+            await send(b"one ")
+            await trio.sleep(1.2)
+            await send(b"two")
+
+    table = Slow()
+
+    async def test(harness: Harness) -> None:
+        await harness.client.apply("evict", b"/\n")
+        assert table.applied == [("evict", b"/\n")]
+        assert await harness.ask("cache") == b"one two"
+
+    run(path, test, table=table)
+
+
 def test_who_has_read_enough_stops_the_manager(path: Path) -> None:
     class Enough(Exception):
         pass

@@ -72,6 +72,7 @@ COUNTERS = (
     Definition("hook_refused", "Connections of trainers refused: a foreign user, or too many"),
     Definition("hook_throttled", "Messages of trainers that had to wait because they came too fast"),
     Definition("internal_errors", "Unexpected exceptions in request handlers; each is logged"),
+    Definition("answers", "Requests of the kernel that were answered, with an error or without; counted now and then"),
     Definition("queue_races", "Wake-ups for a request that another worker had taken"),
     Definition("process_starts", "Workers and managers that were ready to work"),
     Definition("worker_restarts", "Workers started again after an unexpected end"),

@@ -10,16 +10,19 @@ everybody could have made them (as in /tmp); everybody is not.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from spiderfs.errors import ConfigError
+from spiderfs.errors import ConfigError, MountError
 
 PRIVATE_UMASK = 0o077
 CHOOSE_ANOTHER = "choose another one with -o cache_dir=DIR"
 _OTHERS = 0o077
+# A process id and a path.
+_HOLDER_BYTES = 16 + 4096
 # What is to be found in a cache directory, of this version or an earlier one, and what mkfs(8) leaves there.
 _FILES = ("lock", "source", "packages.key", "spiderfs.log", "spiderfs.log.1")
 _DIRECTORIES = ("store", "run")
@@ -54,6 +57,47 @@ def open_cache_directory(path: Path) -> int:
             os.close(directory)
     except OSError as exc:
         raise ConfigError(f"the cache directory {path} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}") from exc
+
+
+def lock_cache_directory(path: Path, mountpoint: Path) -> int:
+    """The descriptor by which this process and its children have the directory, for the mount at `mountpoint`.
+
+    Raises ConfigError, and MountError where another mount has it, which says whose.
+    """
+    lock = open_cache_directory(path)
+    try:
+        # Children inherit it, so the next mount waits for the last of them.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        what_to_do = _what_to_do(path, os.pread(lock, _HOLDER_BYTES, 0))
+        os.close(lock)
+        raise MountError(f"the cache directory {path} is in use by another mount{what_to_do}") from exc
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, b"%d %s" % (os.getpid(), os.fsencode(mountpoint)), 0)
+    tighten(path)
+    return lock
+
+
+def _what_to_do(path: Path, holder: bytes) -> str:
+    """How to get rid of the mount that has written `holder` into the lock file."""
+    pid, _, mountpoint = os.fsdecode(holder).partition(" ")
+    if not pid.isdecimal():
+        return f": unmount it, or {CHOOSE_ANOTHER}"
+    try:
+        elsewhere = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+    except FileNotFoundError:
+        return (
+            f", on {mountpoint}, whose daemon (process {pid}) is of another pid namespace, or has ended and left a"
+            f" process that waits in the kernel: end it ('fuser {path}/lock' says which), or {CHOOSE_ANOTHER}"
+        )
+    except OSError:
+        elsewhere = False
+    if elsewhere:
+        return (
+            f", on {mountpoint} in another mount namespace, which need not have any other process any more: "
+            f"end it with 'kill {pid}', or {CHOOSE_ANOTHER}"
+        )
+    return f", on {mountpoint} (process {pid}): unmount it, or {CHOOSE_ANOTHER}"
 
 
 def _check_above(path: Path) -> None:

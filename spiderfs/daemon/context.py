@@ -61,6 +61,20 @@ class Directories:
         self.scores = self.store / "scores"
         self.hook_socket = self.run / "hook.sock"
 
+    def missing(self, lock: int) -> Path | None:
+        """What a mount in use cannot do without and is not there any more; `lock` is the descriptor of its lock."""
+        if not same_file(self.lock, lock):
+            return self.cache if not self.cache.is_dir() else self.lock
+        needed = (self.control_socket, self.content / "data.mdb", self.names / "data.mdb")
+        return next((path for path in needed if not os.path.lexists(path)), None)
+
+
+def same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False
+
 
 @dataclass
 class MountContext:
@@ -79,17 +93,23 @@ class MountContext:
     supervisor_pid: int = field(default_factory=os.getpid)
     mounted_at_s: float = field(default_factory=time.time)
 
+    def begin_run_directory(self) -> None:
+        """Make `run/` anew, for processes that are started from now on; raises OSError."""
+        listener = open_run_directory(self.directories)
+        self.control_listener.close()
+        self.control_listener = listener
+
     def row(self, index: int) -> Counters:
         return self.counters.row(index)
 
-    def reading(self, deliver_to: int | None = None) -> ReadProcess:
+    def reading(self, deliver_to: int | None = None, cautious: bool = False) -> ReadProcess:
         """A process that reads for this one; make it before any thread, and before a store is opened: it is forked.
 
-        `deliver_to` is the FUSE descriptor, for what waits there for the bytes.
+        `deliver_to` is the FUSE descriptor, for what waits there for the bytes. `cautious`: see `ReadProcess`.
         """
         longest = max(self.options.sample_max_bytes, BLOCK_BYTES)
         before = session.leave if deliver_to is None else lambda: None
-        return ReadProcess(self.source, self.options.fetches, longest, before, deliver_to)
+        return ReadProcess(self.source, self.options.fetches, longest, before, deliver_to, cautious)
 
     def client(self, counters: Counters, read: Read) -> SourceClient:
         options = self.options
@@ -128,15 +148,8 @@ class MountContext:
 def create_context(options: Options) -> MountContext:
     """The caller holds the cache directory's lock and has claimed the store; raises ConfigError, MountError."""
     directories = Directories(options.cache_dir)
-    for leftover in directories.run.iterdir() if directories.run.exists() else ():
-        leftover.unlink()
-    directories.run.mkdir(mode=0o700, exist_ok=True)
+    listener = open_run_directory(directories)
     faults = FaultState.create(directories.faults, **options.source_faults())
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _Short(directories.control_socket) as address:
-        listener.bind(address)
-    listener.listen(_BACKLOG)
-    directories.control_socket.chmod(0o600)
     reader, writer = open_pipe()
     local = LocalSource(os.fspath(options.source))
     return MountContext(
@@ -149,6 +162,19 @@ def create_context(options: Options) -> MountContext:
         event_writer=writer,
         control_listener=listener,
     )
+
+
+def open_run_directory(directories: Directories) -> socket.socket:
+    """Empty `run/`, or make it; returns the socket there for control questions. Raises OSError."""
+    directories.run.mkdir(mode=0o700, exist_ok=True)
+    for leftover in directories.run.iterdir():
+        leftover.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _Short(directories.control_socket) as address:
+        listener.bind(address)
+    listener.listen(_BACKLOG)
+    directories.control_socket.chmod(0o600)
+    return listener
 
 
 class _Short:
@@ -215,8 +241,12 @@ def publish_options(directories: Directories, options: Options) -> None:
 
 
 def published_options(directories: Directories, options: Options) -> Options:
-    """`options`, brought up to what was published last."""
-    values = json.loads(directories.options.read_text())
+    """`options`, brought up to what was published last; as they are where that has gone with the cache directory."""
+    try:
+        values = json.loads(directories.options.read_text())
+    except (OSError, ValueError) as exc:
+        log.warning("what was changed while mounted is forgotten (%s)", exc)
+        return options
     for row in options.as_table():
         if row.live and values[row.name] != row.value:
             options = options.changed(row.name, values[row.name])

@@ -9,29 +9,28 @@ What it does when a child ends:
     any, EXIT_STORE_CORRUPT     wipe the store, start all children again
     worker, anything else       start another one, and have the kernel hand out its requests again
     manager, anything else      start another one; reads go on meanwhile
-A crash may be a symptom of a damaged store (SIGBUS): then the store is walked first. Children that keep dying end the
-mount, with an error to readers, rather than making them wait for ever.
+A crash may be a symptom of a damaged store (SIGBUS): then the store is walked first. If the cache directory was deleted
+or moved, it is made anew, and all children start again. Workers that keep dying without having answered anybody end
+the mount, with an error to readers, rather than making them wait for ever.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import logging
+import math
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
-
-import trio
 
 from spiderfs import mountpoint
 from spiderfs.config import Options
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
-from spiderfs.daemon.cache_directory import CHOOSE_ANOTHER, open_cache_directory, real_path, tighten
+from spiderfs.daemon.cache_directory import lock_cache_directory, real_path
+from spiderfs.daemon.child import live
 from spiderfs.daemon.context import (
     SUPERVISOR_ROW,
     Directories,
@@ -39,11 +38,13 @@ from spiderfs.daemon.context import (
     bind_to_source,
     create_context,
     publish_options,
+    same_file,
 )
 from spiderfs.daemon.guard import Guard
 from spiderfs.daemon.manager import manage
+from spiderfs.daemon.restarts import Restarts
 from spiderfs.daemon.worker import work
-from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt
+from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.fuse import session
 from spiderfs.store import environment
 from spiderfs.trace import TraceWriter
@@ -56,11 +57,17 @@ SAVE_S = 10.0
 # How long the end of a killed process is waited for. One that has not ended by then waits in the kernel: for answers of
 # the mount, which the end of the connection ends, or for a source or a disk that hangs.
 KILLED_S = 5.0
-# Children that die more often than this are not worth starting again.
-DEATHS, DEATHS_WITHIN_S = 20, 60.0
+# Workers that die more often than this, without an answer to anybody in between, are not worth starting again.
+DEATHS = 20
 READY_POLL_S = 0.002
-# This many by a signal of _CRASHES are taken for damage to the store even if a walk finds none.
-CRASHES = 4
+# How often it is looked whether the guard and the cache directory are there.
+LOOK_S = 2.0
+# A process begins in 0.1 s, on two busy cores in 2. One that has not by then waits for a lock of the store whose holder is
+# dead: the kernel gives those back (robust futexes), but not where it had no memory for that when it killed the holder,
+# as in a control group at its limit. The locks are made anew by who opens the store while nobody has it open.
+START_S = 10.0
+# This many in so short a time by a signal of _CRASHES are taken for damage to the store even if a walk finds none.
+CRASHES, CRASHES_WITHIN_S = 4, 60.0
 # A manager that dies at once must not keep the processor busy; workers are waited for by readers.
 MANAGER_PAUSE_S = 0.5
 # Deaths by these may come from a page of the store that is not there.
@@ -100,15 +107,7 @@ def run(options: Options, foreground: bool) -> int:
 def _serve(options: Options, foreground: bool, report: Callable[[str], None]) -> None:
     # By its real path from here on: of links on the way only those are trusted that there are now.
     options = options.model_copy(update={"cache_dir": real_path(options.cache_dir)})
-    lock = open_cache_directory(options.cache_dir)
-    try:
-        # Children inherit it, so the next mount waits for the last of them.
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        raise MountError(
-            f"the cache directory {options.cache_dir} is in use by another mount: unmount it, or {CHOOSE_ANOTHER}"
-        ) from exc
-    tighten(options.cache_dir)
+    lock = lock_cache_directory(options.cache_dir, options.mountpoint)
     log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
     directories = Directories(options.cache_dir)
     bind_to_source(directories, options.source)
@@ -127,22 +126,36 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     descriptor = session.mount(options.mountpoint, os.fspath(options.source), options.allow_other, options.exec)
     connection = mountpoint.open_abort(options.mountpoint)
-    Supervisor(context, descriptor, connection, log_place).run(report)
+    start_log = partial(start_logging, options.log_level, options.log_file, options.cache_dir, foreground)
+    Supervisor(context, descriptor, connection, lock, log_place, start_log).run(report)
 
 
 class Supervisor:
-    def __init__(self, context: MountContext, descriptor: int, connection: int | None, log_place: str) -> None:
-        """`descriptor`: of /dev/fuse. `connection`: see `mountpoint.open_abort`."""
+    def __init__(
+        self,
+        context: MountContext,
+        descriptor: int,
+        connection: int | None,
+        lock: int,
+        log_place: str,
+        start_log: Callable[[], str],
+    ) -> None:
+        """`descriptor`: of /dev/fuse. `connection`: see `mountpoint.open_abort`. `lock`: of the cache directory."""
+        self._lock = lock
         self._log_place = log_place
+        self._start_log = start_log
         self._context = context
         self._descriptor = descriptor
         self._connection = connection
         self._guard = None if connection is None else Guard(connection)
         self._counters = context.row(SUPERVISOR_ROW)
         self._children: dict[int, int] = {}  # pid -> worker index, or _MANAGER
-        self._deaths: deque[float] = deque(maxlen=DEATHS)
+        self._due: dict[int, float] = {}  # worker index, or _MANAGER -> when it is to be started again
+        self._worker_restarts, self._manager_restarts = Restarts(DEATHS), Restarts()
+        # So many starts there are once all have begun, and when it is no longer waited for that.
+        self._settled, self._late_at = 1 + context.options.workers, math.inf
+        self._cache_is_lost = False
         self._crashes: deque[float] = deque(maxlen=CRASHES)
-        self._manager_due: float | None = None
         self._ready = False
 
     def run(self, report: Callable[[str], None]) -> None:
@@ -171,7 +184,7 @@ class Supervisor:
 
     # -- children
 
-    def _start(self, index: int) -> None:
+    def _start(self, index: int, again: bool = False) -> None:
         supervisor = os.getpid()
         pid = os.fork()
         if pid:
@@ -182,8 +195,8 @@ class Supervisor:
             os._exit(1)
         if index == _MANAGER:
             session.leave()
-            _live(partial(manage, self._context))
-        _live(partial(work, self._context, self._descriptor, index))
+            live(partial(manage, self._context))
+        live(partial(work, self._context, self._descriptor, index, again))
 
     def _reap(self) -> list[tuple[int, int]]:
         """(index, exit status as of os.waitstatus_to_exitcode) of every child that has ended."""
@@ -200,14 +213,13 @@ class Supervisor:
     def _watch(self, report: Callable[[str], None]) -> None:
         """`report` is called when all children are at work; one that cannot begin ends the mount."""
         while True:
-            if not self._ready and self._context.counters.totals()["process_starts"] >= len(self._children):
+            if not self._ready and self._starts() >= self._settled:
                 self._ready = True
                 report("")
                 notify_systemd("READY=1")
-            pause_s = READY_POLL_S if not self._ready else 0.25 if self._manager_due else 5.0
             if self._guard is not None:
                 self._guard.keep()
-            received = signal.sigtimedwait(_SIGNALS, pause_s)
+            received = signal.sigtimedwait(_SIGNALS, self._pause_s())
             if received and received.si_signo in (signal.SIGTERM, signal.SIGINT):
                 log.info("told to stop by signal %d", received.si_signo)
                 return
@@ -216,33 +228,57 @@ class Supervisor:
                 log.info("unmounted")
                 return
             for index, status in ended:
-                self._deaths.append(time.monotonic())
                 who = "the manager" if index == _MANAGER else f"worker {index}"
                 log.warning("%s ended (%s)", who, f"signal {-status}" if status < 0 else f"exit {status}")
             damaged = any(self._store_is_damaged(status) for _, status in ended)
             if ended and not self._ready and not damaged:
                 raise MountError(f"a process of the mount ended before it could begin: {self._log_place} says why")
-            if len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WITHIN_S:
-                raise MountError(f"{DEATHS} processes died within a minute: giving up, {self._log_place} says why")
+            self._plan_restarts([index for index, _ in ended])
             if damaged:
                 self._rebuild()
-            else:
-                self._replace(index for index, _ in ended)
-            if self._manager_due is not None and time.monotonic() >= self._manager_due:
-                self._manager_due = None
-                self._start(_MANAGER)
+            elif self._starts() >= self._settled and not self._due:
+                self._look_for_cache()
+            elif time.monotonic() >= self._late_at and not self._due:
+                log.warning("a process has not begun within %g s: all are started again", START_S)
+                self._end_all_and_start_again()
+            self._start_due()
 
-    def _replace(self, ended: Iterable[int]) -> None:
-        workers = 0
+    def _starts(self) -> int:
+        """How many workers and managers have ever been ready to work."""
+        return self._context.counters.totals()["process_starts"]
+
+    def _pause_s(self) -> float:
+        """How long to wait for a signal."""
+        if not self._ready:
+            return READY_POLL_S
+        return max(0.0, min([LOOK_S, *(due - time.monotonic() for due in self._due.values())]))
+
+    def _plan_restarts(self, ended: list[int]) -> None:
+        """Raises MountError if it is not worth starting these again."""
+        totals = self._context.counters.totals()
         for index in ended:
             if index == _MANAGER:
-                self._counters.add("manager_restarts")
-                self._manager_due = time.monotonic() + MANAGER_PAUSE_S
+                pause_s = max(self._manager_restarts.died(totals["events_folded"]) or 0.0, MANAGER_PAUSE_S)
             else:
-                workers += 1
-                self._counters.add("worker_restarts")
-                self._start(index)
-        if workers:
+                pause = self._worker_restarts.died(totals["answers"])
+                if pause is None:
+                    raise MountError(
+                        f"{DEATHS} workers died one after the other without having answered anybody:"
+                        f" giving up, {self._log_place} says why"
+                    )
+                pause_s = pause
+            self._due[index] = time.monotonic() + pause_s
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        due = [index for index, when in self._due.items() if when <= now]
+        if due:
+            self._settled, self._late_at = self._starts() + len(due), now + START_S
+        for index in due:
+            del self._due[index]
+            self._counters.add("manager_restarts" if index == _MANAGER else "worker_restarts")
+            self._start(index, again=True)
+        if any(index != _MANAGER for index in due):
             self._resend()
 
     def _resend(self) -> None:
@@ -257,7 +293,7 @@ class Supervisor:
         if -status not in _CRASHES:
             return False
         self._crashes.append(time.monotonic())
-        if len(self._crashes) == CRASHES and self._crashes[-1] - self._crashes[0] < DEATHS_WITHIN_S:
+        if len(self._crashes) == CRASHES and self._crashes[-1] - self._crashes[0] < CRASHES_WITHIN_S:
             # The walk does not see LMDB's list of free pages, which crashes those who write.
             self._crashes.clear()
             return True
@@ -267,12 +303,41 @@ class Supervisor:
     def _rebuild(self) -> None:
         """Start over with an empty store; requests in flight are answered by the new workers."""
         log.warning("the cache is damaged and is built anew")
-        self._end_children(signal.SIGKILL, KILLED_S)
+        self._end_all_and_start_again()
         environment.wipe(self._context.directories.store)
         self._counters.add("store_rebuilds")
-        self._manager_due = None
-        self._start_all()
-        self._resend()
+
+    def _end_all_and_start_again(self) -> None:
+        """Who is to be started anyway keeps its time, which is later where children keep dying."""
+        self._end_children(signal.SIGKILL, KILLED_S)
+        latest = max(self._due.values(), default=time.monotonic())
+        self._due = dict.fromkeys([_MANAGER, *range(self._context.options.workers)], latest)
+
+    def _look_for_cache(self) -> None:
+        """If the cache directory was deleted or moved, or what lies in it, begin anew with what is there."""
+        context = self._context
+        missing = context.directories.missing(self._lock)
+        if missing is None:
+            self._cache_is_lost = False
+            return
+        try:
+            if not same_file(context.directories.lock, self._lock):
+                lost = self._lock
+                self._lock = lock_cache_directory(context.options.cache_dir, context.options.mountpoint)
+                os.close(lost)
+            self._log_place = self._start_log()
+            bind_to_source(context.directories, context.options.source)
+            context.begin_run_directory()
+        except (SpiderfsError, OSError) as exc:
+            if not self._cache_is_lost:
+                log.warning("%s has gone, and the cache cannot begin anew: %s", missing, exc)
+            self._cache_is_lost = True
+            return
+        log.warning("%s has gone: the cache begins anew with what is there", missing)
+        self._end_all_and_start_again()
+        if environment.claim(context.directories.store) or not context.directories.content.exists():
+            self._counters.add("store_rebuilds")
+        publish_options(context.directories, context.options)
 
     # -- the end
 
@@ -330,31 +395,3 @@ class Supervisor:
             self._reap()
             time.sleep(0.005)
         return True
-
-
-def _live(main: Callable[[], Awaitable[None]]) -> NoReturn:
-    """The whole life of a child; ends without unwinding, for a thread that hangs in the source cannot be joined."""
-    status = 1
-    try:
-        # Of the terminal's Ctrl-C the supervisor alone makes something.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        trio.run(main)
-        status = 0
-    except BaseException as exc:
-        status = 1
-        if (damage := _damage_in(exc)) is not None:
-            log.error("%s", damage)
-            status = environment.EXIT_STORE_CORRUPT
-        else:
-            log.exception("the process ends")
-    finally:
-        logging.shutdown()
-        os._exit(status)
-
-
-def _damage_in(exc: BaseException) -> StoreCorrupt | None:
-    """The damage to the store that a process ends of, if it does."""
-    if isinstance(exc, BaseExceptionGroup):
-        return next((damage for inner in exc.exceptions if (damage := _damage_in(inner))), None)
-    return exc if isinstance(exc, StoreCorrupt) else None

@@ -58,13 +58,13 @@ def keep_freed_memory() -> None:
             mallopt(parameter, value)
 
 
-async def work(context: MountContext, descriptor: int, index: int) -> None:
-    """Answer requests until the file system is unmounted."""
+async def work(context: MountContext, descriptor: int, index: int, again: bool = False) -> None:
+    """Answer requests until the file system is unmounted; `again`: in the place of a worker that has died."""
     keep_freed_memory()
     counters = context.row(FIRST_WORKER_ROW + index)
     # What a worker before this one has handed out is not known here.
     sole = context.options.workers == 1 and not counters.value("process_starts")
-    reading = context.reading(descriptor if sole else None)
+    reading = context.reading(descriptor if sole else None, cautious=again)
     handles = Handles(sole)
     directories = context.directories
     content, records = context.open_content(), context.open_records()
@@ -82,6 +82,7 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
         alone=context.options.workers == 1,
     )
     redirects = Redirects(records, context.pending_reads)
+    options = published_options(directories, context.options)
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(
             catalogue=catalogue,
@@ -94,14 +95,16 @@ async def work(context: MountContext, descriptor: int, index: int) -> None:
             control=Control(ControlClient(directories.control_socket), directories.run, os.getuid()),
             events=events,
             counters=counters,
-            settings=settings_of(published_options(directories, context.options)),
+            settings=settings_of(options),
             deliver=handles.delivery,
             heard=reading.caught_up,
             scattered=lambda: context.spare_nodes.in_use,
         )
 
         def follow_options() -> None:
-            filesystem.settings = settings_of(published_options(directories, context.options))
+            nonlocal options
+            options = published_options(directories, options)
+            filesystem.settings = settings_of(options)
 
         def follow_trainers() -> None:
             redirects.set_trainers(published_trainers(directories.trainers), context.options.substitute)

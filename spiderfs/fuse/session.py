@@ -148,6 +148,8 @@ class _Desk:
         # Attendants who have waited while others took their place. A new task costs 30 us, which a fetch would pay.
         self._resting = trio.lowlevel.ParkingLot()
         self._unmounted = False
+        # Told now and then: at each request it would take 0.1 us.
+        self._answers = 0
 
     async def attend(self) -> None:
         """Take requests until the file system is unmounted; rest while another task does so."""
@@ -161,6 +163,7 @@ class _Desk:
             except BlockingIOError:
                 if woken:
                     self._counters.add("queue_races")
+                self._tell()
                 now = time.monotonic()
                 if burst or woken:
                     standby_until = now + STANDBY_S
@@ -202,8 +205,10 @@ class _Desk:
             except StopIteration as done:
                 if done.value is not None:
                     _write(self._descriptor, unique, 0, done.value)
+                    self._answers += 1
             except Exception as exc:
                 _write(self._descriptor, unique, self._error_number(exc), b"")
+                self._answers += 1
             else:
                 self._leave()
                 try:
@@ -213,6 +218,7 @@ class _Desk:
                 else:
                     if body is not None:
                         _write(self._descriptor, unique, 0, body)
+                self._answers += 1
                 if not self._return():
                     if not self._unmounted:
                         await self._resting.park()
@@ -221,7 +227,13 @@ class _Desk:
                 burst = 0
             if burst >= BURST:
                 burst = 0
+                self._tell()
                 await trio.lowlevel.checkpoint()
+
+    def _tell(self) -> None:
+        if self._answers:
+            self._counters.add("answers", self._answers)
+            self._answers = 0
 
     def _leave(self) -> None:
         """The attendant has to wait: let another one take its place."""

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,26 @@ def test_a_mount_that_cannot_begin_fails_and_names_its_log(tmp_path: Path) -> No
     eventually(lambda: mounts_at(point) == 0, what="the mount to be gone")
 
 
-def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(tmp_path: Path) -> None:
+@pytest.fixture
+def spiderfs_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have `mounted` use a `spiderfs` that does something first."""
+
+    def begin(what: str) -> None:
+        program = tmp_path / "spiderfs"
+        program.write_text(f"#!{sys.executable}\nfrom spiderfs.cli.main import main\n{what}\nmain()\n")
+        program.chmod(0o755)
+        monkeypatch.setattr("mounting.SPIDERFS", program)
+
+    return begin
+
+
+def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(
+    tmp_path: Path, spiderfs_after: Callable[[str], None]
+) -> None:
     source = tmp_path / "source"
     source.mkdir()
+    # The pauses between deaths are a minute in all.
+    spiderfs_after("from spiderfs.daemon import restarts; restarts.LONGEST_PAUSE_S = restarts.FIRST_PAUSE_S")
     with mounted(source, tmp_path / "m", allowed=(r".* ended \(signal 9\)", "giving up, the log .* says why")) as mount:
         for deaths in range(1, 21):
             worker = mount.workers()[0]

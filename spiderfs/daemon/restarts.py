@@ -1,0 +1,25 @@
+"""When a process that has died is started again: at once if it had got on, else later and later, or not at all."""
+
+from __future__ import annotations
+
+# A process that died before it had done anything is likely to do so again: so long it is waited before the second start
+# in a row, twice as long before each further one, and never longer than this.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+
+
+class Restarts:
+    """Of processes that share one task. Pure: `done` is what they have done since the mount, in any unit."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        """After `limit` deaths in a row, with nothing done between them, it is not worth going on."""
+        self._limit = limit
+        self._done = -1
+        self.in_a_row = 0
+
+    def died(self, done: int) -> float | None:
+        """After how many seconds the one that has died is to be started again; None: give up."""
+        self.in_a_row = self.in_a_row + 1 if done == self._done else 1
+        self._done = done
+        if self.in_a_row == self._limit:
+            return None
+        return min(FIRST_PAUSE_S * 2 ** (self.in_a_row - 2), LONGEST_PAUSE_S) if self.in_a_row > 1 else 0.0

@@ -1,0 +1,64 @@
+"""A cache directory that disappears under a mount costs readers nothing; and memory that is too small, only time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mounting import eventually, mounted
+from reading import readers, together, write_files
+
+SIZES = {f"{number:03d}": 20_000 for number in range(40)} | {"large": (9 << 20) + 5}
+GONE = "has gone: the cache begins anew"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "deleted": shutil.rmtree,
+    "moved": lambda cache: cache.rename(cache.with_name("elsewhere")),
+    "run deleted": lambda cache: shutil.rmtree(cache / "run"),
+    "store deleted": lambda cache: shutil.rmtree(cache / "store"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss: str, workers: int) -> None:
+    wanted = write_files(source, SIZES)
+    with mounted(source, tmp_path / "m", workers=workers, ttl=0.2, allowed=[GONE, "is forgotten"]) as mount:
+        with readers(2, mount.point, wanted) as some:
+            eventually(lambda: mount.metric("opens") > len(wanted), what="reads before")
+            LOSSES[loss](mount.cache)
+            eventually(lambda: mount.logged(GONE), what="a word of it in the log")
+            before = mount.metric("opens")
+            eventually(lambda: mount.metric("opens") > before + 2 * len(wanted), what="reads after")
+            seen = together(some)
+        assert seen.wrong == []
+        # A handle that was open while the names were lost cannot be told any more what it means.
+        assert {kind for _, kind, _ in seen.errors} <= {"ESTALE"}
+        assert mount.metric("worker_restarts") == workers
+        assert mount.metric("manager_restarts") == 1
+        assert mount.metric("store_rebuilds") == (loss != "run deleted")
+        assert mount.stats()["entries"] > 0
+        with readers(2, mount.point, wanted, rounds=1) as some:
+            seen = together(some)
+        assert (seen.wrong, seen.errors) == ([], [])
+
+
+def test_processes_do_without_the_options_that_were_changed(source: Path, tmp_path: Path) -> None:
+    wanted = write_files(source, SIZES)
+    with mounted(source, tmp_path / "m", workers=2, allowed=["is forgotten"]) as mount:
+        (mount.cache / "run" / "options.json").unlink()
+        with readers(2, mount.point, wanted, rounds=2) as some:
+            seen = together(some)
+        assert (seen.wrong, seen.errors) == ([], [])
+        assert mount.metric("worker_restarts") == 0
+        mount.change("ttl", "1s")
+        assert "ttl=1s" in mount.control("config").read_text()

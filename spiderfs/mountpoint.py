@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import re
 import shutil
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from spiderfs.errors import MountError
+
+log = logging.getLogger(__name__)
 
 FSTYPE = "fuse.spiderfs"
 MOUNT_TABLE = Path("/proc/self/mountinfo")
@@ -224,6 +227,20 @@ def unmount(path: str | Path, lazy: bool = False) -> None:
     if failure == errno.EPERM:
         raise MountError(f"not allowed to unmount {path}: do it as the user who mounted it, or as root")
     raise MountError(f"cannot unmount {path}: {os.strerror(failure)}; see whether 'umount {path}' says more")
+
+
+def take_away(path: Path) -> None:
+    """Unmount what is at this path, if anything is, also while it is in use: then it goes with its last user."""
+    if mounted_at(path) is None:
+        return
+    try:
+        unmount(path)
+    except MountError:
+        log.warning("%s is in use: detached, it goes when the last file is closed", path)
+        try:
+            unmount(path, lazy=True)
+        except MountError as exc:
+            log.warning("%s", exc)
 
 
 def open_abort(path: str | Path) -> int | None:

@@ -32,6 +32,8 @@ from spiderfs.daemon.background import detach, notify_systemd, start_logging
 from spiderfs.daemon.cache_directory import lock_cache_directory, real_path
 from spiderfs.daemon.child import live
 from spiderfs.daemon.context import (
+    FIRST_WORKER_ROW,
+    MANAGER_ROW,
     SUPERVISOR_ROW,
     Directories,
     MountContext,
@@ -62,9 +64,9 @@ DEATHS = 20
 READY_POLL_S = 0.002
 # How often it is looked whether the guard and the cache directory are there.
 LOOK_S = 2.0
-# A process begins in 0.1 s, on two busy cores in 2. One that has not by then waits for a lock of the store whose holder is
-# dead: the kernel gives those back (robust futexes), but not where it had no memory for that when it killed the holder,
-# as in a control group at its limit. The locks are made anew by who opens the store while nobody has it open.
+# A process begins in 0.1 s, on two busy cores in 2. One that has not by then waits for a lock of the store whose holder
+# is dead: the kernel gives those back (robust futexes), but not where it had no memory for that when it killed the
+# holder, as in a control group at its limit. Who opens the store while nobody has it open makes the locks anew.
 START_S = 10.0
 # This many in so short a time by a signal of _CRASHES are taken for damage to the store even if a walk finds none.
 CRASHES, CRASHES_WITHIN_S = 4, 60.0
@@ -152,8 +154,9 @@ class Supervisor:
         self._children: dict[int, int] = {}  # pid -> worker index, or _MANAGER
         self._due: dict[int, float] = {}  # worker index, or _MANAGER -> when it is to be started again
         self._worker_restarts, self._manager_restarts = Restarts(DEATHS), Restarts()
-        # So many starts there are once all have begun, and when it is no longer waited for that.
-        self._settled, self._late_at = 1 + context.options.workers, math.inf
+        # Worker index, or _MANAGER -> how often it has begun once the present one has; until when that is waited for.
+        self._starts: dict[int, int] = {}
+        self._late_at = math.inf
         self._cache_is_lost = False
         self._crashes: deque[float] = deque(maxlen=CRASHES)
         self._ready = False
@@ -174,7 +177,7 @@ class Supervisor:
             if failed and self._ready:
                 self._disconnect()
             else:
-                self._unmount()
+                mountpoint.take_away(self._context.options.mountpoint)
             self._stop()
 
     def _start_all(self) -> None:
@@ -186,6 +189,7 @@ class Supervisor:
 
     def _start(self, index: int, again: bool = False) -> None:
         supervisor = os.getpid()
+        self._starts[index] = self._begun(index) + 1
         pid = os.fork()
         if pid:
             self._children[pid] = index
@@ -213,7 +217,7 @@ class Supervisor:
     def _watch(self, report: Callable[[str], None]) -> None:
         """`report` is called when all children are at work; one that cannot begin ends the mount."""
         while True:
-            if not self._ready and self._starts() >= self._settled:
+            if not self._ready and self._all_at_work():
                 self._ready = True
                 report("")
                 notify_systemd("READY=1")
@@ -236,16 +240,20 @@ class Supervisor:
             self._plan_restarts([index for index, _ in ended])
             if damaged:
                 self._rebuild()
-            elif self._starts() >= self._settled and not self._due:
+            elif self._all_at_work():
                 self._look_for_cache()
             elif time.monotonic() >= self._late_at and not self._due:
                 log.warning("a process has not begun within %g s: all are started again", START_S)
                 self._end_all_and_start_again()
             self._start_due()
 
-    def _starts(self) -> int:
-        """How many workers and managers have ever been ready to work."""
-        return self._context.counters.totals()["process_starts"]
+    def _begun(self, index: int) -> int:
+        """How often the manager, or this worker, has been ready to work."""
+        row = MANAGER_ROW if index == _MANAGER else FIRST_WORKER_ROW + index
+        return self._context.row(row).value("process_starts")
+
+    def _all_at_work(self) -> bool:
+        return not self._due and all(self._begun(index) >= starts for index, starts in self._starts.items())
 
     def _pause_s(self) -> float:
         """How long to wait for a signal."""
@@ -273,7 +281,7 @@ class Supervisor:
         now = time.monotonic()
         due = [index for index, when in self._due.items() if when <= now]
         if due:
-            self._settled, self._late_at = self._starts() + len(due), now + START_S
+            self._late_at = now + START_S
         for index in due:
             del self._due[index]
             self._counters.add("manager_restarts" if index == _MANAGER else "worker_restarts")
@@ -358,19 +366,6 @@ class Supervisor:
         if self._connection is not None:
             mountpoint.abort(self._connection)
         session.leave()
-
-    def _unmount(self) -> None:
-        path = self._context.options.mountpoint
-        if mountpoint.mounted_at(path) is None:
-            return
-        try:
-            mountpoint.unmount(path)
-        except MountError:
-            log.warning("%s is in use: detached, it goes when the last file is closed", path)
-            try:
-                mountpoint.unmount(path, lazy=True)
-            except MountError as exc:
-                log.warning("%s", exc)
 
     def _end_children(self, number: int, patience_s: float, pids: list[int] | None = None) -> None:
         """Send a signal to these children, or all; kill those that are still there after `patience_s`."""

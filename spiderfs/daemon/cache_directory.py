@@ -102,12 +102,14 @@ def _what_to_do(path: Path, holder: bytes) -> str:
 
 def _check_above(path: Path) -> None:
     """Nobody at large may exchange the directory as a whole, or one above it; those that are missing are ours."""
+    # Who has become root through sudo is not to be kept from a directory of theirs.
+    trusted = {"0", str(os.geteuid()), os.environ.get("SUDO_UID")}
     anybody_makes = False
     for above in reversed(path.parents):
         if not above.exists():
             return
         found = above.stat()
-        if anybody_makes and found.st_uid not in (0, os.geteuid()):
+        if anybody_makes and str(found.st_uid) not in trusted:
             raise ConfigError(
                 f"the cache directory {path} could be exchanged by user {found.st_uid}, to whom {above} belongs: "
                 f"{CHOOSE_ANOTHER}"

@@ -110,13 +110,19 @@ def test_one_that_everybody_could_exchange_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-def test_a_directory_above_that_anybody_may_have_made_is_refused(tmp_path: Path) -> None:
+def test_a_directory_above_that_anybody_may_have_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
     sticky = tmp_path / "tmp"
     (sticky / "made").mkdir(parents=True)
     sticky.chmod(0o1777)
     (sticky / "made").chmod(0o755)
     os.chown(sticky / "made", 65534, 65534)
     refused(sticky / "made/cache", "user 65534", str(sticky / "made"))
+    with monkeypatch.context() as sudo:
+        sudo.setenv("SUDO_UID", "65534")
+        use(sticky / "made/of the user who called sudo")
     sticky.chmod(0o755)
     use(sticky / "made/cache")
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -123,12 +124,15 @@ def digest(content: bytes) -> str:
 
 
 def write_files(source: Path, sizes: Mapping[str, int], seed: int = 0) -> dict[str, str]:
-    """Files of random bytes; returns the digest of each by its name."""
+    """Files of random bytes that are old enough to be cached; returns the digest of each by its name."""
     random = Random(seed)
     wanted = {}
     for name, size in sizes.items():
         content = random.randbytes(size)
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(content)
+        # An hour before, each at a time of its own.
+        written_ns = time.time_ns() - 3600 * 10**9
+        os.utime(source / name, ns=(written_ns, written_ns))
         wanted[name] = digest(content)
     return wanted

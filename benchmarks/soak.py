@@ -292,7 +292,11 @@ class Soak:
                 f"{path}, {seen.way}{' by a trainer' if seen.by_trainer else ''}: {verdict.why} at {self._when(seen)}"
             )
         elif not self.weather.allows_late(seen.began_s, verdict.late_s):
-            self.found(f"{path}, {seen.way}: what it was {verdict.late_s:.1f} s before, at {self._when(seen)}")
+            lengths = [found.length for found in seen.ranges]
+            self.found(
+                f"{path}, {seen.way}: what it was {verdict.late_s:.1f} s before, at {self._when(seen)}: {seen.key}, "
+                f"{lengths} bytes; the source has {self.source.history.now(seen.file)}"
+            )
         elif not self.weather.source_was_bad(seen.began_s - verdict.late_s, seen.began_s):
             self.tally.latest_s = max(self.tally.latest_s, verdict.late_s)
 

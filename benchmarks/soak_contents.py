@@ -235,10 +235,14 @@ class History:
     def begin(self, state: State, now_s: float, in_place: bool = False) -> Held:
         """The source is about to hold this; before anybody can see it."""
         held = self.states.setdefault(state.file, [])
-        if held:
-            held[-1].ended_s = now_s
         held.append(Held(state, now_s, in_place))
         return held[-1]
+
+    def complete(self, held: Held, now_s: float) -> None:
+        """The change that made this state has ended, and so has the state before it."""
+        held.changed_s = now_s
+        for before in self.states[held.state.file][-2:-1]:
+            before.ended_s = now_s
 
     def was_there(self, file: int, began_s: float, ended_s: float) -> tuple[bool, bool]:
         """Whether the file was there, and whether it was missing, at any time between."""

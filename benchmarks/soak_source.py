@@ -155,7 +155,7 @@ class Source:
             yield held
         finally:
             with self.lock:
-                held.changed_s = time.monotonic()
+                self.history.complete(held, time.monotonic())
                 self._changing_since = None
 
     def _path(self, number: int) -> Path:

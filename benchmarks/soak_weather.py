@@ -13,7 +13,7 @@ from soak_contents import History, Seen
 from soak_schedule import TIMEOUT_S, TTL_S
 
 # How much longer than promised something may take where eight processes share two cores.
-SLACK_S = 3.0
+SLACK_S = 4.0
 # A source that has been away is asked again after 2 s (probe_interval_s of sources/client.py), and calls that hang have
 # their own time until they are given up.
 AFTER_FAULT_S = TIMEOUT_S + 2.0 + SLACK_S

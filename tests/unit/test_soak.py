@@ -48,7 +48,8 @@ def history() -> History:
 
 def _held(history: History, state: State, began_s: float, changed_s: float, key: Key, in_place: bool = False) -> Held:
     held = history.begin(state, began_s, in_place)
-    held.changed_s, held.key = changed_s, key
+    history.complete(held, changed_s)
+    held.key = key
     return held
 
 

@@ -403,6 +403,8 @@ def show(soak: Soak, seed: int, seconds: float, console: Console) -> None:
     table.add_row(
         "oldest answer", f"{tally.latest_s:.2f} s", f"TTL {TTL_S:g} s and {SLACK_S:g} s, with the source well"
     )
+    rows = ", ".join(f"{count:,} in {name}" for name, count in soak.daemon.rows.items())
+    table.add_row("rows at the end", f"{sum(soak.daemon.rows.values()):,}", rows)
     console.print(table)
 
 
@@ -423,6 +425,7 @@ def result_of(soak: Soak, seed: int, seconds: float, minutes: float) -> dict[str
         "limit_s": LIMIT_S,
         "latest_s": tally.latest_s,
         "usages": [usage.as_row() for usage in tally.usages],
+        "rows": soak.daemon.rows,
         "findings": soak.findings,
         "last_events": list(soak.events) if soak.findings else [],
     }

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +18,16 @@ from typing import Any, TypeVar
 from mounts import counts, is_mounted, spiderfs
 from soak_weather import Weather
 
-from spiderfs.catalogue import TABLES
+from spiderfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.daemon.context import Directories
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.environment import is_sound
 from spiderfs.store.records import LmdbRecords
 
 T = TypeVar("T")
+
+# How keys of the names' tables begin, and values of `dentry`.
+_KEY, _INODE = struct.Struct(">Q"), struct.Struct("<Q")
 
 # Control files answer EAGAIN while there is no manager, and wait for one that is stopped.
 PATIENCE_S = 20.0
@@ -72,6 +76,8 @@ class Daemon:
         self._weather = weather
         self._supervisor = 0
         self._log_at = 0
+        self.rows: dict[str, int] = {}
+        """Of the store, by table, when the mount has gone."""
         self.mountpoint.mkdir()
 
     def mount(self, options: dict[str, str]) -> None:
@@ -238,6 +244,13 @@ class Daemon:
         if damaged := [member.key for member in members if content.read(member.key) is None]:
             yield f"{len(damaged)} records fail their checksums, as {damaged[0]}"
         content.end_read()
+        kept = {member.key.inode for member in members}
+        named = {_INODE.unpack_from(value)[0] for _, value in _all_rows(records, "dentry")} | {ROOT_INODE}
+        leaving = {_KEY.unpack(key)[0] for key, _ in _all_rows(records, "gone")}
+        known = {_KEY.unpack(key)[0] for key, _ in _all_rows(records, "inode")}
+        self.rows = {"inode": len(known), "dentry": len(named) - 1, "gone": len(leaving), "member": len(members)}
+        if left := known - named - kept - leaving:
+            yield f"{len(left)} of {len(known)} inodes are known that no name means, and nothing is cached of"
         content.close()
         records.close()
 
@@ -288,6 +301,10 @@ class Daemon:
                 if time.monotonic() > deadline_s:
                     raise
             time.sleep(POLL_S)
+
+
+def _all_rows(records: LmdbRecords, table: str) -> list[tuple[bytes, bytes]]:
+    return records.scan(table, b"", records.count(table) + 1)
 
 
 _EVENTS: dict[str, Callable[[Daemon, dict[str, Any]], None]] = {

@@ -146,12 +146,16 @@ class Batch(Message):
 
 @dataclass(frozen=True, eq=False)
 class EpochEnd(Message):
-    """An epoch is over; `accuracy` is a share between 0 and 1, or None where it is not known."""
+    """An epoch is over; `accuracy` is a share between 0 and 1, or None where it is not known.
+
+    `unmatched` are the forward passes since the epoch's end before of which the trainer could not say the samples.
+    """
 
     TYPE = "epoch_end"
-    SCALARS: ClassVar = {"epoch": int, "accuracy": float}
+    SCALARS: ClassVar = {"epoch": int, "accuracy": float, "unmatched": int}
     epoch: int
     accuracy: float | None = None
+    unmatched: int | None = None
 
     def check(self, limits: Limits) -> None:
         good = self.accuracy is None or 0.0 <= self.accuracy <= 1.0

@@ -68,6 +68,7 @@ COUNTERS = (
     Definition(
         "hook_rows_left_out", "Samples of trainers' batches that were not scored because the manager was behind"
     ),
+    Definition("hook_forwards_unmatched", "Forward passes of which trainers could not say the samples"),
     Definition("hook_malformed", "Messages of trainers that were refused; each was answered by an error"),
     Definition("hook_refused", "Connections of trainers refused: a foreign user, or too many"),
     Definition("hook_throttled", "Messages of trainers that had to wait because they came too fast"),

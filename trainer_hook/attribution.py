@@ -127,10 +127,12 @@ class Attribution(Generic[Part]):
         thread = threading.get_ident()
         self._batches.append(_Taken(iteration, indices, memories, next(_numbers), self._given, thread, seen))
         self._given += 1
-        known = defaultdict(list)
-        for other in self._batches:
+        known: dict[int, list[tuple[_Taken[Part], Memory]]] = defaultdict(list)
+        for other in reversed(self._batches):
             for memory in other.memories:
-                known[memory.key].append((other, memory))
+                # What a later batch was written to is no longer of the one before.
+                if not any(memory.lies_as(later) for taken, later in known[memory.key] if taken is not other):
+                    known[memory.key].append((other, memory))
         self._by_key = dict(known)
 
     def also(self, batch: Any) -> None:
@@ -204,13 +206,15 @@ class Attribution(Generic[Part]):
     def _by_identity(self, shown: Shown, hits: list[tuple[Tensor, _Taken[Part], Memory]]) -> Found[Part] | None:
         self._identified = True
         self._discard("")
-        batch = hits[0][1]
+        # Of a tensor that batches are cut out of, each has a piece.
+        having = [hit for hit in hits if hit[2].has_whole(hit[0])] or hits
+        batch = having[-1][1]
         batch.used = True
-        if any(other is not batch for _, other, _ in hits):
+        if any(other is not batch for _, other, _ in having):
             return None
         if shown.runs > 1 and not self._are_all_of(batch, shown, [tensor for tensor, _, _ in hits]):
             return None
-        for tensor, _, memory in hits:
+        for tensor, _, memory in having:
             rows = _rows_of(tensor, memory, batch, shown.shape[0])
             if rows is not None:
                 return self._told(shown, batch, rows)

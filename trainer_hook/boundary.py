@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -19,6 +21,9 @@ class Boundary:
 
     def __init__(self) -> None:
         self.broken = False
+        # A loop may take its batches in a thread of its own.
+        self._lock = threading.RLock()
+        _boundaries.add(self)
         self._step_aside: weakref.WeakMethod[Callable[[], object]] | None = None
 
     def on_failure(self, step_aside: Callable[[], object]) -> None:
@@ -27,6 +32,14 @@ class Boundary:
 
     def enter(self, ours: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
         """What `ours` gives; None if it fails, or something has before."""
+        with self._lock:
+            return self._enter(ours, *args, **named)
+
+    def after_fork(self) -> None:
+        """In the child: the thread that had the lock is not there."""
+        self._lock = threading.RLock()
+
+    def _enter(self, ours: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
         if self.broken:
             return None
         try:
@@ -40,3 +53,14 @@ class Boundary:
                 if step_aside is not None:
                     step_aside()
             return None
+
+
+_boundaries: weakref.WeakSet[Boundary] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for boundary in _boundaries:
+        boundary.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

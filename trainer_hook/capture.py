@@ -148,7 +148,9 @@ class Capture:
         if inputs.dim() >= 2 and len(inputs) and not _only_recorded(inputs):
             self.seen += 1
             self.device = inputs.device
-            self._forward(Shown(tensors_in(self._given), tuple(inputs.shape), self._runs))
+            # Where only parts of the model were called, the classifier's input is all that is known.
+            given = tensors_in(self._given) or [inputs]
+            self._forward(Shown(given, tuple(inputs.shape), self._runs))
 
     def see(self, rows: npt.NDArray[np.int64], labels: npt.NDArray[np.int32] | None) -> Seen:
         """Project what the latest forward showed of these rows, and start its copy to the host."""

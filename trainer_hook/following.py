@@ -120,6 +120,7 @@ class Follower:
     def undo(self) -> None:
         """Leave the loader as it was; an iteration that goes on is no longer followed."""
         self.listener = None
+        self._said = True
         for place, reference in enumerate(self._loaders):
             loader = reference()
             if loader is not None and hasattr(type(loader), _MARK):
@@ -137,7 +138,7 @@ class Follower:
 
     def say_elsewhere(self) -> None:
         """Somebody else draws from the loader's sampler."""
-        if self.listener is not None and not self._said:
+        if not self._said:
             self._said = True
             log.warning(
                 "another loader draws by the sampler of the one that was attached, and is not followed: attach after "
@@ -147,7 +148,7 @@ class Follower:
     def plain_state(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """What a copy of the loader is made of: the loader as it was."""
         state = dict(loader.__dict__)
-        if isinstance(state.get(self._name), _FollowedSampler):
+        if type(state.get(self._name)) is _FollowedSampler:
             state[self._name] = self._original
         return state
 
@@ -343,7 +344,17 @@ class _FollowedSampler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_sampler"], name)
 
-    def __reduce__(self) -> Any:
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_sampler", "_follower"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._sampler, name, value)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._sampler)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
         # Nobody follows a copy.
         return _itself, (self._sampler,)
 

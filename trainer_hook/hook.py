@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -26,6 +27,7 @@ from trainer_hook.evaluation import Evaluation
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.planner import Planner
 from trainer_hook.planning import introduce, when_collected
+from trainer_hook.provenance import tensors_in
 from trainer_hook.sample_list import Sample
 from trainer_hook.sampler import SpiderSampler
 
@@ -152,8 +154,13 @@ class Hook:
         if loader is not None and planner is not None:
             self._follower = Follower(loader, planner, boundary, self)
         self._capture = Capture(model, classifier, embed_dim, boundary, self._forward)
+        # The loop's number for each class, and whether its batches have them in another order than the list has.
+        self._meaning: dict[int, int] = {}
+        self._moved = False
         self._batches_taken = 0
+        self._thread = threading.get_ident()
         self._warned: set[str] = set()
+        self._unmatched_said = 0
         self.epoch = 0
         self.step = 0
         # Of the last forward in training: how many rows, and which samples if that is known.
@@ -208,20 +215,47 @@ class Hook:
 
     def taken(self, iteration: object, indices: Indices, batch: Any) -> None:
         """The loop was given a batch. For the follower, through the boundary."""
-        self._capture.collect()
+        self._collect()
         known = bool(len(indices)) and int(indices.max()) < len(self._declared.paths)
         if not known:
             self._warn("the loader reads samples that the list does not have: give samples=, one for each index")
+        elif not self._in_order(indices, batch):
+            known = False
+            self._warn("the batches' labels are those of the list in another order: the collate function moves rows")
         self._attribution.taken(iteration, indices if known else indices[:0], batch)
         self._tell()
         self._batches_taken += 1
         if self._batches_taken == _BLIND_BATCHES and not self._capture.seen:
             self._warn("the classifier was not seen in a training forward: attach before the model's first, or name it")
 
+    def _in_order(self, indices: Indices, batch: Any) -> bool:
+        """Whether the batch's labels, where it has such, do not say that its rows were moved, as by their length."""
+        if self._declared.targets is None:
+            return True
+        declared = self._declared.targets[indices]
+        for tensor in tensors_in(batch):
+            if tensor.device.type != "cpu" or tensor.shape != declared.shape or tensor.is_floating_point():
+                continue
+            given = tensor.numpy()
+            if not np.array_equal(np.sort(given), np.sort(declared)):
+                continue
+            # A training may have other numbers for the same classes, but then always the same.
+            meant = [
+                self._meaning.setdefault(label, other)
+                for label, other in zip(declared.tolist(), given.tolist(), strict=True)
+            ]
+            self._moved = self._moved or meant != given.tolist()
+        return not self._moved
+
     def over(self, iteration: object) -> None:
         """The loop has come to the end of an iteration. For the follower, through the boundary."""
-        self._capture.collect()
+        self._collect()
         self._attribution.over(iteration)
+
+    def _collect(self) -> None:
+        # Another thread that takes batches knows nothing of a forward that goes on.
+        if threading.get_ident() == self._thread:
+            self._capture.collect()
 
     def has(self, batch: Any) -> None:
         """The training is about to use `batch`, made of the batch that was taken last. For callbacks."""
@@ -245,7 +279,9 @@ class Hook:
         if share is not None and not 0 <= share <= 1:
             self._warn(f"accuracy={share:g} is left out, and such ones after it: give a share between 0 and 1")
             share = None
-        self._client.epoch_end(EpochEnd(self.epoch, share))
+        unmatched = self.counts["unmatched"]
+        self._client.epoch_end(EpochEnd(self.epoch, share, unmatched - self._unmatched_said))
+        self._unmatched_said = unmatched
         if self.sampler is not None:
             self.sampler.epoch_end(share)
         self.epoch += 1

@@ -80,7 +80,16 @@ class Memory:
 
     def has_whole(self, tensor: Tensor) -> bool:
         """Whether a tensor of the same storage has all of this one's elements."""
-        return tensor.numel() == int(np.prod(self.shape))
+        return tensor.storage_offset() == self._offset and tensor.numel() == int(np.prod(self.shape))
+
+    def lies_as(self, other: Memory) -> bool:
+        """Whether both are the same piece of the same storage."""
+        return (self.key, self._offset, self.shape, self._stride) == (
+            other.key,
+            other._offset,
+            other.shape,
+            other._stride,
+        )
 
     def rows_in(self, tensor: Tensor) -> Rows | None:
         """For each row of a tensor of the same storage the row of this one that it is, or is a part of."""

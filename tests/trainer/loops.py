@@ -7,6 +7,8 @@ in a script. Sample i of `Numbered` is known by its embedding, so what was sent 
 from __future__ import annotations
 
 import itertools
+import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from tiny_training import CLASSES, SIZE, WIDTH, features
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
@@ -665,6 +668,119 @@ def sequence_first_on_a_device(t: Training) -> None:
         t.step(cross_entropy(t.model(inputs.transpose(0, 1).contiguous()), labels))
 
 
+# -- what has rows elsewhere than one thinks
+
+
+def one_buffer_for_all(t: Training) -> None:
+    """A collate function that writes each batch to the same place."""
+    buffer = torch.zeros(8, WIDTH)
+
+    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        for place, (row, _) in enumerate(rows):
+            buffer[place] = row
+        return buffer[: len(rows)], torch.tensor([label for _, label in rows])
+
+    _train(t, t.follow(t.loader(collate_fn=collate)))
+
+
+def pieces_of_one_tensor(t: Training) -> None:
+    whole = torch.stack([features(index) for index in range(SIZE)])
+
+    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        first = next(index for index in range(SIZE) if torch.equal(whole[index], rows[0][0]))
+        return whole[first : first + len(rows)], torch.tensor([label for _, label in rows])
+
+    loader = t.follow(t.loader(collate_fn=collate, sampler=torch.utils.data.SequentialSampler(range(SIZE))))
+    kept = []
+    for inputs, labels in loader:
+        kept.append(inputs)
+        t.step(cross_entropy(t.model(inputs), labels))
+
+
+def sorted_by_label(t: Training) -> None:
+    """As collate functions sort by length: the rows are other samples' than was drawn in their places."""
+
+    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        rows = sorted(rows, key=lambda row: row[1])
+        return torch.stack([row for row, _ in rows]), torch.tensor([label for _, label in rows])
+
+    _train(t, t.follow(t.loader(size=10, collate_fn=collate)))
+
+
+def collate_that_leaves_out(t: Training) -> None:
+    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([row for row, _ in rows[1:]]), torch.tensor([label for _, label in rows[1:]])
+
+    _train(t, t.follow(t.loader(t.data(48), collate_fn=collate)))
+
+
+def model_in_parts(t: Training) -> None:
+    loader = t.follow(t.loader())
+    for inputs, labels in loader:
+        t.step(cross_entropy(t.model.classifier(t.model.body(inputs.clone())), labels))  # type: ignore[operator]
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return self.classifier(one), self.classifier(other)
+
+
+def labelled_and_not_in_one_forward(t: Training) -> None:
+    t.model = Two()
+    loader = t.follow(t.loader())
+    unlabelled = DataLoader(Numbered(size=SIZE, first=SIZE), 8)
+    for (inputs, labels), (others, _) in zip(loader, unlabelled, strict=True):
+        scores, calm = t.model(inputs, others)
+        t.step(cross_entropy(scores, labels) + calm.square().mean())
+
+
+def accelerated_r_drop(t: Training) -> None:
+    accelerator = Accelerator(cpu=True)
+    t.model, loader = accelerator.prepare(t.model, t.loader())
+    t.follow(loader)
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            one, other = t.model(inputs), t.model(inputs)
+            t.step(cross_entropy(one, labels) + cross_entropy(other, labels))
+
+
+def accelerated_copies(t: Training) -> None:
+    accelerator = Accelerator(cpu=True)
+    t.model, loader = accelerator.prepare(t.model, t.loader())
+    t.follow(loader)
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            t.step(cross_entropy(t.model(inputs.clone()), labels))
+
+
+def background_thread(t: Training) -> None:
+    _in_a_thread(t, lambda inputs: inputs)
+
+
+def background_thread_to_a_device(t: Training) -> None:
+    _in_a_thread(t, torch.clone)
+
+
+def _in_a_thread(t: Training, given: Callable[[Tensor], Tensor]) -> None:
+    loader = t.follow(t.loader())
+    waiting: queue.Queue[Any] = queue.Queue(2)
+
+    def fill() -> None:
+        for batch in loader:
+            waiting.put(batch)
+        waiting.put(None)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    while (batch := waiting.get()) is not None:
+        t.step(cross_entropy(t.model(given(batch[0])), batch[1]))
+    thread.join()
+
+
 FOLLOWED = (Way.NOTHING, Way.PLAN, Way.ATTACH)
 HOOKED = (Way.ATTACH, Way.ATTACH_SAMPLER)
 
@@ -717,6 +833,16 @@ LOOPS: dict[str, Loop] = {
     "eager batch sampler": Loop(eager_batch_sampler, ways=FOLLOWED),
     "batch sampler": Loop(batch_sampler, ways=FOLLOWED),
     "break with a generator": Loop(break_with_a_generator, Sent.SOME, ways=FOLLOWED),
+    "one buffer for all": Loop(one_buffer_for_all),
+    "pieces of one tensor": Loop(pieces_of_one_tensor, ways=FOLLOWED),
+    "sorted by label": Loop(sorted_by_label, Sent.NONE),
+    "collate that leaves out": Loop(collate_that_leaves_out, Sent.NONE),
+    "model in parts": Loop(model_in_parts),
+    "labelled and not in one forward": Loop(labelled_and_not_in_one_forward, Sent.NONE),
+    "R-Drop by accelerate": Loop(accelerated_r_drop),
+    "copies by accelerate": Loop(accelerated_copies),
+    "background thread": Loop(background_thread),
+    "background thread to a device": Loop(background_thread_to_a_device, Sent.NONE),
     "sequence first": Loop(sequence_first, Sent.NONE),
     "sequence first on a device": Loop(sequence_first_on_a_device, Sent.NONE),
 }

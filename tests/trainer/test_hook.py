@@ -182,6 +182,7 @@ def test_a_loop_that_takes_batches_ahead_unsaid_is_noticed(
     assert "attach with lookahead=" in caplog.text
     assert not daemon.sink.batches
     assert hook.counts["unmatched"] == BATCHES
+    until(lambda: daemon.counted["hook_forwards_unmatched"] == BATCHES)
 
 
 def test_forwards_of_parts_are_put_together_and_others_left_out(daemon: HookDaemon) -> None:

@@ -222,9 +222,10 @@ def unmount(path: str | Path, lazy: bool = False) -> None:
         raise MountError(
             f"{path} is in use: see by whom with 'fuser -vm {path}', or detach it with 'spiderfs umount --lazy {path}'"
         )
-    if failure in (errno.EINVAL, errno.ENOENT):
+    if failure in (errno.EINVAL, errno.ENOENT) and mounted_at(path) is None:
         raise MountError(f"nothing is mounted at {path}: see 'spiderfs status' for what is")
-    if failure == errno.EPERM:
+    # What another user has mounted, fusermount3 does not find either.
+    if failure in (errno.EPERM, errno.EINVAL, errno.ENOENT):
         raise MountError(f"not allowed to unmount {path}: do it as the user who mounted it, or as root")
     raise MountError(f"cannot unmount {path}: {os.strerror(failure)}; see whether 'umount {path}' says more")
 

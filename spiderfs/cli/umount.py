@@ -12,7 +12,7 @@ import click
 
 from spiderfs.cli.control_files import find_mount, read_stats
 from spiderfs.errors import MountError
-from spiderfs.mountpoint import unmount
+from spiderfs.mountpoint import mounts, unmount
 
 # A daemon ends within a second; what may take longer is the disk, when LMDB flushes gigabytes of dirty pages.
 RELEASE_TIMEOUT_S = 30.0
@@ -39,6 +39,13 @@ def umount(mountpoint: str, lazy: bool) -> None:
             if isinstance(exc, TimeoutError):
                 click.echo(f"spiderfs: {mountpoint} does not answer; it is detached without waiting for it", err=True)
     unmount(mount.mountpoint, lazy)
+    same = (other.mountpoint for other in mounts() if other.device == mount.device)
+    others = [str(place) for place in same if place != mount.mountpoint]
+    if others and not lazy:
+        raise MountError(
+            f"{mountpoint} is unmounted, but the same is mounted at {', '.join(others)}: its daemon ends when that is "
+            f"unmounted too"
+        )
     if cache_dir and not wait_released(Path(cache_dir), RELEASE_TIMEOUT_S):
         raise MountError(
             f"{mountpoint} is unmounted, but its daemon (pid {pid}) has not let go of {cache_dir} for"

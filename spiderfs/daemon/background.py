@@ -15,6 +15,9 @@ from spiderfs.errors import ConfigError, MountError
 _SYSLOG = Path("/dev/log")
 _LOG_MAX_BYTES = 10 << 20
 _READY = "ready"
+NOTIFY_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 def detach() -> Callable[[str], None] | None:
@@ -23,6 +26,10 @@ def detach() -> Callable[[str], None] | None:
     In the parent, returns None when the child has said that it is ready, and raises MountError with its reason or if it
     dies without a word.
     """
+    # Else the pipe, or a file of the daemon's, becomes what the child takes for its standard input or output.
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(null)
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
@@ -52,14 +59,19 @@ def detach() -> Callable[[str], None] | None:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd, if it started us (sd_notify(3)): READY=1, STOPPING=1."""
+    """Tell systemd, if it started us (sd_notify(3)): READY=1, STOPPING=1; a mount lives and ends well without."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     # A leading @ is an abstract address, written as a NUL byte (unix(7)).
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-        notify.connect("\0" + address[1:] if address.startswith("@") else address)
-        notify.sendall(state.encode())
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            # Whoever is to hear it may not read.
+            notify.settimeout(NOTIFY_S)
+            notify.connect("\0" + address[1:] if address.startswith("@") else address)
+            notify.sendall(state.encode())
+    except OSError as exc:
+        log.warning("NOTIFY_SOCKET=%s does not hear %s (%s)", address, state, exc)
 
 
 class _Printable(logging.Formatter):

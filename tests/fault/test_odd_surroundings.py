@@ -1,0 +1,68 @@
+"""What surrounds a mount is not as it should be: it mounts, ends and says what is the matter all the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from mounting import SPIDERFS, as_root, ending, eventually, mounted, mounts_at, run_spiderfs, unmount
+
+from spiderfs import mountpoint
+from spiderfs.errors import MountError
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/file").write_bytes(b"content")
+    return tmp_path / "source"
+
+
+def test_a_systemd_that_cannot_be_reached_harms_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nowhere"))
+    with mounted(source, tmp_path / "m", allowed=["NOTIFY_SOCKET=.*nowhere"]) as mount:
+        assert (mount.point / "file").read_bytes() == b"content"
+    # The cache was closed, so the next boot finds it clean.
+    assert not (tmp_path / "m/cache/store/in-use").exists()
+
+
+def test_a_mount_without_standard_descriptors_says_that_it_mounts(source: Path, tmp_path: Path) -> None:
+    point, cache = tmp_path / "mnt", tmp_path / "cache"
+    point.mkdir()
+    with ending(tmp_path, point, cache):
+        command = f"{SPIDERFS} mount {source} {point} -o cache_dir={cache},log_file={tmp_path}/daemon.log"
+        assert subprocess.run(["sh", "-c", f"exec {command} 0<&- 1>&- 2>&-"], check=False, timeout=60).returncode == 0
+        assert (point / "file").read_bytes() == b"content"
+        assert run_spiderfs("umount", point).returncode == 0
+
+
+def test_what_else_shows_the_mount_is_named_at_once(source: Path, tmp_path: Path) -> None:
+    bound = tmp_path / "bound"
+    bound.mkdir()
+    with mounted(source, tmp_path / "m") as mount:
+        if os.geteuid() != 0:
+            pytest.skip("root cannot enter an ordinary user's mount to bind it")
+        as_root("mount", "--bind", mount.point, bound)
+        try:
+            done = run_spiderfs("umount", mount.point)
+            assert done.returncode == 1
+            assert str(bound) in done.stderr
+            assert not mounts_at(mount.point)
+        finally:
+            unmount(bound)
+        eventually(mount.supervisor.ended, what="the end of the daemon")
+
+
+def test_another_users_mount_is_not_called_none(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mounted(source, tmp_path / "m") as mount:
+        # As fusermount3 answers whoever has not mounted it.
+        monkeypatch.setattr("os.geteuid", lambda: 65534)
+        monkeypatch.setattr(mountpoint, "_fusermount", lambda path, lazy: errno.EINVAL)
+        with pytest.raises(MountError, match="not allowed to unmount"):
+            mountpoint.unmount(mount.point)
+        monkeypatch.undo()

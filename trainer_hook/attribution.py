@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -35,7 +35,7 @@ Indices = npt.NDArray[np.uint32]
 _numbers = itertools.count()
 
 # Batches that a loop may hold, all given out and none trained on.
-_WAITING_MAX = 1024
+_WAITING_MAX = 256
 
 AHEAD = "the loop takes batches ahead, and trains on copies of them: attach with lookahead=, their number"
 SEVERAL_INPUTS = "for one batch came forwards of several inputs, copies all of them"
@@ -120,20 +120,28 @@ class Attribution(Generic[Part]):
             if self._is_past(other, iteration):
                 other.past = True
                 self._say_why(other)
-        self._batches = [other for other in self._batches if self._is_of_use(other)][-_WAITING_MAX:]
+        kept = [other for other in self._batches if self._is_of_use(other)][-_WAITING_MAX:]
+        if len(kept) < len(self._batches):
+            for other in set(self._batches) - set(kept):
+                self._forget(other)
+        self._batches = kept
         self._over = [over for over in self._over if any(other.iteration is over for other in self._batches)]
         memories = [memory for memory in map(Memory.of, tensors_in(batch)) if memory is not None]
         seen = np.zeros(len(indices), np.bool_)
         thread = threading.get_ident()
-        self._batches.append(_Taken(iteration, indices, memories, next(_numbers), self._given, thread, seen))
+        taken = _Taken[Part](iteration, indices, memories, next(_numbers), self._given, thread, seen)
+        self._batches.append(taken)
         self._given += 1
-        known: dict[int, list[tuple[_Taken[Part], Memory]]] = defaultdict(list)
-        for other in reversed(self._batches):
-            for memory in other.memories:
-                # What a later batch was written to is no longer of the one before.
-                if not any(memory.lies_as(later) for taken, later in known[memory.key] if taken is not other):
-                    known[memory.key].append((other, memory))
-        self._by_key = dict(known)
+        for memory in memories:
+            # What this batch was written to is no longer of the one before.
+            earlier = [hit for hit in self._by_key.get(memory.key, ()) if hit[0] is taken or not memory.lies_as(hit[1])]
+            self._by_key[memory.key] = [*earlier, (taken, memory)]
+
+    def _forget(self, batch: _Taken[Part]) -> None:
+        for key in {memory.key for memory in batch.memories}:
+            others = [hit for hit in self._by_key.pop(key, ()) if hit[0] is not batch]
+            if others:
+                self._by_key[key] = others
 
     def also(self, batch: Any) -> None:
         """The batch taken last is made of these tensors too: copies that whoever owns the loop says are of it."""

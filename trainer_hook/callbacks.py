@@ -29,7 +29,7 @@ class _Attachment:
         if self.hook is not None:
             self.hook.has(batch)
 
-    def epoch_end(self, accuracy: float | None) -> None:
+    def epoch_end(self, accuracy: Any) -> None:
         if self.hook is not None:
             self.hook.epoch_end(accuracy)
 
@@ -77,7 +77,7 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             value = trainer.callback_metrics.get(accuracy)
-            self.attachment.epoch_end(None if value is None else float(value))
+            self.attachment.epoch_end(value)
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             self._end(trainer)
@@ -106,13 +106,13 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
         def __init__(self) -> None:
             super().__init__()
             self.attachment = _Attachment(directory, options)
-            self.accuracy: float | None = None
+            self.accuracy: Any = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             self.attachment.begin(given["model"], given["train_dataloader"], client_name="transformers")
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.accuracy = given.get("metrics", {}).get(accuracy)
+            self.accuracy = (given.get("metrics") or {}).get(accuracy)
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             self.attachment.epoch_end(self.accuracy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import weakref
@@ -275,9 +276,12 @@ class Hook:
 
     def _end_epoch(self, accuracy: float | None) -> None:
         self._release()
-        share = None if accuracy is None else float(accuracy)
+        try:
+            share = None if accuracy is None else float(accuracy)
+        except (TypeError, ValueError, RuntimeError):
+            share = math.nan
         if share is not None and not 0 <= share <= 1:
-            self._warn(f"accuracy={share:g} is left out, and such ones after it: give a share between 0 and 1")
+            self._warn(f"accuracy={accuracy} is left out: give a share between 0 and 1")
             share = None
         unmatched = self.counts["unmatched"]
         self._client.epoch_end(EpochEnd(self.epoch, share, unmatched - self._unmatched_said))

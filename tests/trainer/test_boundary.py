@@ -142,9 +142,9 @@ def test_a_classifier_whose_input_is_no_tensor(daemon: HookDaemon, given: type) 
     assert not daemon.sink.batches
 
 
-@pytest.mark.parametrize("accuracy", [87.5, -1, float("nan")])
+@pytest.mark.parametrize("accuracy", [87.5, -1, float("nan"), "much", torch.ones(2)])
 def test_an_accuracy_in_percent_is_left_out(
-    daemon: HookDaemon, caplog: pytest.LogCaptureFixture, accuracy: float
+    daemon: HookDaemon, caplog: pytest.LogCaptureFixture, accuracy: Any
 ) -> None:
     hook = attach(daemon.mount, Network(), loader())
     for _ in range(2):

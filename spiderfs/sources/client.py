@@ -37,6 +37,10 @@ Read = Callable[[bytes, int, int, Version, Delivery | None], Awaitable[bytes]]
 """`Source.read`, asynchronous; it bounds by itself how many run at a time, and need not make the delivery."""
 
 
+# A timer is late by milliseconds, on two busy cores by tenths of a second; beyond this the process did not run.
+_STOOD_STILL_S = 2.0
+
+
 @dataclass(frozen=True)
 class SourceLimits:
     """How long and how often the source is asked; a time limit covers a whole call, all its attempts included."""
@@ -162,11 +166,17 @@ class SourceClient:
         limit_s: float | None = None,
     ) -> T:
         try:
-            # What trio.fail_after does, without its two generators: they cost 5 us at every fetch.
-            with trio.CancelScope(deadline=patience.until):
-                value = await self._attempts(ask, args)
-                self._answered()
-                return value
+            while True:
+                # What trio.fail_after does, without its two generators: they cost 5 us at every fetch.
+                with trio.CancelScope(deadline=patience.until):
+                    value = await self._attempts(ask, args)
+                    self._answered()
+                    return value
+                now = trio.current_time()
+                if now < patience.until + _STOOD_STILL_S:
+                    break
+                # It is this process that has stood still (SIGSTOP, a suspended machine), and not the source.
+                patience = patience._replace(until=now + (limit_s or self._limits.timeout_s))
         except SourceUnavailable:
             self._on_event("source_errors")
             self._not_answered(patience)

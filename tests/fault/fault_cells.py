@@ -94,6 +94,8 @@ def write_source(source: Path) -> None:
     for name, size in SIZES.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(content(name, size))
+        # What has just been written is not kept.
+        os.utime(source / name, (1e9, 1e9))
 
 
 def run_all(cells: Sequence[Cell], scratch: Path, setting: Setting, jobs: int) -> Iterator[Outcome]:

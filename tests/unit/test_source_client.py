@@ -431,3 +431,30 @@ def test_cancelling_one_does_not_fail_the_others(harness: Harness, cancelled: in
 def test_limits_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         SourceLimits(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_process_that_stood_still_asks_once_more(harness: Harness) -> None:
+    """Stopped (SIGSTOP) beyond the limit, it finds its time up before it looks at what the source has answered."""
+    clock = trio.testing.MockClock()
+    asked, found = [], []
+
+    async def read(path: bytes, *_: object) -> bytes:
+        asked.append(path)
+        if len(asked) == 1:
+            await trio.sleep_forever()
+        return b"content"
+
+    async def main() -> None:
+        client = SourceClient(harness.memory, QUICK, rng=random.Random(1), on_event=harness.events.update, read=read)
+
+        async def ask() -> None:
+            found.append(await client.read(b"file", 0, 7, harness.version))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            clock.jump(QUICK.timeout_s + 20)
+        assert client.reachable
+
+    trio.run(main, clock=clock)
+    assert (asked, found) == ([b"file"] * 2, [b"content"])

@@ -36,7 +36,7 @@ from spiderfs.option_types import (
     SizeBytes,
     Switch,
 )
-from spiderfs.places import check_places, default_cache_dir
+from spiderfs.places import check_answers, check_places, default_cache_dir
 from spiderfs.quantities import Capacity, parse_duration, parse_size
 
 # The whole vocabulary of options comes from here; where a value's syntax is defined is of no interest outside.
@@ -296,6 +296,7 @@ class Options(BaseModel):
                 values[field], origins[field] = path, ""
             elif field not in values:
                 raise ConfigError(f"no {field}: name it on the command line, or as '{field} = ...' in a --config file")
+        check_answers(str(values["source"]))
         options = _validated(values, origins)
         check_places(options.source, options.mountpoint, options.cache_dir)
         return options

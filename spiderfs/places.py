@@ -5,10 +5,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import signal
+import time
 from pathlib import Path
 
 from spiderfs.errors import ConfigError
 from spiderfs.mountpoint import canonical, check_mountable
+
+# An automounter, or a disk that sleeps, takes seconds for the first answer.
+SOURCE_PATIENCE_S = 10.0
+_POLL_S = 0.005
 
 SOURCE_FAULTS = {
     errno.ENOENT: "does not exist: check the path, and that what it lies on is mounted",
@@ -27,6 +33,30 @@ def default_cache_dir(source: str | Path) -> Path:
     )
     digest = hashlib.blake2b(os.fsencode(os.path.realpath(source)), digest_size=8).hexdigest()
     return root / "spiderfs" / digest
+
+
+def check_answers(source: str | Path, patience_s: float = SOURCE_PATIENCE_S) -> None:
+    """Raise ConfigError if nothing at all comes from the source in time; to be called before anything else touches it.
+
+    Asked by a process of its own, which is left behind if the source holds it: no signal ends what waits there, and a
+    thread would hold up the end of this process.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            # Whoever waits for the end of our output is not to wait for the source.
+            os.closerange(0, 3)
+            os.setsid()
+            os.scandir(source).close()
+        finally:
+            # An error is an answer too: what it means is said elsewhere.
+            os._exit(0)
+    deadline = time.monotonic() + patience_s
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            raise ConfigError(f"the source {source} has not answered for {patience_s:g} s: see what it lies on")
+        time.sleep(_POLL_S)
 
 
 def check_places(source: Path, mountpoint: Path, cache_dir: Path) -> None:

@@ -61,6 +61,22 @@ def session_of(pid: int) -> int:
     return int(_stat(pid)[3])
 
 
+def ended_status(pid: int) -> int | None:
+    """The wait status of a child whose first thread has ended and that has not been reaped; None while it lives.
+
+    A thread that waits uninterruptibly in the kernel, as for a source that hangs, holds up the end of its process: no
+    SIGCHLD comes, waitpid(2) knows of nothing, and pipes, locks and descriptors stay open for as long as it waits. But
+    the process runs no instruction any more, for what has ended its first thread ends each of the others before it
+    comes back from the kernel. So nobody has to wait for it. The first thread never asks the source.
+    """
+    try:
+        fields = _stat(pid)
+    except OSError:
+        return None
+    # State and exit_code, the first and the last of proc_pid_stat(5).
+    return int(fields[-1]) if fields[0] in "ZX" else None
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third on, the state of the process."""
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")

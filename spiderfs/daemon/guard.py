@@ -1,13 +1,15 @@
-"""The guard: a process that outlives the supervisor, and then ends the connection to the kernel.
+"""The guard: a process that outlives the supervisor, then ends the connection to the kernel and unlocks the cache.
 
-The connection ends by itself when the last descriptor of /dev/fuse is closed. A process that cannot be killed, because
-it waits in the kernel for a source that hangs, keeps its descriptor open, and the mount's readers would wait as long as
-it does. The guard has no such descriptor, touches neither source nor cache nor mount, and so is never held up. It is no
-child of the supervisor's and in a session of its own, so what is aimed at the supervisor's children does not meet it.
+The connection ends by itself when the last descriptor of /dev/fuse is closed, and the lock of the cache directory with
+the last one of it. A process that cannot be killed, because it waits in the kernel for a source that hangs, keeps both
+open, and the mount's readers and the next mount would wait as long as it does. The guard has no descriptor of
+/dev/fuse, touches neither source nor mount, and so is never held up. It is no child of the supervisor's and in a
+session of its own, so what is aimed at the supervisor's children does not meet it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import select
@@ -19,12 +21,22 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Ends the connection once the process that has made this object has ended."""
+    """Ends the connection, and unlocks the cache, once the process that has made this object has ended."""
 
-    def __init__(self, connection: int) -> None:
-        """`connection`: see `mountpoint.open_abort`."""
+    def __init__(self, connection: int | None, lock: int) -> None:
+        """`connection`: see `mountpoint.open_abort`. `lock`: the open file by which the cache directory is locked."""
         self._connection = connection
+        self._lock = lock
         self._alive = -1
+        self.keep()
+
+    def follow(self, lock: int) -> None:
+        """From now on it is this lock: there is a cache directory in the place of the one that was lost."""
+        self._lock = lock
+        # The guard so far goes on too, for the connection; nobody asks for the lock that it has.
+        if self._alive >= 0:
+            os.close(self._alive)
+            self._alive = -1
         self.keep()
 
     def keep(self) -> None:
@@ -35,12 +47,12 @@ class Guard:
             os.close(self._alive)
             self._alive = -1
         try:
-            self._alive = _start(self._connection)
+            self._alive = _start(self._connection, self._lock)
         except OSError as exc:
             log.warning("the mount has no guard for now (%s)", exc.strerror)
 
 
-def _start(connection: int) -> int:
+def _start(connection: int | None, lock: int) -> int:
     """A descriptor that is readable once the new guard has ended; raises OSError."""
     watched = os.pidfd_open(os.getpid())
     # The guard has the only end that is left for writing, and writes nothing.
@@ -50,7 +62,7 @@ def _start(connection: int) -> int:
     if between == 0:
         try:
             if os.fork() == 0:
-                _watch(watched, connection, held)
+                _watch(watched, connection, lock, held)
         finally:
             os._exit(0)
     os.close(held)
@@ -59,15 +71,19 @@ def _start(connection: int) -> int:
     return alive
 
 
-def _watch(watched: int, connection: int, held: int) -> None:
+def _watch(watched: int, connection: int | None, lock: int, held: int) -> None:
     os.setsid()
     os.chdir("/")
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # Everything else: the descriptor of /dev/fuse, the lock of the cache directory, the terminal.
+    # Everything else: the descriptor of /dev/fuse, the terminal.
     last = 0
-    for kept in sorted((watched, connection, held)):
+    for kept in sorted(fd for fd in (watched, connection, lock, held) if fd is not None):
         os.closerange(last, kept)
         last = kept + 1
     os.closerange(last, os.sysconf("SC_OPEN_MAX"))
     select.select([watched], [], [])
-    abort(connection)
+    if connection is not None:
+        abort(connection)
+    # For all who have this open file: the kernel has killed the supervisor's children before it said that this one has
+    # ended, and what is left of them runs no instruction any more.
+    fcntl.flock(lock, fcntl.LOCK_UN)

@@ -66,6 +66,7 @@ async def manage(context: MountContext) -> None:
     reading = context.reading()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reading.attend)
+        nursery.start_soon(reading.watch)
         manager = Manager(context, reading)
         await manager.run(nursery)
         nursery.cancel_scope.cancel()

@@ -1,8 +1,8 @@
 """The supervisor: mounts, forks workers and a manager, and starts again what dies. It does nothing else.
 
 It holds the FUSE descriptor and never answers a request, so it has no reason to die itself; if it is killed, the kernel
-kills its children (PR_SET_PDEATHSIG), the guard ends the connection (`guard.py`), readers get ENOTCONN and the next
-mount cleans up.
+kills its children (PR_SET_PDEATHSIG), the guard ends the connection and unlocks the cache directory (`guard.py`),
+readers get ENOTCONN and the next mount cleans up.
 
 What it does when a child ends:
     worker, exit 0              the file system was unmounted: stop everything
@@ -11,12 +11,14 @@ What it does when a child ends:
     manager, anything else      start another one; reads go on meanwhile
 A crash may be a symptom of a damaged store (SIGBUS): then the store is walked first. If the cache directory was deleted
 or moved, it is made anew, and all children start again. Workers that keep dying without having answered anybody end
-the mount, with an error to readers, rather than making them wait for ever.
+the mount, with an error to readers, rather than making them wait for ever. A child has ended when its first thread has:
+others may wait in the source for as long as that hangs, and cannot be killed (`process_table.ended_status`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import math
 import os
@@ -48,6 +50,7 @@ from spiderfs.daemon.restarts import Restarts
 from spiderfs.daemon.worker import work
 from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.fuse import session
+from spiderfs.process_table import ended_status
 from spiderfs.store import environment
 from spiderfs.trace import TraceWriter
 
@@ -62,7 +65,7 @@ KILLED_S = 5.0
 # Workers that die more often than this, without an answer to anybody in between, are not worth starting again.
 DEATHS = 20
 READY_POLL_S = 0.002
-# How often it is looked whether the guard and the cache directory are there.
+# How often it is looked whether guard and cache directory are there, and for children of whose end no signal tells.
 LOOK_S = 2.0
 # A process begins in 0.1 s, on two busy cores in 2. One that has not by then waits for a lock of the store whose holder
 # is dead: the kernel gives those back (robust futexes), but not where it had no memory for that when it killed the
@@ -149,7 +152,7 @@ class Supervisor:
         self._context = context
         self._descriptor = descriptor
         self._connection = connection
-        self._guard = None if connection is None else Guard(connection)
+        self._guard = Guard(connection, lock)
         self._counters = context.row(SUPERVISOR_ROW)
         self._children: dict[int, int] = {}  # pid -> worker index, or _MANAGER
         self._due: dict[int, float] = {}  # worker index, or _MANAGER -> when it is to be started again
@@ -212,6 +215,9 @@ class Supervisor:
             index = self._children.pop(pid, None)
             if index is not None:
                 ended.append((index, os.waitstatus_to_exitcode(status)))
+        for pid in list(self._children):
+            if (held_up := ended_status(pid)) is not None:
+                ended.append((self._children.pop(pid), os.waitstatus_to_exitcode(held_up)))
         return ended
 
     def _watch(self, report: Callable[[str], None]) -> None:
@@ -221,8 +227,7 @@ class Supervisor:
                 self._ready = True
                 report("")
                 notify_systemd("READY=1")
-            if self._guard is not None:
-                self._guard.keep()
+            self._guard.keep()
             received = signal.sigtimedwait(_SIGNALS, self._pause_s())
             if received and received.si_signo in (signal.SIGTERM, signal.SIGINT):
                 log.info("told to stop by signal %d", received.si_signo)
@@ -333,6 +338,7 @@ class Supervisor:
                 lost = self._lock
                 self._lock = lock_cache_directory(context.options.cache_dir, context.options.mountpoint)
                 os.close(lost)
+                self._guard.follow(self._lock)
             self._log_place = self._start_log()
             bind_to_source(context.directories, context.options.source)
             context.begin_run_directory()
@@ -360,6 +366,8 @@ class Supervisor:
         except OSError as exc:
             log.warning("the cache could not be written to disk (%s): it is built anew after a power loss", exc)
         self._context.source.close()
+        # Children that the source still holds would hold it too.
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _disconnect(self) -> None:
         """Readers get an error from now on, whatever becomes of the children; without `abort`, once these end."""

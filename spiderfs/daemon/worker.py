@@ -111,6 +111,7 @@ async def work(context: MountContext, descriptor: int, index: int, again: bool =
 
         await lister.root()
         nursery.start_soon(reading.attend)
+        nursery.start_soon(reading.watch)
         nursery.start_soon(client.watch)
         nursery.start_soon(_report, events, client, counters)
         nursery.start_soon(_follow, directories.options, OPTIONS_INTERVAL_S, follow_options)

@@ -14,7 +14,7 @@ the parent has not heard yet. Deliveries are counted in shared memory before the
 was read waits until it has `caught_up`.
 
 The process ends with its parent (PR_SET_PDEATHSIG, and the end of the pipe). When it dies itself the parent's `attend`
-raises, and the parent is to end too: what it was asked for is asked for again by whoever comes after it.
+or `watch` raises, and the parent is to end too: what it was asked for is asked for again by whoever comes after it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import outcome
 import trio
 
 from spiderfs.errors import SourceUnavailable
+from spiderfs.process_table import ended_status
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import Source, Version
 
@@ -56,6 +57,8 @@ _HELD_BACK_S = 2.0
 # What a slot keeps of its memory between reads; 16 of them hold 16 MiB at most.
 _KEPT_BYTES = 1 << 20
 _HELD_UP_S = 0.05
+# Nothing is fetched in between.
+_WATCH_INTERVAL_S = 1.0
 # Numbers taken from the pipe at a time.
 _MOST_REPLIES = 4096 * _NUMBER.size
 
@@ -201,6 +204,15 @@ class ReadProcess:
                 else:
                     trio.lowlevel.reschedule(task, outcome.Value((what, size)))
             self._hearing.unpark_all()
+
+    async def watch(self) -> None:
+        """For ever: look whether the process has been killed. Raises SourceUnavailable when it has.
+
+        Threads of it that wait in the kernel for the source may keep its pipe open: then `attend` hears nothing.
+        """
+        while ended_status(self.pid) is None:
+            await trio.sleep(_WATCH_INTERVAL_S)
+        raise SourceUnavailable("the process that reads from the source was killed while it waited there")
 
     def close(self) -> None:
         """For tests: a worker ends with its mount. The other process ends too, if it has not yet."""

@@ -1,0 +1,129 @@
+"""Threads that not even SIGKILL ends, for they wait in the kernel for the source: nobody waits for them.
+
+The source is a spiderfs mount itself, whose own source hangs: what a FUSE daemon has taken and not answered, the kernel
+waits for whatever happens to the asker (request_wait_answer in fs/fuse/dev.c), as on a hard NFS mount of old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mounting import Mounted, children, eventually, mounted, options_text, run_spiderfs, unmount
+from reading import readers, together, write_files
+
+TIMEOUT_S = 1.0
+# Two busy cores, and the second in which the supervisor looks for children of which it is told nothing.
+SLACK_S = 6.0
+TROUBLES = (
+    "has not answered within|left this unanswered",
+    r"(worker \d+|the manager) ended",
+    "the process ends",
+    "was killed while it waited there",
+    "took away what a crash had left mounted",
+)
+EVERY_TIME = {"ttl": 0, "dir_ttl": 0, "negative_ttl": 0}
+CACHED, OTHERS = ([f"{kind}/{number}" for number in range(4)] for kind in ("cached", "other"))
+
+
+def is_stuck(pid: int) -> bool:
+    """Whether a process that was killed is there still, for the sake of a thread that waits in the kernel."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return "D" in states
+
+
+def error_within(limit_s: float, call: Callable[[], object]) -> int:
+    began = time.monotonic()
+    with pytest.raises(OSError) as caught:  # noqa: PT011
+        call()
+    assert time.monotonic() - began < limit_s
+    return caught.value.errno or 0
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    wanted = write_files(tmp_path / "files", dict.fromkeys([*CACHED, *OTHERS], 5_000))
+    for name in wanted:
+        os.utime(tmp_path / "files" / name, (1e9, 1e9))  # what has just been written is not kept
+    return wanted
+
+
+@pytest.fixture
+def below(tmp_path: Path, files: dict[str, str]) -> Iterator[Mounted]:
+    """The source: a mount that answers, until `source.hang` is set, and never again when it is taken away by then."""
+    options = {"source.timeout_s": 3600, "allowed": ["is in use: detached"], **EVERY_TIME}
+    with mounted(tmp_path / "files", tmp_path / "below", **options) as mount:
+        yield mount
+
+
+def make_stuck(below: Mounted, mount: Mounted) -> list[int]:
+    """The processes of the mount that have asked the source in vain."""
+    below.change("source.hang", "on")
+    mount.control("warm").write_text("other\n")
+    assert error_within(2 * TIMEOUT_S + SLACK_S, (mount.point / OTHERS[0]).read_bytes) == errno.ETIMEDOUT
+    worker, manager = mount.workers()[0], mount.manager()
+    return [worker, manager, *children(worker), *children(manager)]
+
+
+@pytest.mark.parametrize("victim", ["nobody", "supervisor", "worker", "its reading process", "manager"])
+def test_what_cannot_end_is_waited_for_by_nobody(
+    tmp_path: Path, files: dict[str, str], below: Mounted, victim: str
+) -> None:
+    cache = tmp_path / "cache"
+    options = {"source.timeout_s": TIMEOUT_S, "cache": cache, "allowed": TROUBLES, **EVERY_TIME}
+    with mounted(below.point, tmp_path / "m", **options) as mount:
+        for name in CACHED:
+            (mount.point / name).read_bytes()
+        os.listdir(mount.point / "other")
+        asked = make_stuck(below, mount)
+        worker, manager, reading, _ = asked
+        victims = {"supervisor": mount.supervisor.pid, "worker": worker, "its reading process": reading}
+        victims |= {"manager": manager}
+        if victim in victims:
+            os.kill(victims[victim], signal.SIGKILL)
+        if victim == "supervisor":
+            with readers(1, mount.point, {name: files[name] for name in CACHED}, rounds=1) as one:
+                assert {kind for _, kind, _ in together(one, SLACK_S).errors} <= {"ENOTCONN", "ECONNABORTED"}
+        else:
+            with readers(1, mount.point, {name: files[name] for name in CACHED}, rounds=1) as one:
+                seen = together(one, len(CACHED) * SLACK_S)
+            assert (seen.wrong, seen.errors) == ([], [])
+            assert seen.longest_s < TIMEOUT_S + SLACK_S
+            assert error_within(2 * TIMEOUT_S + SLACK_S, (mount.point / OTHERS[1]).read_bytes) == errno.ETIMEDOUT
+            eventually(lambda: mount.stats()["metrics"]["internal_errors"] == 0, SLACK_S)
+            began = time.monotonic()
+            assert run_spiderfs("umount", mount.point).returncode == 0
+            assert time.monotonic() - began < SLACK_S
+        assert mount.supervisor.ended(SLACK_S)
+        assert any(is_stuck(pid) for pid in asked)
+        # What hangs is taken away, and the same files are shown at its place by a source that is well.
+        unmount(below.point, "-l")
+        with mounted(tmp_path / "files", tmp_path / "well", point=below.point):
+            with (
+                mounted(below.point, tmp_path / "m", **options) as again,
+                readers(1, again.point, files, rounds=1) as one,
+            ):
+                seen = together(one)
+            assert (seen.wrong, seen.errors, seen.reads) == ([], [], len(files))
+        assert any(is_stuck(pid) for pid in asked), "nobody has waited for them"
+    below.supervisor.signal(signal.SIGKILL)
+    eventually(lambda: not any(is_stuck(pid) for pid in asked), what="their end, once the source has gone")
+
+
+def test_a_mount_over_a_source_that_hangs_says_so(tmp_path: Path, below: Mounted) -> None:
+    (tmp_path / "mnt").mkdir()
+    below.change("source.hang", "on")
+    done = run_spiderfs("mount", below.point, tmp_path / "mnt", "-o", options_text({"cache_dir": tmp_path / "cache"}))
+    assert done.returncode == 1
+    assert "has not answered for 10 s" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    below.change("source.hang", "off")

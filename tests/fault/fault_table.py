@@ -83,7 +83,8 @@ def seen(victim: str, signal: str, source: str) -> Seen:
     if victim == "supervisor" and signal == "SIGTERM":
         return Seen(errors | _UNMOUNTED, waits, ends=True)
     if victim == "worker" and signal == "SIGSTOP":
-        return Seen(errors, waits, stop=True)
+        # What it was fetching, other workers wait for in vain.
+        return Seen(errors | {"ETIMEDOUT"}, max(waits, 1), stop=True)
     if victim == "reading process" and signal == "SIGSTOP":
         return Seen(errors | _ERRORS["hanging"], 2)
     if victim in ("worker", "reading process"):

@@ -289,7 +289,8 @@ class Connection:
             case Samples():
                 await self._declare(trainer, message)
             case EpochEnd():
-                self._count("hook_forwards_unmatched", message.unmatched or 0)
+                if message.unmatched:
+                    self._count("hook_forwards_unmatched", message.unmatched)
                 await self._sink.epoch_end(trainer, message)
             case Plan():
                 samples = _list(trainer, message.list)

@@ -160,8 +160,8 @@ def plan(
     workers, on each rank, before the first epoch; `attach` does the same by itself. `samples` are (path, label) in the
     order of the data set's indices, if it has no `.samples` or `.imgs`. A loader for evaluation, beside one for
     training, needs a `split` of another name. What an epoch will read is found out from a copy of the sampler when
-    it begins, and the batches are those of the loader without a plan. A sampler with a random generator that such a
-    copy does not reach is not planned, with a warning.
+    it begins, and the batches are those of the loader without a plan. A sampler that shares with such a copy what it
+    draws by is not planned, with a warning.
 
     The next epoch, with replacement the next two, is published early where it is known: with a DistributedSampler, a
     SpiderSampler on one rank, an EchoSampler, or a `generator` given to the loader or its sampler. A sampler that uses

@@ -5,9 +5,9 @@ nor the place of any random generator depends on whether somebody wanted to know
 left early leaves sampler and generators where it would have left them.
 
 A copy has copies of the sampler's own generators; the global ones of torch (on the CPU), NumPy and Python are put back
-afterwards. Data sets, modules and loaders are shared with the copy, for they may be large and a sampler only looks at
-them. What a copy does not reach is a generator that the sampler's code finds elsewhere, as a global of its module or an
-attribute of its class: such a sampler is recognised by `why_not`, and is not rehearsed.
+afterwards. Data sets, modules and loaders are shared with the copy, for they may be large. A sampler that draws by
+something else that it shares with a copy, a list or a generator of its module, say, or that runs a model or a loader,
+is recognised by `why_not`, and is not rehearsed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import itertools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -26,27 +25,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-# Their samplers draw from nothing but their own generators and the global ones.
-_KNOWN_PACKAGES = {
-    "accelerate",
-    "builtins",
-    "lightning",
-    "lightning_fabric",
-    "pytorch_lightning",
-    "torch",
-    "torchdata",
-    "transformers",
-    "typing",
-}
+from trainer_hook.elsewhere import shared_state
 
 
 def why_not(sampler: Any) -> str | None:
     """Why what this sampler will draw cannot be found out from a copy of it; None if it can."""
     for part in _parts(sampler):
-        for kind in type(part).__mro__:
-            if kind.__module__.partition(".")[0] not in _KNOWN_PACKAGES and _has_generator_elsewhere(kind):
-                return f"{kind.__name__} draws from a random generator that is no attribute of its own"
+        shared = shared_state(part)
+        if shared is not None:
+            return f"{type(part).__name__} draws by {shared}, which a copy of it shares"
     try:
         _copied(sampler)
     except Exception as exc:
@@ -114,30 +101,3 @@ def _attributes(sampler: Any) -> list[Any]:
 
 def _is_shared(value: Any) -> bool:
     return isinstance(value, Dataset | DataLoader | nn.Module)
-
-
-def _has_generator_elsewhere(kind: type[Any]) -> bool:
-    for value in vars(kind).values():
-        function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-        if isinstance(function, _GENERATORS):
-            return True
-        if isinstance(function, FunctionType):
-            cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-            found = (function.__globals__.get(name) for name in _names(function.__code__))
-            if any(isinstance(thing, _GENERATORS) for thing in itertools.chain(cells, found)):
-                return True
-    return False
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
@@ -605,6 +605,16 @@ def eager_batch_sampler(t: Training) -> None:
     _train(t, t.follow(t.loader(batch_sampler=Eager())))
 
 
+def larger_batches(t: Training) -> None:
+    """Some grow as the training does."""
+    loader = t.follow(t.loader())
+    for epoch in range(EPOCHS):
+        assert isinstance(loader.batch_sampler, BatchSampler)
+        loader.batch_sampler.batch_size = 4 + epoch
+        for inputs, labels in loader:
+            t.step(cross_entropy(t.model(inputs), labels))
+
+
 def batch_sampler(t: Training) -> None:
     _train(t, t.follow(t.loader(batch_sampler=BatchSampler(torch.utils.data.RandomSampler(range(SIZE)), 6, False))))
 
@@ -630,6 +640,85 @@ def break_with_a_generator(t: Training) -> None:
             t.step(cross_entropy(t.model(inputs), labels))
             if step == 3:
                 break
+
+
+ORDER = [*range(SIZE)]
+COUNTED = 0
+GENERATOR = torch.Generator()
+
+
+class ShuffledList(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        ORDER[:] = [ORDER[place] for place in torch.randperm(SIZE).tolist()]
+        return iter([*ORDER])
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+class OfItsClass(ShuffledList):
+    """Its list is an attribute of its class."""
+
+    order: ClassVar = [*range(SIZE)]
+
+    def __iter__(self) -> Iterator[int]:
+        self.order[:] = [self.order[place] for place in torch.randperm(SIZE).tolist()]
+        return iter([*self.order])
+
+
+class Counting(ShuffledList):
+    """Seeds each epoch by a number of its module."""
+
+    def __iter__(self) -> Iterator[int]:
+        global COUNTED
+        COUNTED += 1
+        return iter(torch.randperm(SIZE, generator=torch.Generator().manual_seed(COUNTED)).tolist())
+
+
+def drawn_by_a_function() -> list[int]:
+    return torch.randperm(SIZE, generator=GENERATOR).tolist()
+
+
+class Calling(ShuffledList):
+    """Calls a function with a generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(drawn_by_a_function())
+
+
+class OfALoader(ShuffledList):
+    """Draws by another loader."""
+
+    def __init__(self) -> None:
+        numbers: Any = range(SIZE)
+        self.loader = DataLoader(numbers, None, shuffle=True, generator=torch.Generator().manual_seed(1))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self.loader))
+
+
+class OfAModel(ShuffledList):
+    """Its draws follow from the averages that a model keeps."""
+
+    def __init__(self) -> None:
+        self.average = nn.BatchNorm1d(SIZE)
+
+    def __iter__(self) -> Iterator[int]:
+        self.average(torch.randn(4, SIZE))
+        assert self.average.running_mean is not None
+        return iter(self.average.running_mean.argsort().tolist())
+
+
+def _shared_with_a_copy(kind: type[Sampler[int]]) -> Callable[[Training], None]:
+    def train(t: Training) -> None:
+        global COUNTED
+        COUNTED = 0
+        ORDER.sort()
+        OfItsClass.order.sort()
+        GENERATOR.manual_seed(1)
+        _train(t, t.follow(t.loader(sampler=kind())))
+
+    return train
 
 
 # -- models
@@ -831,6 +920,7 @@ LOOPS: dict[str, Loop] = {
     "own sampler": Loop(own_sampler, ways=FOLLOWED),
     "own batch sampler": Loop(own_batch_sampler, ways=FOLLOWED),
     "eager batch sampler": Loop(eager_batch_sampler, ways=FOLLOWED),
+    "larger batches": Loop(larger_batches),
     "batch sampler": Loop(batch_sampler, ways=FOLLOWED),
     "break with a generator": Loop(break_with_a_generator, Sent.SOME, ways=FOLLOWED),
     "one buffer for all": Loop(one_buffer_for_all),
@@ -843,6 +933,12 @@ LOOPS: dict[str, Loop] = {
     "copies by accelerate": Loop(accelerated_copies),
     "background thread": Loop(background_thread),
     "background thread to a device": Loop(background_thread_to_a_device, Sent.NONE),
+    "a sampler with a list of its module": Loop(_shared_with_a_copy(ShuffledList), ways=FOLLOWED),
+    "a sampler with a list of its class": Loop(_shared_with_a_copy(OfItsClass), ways=FOLLOWED),
+    "a sampler that counts in its module": Loop(_shared_with_a_copy(Counting), ways=FOLLOWED),
+    "a sampler that calls a function": Loop(_shared_with_a_copy(Calling), ways=FOLLOWED),
+    "a sampler with a loader": Loop(_shared_with_a_copy(OfALoader), ways=FOLLOWED),
+    "a sampler with a model": Loop(_shared_with_a_copy(OfAModel), ways=FOLLOWED),
     "sequence first": Loop(sequence_first, Sent.NONE),
     "sequence first on a device": Loop(sequence_first_on_a_device, Sent.NONE),
 }

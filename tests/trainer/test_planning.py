@@ -293,9 +293,9 @@ def test_a_sampler_whose_generator_is_out_of_reach_is_not_planned(
             return SIZE
 
     for sampler, reason in (
-        (OfItsClass(), "OfItsClass draws from"),
-        (OfItsScope(), "OfItsScope draws from"),
-        (OfItsModule(), "OfItsModule draws from"),
+        (OfItsClass(), "OfItsClass draws by generator"),
+        (OfItsScope(), "OfItsScope draws by elsewhere"),
+        (OfItsModule(), "OfItsModule draws by OF_THE_MODULE"),
         (NotToBeCopied(), "BatchSampler cannot be copied"),
     ):
         caplog.clear()

@@ -282,7 +282,10 @@ class Catalogue:
         path = join(parent.path, name)
         version = None if stat.S_ISDIR(found.mode) else found.version
         inode, settled_before = self._free_inode(taken, path, version)
-        position = known.position if known else self._free_position(taken, parent.inode, name)
+        if known is None:
+            position, known = self._free_position(taken, parent.inode, name)
+        else:
+            position = known.position
         settles = 0.0
         if version is not None:
             if known is not None and known.inode != inode:
@@ -314,15 +317,22 @@ class Catalogue:
             if fact is None or behind > _BEHIND.unpack(fact)[0]:
                 self.record_fact(_BEHIND_FACT, _BEHIND.pack(behind, self._now()))
 
-    def _free_position(self, taken: dict[tuple[int, int], bytes], parent: int, name: bytes) -> int:
+    def _free_position(
+        self, taken: dict[tuple[int, int], bytes], parent: int, name: bytes
+    ) -> tuple[int, Dentry | None]:
+        """The place for a name that was not known, and what is there of it if somebody has recorded it since."""
         position = _name_hash(name)
         while True:
             other = taken.get((parent, position))
-            # The name itself: readdir(3) may give one twice while the directory changes.
-            if other == name or (
-                other is None and self._records.get("dentry", _DENTRY_KEY.pack(parent, position)) is None
-            ):
-                return position
+            if other == name:  # readdir(3) may give one twice while the directory changes
+                return position, None
+            if other is None:
+                row = self._records.get("dentry", _DENTRY_KEY.pack(parent, position))
+                if row is None:
+                    return position, None
+                dentry = _dentry(position, row)
+                if dentry.name == name:
+                    return position, dentry
             position += 1
 
     def _free_inode(

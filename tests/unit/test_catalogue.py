@@ -306,6 +306,24 @@ def test_a_name_looked_up_while_a_listing_is_written_stands(catalogue: Catalogue
     assert found.stat == later
 
 
+@pytest.mark.parametrize("asked_at", [10.0, 20.0])
+def test_a_name_looked_up_before_a_listing_comes_to_it_is_entered_once(catalogue: Catalogue, asked_at: float) -> None:
+    other = FILE._replace(mtime_ns=8)
+
+    def names_found() -> Iterator[tuple[bytes, SourceStat]]:
+        catalogue.record(ROOT_INODE, b"a", other, asked_at)
+        yield b"a", FILE
+
+    catalogue.record_listing(ROOT_INODE, names_found(), 77, 15.0)
+    assert names(catalogue) == [b"a"]
+    found = catalogue.find(ROOT_INODE, b"a")
+    assert found is not None
+    assert found.stat == (other if asked_at > 15.0 else FILE), "what was asked for later stands"
+    assert len(catalogue.gone(0, 10)) == 1, "of two versions one may be gone"
+    catalogue.record_gone(ROOT_INODE, b"a", 30.0)
+    assert catalogue.find(ROOT_INODE, b"a") is None
+
+
 def test_a_clock_that_was_set_back_keeps_no_removed_name() -> None:
     now = 1000.0
     catalogue = Catalogue(MemoryRecords(TABLES), lambda: now)

@@ -67,6 +67,7 @@ async def bare_filesystem(source: Source, place: Path) -> AsyncIterator[Bare]:
             fetcher=fetcher,
             read_ahead=ReadAhead(nursery, fetcher, counters, 8),
             redirects=redirects,
+            brought=PendingReads(),
             control=Control(_NoManager(), place, os.getuid()),
             events=events,
             counters=counters,

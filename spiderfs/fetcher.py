@@ -210,10 +210,6 @@ class Fetcher:
         """What this process has fetched lately, wherever it is now."""
         return self._transit.get(key)
 
-    def pass_on(self, key: ContentKey, payload: bytes) -> None:
-        """Have what was fetched at hand under this key too."""
-        self._transit.put(key, payload)
-
     def on_its_way(self, key: ContentKey) -> Fetched | None:
         """What was brought and has yet to reach the store."""
         return self._on_their_way.get(key)

@@ -58,7 +58,7 @@ from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
 from spiderfs.permissions import Credentials, Ownership
 from spiderfs.read_ahead import ReadAhead
-from spiderfs.redirects import Attached, Redirects
+from spiderfs.redirects import Attached, PendingReads, Redirects
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
@@ -84,7 +84,7 @@ _LISTINGS_KEPT = 65536
 PASSED_PAUSE_S, PASSED_BLOCKS = 1.0, 4096
 _PASSED_FILES = 4096
 # How often a file may change while it is looked up, and how soon the open follows for which it was read.
-_CHANGES, _BROUGHT_S, _MOST_BROUGHT = 8, 1.0, 64
+_CHANGES, _BROUGHT_S = 8, 1.0
 # Handles with further bits are those of control files.
 _HANDLE_BITS = 62
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
@@ -171,6 +171,7 @@ class Filesystem:
         fetcher: Fetcher,
         read_ahead: ReadAhead,
         redirects: Redirects,
+        brought: PendingReads,
         control: Control,
         events: EventSink,
         counters: Counters,
@@ -182,6 +183,7 @@ class Filesystem:
     ) -> None:
         """`deliver` says of an open of an inode of some size how whoever reads it may answer it.
 
+        `brought` notes which handle the open has to have for which a look-up has read a provisional version.
         `heard` returns when this process knows of all that was answered so. `scattered`: whether other processes may
         know names that this one does not.
         """
@@ -205,8 +207,7 @@ class Filesystem:
         self._passed_by: dict[bytes, tuple[SourceStat, float]] = {}
         # Of large files that the kernel reads by itself: when the policies were last told so, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
-        # Provisional versions that were read with their look-up, and when.
-        self._brought: dict[int, float] = {}
+        self._brought = brought
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(wall_clock() * 1e9)
         self.settings = settings
@@ -239,12 +240,12 @@ class Filesystem:
                 raise
             return self._stale_entry(known)
         if known is not None and known.checked_at == 0 and found is not None:
-            found = await self._bring_along(parent, name, found)
+            found = await self._bring_along(parent, name, found, caller)
         if found is None:
             return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), self.settings.negative_ttl_s)
         return await self._served(found, self._left_s(found), parent, caller)
 
-    async def _bring_along(self, parent: int, name: bytes, found: Dentry) -> Dentry | None:
+    async def _bring_along(self, parent: int, name: bytes, found: Dentry, caller: Caller) -> Dentry | None:
         """Read a small file with its look-up, for the open that follows at once, until both are of one version.
 
         It has just changed while it was opened. The kernel looks the name up and opens it once more, and no further
@@ -258,19 +259,18 @@ class Filesystem:
             if not 0 < dentry.stat.size <= self.settings.sample_max_bytes:
                 break
             node = Node(dentry.inode, path, dentry.stat, dentry.settles_at)
-            if node.settles_at > self._now():
-                node = _for_one_open(node, dentry.inode | PROVISIONAL)
-                self._brought[node.inode] = time.monotonic()
+            young = node.settles_at > self._now()
+            if young:
+                node = _for_one_open(node, random.getrandbits(_HANDLE_BITS))
             try:
                 await self._fetcher.bring(node)
+                if young:
+                    self._brought.put(caller.pid, node.inode, dentry.inode | PROVISIONAL, time.monotonic())
                 break
             except (SourceNotFound, SourceChanged):
-                self._brought.pop(node.inode, None)
                 dentry = await self._client.shared((parent, name), lambda: self._look_up_at_source(parent, name))
             except SourceUnavailable:
                 break  # the open is told so
-        while len(self._brought) > _MOST_BROUGHT:
-            del self._brought[next(iter(self._brought))]
         return dentry
 
     async def _served(self, dentry: Dentry, left_s: float, parent: int, caller: Caller) -> Entry:
@@ -471,17 +471,15 @@ class Filesystem:
 
     async def _open_provisional(self, node: Node, caller: Caller) -> Opened:
         """Its bytes may change under it: they are read anew for each open, and not kept for another one."""
-        handle = random.getrandbits(_HANDLE_BITS)
+        # What this thread's look-up has read is for this open, whichever worker answers it, and for no other one.
+        brought = self._brought.take(caller.pid, node.inode | PROVISIONAL, time.monotonic() - _BROUGHT_S)
+        handle = random.getrandbits(_HANDLE_BITS) if brought is None else brought
         if node.stat.size > self.settings.sample_max_bytes:
             self._note_large(node, caller)
             return Opened(handle, direct_io=False, keeps_pages=False)
         trainer, wanted, _ = self._reader_of(node, caller)
         started = time.perf_counter()
-        brought_at = self._brought.pop(node.inode | PROVISIONAL, -_BROUGHT_S)
-        brought = self._fetcher.passing(ContentKey(node.inode | PROVISIONAL))
-        if brought is not None and time.monotonic() - brought_at < _BROUGHT_S:
-            self._fetcher.pass_on(ContentKey(handle), brought)
-        elif node.stat.size:
+        if node.stat.size and self._fetcher.passing(ContentKey(handle)) is None:
             try:
                 await self._fetcher.bring(_for_one_open(node, handle))
             except (SourceNotFound, SourceChanged) as exc:

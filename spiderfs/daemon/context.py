@@ -88,6 +88,7 @@ class MountContext:
     event_writer: int
     control_listener: socket.socket
     pending_reads: PendingReads = field(default_factory=PendingReads)
+    brought: PendingReads = field(default_factory=PendingReads)
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)

@@ -92,6 +92,7 @@ async def work(context: MountContext, descriptor: int, index: int, again: bool =
             fetcher=fetcher,
             read_ahead=ReadAhead(nursery, fetcher, counters, context.options.read_ahead),
             redirects=redirects,
+            brought=context.brought,
             control=Control(ControlClient(directories.control_socket), directories.run, os.getuid()),
             events=events,
             counters=counters,

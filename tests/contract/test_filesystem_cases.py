@@ -122,6 +122,7 @@ class Plain:
                 fetcher=fetcher,
                 read_ahead=ReadAhead(nursery, fetcher, counters, 8),
                 redirects=Redirects(records, PendingReads()),
+                brought=PendingReads(),
                 control=Control(_NoManager(), self._place, os.getuid()),
                 events=_Unheard(),
                 counters=counters,

@@ -120,6 +120,18 @@ def test_each_open_of_a_version_that_has_not_settled_reads_it_anew(source: Path,
         assert mount.stats()["used_bytes"] == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_was_read_with_a_look_up_is_for_the_open_after_it_alone(
+    source: Path, tmp_path: Path, workers: int
+) -> None:
+    """Names are believed for an hour: each open finds out that there is another version, and looks it up anew."""
+    with mounted(source, tmp_path / "place", workers=workers) as mount:
+        for number in range(200):
+            content = b"version %3d" % number
+            (source / "file").write_bytes(content)
+            assert (mount.point / "file").read_bytes() == content
+
+
 def test_an_open_file_that_has_not_settled_can_be_mapped_and_read_on(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "place", ttl="0s", sample_max_bytes=1 << 20) as mount:
         content = os.urandom(3 << 20)

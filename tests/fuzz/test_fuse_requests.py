@@ -81,6 +81,7 @@ class Served:
             fetcher=self.fetcher,
             read_ahead=ReadAhead(nursery, self.fetcher, self.counters, 2),
             redirects=Redirects(records, PendingReads()),
+            brought=PendingReads(),
             control=Control(_Manager(), place, os.getuid()),
             events=_Unheard(),
             counters=self.counters,

@@ -12,7 +12,7 @@ same lists whatever the cache does, and share a training.
     quiver            the same, but each batch takes what is cached of ten times as many candidates (Quiver); its cache
                       is filled once, since what is read in an epoch is of no use until the next
     shade             draws by the ranks of losses, three times as often what is cached and above the mean
-    icache            half of the samples, the harder ones likelier; easy ones are lent within their class
+    icache            half of the samples, the harder ones likelier; easy ones stand in within their class
     impact            the same after a warm-up, with those re-evaluated whose rank varies most
     spider            SpiderCache as its paper has it: draws by graph score, hubs stand in for whatever they can
     spider+plan       what the product does with its hook: a coverage floor of 0.3, losses weighted, the next epoch

@@ -30,7 +30,7 @@ def _absolute(value: object) -> object:
         if not str(value):
             raise ValueError("an empty path: write the path of a file or directory")
         if "\0" in str(value):
-            raise ValueError("a path with a NUL byte: write the path of a file or directory")
+            raise ValueError("the path has a NUL byte: write the path of a file or directory")
         return Path(os.path.abspath(os.path.expanduser(value)))
     return value
 

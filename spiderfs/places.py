@@ -55,7 +55,9 @@ def check_answers(source: str | Path, patience_s: float = SOURCE_PATIENCE_S) -> 
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
-            raise ConfigError(f"the source {source} has not answered for {patience_s:g} s: see what it lies on")
+            raise ConfigError(
+                f"the source {source} has not answered for {patience_s:g} s: look whether its server or disk works"
+            )
         time.sleep(_POLL_S)
 
 

@@ -354,7 +354,7 @@ def read_trace(path: str | Path) -> Trace:
     try:
         with open(path, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"{path} is not a file: name a trace")
+                raise UsageError(f"the trace {path} is not a regular file: name a file that -o trace=FILE has written")
             content = file.read()
     except OSError as exc:
         raise UsageError(f"cannot read the trace {path}: {exc.strerror}") from exc
@@ -396,7 +396,7 @@ def _checked(records: NDArray[np.void], path: str | Path) -> NDArray[np.void]:
 
 def _check_total(sizes: NDArray[np.uint64], path: str | Path) -> None:
     if sizes.astype(np.float64).sum() > _MOST_BYTES_IN_ALL:
-        raise UsageError(f"the trace {path} is of more bytes than can be counted")
+        raise UsageError(f"the trace {path} is damaged, its sizes add up to too much: record another")
 
 
 def _check_header(header: bytes, path: str | Path) -> None:

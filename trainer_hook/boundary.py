@@ -46,7 +46,10 @@ class Boundary:
             return ours(*args, **named)
         except Exception:
             self.broken = True
-            log.warning("spiderfs steps aside, and the training goes on without it", exc_info=True)
+            log.warning(
+                "the spiderfs hook has failed: the training goes on without it; please report the error below",
+                exc_info=True,
+            )
             step_aside = None if self._step_aside is None else self._step_aside()
             # It may meet what has failed once more.
             with contextlib.suppress(Exception):

@@ -141,8 +141,8 @@ class Follower:
         if not self._said:
             self._said = True
             log.warning(
-                "another loader draws by the sampler of the one that was attached, and is not followed: attach after "
-                "what makes new loaders (Accelerator.prepare)"
+                "another loader uses the sampler of the attached one, and is not followed: attach after what makes new "
+                "loaders (Accelerator.prepare)"
             )
 
     def plain_state(self, loader: DataLoader[Any]) -> dict[str, Any]:

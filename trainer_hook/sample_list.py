@@ -101,14 +101,14 @@ def classes_of(labels: Sequence[Any]) -> Classes:
         return Classes(
             np.array(numbers, np.int32),
             False,
-            f"the labels are no numbers of classes: each of {len(number_of)} gets one, for stand-ins alone, and losses "
-            "are only known if hook.losses is called",
+            f"the labels are not numbers of classes: the hook numbers the {len(number_of)} different ones, for "
+            "stand-ins alone; call hook.losses where losses are needed",
         )
     return Classes(
         np.full(len(plain), UNLABELLED, np.int32),
         False,
-        "the labels are no classes (whole numbers, or texts): no sample stands in for another, and losses are only "
-        "known if hook.losses is called",
+        "the labels are no classes (whole numbers, or texts): no sample stands in for another; call hook.losses where "
+        "losses are needed",
     )
 
 

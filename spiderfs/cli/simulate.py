@@ -86,7 +86,7 @@ def simulate(
     if trace is None:
         raise click.UsageError("name a trace, or give --self-test")
     if ratio is not None and math.isnan(ratio):
-        raise UsageError("no ratio: nan; give a number from 0 to 1")
+        raise UsageError("--ratio nan: give a number from 0 to 1")
     from spiderfs.cli.guidance import chosen_settings
     from spiderfs.trace import read_trace
 

@@ -71,7 +71,7 @@ def notify_systemd(state: str) -> None:
             notify.connect("\0" + address[1:] if address.startswith("@") else address)
             notify.sendall(state.encode())
     except OSError as exc:
-        log.warning("NOTIFY_SOCKET=%s does not hear %s (%s)", address, state, exc)
+        log.warning("systemd was not told %s at NOTIFY_SOCKET=%s (%s): the mount goes on", state, address, exc)
 
 
 class _Printable(logging.Formatter):

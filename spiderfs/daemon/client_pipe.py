@@ -36,7 +36,10 @@ class ClientPipe:
             # Open for writing as well, or the FIFO would be at its end whenever the last client leaves (fifo(7)).
             self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as exc:
-            log.warning("everybody has to read through the mount, since there can be no FIFO (%s)", exc.strerror)
+            log.warning(
+                "cannot make the FIFO of spiderfs.client (%s): it reads through the mount until cache_dir is writable",
+                exc.strerror,
+            )
             self.fd = _nobodys_pipe()
         with contextlib.suppress(PermissionError):
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

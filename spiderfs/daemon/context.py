@@ -131,7 +131,9 @@ class MountContext:
         except StoreCorrupt:
             raise
         except StoreError as exc:
-            log.warning("%s: nothing is put into the cache any more", exc)
+            log.warning(
+                "%s: the mount goes on, and puts nothing into the cache; free the disk or make it writable", exc
+            )
             return LmdbContent(self.directories.content, readonly=True)
 
     def open_records(self) -> SpareRecords:
@@ -142,7 +144,7 @@ class MountContext:
             except StoreCorrupt:
                 raise
             except StoreError as exc:
-                log.warning("%s: new names are kept in memory", exc)
+                log.warning("%s: the mount goes on, and keeps new names in memory", exc)
         return SpareRecords(None, TABLES, self.spare_nodes)
 
 
@@ -246,7 +248,7 @@ def published_options(directories: Directories, options: Options) -> Options:
     try:
         values = json.loads(directories.options.read_text())
     except (OSError, ValueError) as exc:
-        log.warning("what was changed while mounted is forgotten (%s)", exc)
+        log.warning("the options changed while mounted are lost (%s): set them again with spiderfs config", exc)
         return options
     for row in options.as_table():
         if row.live and values[row.name] != row.value:

@@ -49,7 +49,7 @@ class Guard:
         try:
             self._alive = _start(self._connection, self._lock)
         except OSError as exc:
-            log.warning("the mount has no guard for now (%s)", exc.strerror)
+            log.warning("cannot start the guard (%s): it is tried again every 2 s", exc.strerror)
 
 
 def _start(connection: int | None, lock: int) -> int:

@@ -86,7 +86,10 @@ class Lists:
             try:
                 await trio.to_thread.run_sync(dataset.save, limiter=self._scoring)
             except OSError as exc:
-                log.warning("a list that nobody uses is kept, for its scores cannot be saved (%s)", exc.strerror)
+                log.warning(
+                    "cannot save the scores of an unused list (%s): it stays in memory until the cache's disk has room",
+                    exc.strerror,
+                )
                 continue
             # Somebody may have declared it meanwhile.
             if self.datasets.get(digest) is dataset and not self._is_used(digest):
@@ -97,7 +100,7 @@ class Lists:
 
     async def _forget(self, dataset: Dataset) -> None:
         del self.datasets[dataset.digest]
-        log.info("%s is nobody's any more: its %d samples are let go", dataset.name, len(dataset.keys))
+        log.info("no trainer uses the list %s: its %d samples leave memory", dataset.name, len(dataset.keys))
         others = [other.place_of for other in self.datasets.values()]
         lonely = [inode for inode in dataset.place_of if not any(inode in places for places in others)]
         for first in range(0, len(lonely), _AT_A_TIME):

@@ -151,13 +151,16 @@ class Manager:
                 self.keeper.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
         except StoreError as exc:
             # Taken stock of as soon as the disk allows it (`reconcile`).
-            log.warning("%s: what is cached stays as it is", exc)
+            log.warning("%s: nothing enters or leaves the cache until the disk can be written to", exc)
         self.guide.begin(self.catalogue.fact(_RATIO_FACT))
         nursery.start_soon(self.client.watch)
         try:
             nursery.start_soon(self.hook_server.serve, listen(self.context.directories.hook_socket))
         except OSError as exc:
-            log.warning("trainers cannot attach, since there can be no socket for them (%s)", exc.strerror)
+            log.warning(
+                "cannot make the hook's socket (%s): trainers cannot attach; make cache_dir writable, and mount again",
+                exc.strerror,
+            )
         nursery.start_soon(answer_questions, self.context.control_listener, ControlTable(self, nursery), nursery)
         nursery.start_soon(self._fold_events, self.context.event_reader, self._read_workers)
         nursery.start_soon(self._fold_events, self.client_pipe.fd, self.client_pipe.read)

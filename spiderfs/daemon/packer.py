@@ -122,7 +122,9 @@ class Packer:
         try:
             await trio.to_thread.run_sync(lambda: self._directory.key)
         except OSError as exc:
-            log.warning("no key for packages can be kept in the cache directory (%s): there are none", exc.strerror)
+            log.warning(
+                "cannot keep a key for packages in the cache directory (%s): no packages are made or read", exc.strerror
+            )
             return
         await self._find()
         async with trio.open_nursery() as nursery:
@@ -165,7 +167,10 @@ class Packer:
     def _ignore(self, name: bytes) -> None:
         """Believe nothing of it, and leave it to whoever has made it."""
         if not self._ignored:
-            log.warning("%s at the source was not made by this mount, and is not used", os.fsdecode(name))
+            log.warning(
+                "%s at the source was not made by this mount: ignored; delete it if no other mount uses it",
+                os.fsdecode(name),
+            )
         self._ignored = True
         self._counters.add("packages_ignored")
 

@@ -276,7 +276,7 @@ class Supervisor:
                 pause = self._worker_restarts.died(totals["answers"])
                 if pause is None:
                     raise MountError(
-                        f"{DEATHS} workers died one after the other without having answered anybody:"
+                        f"{DEATHS} workers in a row died before they had answered a request:"
                         f" giving up, {self._log_place} says why"
                     )
                 pause_s = pause
@@ -344,10 +344,10 @@ class Supervisor:
             context.begin_run_directory()
         except (SpiderfsError, OSError) as exc:
             if not self._cache_is_lost:
-                log.warning("%s has gone, and the cache cannot begin anew: %s", missing, exc)
+                log.warning("%s has gone, and cannot be made anew (%s): make its place writable", missing, exc)
             self._cache_is_lost = True
             return
-        log.warning("%s has gone: the cache begins anew with what is there", missing)
+        log.warning("%s has gone: the cache is made anew with what is left of it", missing)
         self._end_all_and_start_again()
         if environment.claim(context.directories.store) or not context.directories.content.exists():
             self._counters.add("store_rebuilds")
@@ -387,7 +387,7 @@ class Supervisor:
             return
         for pid in going:
             if self._children.pop(pid, None) is not None:
-                log.warning("process %d cannot be killed: it waits in the kernel, for the source or a disk", pid)
+                log.warning("process %d waits in the kernel, for the source or a disk: it ends when that answers", pid)
 
     def _await(self, pids: list[int], patience_s: float) -> bool:
         """Whether all of these children have ended, after `patience_s` at the latest."""

@@ -191,7 +191,7 @@ class _Desk:
             burst += 1
             woken = False
             if length < wire.IN_HEADER.size:
-                log.warning("a request of %d bytes was passed over", length)
+                log.warning("ignored a request of the kernel of only %d bytes", length)
                 continue
             _, opcode, unique, inode, uid, gid, pid, _ = wire.IN_HEADER.unpack_from(self._buffer)
             handler = self._handlers.get(opcode)

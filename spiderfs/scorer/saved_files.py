@@ -33,7 +33,7 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
 def check_whole(path: Path) -> None:
     """Raises ValueError or OSError unless `write_whole` wrote the file as it is."""
     if path.with_name(path.name + _SUFFIX).read_bytes() != f"{_crc32(path):08x}\n".encode():
-        raise ValueError(f"{path} is not as it was written")
+        raise ValueError(f"{path} does not have the checksum with which it was written")
 
 
 def saved_arrays(path: Path) -> dict[str, NDArray[Any]]:

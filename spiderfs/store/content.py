@@ -199,8 +199,8 @@ class LmdbContent:
         if too_far and not self._told_too_far:
             self._told_too_far = True
             log.warning(
-                "the file system of the cache has no files as large as some of the source: what lies farther in is read"
-                " from the source, choose another cache_dir for it"
+                "some files of the source are larger than the cache's file system allows: their ends are not cached;"
+                " choose a cache_dir on another file system (XFS) to cache them"
             )
         if blocks:
             outcomes = [(key, taken) for (key, _), taken in zip(records, landed, strict=True) if key.block]

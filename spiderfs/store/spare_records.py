@@ -159,7 +159,7 @@ class SpareRecords:
     def _keep(self, rows: list[Row], leave: Left | None) -> None:
         assert self._spare is not None
         if sum(map(self._spare.count, self._tables)) + len(rows) > MOST_ROWS:
-            raise StoreFull("no disk takes the names of files, and there are too many of them for memory")
+            raise StoreFull("the disk of the cache takes no names, and memory holds no more of them")
         self._shared.in_use = True
         for table, key, value in rows:
             there = self.get(table, key) if leave is not None and table == leave[0] else None
@@ -172,12 +172,12 @@ class SpareRecords:
 
     def _fails(self, exc: StoreError) -> None:
         if self._spare is None:
-            log.warning("%s: names are kept in memory", exc)
+            log.warning("%s: names are kept in memory until the disk takes them", exc)
             self._spare = MemoryRecords(self._tables)
 
     def _works(self) -> None:
         if self._spare is not None:
-            log.warning("the cache takes names again")
+            log.warning("the disk of the cache takes names again")
             self._spare = None
             self._deleted = set()
             self._shared.in_use = False

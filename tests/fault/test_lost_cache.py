@@ -11,7 +11,7 @@ from mounting import eventually, mounted
 from reading import readers, together, write_files
 
 SIZES = {f"{number:03d}": 20_000 for number in range(40)} | {"large": (9 << 20) + 5}
-GONE = "has gone: the cache begins anew"
+GONE = "has gone: the cache is made anew"
 
 
 @pytest.fixture

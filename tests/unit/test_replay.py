@@ -199,7 +199,7 @@ def test_command_reads_text(tmp_path: Path) -> None:
         (["--capacity", "120%"], "capacity: "),
         (["--capacity", "10%,"], "capacity: "),
         (["--json", "/nonexistent/x"], "cannot write"),
-        (["--ratio", "nan"], "no ratio"),
+        (["--ratio", "nan"], "from 0 to 1"),
         (["--neighbours", "9" * 30], "1000000"),
     ],
 )
@@ -242,7 +242,7 @@ def test_a_damaged_trace_is_one_line(tmp_path: Path, what: str) -> None:
 def test_what_is_no_file_is_one_line_and_read_no_further() -> None:
     code, output = run("/dev/zero")
     assert (code, len(output.splitlines())) == (1, 1)
-    assert "is not a file" in output
+    assert "is not a regular file" in output
 
 
 @pytest.mark.parametrize("length", [151, 10**30])

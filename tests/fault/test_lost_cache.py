@@ -32,7 +32,7 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss: str, workers: int) -> None:
     wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "m", workers=workers, ttl=0.2, allowed=[GONE, "is forgotten"]) as mount:
+    with mounted(source, tmp_path / "m", workers=workers, ttl=0.2, allowed=[GONE, "set them again"]) as mount:
         with readers(2, mount.point, wanted) as some:
             eventually(lambda: mount.metric("opens") > len(wanted), what="reads before")
             LOSSES[loss](mount.cache)
@@ -54,7 +54,7 @@ def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss
 
 def test_processes_do_without_the_options_that_were_changed(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "m", workers=2, allowed=["is forgotten"]) as mount:
+    with mounted(source, tmp_path / "m", workers=2, allowed=["set them again"]) as mount:
         (mount.cache / "run" / "options.json").unlink()
         with readers(2, mount.point, wanted, rounds=2) as some:
             seen = together(some)

@@ -28,7 +28,7 @@ from trainer_hook.evaluation import Evaluation
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.planner import Planner
 from trainer_hook.planning import introduce, when_collected
-from trainer_hook.provenance import tensors_in
+from trainer_hook.provenance import is_mixed, tensors_in
 from trainer_hook.sample_list import Sample
 from trainer_hook.sampler import SpiderSampler
 
@@ -157,7 +157,7 @@ class Hook:
         self._capture = Capture(model, classifier, embed_dim, boundary, self._forward)
         # The loop's number for each class, and whether its batches have them in another order than the list has.
         self._meaning: dict[int, int] = {}
-        self._moved = False
+        self._moved = self._mixed = False
         self._batches_taken = 0
         self._thread = threading.get_ident()
         self._warned: set[str] = set()
@@ -223,6 +223,10 @@ class Hook:
         elif not self._in_order(indices, batch):
             known = False
             self._warn("the batches' labels are those of the list in another order: the collate function moves rows")
+        elif self._mixed or is_mixed(batch, len(indices)):
+            # For good: of a batch with one class alone the labels do not say it.
+            self._mixed, known = True, False
+            self._warn("nothing is told of the batches, for their labels say that the collate function mixes samples")
         self._attribution.taken(iteration, indices if known else indices[:0], batch)
         self._tell()
         self._batches_taken += 1

@@ -20,6 +20,8 @@ Rows = npt.NDArray[np.int64]
 
 # Of a batch, or of a model's arguments: enough for all that has rows, and little to look through.
 _TENSORS_MAX, _DEPTH_MAX = 64, 4
+# What is wider is no label: to look through 256 rows of 1,000 classes takes 0.4 ms.
+_CLASSES_MAX = 32_768
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -50,6 +52,29 @@ def _walk(value: Any, depth: int) -> Iterator[Tensor]:
         if number >= _TENSORS_MAX:
             return
         yield from _walk(part, depth - 1)
+
+
+# CutMix and mixup mix two samples, mosaics four.
+_MIXED_MAX = 4
+
+
+def is_mixed(batch: Any, rows: int) -> bool:
+    """Whether the batch's labels say that its rows are mixtures of samples (mixup, CutMix): some have several classes.
+
+    Smoothed labels have not: but for one class all are alike. Nor has what a teacher gives, in which none are.
+    """
+    for tensor in tensors_in(batch):
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or not tensor.is_floating_point():
+            continue
+        if tensor.dim() != 2 or len(tensor) != rows or not 2 <= tensor.shape[1] <= _CLASSES_MAX:
+            continue
+        shares = tensor.detach().float().numpy()
+        lowest = shares.min(1, keepdims=True) if shares.shape[1] > 2 else 0.0
+        if shares.min() >= 0 and np.allclose(shares.sum(1), 1, atol=1e-2):
+            classes = int((shares - lowest > 1e-4).sum(1).max())
+            if 2 <= classes <= _MIXED_MAX:
+                return True
+    return False
 
 
 class Memory:

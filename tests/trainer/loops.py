@@ -786,6 +786,24 @@ def pieces_of_one_tensor(t: Training) -> None:
         t.step(cross_entropy(t.model(inputs), labels))
 
 
+def _soft(t: Training, mix: Callable[[Tensor], Tensor], soften: Callable[[Tensor], Tensor]) -> None:
+    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        labels = torch.tensor([label for _, label in rows])
+        return mix(torch.stack([row for row, _ in rows])), soften(torch.eye(4)[labels])
+
+    t.model.classifier = nn.Linear(WIDTH, 4)
+    _train(t, t.follow(t.loader(collate_fn=collate)))
+
+
+def mixed_by_the_loader(t: Training) -> None:
+    """As mixup and CutMix are put into the collate function: no row is of one sample."""
+    _soft(t, *[lambda rows: 0.7 * rows + 0.3 * rows.roll(1, 0)] * 2)
+
+
+def smoothed_labels(t: Training) -> None:
+    _soft(t, lambda rows: rows, lambda labels: 0.9 * labels + 0.1 / 4)
+
+
 def sorted_by_label(t: Training) -> None:
     """As collate functions sort by length: the rows are other samples' than was drawn in their places."""
 
@@ -925,6 +943,8 @@ LOOPS: dict[str, Loop] = {
     "break with a generator": Loop(break_with_a_generator, Sent.SOME, ways=FOLLOWED),
     "one buffer for all": Loop(one_buffer_for_all),
     "pieces of one tensor": Loop(pieces_of_one_tensor, ways=FOLLOWED),
+    "mixed by the loader": Loop(mixed_by_the_loader, Sent.NONE),
+    "smoothed labels": Loop(smoothed_labels),
     "sorted by label": Loop(sorted_by_label, Sent.NONE),
     "collate that leaves out": Loop(collate_that_leaves_out, Sent.NONE),
     "model in parts": Loop(model_in_parts),

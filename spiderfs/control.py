@@ -29,8 +29,8 @@ LOG_FILE = "access.log"
 # A write of fewer bytes without a line's end is a whole command (echo -n); a longer one is a piece of a list that goes
 # on in the next write. Programs that write through stdio(3) do so in pieces of exactly this size.
 _COMMAND_BYTES = 4096
-# What a reader may be given without a snapshot: each READ, of 128 KiB, then has the manager write it all anew.
-_ASKED_AGAIN_BYTES = 1 << 20
+# What a worker keeps in memory of texts that the disk has no room for: each at most so long, and so many of them.
+_UNWRITTEN_BYTES, _UNWRITTEN_MOST = 1 << 20, 16
 
 
 class ControlFile(NamedTuple):
@@ -93,6 +93,8 @@ class Control:
         self._channel = channel
         self._directory = directory
         self._owner_uid = owner_uid
+        # Texts that this worker has opened without room for a snapshot, by handle; another worker asks again.
+        self._unwritten: dict[int, bytes] = {}
 
     @property
     def client_terms(self) -> Path:
@@ -147,6 +149,11 @@ class Control:
         else:
             with _Snapshot(self._snapshot(handle)) as snapshot:
                 await self._channel.render(os.fsdecode(file.name), snapshot.write)
+            if snapshot.unwritten is not None:
+                # Its release may have gone to another worker.
+                while len(self._unwritten) >= _UNWRITTEN_MOST:
+                    del self._unwritten[next(iter(self._unwritten))]
+                self._unwritten[handle] = bytes(snapshot.unwritten)
         return handle
 
     async def read(self, handle: int, offset: int, size: int) -> bytes:
@@ -156,6 +163,8 @@ class Control:
         if _index(handle) == _LOG:
             self._want_log()
             path = self._directory / LOG_FILE
+        elif handle in self._unwritten:
+            return self._unwritten[handle][offset : offset + size]
         try:
             with open(path, "rb") as file:
                 file.seek(offset)
@@ -190,6 +199,7 @@ class Control:
     async def release(self, handle: int) -> None:
         if _index(handle) == _LOG:
             return
+        self._unwritten.pop(handle, None)
         path = self._snapshot(handle)
         rest = path.read_bytes() if handle & _WRITING and path.exists() else b""
         path.unlink(missing_ok=True)
@@ -224,18 +234,19 @@ class _Enough(Exception):
 class _Snapshot:
     """Writes a text to a file piece by piece: all of it, or no file.
 
-    Where the disk has no room for it, a short text is left to be asked for again at each read; for a long one NoRoom is
-    raised.
+    Where the disk has no room for it, a short text is left in memory; for a long one NoRoom is raised.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: io.FileIO | None = None
-        self._bytes = 0
+        self.unwritten: bytearray | None = None
 
     def __enter__(self) -> Self:
-        with contextlib.suppress(OSError):
+        try:
             self._file = open(self._path, "xb", buffering=0)
+        except OSError:
+            self.unwritten = bytearray()
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
@@ -245,15 +256,20 @@ class _Snapshot:
             self._file.close()
 
     def write(self, piece: bytes) -> None:
-        self._bytes += len(piece)
-        try:
-            rest = memoryview(piece)
-            while rest and self._file is not None:
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            self._give_up()
-        if self._file is None and self._bytes > _ASKED_AGAIN_BYTES:
-            raise NoRoom(f"no room for a list of more than {_ASKED_AGAIN_BYTES} bytes in {self._path.parent}")
+        if self._file is not None:
+            before = self._file.tell()
+            try:
+                rest = memoryview(piece)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self.unwritten = bytearray(self._path.read_bytes()[:before])
+                self._give_up()
+        if self._file is None:
+            if self.unwritten is None or len(self.unwritten) + len(piece) > _UNWRITTEN_BYTES:
+                raise NoRoom(f"no room for a list of more than {_UNWRITTEN_BYTES} bytes in {self._path.parent}")
+            self.unwritten += piece
 
     def _give_up(self) -> None:
         if self._file is not None:

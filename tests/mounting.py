@@ -144,12 +144,15 @@ class Mounted:
         return self.point / ".spiderfs" / name
 
     def stats(self) -> dict[str, Any]:
-        """stats.json, asked again while the manager is being started."""
+        """stats.json, asked again while the manager is being started.
+
+        Without room on the disk several workers may each answer a part of it, and from different moments.
+        """
 
         def read() -> dict[str, Any] | None:
             try:
                 stats: dict[str, Any] = json.loads(self.control("stats.json").read_bytes())
-            except BlockingIOError:
+            except (BlockingIOError, json.JSONDecodeError):
                 return None
             return stats
 

@@ -138,11 +138,17 @@ def test_a_pending_look_up_holds_up_nobody_who_knows_the_names(source: Path, tmp
         for _ in range(3):
             for label in range(CLASSES):
                 assert seconds_of(sys.executable, "-c", _LIST, mount.point / "train" / str(label)) < QUICK_S
-        # What is cached must stay so while it is read.
+        # What is cached must stay so while it is read: the manager goes on with the batches that wait for it.
         trainer.send_signal(signal.SIGSTOP)
-        cached: list[str] = []
-        while cached != (cached := mount.control("cache").read_text().splitlines()):
+        looks: list[list[str]] = []
+
+        def at_rest() -> bool:
+            looks.append(mount.control("cache").read_text().splitlines())
             time.sleep(0.1)
+            return len(looks) > 10 and all(look == looks[-1] for look in looks[-10:])
+
+        eventually(at_rest, what="the end of the batches")
+        cached = looks[-1]
         assert cached
         assert seconds_of("cat", *(mount.point / line.split()[-1] for line in cached)) < QUICK_S
         trainer.send_signal(signal.SIGCONT)

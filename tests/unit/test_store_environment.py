@@ -83,9 +83,10 @@ def in_child(work: Callable[[], None]) -> int:
 def test_a_first_claim_marks_the_store_and_a_release_takes_the_mark_away(tmp_path: Path) -> None:
     store = tmp_path / "deep" / "store"
     assert environment.claim(store) is None
-    assert [path.read_text().strip() for path in store.iterdir()] == [environment.boot_id()]
+    written = {path.name: path.read_text().strip() for path in store.iterdir()}
+    assert written == {"in-use": environment.boot_id(), "format": environment.FORMAT}
     environment.release(store)
-    assert list(store.iterdir()) == []
+    assert [path.name for path in store.iterdir()] == ["format"]
     environment.release(store)
 
 
@@ -100,7 +101,7 @@ def test_a_released_store_is_found_whole(tmp_path: Path) -> None:
 
 def test_a_store_in_use_when_the_machine_went_down_is_wiped(tmp_path: Path) -> None:
     filled(tmp_path)
-    (marker,) = [path for path in tmp_path.iterdir() if path.is_file()]
+    marker = tmp_path / "in-use"
     marker.write_text("another boot\n")
     reason = environment.claim(tmp_path)
     assert reason is not None
@@ -141,7 +142,7 @@ def test_wipe_leaves_other_files_alone(tmp_path: Path) -> None:
     filled(tmp_path)
     (tmp_path / "note").write_text("mine")
     environment.wipe(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in-use", "note"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["format", "in-use", "note"]
 
 
 # -- damage

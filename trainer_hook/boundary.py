@@ -1,4 +1,4 @@
-"""The one way from a training's code into ours: what fails there is said once, and the training goes on without us."""
+"""Every call from a training's code into ours goes through here: a failure is logged once, and the training goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Boundary:
-    """Of one hook, or of one loader's plans, which steps aside after the first failure; nothing is called then."""
+    """The boundary of one hook, or of one loader's plans. After its first failure it calls nothing any more."""
 
     def __init__(self) -> None:
         self.broken = False
@@ -31,7 +31,7 @@ class Boundary:
         self._step_aside = weakref.WeakMethod(step_aside)
 
     def enter(self, ours: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
-        """What `ours` gives; None if it fails, or something has before."""
+        """Call `ours`; None if it fails, or if an earlier call has failed."""
         with self._lock:
             return self._enter(ours, *args, **named)
 
@@ -51,7 +51,7 @@ class Boundary:
                 exc_info=True,
             )
             step_aside = None if self._step_aside is None else self._step_aside()
-            # It may meet what has failed once more.
+            # What has failed once may fail here again.
             with contextlib.suppress(Exception):
                 if step_aside is not None:
                     step_aside()

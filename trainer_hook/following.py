@@ -176,7 +176,7 @@ Follow = Callable[[Follower, type[DataLoader[Any]], DataLoader[Any]], Iterator[A
 def _followed_class(
     kind: type[DataLoader[Any]], followed_by: weakref.ref[Follower], follow: Follow
 ) -> type[DataLoader[Any]]:
-    """The loader's own class, but for what iterating over it gives, and what a copy of it is."""
+    """A subclass of the loader's class that differs in two things: iterating is followed, and its copies are plain."""
 
     def iterate(self: DataLoader[Any]) -> Iterator[Any]:
         follower = followed_by()
@@ -239,7 +239,7 @@ class _FollowedIterator:
 
     @property
     def _received(self) -> int | None:
-        """Of an iterator with workers: how many batches have come from them, those that failed too."""
+        """How many batches the workers of an iterator have delivered, failed ones included."""
         return getattr(self._iterator, "_rcvd_idx", None)
 
     def _took(self, batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Of which tensors a tensor is made, as far as that can be known: those that share its memory.
+"""Finds out of which tensors a tensor is made, by the memory that they share.
 
 A view says by its offset and strides which rows of its base it has. A copy (to a device, in another layout, augmented)
 says nothing of where it came from.

@@ -37,12 +37,12 @@ def window_s(size: int) -> float:
 def settles_at(
     mtime_ns: int, size: int, asked_at: float, answered_at: float, behind_s: float, known: float | None
 ) -> float:
-    """When a version has settled that the source was `asked` for and `answered` with; 0 if it had by then.
+    """When a version has settled, or 0 if it had when the source was asked for it.
 
-    `known` is what this said when the same version was seen before.
+    `known` is what this function returned when the same version was seen before.
     """
     window = window_s(size)
-    # Further away than the window: our clock was set back since.
+    # A time further away than the window is not believed: our clock was set back since.
     if known is not None and known <= answered_at + window:
         return known
     if mtime_ns / 1e9 <= asked_at - behind_s - window:
@@ -57,6 +57,6 @@ def may_look_old(mtime_ns: int, size: int, asked_at: float) -> bool:
 
 
 def behind_s(seen_at: float, mtime_ns: int, answered_at: float) -> float:
-    """By how much the source's clock is behind at most, if what has this mtime came about between two times."""
+    """An upper bound of how far the source's clock is behind; the change with this mtime was made after `seen_at`."""
     mtime_s = mtime_ns / 1e9
     return answered_at - mtime_s if seen_at - mtime_s > WINDOW_S and answered_at - mtime_s <= MOST_BEHIND_S else 0.0

@@ -20,7 +20,7 @@ def live(main: Callable[[], Awaitable[None]]) -> NoReturn:
     """The whole life of a child; ends without unwinding, for a thread that hangs in the source cannot be joined."""
     status = 1
     try:
-        # Of the terminal's Ctrl-C the supervisor alone makes something.
+        # Only the supervisor acts on Ctrl-C in the terminal.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
         trio.run(main)
@@ -38,7 +38,7 @@ def live(main: Callable[[], Awaitable[None]]) -> NoReturn:
 
 
 def _damage_in(exc: BaseException) -> StoreCorrupt | None:
-    """The damage to the store that a process ends of, if it does."""
+    """The damage to the store because of which a process ends; None if it ends of something else."""
     if isinstance(exc, BaseExceptionGroup):
         return next((damage for inner in exc.exceptions if (damage := _damage_in(inner))), None)
     return exc if isinstance(exc, StoreCorrupt) else None

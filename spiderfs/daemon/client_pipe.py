@@ -70,7 +70,7 @@ class ClientPipe:
 
 
 def _nobodys_pipe() -> int:
-    """The reading end of a pipe into which nobody writes, and which does not end."""
+    """The reading end of a pipe that nobody writes to, and that never reaches its end."""
     name = f"/proc/self/fd/{(ends := os.pipe())[0]}"
     try:
         return os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -31,7 +31,7 @@ class Guard:
         self.keep()
 
     def follow(self, lock: int) -> None:
-        """From now on it is this lock: there is a cache directory in the place of the one that was lost."""
+        """Unlock this one instead: another cache directory has taken the place of one that was lost."""
         self._lock = lock
         # The guard so far goes on too, for the connection; nobody asks for the lock that it has.
         if self._alive >= 0:
@@ -40,7 +40,7 @@ class Guard:
         self.keep()
 
     def keep(self) -> None:
-        """Start the guard unless it is there; call it now and then, for it may have been killed."""
+        """Start the guard unless it runs. Call this regularly, for somebody may have killed the guard."""
         if self._alive >= 0:
             if not select.select([self._alive], [], [], 0)[0]:
                 return

@@ -255,7 +255,7 @@ class Connection:
                     await self.answer(Error("failed", f"{message.TYPE}: an internal error, see the daemon's log"))
 
     def _together(self, first: Batch, feed: trio.MemoryReceiveChannel[Message]) -> tuple[list[Batch], list[Message]]:
-        """A batch with those behind it that go into the same call, and the message behind these if it was met."""
+        """A batch, the ones behind it that go into the same call, and the next message if it was read already."""
         waiting = feed.statistics().current_buffer_used
         count = min(1 + waiting // self._limits.waiting_for_each, self._limits.together)
         batches = [first]

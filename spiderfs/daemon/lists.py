@@ -45,7 +45,7 @@ class Lists:
         """By trainer and the name that it has given the list."""
         # Lists keep their numbers, in traces too, when they are declared again.
         self._numbers: dict[str, int] = {}
-        # When each list was first found to be nobody's; those that are being declared are somebody's.
+        # When each list was first found unused. A list that is being declared counts as used.
         self._unused_since: dict[str, float] = {}
         self._declared_now: list[str] = []
 
@@ -62,7 +62,7 @@ class Lists:
             self._declared_now.remove(digest)
 
     async def make_room(self, digest: str, samples: int) -> None:
-        """Raises ProtocolError where with this list all together would have too many samples."""
+        """Raises ProtocolError if this list would bring all lists together above MAX_SAMPLES."""
         if self._samples_beside(digest) + samples > MAX_SAMPLES:
             await self.let_go(0.0)
         if self._samples_beside(digest) + samples > MAX_SAMPLES:

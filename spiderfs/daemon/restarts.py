@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-# A process that died before it had done anything is likely to do so again: so long it is waited before the second start
-# in a row, twice as long before each further one, and never longer than this.
+# A process that died before it had done anything is likely to do so again. The first pause is that before the second
+# start in a row; each further pause is twice as long, up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
 
 class Restarts:
-    """Of processes that share one task. Pure: `done` is what they have done since the mount, in any unit."""
+    """Decides on restarts of processes that share one task. `done` counts what they have done since the mount."""
 
     def __init__(self, limit: int | None = None) -> None:
-        """After `limit` deaths in a row, with nothing done between them, it is not worth going on."""
+        """`limit`: after so many deaths in a row, with nothing done between them, `died` gives up."""
         self._limit = limit
         self._done = -1
         self.in_a_row = 0
 
     def died(self, done: int) -> float | None:
-        """After how many seconds the one that has died is to be started again; None: give up."""
+        """How many seconds to wait before the next start; None: give up."""
         self.in_a_row = self.in_a_row + 1 if done == self._done else 1
         self._done = done
         if self.in_a_row == self._limit:

@@ -65,11 +65,11 @@ KILLED_S = 5.0
 # Workers that die more often than this, without an answer to anybody in between, are not worth starting again.
 DEATHS = 20
 READY_POLL_S = 0.002
-# How often it is looked whether guard and cache directory are there, and for children of whose end no signal tells.
+# How often the supervisor looks for guard and cache directory, and for children whose end no signal reports.
 LOOK_S = 2.0
 # A process begins in 0.1 s, on two busy cores in 2. One that has not by then waits for a lock of the store whose holder
-# is dead: the kernel gives those back (robust futexes), but not where it had no memory for that when it killed the
-# holder, as in a control group at its limit. Who opens the store while nobody has it open makes the locks anew.
+# is dead: the kernel frees such locks (robust futexes), but not if it had no memory for that when it killed the holder,
+# as in a control group at its limit. The first process to open the store after all have closed it makes new locks.
 START_S = 10.0
 # This many in so short a time by a signal of _CRASHES are taken for damage to the store even if a walk finds none.
 CRASHES, CRASHES_WITHIN_S = 4, 60.0

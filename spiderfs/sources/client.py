@@ -65,7 +65,7 @@ class SourceLimits:
 
 
 class Patience(NamedTuple):
-    """Until when somebody may be made to wait, and how many answers the source had given when the wait began."""
+    """Until when somebody may wait, and how many answers the source had given when the wait began."""
 
     until: float
     answers: int
@@ -122,7 +122,7 @@ class SourceClient:
         return await self.call(lambda: list(self.source.scan(path)), timeout_s=self._limits.scan_timeout_s)
 
     def patience(self) -> Patience:
-        """That of somebody who asks now, for a question that may have to wait for others first."""
+        """The patience of a question that is asked at this moment, and may have to wait for others first."""
         return Patience(trio.current_time() + self._limits.timeout_s, self._answers)
 
     async def read(

@@ -12,15 +12,15 @@ import struct
 import time
 from collections.abc import Callable, Hashable
 
-# From one reader's error to the question of the next one the kernel takes microseconds, on a busy machine some 0.1 s.
-# It is the least time between two attempts at the same, too.
+# The next reader's question follows one reader's error within microseconds, or 0.1 s on a busy machine. The source is
+# asked the same thing no more often than this, too.
 SHARED_S = 1.0
 _SLOTS = 4096
 _SLOT = struct.Struct("<qd")
 
 
 class RecentTimeouts:
-    """Make it before the fork: the processes that share it have the same hashes too.
+    """Make it before the fork, for only processes with the same hash seed find each other's notes.
 
     Two questions may share a slot, and then only the later one is known.
     """
@@ -30,7 +30,7 @@ class RecentTimeouts:
         self._clock = clock
 
     def note(self, question: Hashable) -> None:
-        """It has been waited for in vain."""
+        """Note that somebody has waited in vain for the answer."""
         hashed = hash(question)
         _SLOT.pack_into(self._map, self._at(hashed), hashed, self._clock())
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Some 300 MB. One more would make another one unknown, and a listing that lacks names is worse than an error.
+# Some 300 MB. Beyond this a write fails: to forget other rows would leave names out of listings, which is worse.
 MOST_ROWS = 1_000_000
 INODES = "inode"
 
@@ -38,7 +38,7 @@ class SharedRows:
     """The latest rows of one table, as many as there is room for; make it before the processes that share it."""
 
     _SLOTS, _SLOT_BYTES = 1 << 16, 512
-    # The checksum makes that a row which another process is writing, or has written over, is taken for none.
+    # By the checksum a row that another process is writing, or has written over, is recognised and passed over.
     _HEAD = struct.Struct("<QH")
 
     def __init__(self) -> None:
@@ -74,14 +74,14 @@ class SharedRows:
 
 
 class SpareRecords:
-    """`Records` over those on the disk; None: there are none to be had. `shared` are rows of the table INODES."""
+    """`Records` on top of those on the disk (None if the disk has none); `shared` holds rows of the table INODES."""
 
     def __init__(self, disk: LmdbRecords | None, tables: Iterable[str], shared: SharedRows) -> None:
         self._disk = disk
         self._shared = shared
         self._tables = tuple(tables)
         self._spare: MemoryRecords | None = None if disk else MemoryRecords(self._tables)
-        # Rows of the disk that do not count any more.
+        # Rows that the disk still has, and that were deleted.
         self._deleted: set[tuple[str, bytes]] = set()
 
     def get(self, table: str, key: bytes) -> bytes | None:

@@ -125,7 +125,7 @@ class Content(Protocol):
 Row = tuple[str, bytes, bytes | None]
 """Table, key, value; None instead of a value deletes."""
 Left = tuple[str, Callable[[bytes], bool]]
-"""A table, and what says of a value that is there that it is to be left as it is."""
+"""A table, and a test of an existing value: where it holds, the value is left as it is."""
 
 
 class Records(Protocol):
@@ -134,7 +134,7 @@ class Records(Protocol):
     def get(self, table: str, key: bytes) -> bytes | None: ...
 
     def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
-        """Write rows in one transaction, but for those in whose place is something that is to be left.
+        """Write rows in one transaction, except where `leave` says to keep the value that is there.
 
         `unless` is asked once nobody else can write, and says that nothing is to be written.
         """

@@ -103,6 +103,8 @@ class Attribution(Generic[Part]):
         # The latest iteration, how many batches it gave, and those iterations that give no more.
         self._iteration: object = None
         self._given = 0
+        # Whether the loop has used a batch of that iteration before it took the next.
+        self._in_turn = False
         self._over: list[object] = []
         self._held: list[Found[Part]] = []
         # Whether an input was a batch's own tensor, and whether one was a copy of some rows.
@@ -115,10 +117,11 @@ class Attribution(Generic[Part]):
         """The loop was given `batch`, of these samples; of none, if nobody knows them."""
         self._decide()
         if iteration is not self._iteration:
-            self._iteration, self._given = iteration, 0
+            self._iteration, self._given, self._in_turn = iteration, 0, False
         for other in self._batches:
             if self._is_past(other, iteration):
                 other.past = True
+                self._in_turn = self._in_turn or (other.used and other.iteration is iteration)
                 self._say_why(other)
         kept = [other for other in self._batches if self._is_of_use(other)][-_WAITING_MAX:]
         if len(kept) < len(self._batches):
@@ -156,6 +159,10 @@ class Attribution(Generic[Part]):
         """The iteration gives no more batches, or the loop has let go of it."""
         if self._lookahead:
             self._decide()
+        elif self._in_turn and iteration is self._iteration:
+            # The batch at which it has broken off it does not train on.
+            for batch in self._batches:
+                batch.past = batch.past or (batch.iteration is iteration and not batch.used)
         self._over.append(iteration)
 
     def _is_over(self, iteration: object) -> bool:

@@ -416,6 +416,18 @@ def early_break(t: Training) -> None:
                 break
 
 
+def early_break_and_others(t: Training) -> None:
+    """The batch at which the loop breaks off is not trained on; copies of others are, which nobody follows."""
+    loader, others = t.follow(t.loader()), DataLoader(Numbered(size=8, first=SIZE), 8)
+    for _ in range(EPOCHS):
+        for step, (inputs, labels) in enumerate(loader):
+            if step == 3:
+                break
+            t.step(cross_entropy(t.model(inputs.clone()), labels))
+        for inputs, labels in others:
+            t.step(cross_entropy(t.model(inputs.clone()), labels))
+
+
 def looked_at_first(t: Training) -> None:
     loader = t.follow(t.loader())
     shape = next(iter(loader))[0].shape
@@ -921,6 +933,7 @@ LOOPS: dict[str, Loop] = {
     "zipped with itself": Loop(zipped_with_itself, ways=FOLLOWED),
     "nested": Loop(nested, ways=FOLLOWED),
     "early break": Loop(early_break, Sent.SOME),
+    "early break and others": Loop(early_break_and_others, Sent.SOME),
     "looked at first": Loop(looked_at_first, Sent.SOME),
     "skipped": Loop(skipped, Sent.SOME),
     "ahead": Loop(ahead),

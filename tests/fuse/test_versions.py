@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import subprocess
@@ -130,6 +131,34 @@ def test_what_was_read_with_a_look_up_is_for_the_open_after_it_alone(
             content = b"version %3d" % number
             (source / "file").write_bytes(content)
             assert (mount.point / "file").read_bytes() == content
+
+
+def test_who_has_a_version_open_that_had_not_settled_keeps_it(source: Path, tmp_path: Path) -> None:
+    (source / "gone").touch()
+    os.utime(source / "gone", (1, 1))
+    with mounted(source, tmp_path / "place", ttl="0s") as mount:
+        (source / "file").write_bytes(b"first")
+        with open(mount.point / "file", "rb") as young, open(mount.point / "gone", "rb") as gone:
+            (source / "new").write_bytes(b"second")
+            os.rename(source / "new", source / "file")
+            assert (mount.point / "file").read_bytes() == b"second"
+            os.unlink(source / "gone")
+            assert not (mount.point / "gone").exists()
+            # The manager has been through what is gone, the young version too.
+            eventually(lambda: is_forgotten(gone.fileno()))
+            assert young.read() == b"first"
+            os.posix_fadvise(young.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert os.pread(young.fileno(), 10, 0) == b"first"
+            assert os.fstat(young.fileno()).st_size == 5
+
+
+def is_forgotten(fd: int) -> bool:
+    """Whether the mount knows no more of what is open."""
+    try:
+        os.getxattr(fd, "user.spiderfs.state")
+    except OSError as exc:
+        return exc.errno == errno.ESTALE
+    return False
 
 
 def test_an_open_file_that_has_not_settled_can_be_mapped_and_read_on(source: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ the host) is done when the model has returned, out of every graph and with gradi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -94,10 +95,6 @@ class Capture:
         self._handles.append(classifier.register_forward_hook(_Callback(self._keep, 0)))
         for depth, module in enumerate(around):
             self._handles.append(module.register_forward_hook(_Callback(self._returned, depth)))
-
-    def __reduce__(self) -> tuple[type[Capture], tuple[()]]:
-        # A copy of the model (an average of its weights, a checkpoint) takes its hooks along: they do nothing there.
-        return _Inert, ()
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -201,22 +198,15 @@ class _Callback:
     def __call__(self, *given: Any) -> None:
         self._method(self._depth, *given)
 
+    def __reduce__(self) -> Any:
+        # A copy of the model (an average of its weights, a checkpoint) takes its hooks along. There they do nothing,
+        # and need nothing of this package.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
     @property
     def __name__(self) -> str:
         # Only torch.jit.script asks for it, in order to compile the hook.
         raise RuntimeError("torch.jit.script cannot compile a model with a hook: hook.close() first, and attach again")
-
-
-class _Inert(Capture):
-    def __init__(self) -> None:
-        self._latest = self._given = None
-        self._outermost = -1
-        self._runs = 0
-        self._model_returns = False
-
-    def _hand_on(self) -> None:
-        self._latest = self._given = None
-        self._outermost = -1
 
 
 def modules_around(model: nn.Module, classifier: nn.Module) -> list[nn.Module]:

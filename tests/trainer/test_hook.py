@@ -306,9 +306,13 @@ def test_copies_of_the_model_are_not_recorded(daemon: HookDaemon, tmp_path: Path
     average = copy.deepcopy(model)
     torch.save(model, tmp_path / "model")
     loaded = torch.load(tmp_path / "model", weights_only=False)
+    compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
+    # It can be loaded where there is no hook.
+    assert b"trainer_hook" not in (tmp_path / "model").read_bytes()
     for _ in train(model, batches):
         average(torch.ones(8, WIDTH))
         loaded(torch.ones(8, WIDTH))
+        compiled(torch.ones(8, WIDTH))
     hook.close()
     assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
 

@@ -455,7 +455,7 @@ def test_a_list_whose_scores_cannot_be_saved_is_kept(
             patched.setattr(Dataset, "save", full)
             await harness.guide._lists.let_go(0.0)
         assert len(harness.guide.datasets) == 1
-        assert "cannot be saved (No space left on device)" in caplog.text
+        assert "unused list (No space left on device)" in caplog.text
         await harness.guide._lists.let_go(0.0)
         assert harness.guide.datasets == {}
 

@@ -28,6 +28,7 @@ from interruption import exit_status, scratch_directory
 from mounts import counts, mounted
 from results import machine, plain_table, save
 from rich.console import Console
+from sources import write
 
 from spiderfs.packages import PACKAGE_BYTES, pack, read_index
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
@@ -76,7 +77,7 @@ def make(source: Path, files: int, size: int) -> list[str]:
     names = [f"{number % CLASSES}/{number:06d}" for number in range(files)]
     for number, name in enumerate(names):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(b"%08d" % number + bytes(size - 8))
+        write(source / name, b"%08d" % number + bytes(size - 8))
     return names
 
 

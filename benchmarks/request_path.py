@@ -24,6 +24,7 @@ from bare import Bare, bare_filesystem
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from sources import write
 
 from spiderfs.filesystem import Caller
 from spiderfs.fuse import wire
@@ -83,7 +84,7 @@ async def measure(directory: Path, rounds: int) -> dict[str, float]:
     source_root.mkdir()
     names = [b"%04d" % number for number in range(FILES)]
     for name in names:
-        (source_root / os.fsdecode(name)).write_bytes(os.urandom(FILE_BYTES))
+        write(source_root / os.fsdecode(name), os.urandom(FILE_BYTES))
     async with bare_filesystem(LocalSource(os.fspath(source_root)), directory / "cache") as bare:
         root = await bare.lister.root()
         await bare.lister.complete(root, 1.0)

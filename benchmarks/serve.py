@@ -32,6 +32,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from sources import write
 
 HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
@@ -126,7 +127,7 @@ def made_files(root: Path, count: int, size: int) -> FileSet:
         name = f"{number // 1000:03d}/{number:06d}"
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(random.bytes(size))
+        write(path, random.bytes(size))
         names.append(os.fsencode(name))
     return FileSet(f"{count:,} x {size / 1000:g} kB", root, names, count * size)
 

@@ -48,6 +48,7 @@ from results import machine, plain_table, save, spread
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from sources import write
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
@@ -442,7 +443,7 @@ def make_data(root: Path, samples: int) -> None:
     for number in range(samples):
         path = root / f"{number % CLASSES}" / f"{number:05d}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(rng.bytes(int(rng.integers(20_000, 80_000))))
+        write(path, rng.bytes(int(rng.integers(20_000, 80_000))))
     os.sync()  # else the disk still writes them during the first runs
 
 

@@ -34,6 +34,7 @@ from readers import READ_BYTES, open_read_close, read_all
 from results import machine
 from rich.console import Console
 from serve import made_files, paths_below
+from sources import make_older
 
 from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
 from spiderfs.sources.faults import FaultState
@@ -106,6 +107,7 @@ def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
     with open(root / "file", "wb") as file:
         for number in range(extent):
             file.write(number.to_bytes(8, "little") + piece[8:])
+    make_older(root / "file")
     os.sync()
     figures: Figures = {}
     with ExitStack() as stack:

@@ -148,7 +148,8 @@ def test_a_pending_look_up_holds_up_nobody_who_knows_the_names(source: Path, tmp
             return len(looks) > 10 and all(look == looks[-1] for look in looks[-10:])
 
         eventually(at_rest, what="the end of the batches")
-        cached = looks[-1]
+        # One that has just landed is offered to the policy when it is read, and another one may have to go for it.
+        cached = [line for line in looks[-1] if not line.startswith("landing")]
         assert cached
         assert seconds_of("cat", *(mount.point / line.split()[-1] for line in cached)) < QUICK_S
         trainer.send_signal(signal.SIGCONT)

@@ -20,11 +20,21 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
+def delete(directory: Path) -> None:
+    """Also while the processes of the mount write into it."""
+
+    def deleted() -> bool:
+        shutil.rmtree(directory, ignore_errors=True)
+        return not directory.exists()
+
+    eventually(deleted, what=f"the end of {directory}")
+
+
 LOSSES: dict[str, Callable[[Path], object]] = {
-    "deleted": shutil.rmtree,
+    "deleted": delete,
     "moved": lambda cache: cache.rename(cache.with_name("elsewhere")),
-    "run deleted": lambda cache: shutil.rmtree(cache / "run"),
-    "store deleted": lambda cache: shutil.rmtree(cache / "store"),
+    "run deleted": lambda cache: delete(cache / "run"),
+    "store deleted": lambda cache: delete(cache / "store"),
 }
 
 

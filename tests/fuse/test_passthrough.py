@@ -318,10 +318,14 @@ def test_policies_hear_of_what_the_kernel_reads(mount: Mounted) -> None:
 
 
 _AS_USER = """
-import os, sys, time
-import click, pydantic, spiderfs.cli.main, spiderfs.cli.mount, spiderfs.cli.umount, spiderfs.daemon.supervisor
+import importlib, os, pkgutil, sys, time
+import click, lmdb, pydantic, spiderfs.cli.main, spiderfs.cli.mount, spiderfs.cli.umount, spiderfs.daemon.supervisor
 from spiderfs.policies import mountable_policies
 mountable_policies()
+# Modules that lmdb imports when it opens something may lie where only root can read them.
+for module in pkgutil.iter_modules(lmdb.__path__, "lmdb."):
+    if not module.name.endswith(("__main__", "tool", "cffi")):
+        importlib.import_module(module.name)
 source, point, options = sys.argv[1:]
 log = options.partition("log_file=")[2].partition(",")[0]
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

@@ -245,6 +245,7 @@ def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many() -> Non
         fetcher=nothing,
         read_ahead=nothing,
         redirects=nothing,
+        brought=nothing,
         control=nothing,
         events=heard,
         counters=SharedCounters(1).row(0),

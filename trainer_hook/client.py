@@ -123,6 +123,8 @@ class Client:
         # Names of what the daemon does not know yet, or no longer.
         self._undeclared: deque[str] = deque()
         self._unplanned: deque[tuple[str, int]] = deque()
+        # Lists that this connection's daemon knows: of one that was withdrawn before it was declared nothing is said.
+        self._told: set[str] = set()
         self._chunks: Iterator[Samples] = iter(())
         self._queue: deque[Callable[[], Message | None]] = deque()
         self._answers: dict[int, _Answer] = {}
@@ -305,11 +307,12 @@ class Client:
         while chunk is None and self._undeclared:
             declaration = self._declarations.get(self._undeclared.popleft())
             if declaration is not None:
+                self._told.add(declaration.name)
                 self._chunks = declaration.chunks()
                 chunk = next(self._chunks, None)
         while chunk is None and self._unplanned:
             plan = self._plans.get(self._unplanned.popleft())
-            if plan is not None:
+            if plan is not None and plan.list in self._told:
                 position = self._positions[plan.list] if plan.begun else plan.position
                 return replace(plan, position=min(position, len(plan.order)))
         return chunk
@@ -318,6 +321,7 @@ class Client:
         """Send and receive until the work is done; raises OSError when the daemon goes."""
         stream.setblocking(False)
         # `declare` and `plan` write their table first: a name may come twice here, but never be missing.
+        self._told = set()
         self._undeclared = deque(self._declarations)
         self._unplanned = deque(sorted(key for key in list(self._plans) if key[0] in self._declarations))
         self._chunks = iter(())

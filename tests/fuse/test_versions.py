@@ -35,6 +35,7 @@ def in_place(path: Path, content: bytes, mtime_ns: int) -> None:
     os.utime(path, ns=(mtime_ns, mtime_ns))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
 @pytest.mark.parametrize("seconds", [YEAR_2400_S, -1, -6_000_000_000, (1 << 33) + 5])
 def test_a_file_of_any_time_is_shown(source: Path, tmp_path: Path, seconds: int) -> None:
     for name in ("file", "link", "directory"):
@@ -43,14 +44,15 @@ def test_a_file_of_any_time_is_shown(source: Path, tmp_path: Path, seconds: int)
         os.utime(path, (seconds, seconds), follow_symlinks=False)
     os.chmod(source / "file", 0o6001)
     os.chown(source / "file", (1 << 32) - 2, (1 << 32) - 2)
-    os.truncate(source / "directory" / "huge", 8 << 40) if (source / "directory" / "huge").touch() else None
+    (source / "directory" / "huge").touch()
+    os.truncate(source / "directory" / "huge", 8 << 40)
     with mounted(source, tmp_path / "place", capacity="50%") as mount:
         assert sorted(os.listdir(mount.point)) == ["directory", "file", "link"]
         for name in ("file", "link", "directory"):
             shown, there = os.lstat(mount.point / name), os.lstat(source / name)
             assert (shown.st_mtime_ns, shown.st_mode, shown.st_uid) == (there.st_mtime_ns, there.st_mode, there.st_uid)
         assert (mount.point / "file").read_bytes() == b"odd"
-        eventually(lambda: mount.stats()["capacity_bytes"] > 0 and mount.metric("known_files") >= 3)
+        eventually(lambda: mount.stats()["capacity_bytes"] > 0 and mount.metric("known_files") >= 4)
         assert mount.metric("manager_restarts") == 0
 
 

@@ -130,6 +130,25 @@ def test_what_is_withdrawn_is_not_said_anew(tmp_path: Path) -> None:
     assert not talking.counts["errors"]
 
 
+def test_of_a_list_withdrawn_before_it_was_declared_nothing_is_said(tmp_path: Path) -> None:
+    daemon = HookDaemon(tmp_path)
+    talking = client(tmp_path)
+    for name in ("one", "two"):
+        talking.declare(declaration(name=name))
+    talking.plan(Plan("one", 0, 0, True, np.array([1, 0], np.uint32)))
+    # While it is connected, for what is left of a list is decided anew at each connection.
+    with daemon:
+        until(lambda: len(daemon.sink.lists) == 2)
+        talking.declare(declaration(name="three"))
+        talking._declarations.pop("three")
+        talking.plan(Plan("three", 0, 0, True, np.array([1, 0], np.uint32)))
+        talking.epoch_end(EpochEnd(0, None))
+        until(lambda: len(daemon.sink.ends) == 1)
+        talking.close()
+    assert daemon.counted["hook_malformed"] == 0
+    assert {plan.list for _, plan in daemon.sink.plans} == {"one"}
+
+
 def test_a_daemon_that_does_not_read_makes_batches_drop_and_nobody_wait(tmp_path: Path) -> None:
     control = tmp_path / ".spiderfs"
     control.mkdir()

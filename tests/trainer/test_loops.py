@@ -120,6 +120,7 @@ def test_following_changes_nothing_and_files_each_row_rightly(
     plain = alone(name, Way.SAMPLER if way.sampled else Way.NOTHING)
     daemon.sink.lists.clear()
     daemon.sink.batches.clear()
+    daemon.counted.clear()
     caplog.set_level(logging.WARNING)
     caplog.clear()
     followed = run(loop, way, daemon.mount)

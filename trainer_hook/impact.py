@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainer_hook.ranks import rank_and_world
 from trainer_hook.sampler import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
@@ -104,7 +103,7 @@ class ImpactSampler(SpiderSampler):
         """Samples that were evaluated beside those that were trained on."""
 
     def __len__(self) -> int:
-        return super().__len__() if self._order is None else len(self._order[:: rank_and_world()[1]])
+        return super().__len__() if self._order is None else self._drawn()
 
     def offer(self, evaluate: Evaluate) -> None:
         """`evaluate` gives the losses of samples by the model as it is, or None if it cannot."""

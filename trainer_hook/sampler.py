@@ -137,11 +137,10 @@ class SpiderSampler(Sampler[int]):
     def took(self, samples: int) -> None:
         """The training has taken so many of what was drawn; loader workers are ahead of that."""
         self._position += samples
-        if self._order is not None:
-            drawn = len(self._order[:: rank_and_world()[1]])
-            if drawn - self._position < self._whole:
-                # The rest makes no batch: whoever resumes here begins the next epoch.
-                self._position = drawn
+        drawn = self._drawn()
+        if self._order is not None and drawn - self._position < self._whole:
+            # The rest makes no batch: whoever resumes here begins the next epoch.
+            self._position = drawn
 
     def trained(self, indices: npt.NDArray[np.uint32], losses: npt.NDArray[np.floating]) -> None:
         """The losses of a batch have come, in a thread of the hook's; what it sends last may come after `epoch_end`."""
@@ -183,9 +182,13 @@ class SpiderSampler(Sampler[int]):
         self._scores = None if scores is None else scores.numpy().copy()
         self._probabilities = None
         self._ahead = None
-        self._resuming = self._order is not None and self._position < len(self._order[:: rank_and_world()[1]])
+        self._resuming = self._position < self._drawn()
 
     # -- drawing
+
+    def _drawn(self) -> int:
+        """How many draws of the current epoch each rank has; 0 before there is one."""
+        return 0 if self._order is None else -(-len(self._order) // rank_and_world()[1])
 
     def _begin(self) -> None:
         if self._order is not None:

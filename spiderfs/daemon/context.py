@@ -14,6 +14,7 @@ from pathlib import Path
 from spiderfs.catalogue import TABLES
 from spiderfs.client_terms import Terms, pid_namespace
 from spiderfs.config import Options
+from spiderfs.daemon.cache_directory import CHOOSE_ANOTHER
 from spiderfs.daemon.event_pipe import open_pipe
 from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt, StoreError
 from spiderfs.filesystem import Settings
@@ -264,11 +265,10 @@ def bind_to_source(directories: Directories, source: Path) -> None:
         if bound_to != path:
             raise MountError(
                 f"the cache directory {directories.cache} holds the files of {os.fsdecode(bound_to)}: "
-                f"choose another one with -o cache_dir=DIR, or delete it"
+                f"{CHOOSE_ANOTHER}, or delete it"
             )
         directories.source.write_bytes(path + b"\n")
     except OSError as exc:
         raise MountError(
-            f"the cache directory {directories.cache} cannot be used ({exc.strerror}): "
-            f"choose another one with -o cache_dir=DIR"
+            f"the cache directory {directories.cache} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}"
         ) from exc

@@ -344,7 +344,7 @@ training ("plan") the mount knows what will be read and fetches it in time:
 about as many bytes, but training hardly waits for them, from the first epoch
 on. With the hook, samples that matter are drawn more often and kept, so fewer
 bytes have to come at all. So few epochs of so small a set say little about
-accuracy: benchmarks/train.py measures that.
+accuracy: benchmarks/training/train.py measures that.
 """
 
 

@@ -14,7 +14,8 @@ the daemon fetched for it, so after two mistakes nothing is foreseen any more.
 
 Where samples are drawn with replacement the epoch after the next is foreseen too: many samples that the cache has room
 for are not drawn in the next one. (With three quarters cached, knowing two epochs costs 7 % more bytes than knowing
-three; at a fifth, nothing: benchmarks/lookahead.py.) Where each sample is drawn once the daemon has no use for that.
+three; at a fifth, nothing: benchmarks/training/lookahead.py.) Where each sample is drawn once the daemon has no use for
+that.
 """
 
 from __future__ import annotations

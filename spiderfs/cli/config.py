@@ -15,7 +15,7 @@ from spiderfs.errors import ConfigError
 @click.argument("changes", metavar="[NAME=VALUE]...", nargs=-1)
 def config(mountpoint: str, changes: tuple[str, ...]) -> None:
     """Show the options of the mount at MOUNTPOINT, or change them: capacity=10GiB, policy=lru, ..."""
-    from spiderfs.config import check_change
+    from spiderfs.options.model import check_change
 
     mount = find_mount(mountpoint)
     for change in changes:

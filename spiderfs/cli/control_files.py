@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spiderfs.errors import MountError
-from spiderfs.mountpoint import Mount, mounted_at, within
+from spiderfs.linux.mounts import Mount, mounted_at, within
 
 CONTROL_DIR = ".spiderfs"
 

@@ -12,7 +12,7 @@ class MountCommand(click.Command):
     """Explains every option of `-o`, from the one table there is."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from spiderfs.config import default_rows
+        from spiderfs.options.model import default_rows
 
         with formatter.section(
             "Options of -o, and keys of the --config file (default; * = also with 'spiderfs config')"
@@ -50,8 +50,8 @@ def start(
     fake: bool = False,
 ) -> int:
     """The exit status of a mount, once it can be read (or has ended, in the foreground); `fake` only checks it."""
-    from spiderfs.config import Options
-    from spiderfs.mountpoint import check_fuse_available
+    from spiderfs.linux.mounts import check_fuse_available
+    from spiderfs.options.model import Options
 
     checked = Options.load(options, toml, source, mountpoint)
     check_fuse_available(checked.allow_other)

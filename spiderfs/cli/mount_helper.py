@@ -12,7 +12,7 @@ import click
 
 from spiderfs.cli.control_files import shown
 from spiderfs.errors import SpiderfsError
-from spiderfs.mount_words import REFUSED_WORDS, SETTING_WORDS, split_words
+from spiderfs.options.mount_strings import REFUSED_WORDS, SETTING_WORDS, split_words
 
 MOUNT_FAILURE = 32
 
@@ -22,7 +22,7 @@ WORDS_OF_LIBMOUNT = frozenset({"rw"})
 
 def translate(options: Sequence[str], sloppy: bool) -> tuple[str, ...]:
     """mount(8)'s option strings as those of `spiderfs mount`; `sloppy` (-s) leaves out what spiderfs does not know."""
-    from spiderfs.config import Options, option_name
+    from spiderfs.options.model import Options, option_name
 
     words = [word for string in options for word in split_words(string) if word not in WORDS_OF_LIBMOUNT]
     if sloppy:

@@ -13,14 +13,14 @@ import click
 
 from spiderfs.cli.control_files import shown
 from spiderfs.errors import UsageError
-from spiderfs.quantities import Capacity
+from spiderfs.options.units import Capacity
 
 # numpy and rich are imported where they are used: `spiderfs --help` should not wait for them.
 if TYPE_CHECKING:
     from rich.console import Console
 
     from spiderfs.scorer.scoring import ScorerOptions
-    from spiderfs.trace import Trace
+    from spiderfs.trace.format import Trace
 
 BOUND = "belady"
 
@@ -87,8 +87,8 @@ def simulate(
         raise click.UsageError("name a trace, or give --self-test")
     if ratio is not None and math.isnan(ratio):
         raise UsageError("--ratio nan: give a number from 0 to 1")
-    from spiderfs.cli.guidance import chosen_settings
-    from spiderfs.trace import read_trace
+    from spiderfs.simulation.hint_source import chosen_settings
+    from spiderfs.trace.format import read_trace
 
     with console.status("Replaying"):
         report = compare(
@@ -134,11 +134,11 @@ def compare(
     settings: Sequence[ScorerOptions] = (),
 ) -> dict[str, Any]:
     """Every policy at every capacity over one trace, as plain data ready for JSON."""
-    from spiderfs.cli.guidance import Guidance
     from spiderfs.core.engine import Engine
     from spiderfs.core.guided import Guided
-    from spiderfs.core.replay import policy_for, replay
     from spiderfs.policies import POLICIES
+    from spiderfs.simulation.hint_source import Guidance
+    from spiderfs.simulation.replay import policy_for, replay
 
     accesses, guidance = trace.accesses(), Guidance(trace, settings, ratio)
     if not len(accesses):
@@ -249,7 +249,7 @@ def run_self_test(console: Console) -> bool:
     """Print every check with its outcome; whether all have passed."""
     from rich.table import Table
 
-    from spiderfs.cli.self_test import self_test
+    from spiderfs.simulation.checks import self_test
 
     table = Table(title="The simulator against what is known")
     for column in ("check", "cached"):

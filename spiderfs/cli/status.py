@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from spiderfs.cli.control_files import find_mount, read_control, read_stats, shown, why
-from spiderfs.mountpoint import Mount, spiderfs_mounts
-from spiderfs.quantities import round_size
+from spiderfs.linux.mounts import Mount, spiderfs_mounts
+from spiderfs.options.units import round_size
 
 
 @click.command()

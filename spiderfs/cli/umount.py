@@ -12,7 +12,7 @@ import click
 
 from spiderfs.cli.control_files import find_mount, read_stats
 from spiderfs.errors import MountError
-from spiderfs.mountpoint import mounts, unmount
+from spiderfs.linux.mounts import mounts, unmount
 
 # A daemon ends within a second; what may take longer is the disk, when LMDB flushes gigabytes of dirty pages.
 RELEASE_TIMEOUT_S = 30.0

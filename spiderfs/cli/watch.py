@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from spiderfs.cli.control_files import read_stats, shown
-from spiderfs.mountpoint import Mount
-from spiderfs.quantities import round_size
+from spiderfs.linux.mounts import Mount
+from spiderfs.options.units import round_size
 
 REFRESH_INTERVAL_S = 1.0
 

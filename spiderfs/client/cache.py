@@ -5,8 +5,8 @@ that is not known or whose TTL has passed, a version that has not settled, a sym
 file that is not cached, one that may not be read. The caller then asks the mount, which knows all of that better. So
 nothing here asks the source, and no error is made here: each error that a reader sees is the mount's own.
 
-What is served is told to the manager as the open that it is (`client_terms.py`). Telling it fails when the manager has
-gone; then, and whenever the store cannot be used, `Gone` is raised, and nothing is served.
+What is served is told to the manager as the open that it is (`shared/bypass_terms.py`). Telling it fails when the
+manager has gone; then, and whenever the store cannot be used, `Gone` is raised, and nothing is served.
 
 LMDB's environments belong to one process and are opened once in it: caches of one mount share them. They are closed
 when nobody refers to them any more, and not before, since another thread may be reading. py-lmdb takes an environment
@@ -25,17 +25,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry, Node
-from spiderfs.client_terms import Terms, hit_record, lost_record, opened_pipe, pid_namespace, published_terms
 from spiderfs.errors import Stale, StoreDamaged, StoreError
-from spiderfs.fetch_lock import FetchLock
-from spiderfs.permissions import Credentials, Ownership
-from spiderfs.published import Edition, edition_of
-from spiderfs.redirects import PendingReads, Redirects, Who, published_trainers
+from spiderfs.shared.bypass_terms import Terms, hit_record, lost_record, opened_pipe, pid_namespace, published_terms
+from spiderfs.shared.editions import Edition, edition_of
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content_reader import ContentReader
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry, Node
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.permissions import Credentials, Ownership
+from spiderfs.vfs.redirects import PendingReads, Redirects, Who, published_trainers
 
 # How often changed options and trainers are looked for: as often as workers do.
 FOLLOW_S = 0.02

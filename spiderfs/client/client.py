@@ -22,9 +22,9 @@ from typing import IO, Any
 from spiderfs.client.cache import STORES, Cache, Gone
 from spiderfs.client.cached_file import CachedFile
 from spiderfs.client.mount_table import TABLE
-from spiderfs.client_terms import CLIENT_XATTR
 from spiderfs.errors import StoreDamaged, StoreError
-from spiderfs.mountpoint import canonical
+from spiderfs.linux.mounts import canonical
+from spiderfs.shared.bypass_terms import CLIENT_XATTR
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import os
 import select
 import threading
 
-from spiderfs.mountpoint import FSTYPE, MOUNT_TABLE, mounts
+from spiderfs.linux.mounts import FSTYPE, MOUNT_TABLE, mounts
 
 
 class MountTable:

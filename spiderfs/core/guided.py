@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 
-from spiderfs.core.homophily import Hub
+from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key, Policy
 
 
@@ -46,7 +46,7 @@ class Guided(Policy):
         """Let the next `redirects_changed` name all redirects there are, as if none had been told."""
 
     def pin(self, dataset: str, keys: Collection[Key]) -> Collection[Key]:
-        """Hold these samples of a dataset, cached or not yet, and no others of it (`pins.py`).
+        """Hold these samples of a dataset, cached or not yet, and no others of it (`policies/parts/pins.py`).
 
         Returns those that are to be placed.
         """

@@ -10,7 +10,7 @@ is not pending any more says nothing. A reader that follows its plan too seldom 
 Of later epochs that read each sample once, only what comes within `look_ahead` counts. Such an epoch costs the same
 bytes whatever was kept before it, but if what it reads first was kept, all of it is cached at first and nothing then:
 the source idles, and after that is asked for more than the average. (Half again the stall, at a source that gives 1.3
-times what is needed: benchmarks/stall.py.)
+times what is needed: benchmarks/serving/stall.py.)
 
 Times are in seconds on the caller's clock. Within one reader they only order the uses; between readers they compare
 them, by how fast each has been.

@@ -1,10 +1,10 @@
 """How many samples ahead of a reader to fetch in a small cache: as few as keep its opens from waiting.
 
 What is fetched ahead of its use takes the room of what MIN would have kept, so every sample of the window costs bytes:
-at a fifth cached, a window of a quarter of the cache 6 %, one of 64 samples 1.5 % (benchmarks/lookahead.py). How few
-are enough depends on how many a loader's workers take at once and on how steady the source is, so it is found out. An
-open that waited, although a moment ago the source was idle for want of work, makes it larger; each that did not wait
-makes it smaller by little. Where both balance, one open in LATE_EVERY waits.
+at a fifth cached, a window of a quarter of the cache 6 %, one of 64 samples 1.5 % (benchmarks/training/lookahead.py).
+How few are enough depends on how many a loader's workers take at once and on how steady the source is, so it is found
+out. An open that waited, although a moment ago the source was idle for want of work, makes it larger; each that did not
+wait makes it smaller by little. Where both balance, one open in LATE_EVERY waits.
 """
 
 from __future__ import annotations

@@ -11,18 +11,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spiderfs.catalogue import TABLES
-from spiderfs.client_terms import Terms, pid_namespace
-from spiderfs.config import Options
 from spiderfs.daemon.cache_directory import CHOOSE_ANOTHER
-from spiderfs.daemon.event_pipe import open_pipe
+from spiderfs.daemon.pipes.event_pipe import open_pipe
 from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt, StoreError
-from spiderfs.filesystem import Settings
 from spiderfs.fuse import session
 from spiderfs.metrics import Counters, SharedCounters
-from spiderfs.packages import WithoutPackages
-from spiderfs.permissions import Ownership
-from spiderfs.redirects import PendingReads
+from spiderfs.options.model import Options
+from spiderfs.packages.format import WithoutPackages
+from spiderfs.shared.bypass_terms import Terms, pid_namespace
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
@@ -33,6 +29,10 @@ from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES
+from spiderfs.vfs.catalogue import TABLES
+from spiderfs.vfs.filesystem import Settings
+from spiderfs.vfs.permissions import Ownership
+from spiderfs.vfs.redirects import PendingReads
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import os
 import select
 import signal
 
-from spiderfs.mountpoint import abort
+from spiderfs.linux.mounts import abort
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from spiderfs.catalogue import Catalogue
-from spiderfs.config import Options
 from spiderfs.core.events import Access
-from spiderfs.core.patterns import Pattern
-from spiderfs.daemon.access_log import AccessLog
-from spiderfs.daemon.client_pipe import ClientPipe
+from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.packer import Packer
+from spiderfs.daemon.caching.patterns import Pattern
+from spiderfs.daemon.caching.prefetcher import Prefetcher
+from spiderfs.daemon.caching.superseded import Superseded
+from spiderfs.daemon.caching.survey import Survey
+from spiderfs.daemon.caching.warmer import Warmer
 from spiderfs.daemon.context import (
     MANAGER_ROW,
     MountContext,
@@ -28,24 +30,22 @@ from spiderfs.daemon.context import (
     publish_options,
     published_options,
 )
-from spiderfs.daemon.control_channel import answer_questions
-from spiderfs.daemon.control_table import ControlTable
-from spiderfs.daemon.event_pipe import EventWriter, read_events
-from spiderfs.daemon.guide import Guide
-from spiderfs.daemon.hook_server import HookServer, listen
-from spiderfs.daemon.keeper import Keeper
-from spiderfs.daemon.packer import Packer
-from spiderfs.daemon.prefetcher import Prefetcher
-from spiderfs.daemon.superseded import Superseded
-from spiderfs.daemon.survey import Survey
-from spiderfs.daemon.warmer import Warmer
+from spiderfs.daemon.control.access_log import AccessLog
+from spiderfs.daemon.control.channel import answer_questions
+from spiderfs.daemon.control.table import ControlTable
+from spiderfs.daemon.pipes.client_pipe import ClientPipe
+from spiderfs.daemon.pipes.event_pipe import EventWriter, read_events
+from spiderfs.daemon.training.guide import Guide
+from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.errors import SpiderfsError, Stale, StoreError
-from spiderfs.fetcher import Episode, Fetcher, Interlock
-from spiderfs.lister import Lister
-from spiderfs.packages import PackageDirectory
+from spiderfs.options.model import Options
+from spiderfs.packages.format import PackageDirectory
 from spiderfs.sources.faults import FAULTS
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.store.environment import exit_if_corrupt
+from spiderfs.vfs.catalogue import Catalogue
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.lister import Lister
 
 log = logging.getLogger(__name__)
 

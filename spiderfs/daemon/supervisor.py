@@ -28,8 +28,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from spiderfs import mountpoint
-from spiderfs.config import Options
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
 from spiderfs.daemon.cache_directory import lock_cache_directory, real_path
 from spiderfs.daemon.child import live
@@ -50,9 +48,11 @@ from spiderfs.daemon.restarts import Restarts
 from spiderfs.daemon.worker import work
 from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.fuse import session
-from spiderfs.process_table import ended_status
+from spiderfs.linux import mounts
+from spiderfs.linux.process_table import ended_status
+from spiderfs.options.model import Options
 from spiderfs.store import environment
-from spiderfs.trace import TraceWriter
+from spiderfs.trace.format import TraceWriter
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     if options.trace is not None:
         # Found out here, a trace that cannot be written is one line for the user; the manager goes on without it.
         TraceWriter(options.trace).close()
-    if mountpoint.clean_stale(options.mountpoint):
+    if mounts.clean_stale(options.mountpoint):
         log.warning("took away what a crash had left mounted at %s", options.mountpoint)
     context = create_context(options)
     rebuilt = environment.claim(directories.store)
@@ -130,7 +130,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     # Blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     descriptor = session.mount(options.mountpoint, os.fspath(options.source), options.allow_other, options.exec)
-    connection = mountpoint.open_abort(options.mountpoint)
+    connection = mounts.open_abort(options.mountpoint)
     start_log = partial(start_logging, options.log_level, options.log_file, options.cache_dir, foreground)
     Supervisor(context, descriptor, connection, lock, log_place, start_log).run(report)
 
@@ -145,7 +145,7 @@ class Supervisor:
         log_place: str,
         start_log: Callable[[], str],
     ) -> None:
-        """`descriptor`: of /dev/fuse. `connection`: see `mountpoint.open_abort`. `lock`: of the cache directory."""
+        """`descriptor`: of /dev/fuse. `connection`: see `mounts.open_abort`. `lock`: of the cache directory."""
         self._lock = lock
         self._log_place = log_place
         self._start_log = start_log
@@ -180,7 +180,7 @@ class Supervisor:
             if failed and self._ready:
                 self._disconnect()
             else:
-                mountpoint.take_away(self._context.options.mountpoint)
+                mounts.take_away(self._context.options.mountpoint)
             self._stop()
 
     def _start_all(self) -> None:
@@ -372,7 +372,7 @@ class Supervisor:
     def _disconnect(self) -> None:
         """Readers get an error from now on, whatever becomes of the children; without `abort`, once these end."""
         if self._connection is not None:
-            mountpoint.abort(self._connection)
+            mounts.abort(self._connection)
         session.leave()
 
     def _end_children(self, number: int, patience_s: float, pids: list[int] | None = None) -> None:

@@ -11,23 +11,23 @@ from pathlib import Path
 
 import trio
 
-from spiderfs.catalogue import Catalogue
-from spiderfs.control import Control
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext, published_options, settings_of
-from spiderfs.daemon.control_channel import ControlClient
-from spiderfs.daemon.event_pipe import EventWriter
-from spiderfs.fetcher import Episode, Fetcher, Interlock
-from spiderfs.filesystem import Filesystem
+from spiderfs.daemon.control.channel import ControlClient
+from spiderfs.daemon.pipes.event_pipe import EventWriter
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
 from spiderfs.fuse.session import serve
-from spiderfs.lister import Lister
 from spiderfs.metrics import Counters
-from spiderfs.published import edition_of
-from spiderfs.read_ahead import ReadAhead
-from spiderfs.redirects import Redirects, published_trainers
+from spiderfs.shared.editions import edition_of
 from spiderfs.sources.client import SourceClient
+from spiderfs.vfs.catalogue import Catalogue
+from spiderfs.vfs.control_files import Control
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.filesystem import Filesystem
+from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.read_ahead import ReadAhead
+from spiderfs.vfs.redirects import Redirects, published_trainers
 
 log = logging.getLogger(__name__)
 

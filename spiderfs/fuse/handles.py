@@ -7,10 +7,10 @@ wait for whoever makes the call; so it is made only while the kernel has no othe
 
 from __future__ import annotations
 
-from spiderfs.filesystem import Caller
 from spiderfs.fuse import wire
 from spiderfs.fuse.wire import OpenFlag
-from spiderfs.mountpoint import READ_AHEAD_KIB
+from spiderfs.linux.mounts import READ_AHEAD_KIB
+from spiderfs.vfs.filesystem import Caller
 
 PUSHED_BYTES = READ_AHEAD_KIB << 10
 # A member of an enumeration takes as long to look up as to pack.

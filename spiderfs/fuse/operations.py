@@ -7,7 +7,6 @@ import logging
 import os
 
 from spiderfs.errors import AttributeTooLong, InvalidArgument, ReadOnly, SourceTimeout, SpiderfsError, StoreCorrupt
-from spiderfs.filesystem import Caller, Filesystem
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles, open_out
 from spiderfs.fuse.passthrough import Passthrough, passing_out
@@ -15,6 +14,7 @@ from spiderfs.fuse.session import Body, Handler, store
 from spiderfs.fuse.wire import Opcode, OpenFlag
 from spiderfs.metrics import Counters
 from spiderfs.store.environment import end_as_corrupt
+from spiderfs.vfs.filesystem import Caller, Filesystem
 
 log = logging.getLogger(__name__)
 

@@ -30,12 +30,12 @@ from typing import Any
 
 import trio
 
-from spiderfs import mountpoint
 from spiderfs.errors import MountError, StoreCorrupt
-from spiderfs.filesystem import Caller
 from spiderfs.fuse import wire
+from spiderfs.linux import mounts
 from spiderfs.metrics import Counters
 from spiderfs.store.environment import end_as_corrupt
+from spiderfs.vfs.filesystem import Caller
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +60,14 @@ _descriptor = -1
 def mount(at: Path, source: str, allow_other: bool, programs_run: bool) -> int:
     """Mount, answer INIT, and return the FUSE descriptor; raises MountError."""
     global _descriptor
-    descriptor = mountpoint.mount(at, source, allow_other, programs_run)
+    descriptor = mounts.mount(at, source, allow_other, programs_run)
     if not select.select([descriptor], [], [], _INIT_PATIENCE_MS / 1000)[0]:
         raise MountError(f"the kernel does not talk to the mount on {at}")
     request = memoryview(os.read(descriptor, wire.REQUEST_BYTES))
     _, opcode, unique, *_ = wire.IN_HEADER.unpack_from(request)
     assert opcode == wire.Opcode.INIT
     _write(descriptor, unique, 0, wire.init_out(request[wire.IN_HEADER.size :]))
-    mountpoint.widen_read_ahead(at)
+    mounts.widen_read_ahead(at)
     os.set_blocking(descriptor, False)
     _descriptor = descriptor
     return descriptor

@@ -29,10 +29,10 @@ import numpy as np
 
 from spiderfs.core.guided import Guided
 from spiderfs.core.heap import Heap
-from spiderfs.core.importance import UNKNOWN
-from spiderfs.core.lenders import Lenders
-from spiderfs.core.pins import PINNED, Pins, pinned_limit
 from spiderfs.core.policy import SAMPLES, Key, in_saved_order, saved_keys
+from spiderfs.policies.parts.importance import UNKNOWN
+from spiderfs.policies.parts.pins import PINNED, Pins, pinned_limit
+from spiderfs.policies.parts.single_use_stand_ins import Lenders
 
 # The paper leaves the length of the list open.
 H_SHARE = 0.5

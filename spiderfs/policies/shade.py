@@ -19,8 +19,8 @@ import numpy as np
 
 from spiderfs.core.guided import Guided
 from spiderfs.core.heap import Heap
-from spiderfs.core.importance import UNKNOWN
 from spiderfs.core.policy import Key, in_saved_order, saved_keys
+from spiderfs.policies.parts.importance import UNKNOWN
 
 # Room for ImageNet-1k: some 300 MB, should it ever be full.
 MAX_GHOSTS = 1 << 21

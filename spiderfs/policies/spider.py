@@ -16,9 +16,10 @@ from itertools import chain
 from typing import Any
 
 from spiderfs.core.guided import Guided
-from spiderfs.core.homophily import MAX_STAND_INS, Homophily, Hub
-from spiderfs.core.importance import UNKNOWN, Importance
+from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key, in_saved_order, saved_keys
+from spiderfs.policies.parts.homophily import MAX_STAND_INS, Homophily
+from spiderfs.policies.parts.importance import UNKNOWN, Importance
 
 IMPORTANCE, HOMOPHILY = "importance", "homophily"
 

@@ -4,7 +4,7 @@ The embeddings of each batch update an index of the whole set. Within the radius
 label and x_other another one; equation 4 makes the score of them. The paper looks at 500 neighbours and divides x_other
 by 500; here both are counted among the k nearest and x_other is divided by k. The radius is a quantile over the same k,
 so that counts reach from none to all of them whatever k is; ranks of the scores with k = 100 and with 500 correlate by
-0.74 on synthetic clusters (benchmarks/scorer.py).
+0.74 on synthetic clusters (benchmarks/engine/scorer.py).
 
 This is the scoring "graph" of the table; what all scorings have in common is in `scoring.py`.
 """
@@ -31,7 +31,7 @@ VERSION = 1
 STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
 
 # Up to about this many samples comparing with all of them is as cheap as updating a graph: 75 and 77 ms for a batch of
-# 128 among 100,000 of 64 dimensions, 17 and 24 ms among 10,000 (one core; benchmarks/scorer.py).
+# 128 among 100,000 of 64 dimensions, 17 and 24 ms among 10,000 (one core; benchmarks/engine/scorer.py).
 EXACT_MAX_SAMPLES = 100_000
 # Distances of each batch that the radius is calibrated by; a batch of 128 has some 10,000.
 CALIBRATING_DISTANCES = 2048

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 import trio
 
 from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable
+from spiderfs.linux.worker_threads import Threads
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.recent_timeouts import RecentTimeouts
 from spiderfs.sources.source import Source, SourceStat, Version
-from spiderfs.threads import Threads
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

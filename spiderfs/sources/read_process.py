@@ -36,7 +36,7 @@ import outcome
 import trio
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.process_table import ended_status
+from spiderfs.linux.process_table import ended_status
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import Source, Version
 

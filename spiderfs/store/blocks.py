@@ -4,7 +4,7 @@ Block n of a file lies at the same place as in the file itself, so a file whose 
 file, which the kernel can read without asking anybody.
 
 Which blocks are here is LMDB's to say, and bytes without a record mean nothing. What keeps both together are locks on
-the range of a block (`range_lock.py`):
+the range of a block (`linux/range_lock.py`):
 
 - Who lands a block holds its lock shared from before its bytes are written until its record is committed.
 - Who frees a block takes the lock exclusively, never waiting for it, and makes sure that there still is no record
@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from spiderfs.errors import StoreError, StoreFull
-from spiderfs.range_lock import lock_shared, try_lock
+from spiderfs.linux.range_lock import lock_shared, try_lock
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ import pytest
 from test_store import PATIENCE_S, forked, held
 
 from spiderfs.errors import StoreFull
-from spiderfs.range_lock import try_lock
+from spiderfs.linux.range_lock import try_lock
 from spiderfs.store import blocks as block_files
 from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import PIECE_BYTES, header

@@ -19,24 +19,24 @@ import pytest
 import trio
 from mounting import Mounted, eventually, mounted
 
-from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
-from spiderfs.control import Control
 from spiderfs.errors import NotFound, SpiderfsError
-from spiderfs.fetcher import Episode, Fetcher, Interlock
-from spiderfs.filesystem import Caller, Filesystem, Settings
 from spiderfs.fuse import wire
 from spiderfs.fuse.operations import Operations
-from spiderfs.lister import Lister
 from spiderfs.metrics import SharedCounters
-from spiderfs.permissions import Ownership
-from spiderfs.read_ahead import ReadAhead
-from spiderfs.redirects import PendingReads, Redirects
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.memory import MemoryContent, MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Content, Records
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
+from spiderfs.vfs.control_files import Control
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.filesystem import Caller, Filesystem, Settings
+from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.permissions import Ownership
+from spiderfs.vfs.read_ahead import ReadAhead
+from spiderfs.vfs.redirects import PendingReads, Redirects
 
 NOT_UTF8 = b"caf\xe9-\xff.bin"
 LONGEST_NAME = b"n" * 255

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from mounting import SPIDERFS, as_root, ending, eventually, mounted, mounts_at, run_spiderfs, unmount
 
-from spiderfs import mountpoint
 from spiderfs.errors import MountError
+from spiderfs.linux import mounts
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_another_users_mount_is_not_called_none(source: Path, tmp_path: Path, mo
     with mounted(source, tmp_path / "m") as mount:
         # As fusermount3 answers whoever has not mounted it.
         monkeypatch.setattr("os.geteuid", lambda: 65534)
-        monkeypatch.setattr(mountpoint, "_fusermount", lambda path, lazy: errno.EINVAL)
+        monkeypatch.setattr(mounts, "_fusermount", lambda path, lazy: errno.EINVAL)
         with pytest.raises(MountError, match="not allowed to unmount"):
-            mountpoint.unmount(mount.point)
+            mounts.unmount(mount.point)
         monkeypatch.undo()

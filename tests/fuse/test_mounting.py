@@ -418,7 +418,8 @@ main()
 """
     # Imported before the change of user, who may not be allowed to look into this checkout.
     preload = (
-        "import click, pydantic, importlib, spiderfs.cli.mount, spiderfs.config, spiderfs.policies, spiderfs.cli.main\n"
+        "import click, pydantic, importlib\n"
+        "import spiderfs.cli.mount, spiderfs.options.model, spiderfs.policies, spiderfs.cli.main\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", preload + script], capture_output=True, text=True, timeout=60, check=False

@@ -16,21 +16,21 @@ from fuzzing import examples, integers, packed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
-from spiderfs.control import CONTROL_INODE, Control
 from spiderfs.errors import ConfigError, SpiderfsError
-from spiderfs.fetcher import Episode, Fetcher, Interlock
-from spiderfs.filesystem import Caller, Filesystem, Settings
 from spiderfs.fuse import session, wire
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.wire import Opcode
-from spiderfs.lister import Lister
 from spiderfs.metrics import SharedCounters
-from spiderfs.read_ahead import ReadAhead
-from spiderfs.redirects import PendingReads, Redirects
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.memory import MemorySource
 from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
+from spiderfs.vfs.control_files import CONTROL_INODE, Control
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.filesystem import Caller, Filesystem, Settings
+from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.read_ahead import ReadAhead
+from spiderfs.vfs.redirects import PendingReads, Redirects
 
 CONTENT = bytes(range(256)) * 40
 PATIENCE_S = 20.0

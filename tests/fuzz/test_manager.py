@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mounting import Mounted, mounted
 
-from spiderfs.config import Options
-from spiderfs.hook_messages import MESSAGES
+from spiderfs.options.model import Options
 from spiderfs.protocol import Decoder, Goodbye, Hello, Message, Ok, Samples, encode
+from spiderfs.protocol.messages import MESSAGES
 
 FILES = {f"{number % 3}/{number}": bytes([number]) * (number * 500) for number in range(1, 25)}
 PATIENCE_S = 20.0

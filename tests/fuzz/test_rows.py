@@ -16,13 +16,13 @@ from fuzzing import damaged, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.errors import Stale, StoreCorrupt
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.environment import MAP_BYTES
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Keep
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 
 CONTENT_TABLES = ("content", "member", "queue", "meta", "holes")
 PAYLOADS = {ContentKey(inode): random.Random(inode).randbytes(100 * inode) for inode in range(1, 12)}

@@ -12,12 +12,12 @@ from fuzzing import damaged, examples, integers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.cli.guidance import chosen_settings
 from spiderfs.cli.simulate import chosen_policies, compare
-from spiderfs.core.homophily import Hub
+from spiderfs.core.hints import Hub
 from spiderfs.errors import UsageError
-from spiderfs.quantities import Capacity
-from spiderfs.trace import HEADER, MAGIC, RECORD, RECORD_FIELDS, VERSION, Kind, TraceWriter, read_trace
+from spiderfs.options.units import Capacity
+from spiderfs.simulation.hint_source import chosen_settings
+from spiderfs.trace.format import HEADER, MAGIC, RECORD, RECORD_FIELDS, VERSION, Kind, TraceWriter, read_trace
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True).map(lambda x: int.from_bytes(struct.pack("<d", x), "little"))
 LIKELY = st.floats(0, 1, width=32).map(lambda x: int.from_bytes(struct.pack("<d", x), "little"))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import trio
 
-from spiderfs.daemon.hook_connection import ServerLimits
-from spiderfs.daemon.hook_server import HookServer, listen
-from spiderfs.daemon.recording_sink import RecordingSink
+from spiderfs.daemon.training.hook_connection import ServerLimits
+from spiderfs.daemon.training.hook_server import HookServer, listen
+from spiderfs.testing import RecordingSink
 
 PATIENCE_S = 20.0
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tiny_training import SIZE, loader
 from two_ranks import in_two_ranks, join_two_ranks
 
+from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.replay import Accesses, policy_for, replay
-from spiderfs.daemon.recording_sink import RecordingSink
 from spiderfs.policies import POLICIES
+from spiderfs.simulation.replay import policy_for, replay
+from spiderfs.testing import RecordingSink
 from trainer_hook import EchoSampler, plan
 from trainer_hook.echo import NEAREST
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mounting import PATIENCE_S, eventually, mounted, run_spiderfs
 
-from spiderfs.trace import Kind, read_trace
+from spiderfs.trace.format import Kind, read_trace
 
 ROOT = Path(__file__).parents[2]
 CLASSES, EACH, WIDTH = 2, 60, 40

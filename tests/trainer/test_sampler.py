@@ -16,7 +16,7 @@ from tiny_training import SIZE, Network, Numbered, loader, recorded, train
 from torch.utils.data import DataLoader
 from two_ranks import in_two_ranks, join_two_ranks
 
-from spiderfs.daemon.recording_sink import RecordingSink
+from spiderfs.testing import RecordingSink
 from trainer_hook import SpiderSampler, attach
 
 SCORES = np.linspace(0.1, 2, SIZE).astype(np.float32)

@@ -19,7 +19,7 @@ from tiny_training import SIZE, Network, loader, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from spiderfs.daemon.recording_sink import RecordingSink
+from spiderfs.testing import RecordingSink
 from trainer_hook import Client, ShadeSampler, attach
 from trainer_hook.shade import REPEATED_MAX, Trend, repeated
 

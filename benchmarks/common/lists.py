@@ -1,0 +1,48 @@
+"""The lists that a sampler drew, read through other caches: the product's engine and policies, and no training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spiderfs.core.accesses import Accesses
+from spiderfs.core.engine import Engine
+from spiderfs.policies import POLICIES
+from spiderfs.simulation.replay import Replay, policy_for, replay
+
+LIST_POLICIES = {"LRU": "lru", "MinIO": "minio", "MIN": "belady"}
+MIN_BY_EPOCH = "MIN by epoch"
+LIST_CACHES = (*LIST_POLICIES, MIN_BY_EPOCH)
+
+
+def list_origin(lists: list[list[int]], sizes: list[int], capacity: int) -> dict[str, list[float]]:
+    """Origin bytes per sample that each of LIST_CACHES fetches for these epochs, by epoch."""
+    found = {name: list(served(policy, lists, sizes, capacity)) for name, policy in LIST_POLICIES.items()}
+    found[MIN_BY_EPOCH] = list(min_by_epoch(lists, sizes, capacity))
+    return {name: [epoch.origin_bytes_per_sample for epoch in epochs] for name, epochs in found.items()}
+
+
+def served(
+    policy: str, lists: list[list[int]], sizes: list[int], capacity: int, planned: bool = False
+) -> Iterator[Replay]:
+    """What this policy serves of each epoch; if `planned`, the engine is given each epoch's plan as it begins."""
+    whole = accesses_of([sample for drawn in lists for sample in drawn], sizes)
+    engine = Engine(policy_for(POLICIES[policy], whole), capacity)
+    for drawn in lists:
+        yield replay(engine, accesses_of(drawn, sizes), len(drawn), planned_epochs=int(planned))
+
+
+def min_by_epoch(lists: list[list[int]], sizes: list[int], capacity: int) -> Iterator[Replay]:
+    """What a MIN serves that learns each epoch's list when it begins; the cache goes on from epoch to epoch."""
+    engine: Engine | None = None
+    for drawn in lists:
+        accesses = accesses_of(drawn, sizes)
+        policy = policy_for(POLICIES["belady"], accesses)
+        if engine is None:
+            engine = Engine(policy, capacity)
+        else:
+            engine.change_policy(policy)
+        yield replay(engine, accesses, len(drawn))
+
+
+def accesses_of(samples: list[int], sizes: list[int]) -> Accesses:
+    return Accesses.of(samples, [sizes[sample] for sample in samples])

@@ -1,0 +1,210 @@
+"""What a batch costs the scorer: milliseconds, bytes per sample and recall, over set size and dimension.
+
+    .venv/bin/python -m benchmarks.engine.scorer [--quick] [--large] [--json FILE]
+
+Embeddings are synthetic: classes of several clusters each, which overlap, and which drift from batch to batch as those
+of a model in training do. An index is filled first, as by an epoch that nobody waits for; then batches of 128 are
+timed: normalise, update, calibrate, count, score. hnswlib uses one thread, matrix products what BLAS takes: compare
+them with OPENBLAS_NUM_THREADS=1. The CPU time beside the wall time is what others on the machine disturb least; the
+time of filling is CPU time.
+
+With --json, what the file has is not measured again, and each row is kept as soon as it is there: a run that was cut
+short, or that had no --large, is gone on with.
+
+The second table says what a smaller k costs: the rank correlation of its scores with those of the paper's 500.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spiderfs.scorer.index import Ids, Vectors, normalised
+from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.scoring import ScorerOptions
+
+BATCH = 128
+CLASSES = 10
+CLUSTERS_PER_CLASS = 5
+# Of a cluster, where the centres themselves are spread by 1.
+SPREAD = 1.0
+# Of an embedding between two epochs.
+DRIFT = 0.1
+RECALL_SAMPLE = 256
+PAPERS_K = 500
+SMALLER_KS = (50, 100, 200)
+
+
+@dataclass(frozen=True)
+class Row:
+    index: str
+    samples: int
+    dimension: int
+    fill_cpu_ms_per_batch: float
+    ms_per_batch: float
+    cpu_ms_per_batch: float
+    bytes_per_sample: float
+    recall: float
+    median_same: float
+    failures: int
+
+
+class Embeddings:
+    """Synthetic embeddings that drift: drawn when asked for, so that a million need no memory of their own."""
+
+    def __init__(self, samples: int, dimension: int) -> None:
+        self._rng = np.random.default_rng(0)
+        self._centres = self._rng.normal(size=(CLASSES * CLUSTERS_PER_CLASS, dimension)).astype(np.float32)
+        self._cluster = self._rng.integers(0, len(self._centres), samples)
+        self.labels = self._cluster % CLASSES
+        # One in twenty lies where another class does.
+        astray = self._rng.random(samples) < 0.05
+        self._cluster[astray] = self._rng.integers(0, len(self._centres), int(astray.sum()))
+        self._seeds = np.arange(samples)
+
+    def of(self, ids: Ids) -> NDArray[np.float16]:
+        own = np.stack([np.random.default_rng(seed).normal(size=self._centres.shape[1]) for seed in self._seeds[ids]])
+        moved = DRIFT * self._rng.normal(size=own.shape)
+        return (self._centres[self._cluster[ids]] + SPREAD * own + moved).astype(np.float16)
+
+
+def measure(kind: Literal["exact", "graph"], samples: int, dimension: int, batches: int) -> Row:
+    embeddings = Embeddings(samples, dimension)
+    scorer = Scorer(embeddings.labels, dimension, ScorerOptions(index=kind))
+    fill_s = 0.0
+    order = np.random.default_rng(1).permutation(samples)
+    for start in range(0, samples, BATCH):
+        ids = order[start : start + BATCH]
+        vectors: Vectors = normalised(embeddings.of(ids))
+        began = time.process_time()
+        scorer.index.update(ids, vectors)
+        fill_s += time.process_time() - began
+    times_s: list[tuple[float, float]] = []
+    rng = np.random.default_rng(2)
+    # The first batch finds the radius, the second finds the caches warm; neither is counted.
+    for _ in range(batches + 2):
+        ids = rng.choice(samples, BATCH, replace=False)
+        batch = embeddings.of(ids)
+        began, cpu_began = time.perf_counter(), time.process_time()
+        scorer.batch(ids, batch)
+        times_s.append((time.perf_counter() - began, time.process_time() - cpu_began))
+        if len(times_s) == 1:
+            scorer.new_epoch()
+    statistics = scorer.statistics()
+    wall_s, cpu_s = np.median(times_s[2:], axis=0).tolist()
+    return Row(
+        index=kind,
+        samples=samples,
+        dimension=dimension,
+        fill_cpu_ms_per_batch=fill_s / (samples / BATCH) * 1e3,
+        ms_per_batch=wall_s * 1e3,
+        cpu_ms_per_batch=cpu_s * 1e3,
+        bytes_per_sample=statistics.bytes_per_sample,
+        recall=scorer.recall(RECALL_SAMPLE, rng),
+        median_same=statistics.median_same,
+        failures=statistics.failures,
+    )
+
+
+def ranks_of_scores(neighbours: int, samples: int, dimension: int) -> NDArray[np.float64]:
+    """Of all samples by score, with a calibrated radius."""
+    embeddings = Embeddings(samples, dimension)
+    vectors = embeddings.of(np.arange(samples))
+    scorer = Scorer(embeddings.labels, dimension, ScorerOptions(neighbours=neighbours, index="exact"))
+    # The first pass fills the index and finds the radius, the second scores.
+    for _ in range(2):
+        for start in range(0, samples, BATCH):
+            ids = np.arange(start, min(start + BATCH, samples))
+            scorer.batch(ids, vectors[ids])
+        scorer.new_epoch()
+    _, inverse, counts = np.unique(scorer.scores, return_inverse=True, return_counts=True)
+    # Equal scores share the mean of their ranks.
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return ranks
+
+
+def correlations_with_papers_k(samples: int, dimension: int) -> dict[int, float]:
+    """Spearman's rank correlation of all scores with those of the paper's k, for smaller ones."""
+    papers = ranks_of_scores(PAPERS_K, samples, dimension)
+    smaller = {k: ranks_of_scores(k, samples, dimension) for k in SMALLER_KS}
+    return {k: float(np.corrcoef(np.stack([papers, ranks])).min()) for k, ranks in smaller.items()}
+
+
+@dataclass
+class Results:
+    """What has been measured so far, kept in a file if there is one."""
+
+    path: Path | None
+    rows: list[Row]
+    correlations: dict[str, float]
+
+    @classmethod
+    def of(cls, path: Path | None) -> Results:
+        if path is None or not path.exists():
+            return cls(path, [], {})
+        kept = json.loads(path.read_text())
+        return cls(path, [Row(**row) for row in kept["rows"]], kept["correlation_with_k_500"])
+
+    def row(self, kind: Literal["exact", "graph"], samples: int, dimension: int, batches: int) -> Row:
+        for row in self.rows:
+            if (row.index, row.samples, row.dimension) == (kind, samples, dimension):
+                return row
+        row = measure(kind, samples, dimension, batches)
+        self.rows.append(row)
+        self.rows.sort(key=lambda row: (row.samples, row.dimension, row.index))
+        self.keep()
+        return row
+
+    def correlations_of(self, samples: int, dimension: int) -> dict[str, float]:
+        if not self.correlations:
+            found = correlations_with_papers_k(samples, dimension)
+            self.correlations = {str(k): correlation for k, correlation in found.items()}
+            self.keep()
+        return self.correlations
+
+    def keep(self) -> None:
+        if self.path is not None:
+            report = {
+                "batch": BATCH,
+                "rows": [asdict(row) for row in self.rows],
+                "correlation_with_k_500": self.correlations,
+            }
+            self.path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sets only, some seconds")
+    parser.add_argument("--large", action="store_true", help="a million samples too: half an hour of one core, some GB")
+    parser.add_argument("--json", type=Path, help="keep all figures here, and go on with those that it has")
+    options = parser.parse_args()
+
+    sizes = (2_000,) if options.quick else (10_000, 100_000, 1_000_000) if options.large else (10_000, 100_000)
+    dimensions = (16, 64) if options.quick else (16, 64, 128, 512)
+    batches = 5 if options.quick else 20
+    kinds: tuple[Literal["exact", "graph"], ...] = ("exact", "graph")
+    results = Results.of(options.json)
+    print(f"{'index':6} {'samples':>9} {'dim':>4} {'fill ms':>8} {'ms':>7} {'CPU ms':>7} {'B/sample':>9} {'recall':>7}")
+    for samples, dimension, kind in itertools.product(sizes, dimensions, kinds):
+        row = results.row(kind, samples, dimension, batches)
+        print(
+            f"{row.index:6} {row.samples:9,} {row.dimension:4} {row.fill_cpu_ms_per_batch:8.1f} {row.ms_per_batch:7.1f}"
+            f" {row.cpu_ms_per_batch:7.1f}"
+            f" {row.bytes_per_sample:9.0f} {row.recall:7.3f}",
+            flush=True,
+        )
+    print("\nrank correlation of the scores with those of k = 500:")
+    for k, correlation in results.correlations_of(2_000 if options.quick else 10_000, 64).items():
+        print(f"k = {k:>3}: {correlation:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Where the processor time of a warm open, read and close goes: reader, kernel, daemon; a table and a plot.
+
+    .venv/bin/python -m benchmarks.serving.cpu_split --plot PNG --json FILE
+    .venv/bin/python -m benchmarks.serving.cpu_split --quick    under a minute, for a look
+
+"Kernel" is the system time of reader and daemon together: the page cache, copying, and for the mounts handing requests
+over and waking whoever waits. "Daemon" and "reader" are what they spend in their own code. Time in which nobody
+computes is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from rich.console import Console
+
+from benchmarks.common.interruption import unwind_on_signals
+from benchmarks.common.results import machine
+from benchmarks.serving import process_cost
+from benchmarks.serving.peers import PEERS, Mounted, mounted
+from benchmarks.serving.readers import read_all
+from benchmarks.serving.serve import FileSet, made_files, paths_below
+
+PARTS = ("reader", "kernel", "daemon")
+COLOURS = {"reader": "#4c78a8", "kernel": "#bab0ac", "daemon": "#e45756"}
+FILE_SETS = ((2_000, 112_000), (5_000, 2_000))
+ROUNDS = 9
+QUICK_FILE_SETS, QUICK_ROUNDS = ((500, 112_000), (1_000, 2_000)), 2
+READERS = 4
+Split = dict[str, float]
+"""Microseconds per file, by part."""
+
+
+def split(peer: Mounted, files: FileSet, seed: int) -> Split:
+    processes = peer.processes()
+    user_before, system_before = process_cost.user_and_system_seconds(processes)
+    reading = read_all(paths_below(peer, files), READERS, seed)
+    user, system = process_cost.user_and_system_seconds(processes)
+    kernel_s = reading.cpu_s - reading.user_s + system - system_before
+    parts = {"reader": reading.user_s, "kernel": kernel_s, "daemon": user - user_before}
+    return {part: spent_s / reading.files * 1e6 for part, spent_s in parts.items()}
+
+
+def measure(
+    file_sets: Sequence[tuple[int, int]], rounds: int, peers: list[str], console: Console
+) -> dict[str, dict[str, Split]]:
+    """Medians over the rounds, by files and system."""
+    found: dict[str, dict[str, Split]] = {}
+    with tempfile.TemporaryDirectory(prefix="spiderfs-cpu-split.") as name:
+        for count, size in file_sets:
+            files = made_files(Path(name) / str(size), count, size)
+            os.sync()
+            with ExitStack() as stack:
+                shown = [stack.enter_context(mounted(peer, files.root, Path(name) / f"at-{size}")) for peer in peers]
+                for peer in shown:
+                    read_all(paths_below(peer, files), 1, seed=0)
+                runs: dict[str, list[Split]] = {peer: [] for peer in peers}
+                for number in range(1, rounds + 1):
+                    for peer in shown:
+                        runs[peer.name].append(split(peer, files, number))
+            found[files.name] = {
+                system: {part: statistics.median(run[part] for run in of_system) for part in PARTS}
+                for system, of_system in runs.items()
+            }
+            for system, parts in found[files.name].items():
+                figures = "  ".join(f"{part} {parts[part]:6.1f}" for part in PARTS)
+                console.print(
+                    f"{files.name:18} {system:9} {figures}  together {sum(parts.values()):7.1f} us", highlight=False
+                )
+    return found
+
+
+def plot(found: dict[str, dict[str, Split]], path: Path) -> None:
+    figure, axes = plt.subplots(1, len(found), figsize=(10, 3.2), layout="constrained")
+    for axis, (files, peers) in zip(axes, found.items(), strict=True):
+        # rclone takes ten times as long as the others and would flatten them.
+        names = [name for name in reversed(peers) if name != "rclone"]
+        left = [0.0] * len(names)
+        for part in PARTS:
+            widths = [peers[name][part] for name in names]
+            axis.barh(names, widths, left=left, label=part, color=COLOURS[part])
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        for row, total in enumerate(left):
+            axis.text(total, row, f" {total:.0f}", va="center")
+        axis.set_xlim(0, max(left) * 1.15)
+        axis.set_title(f"{files}, {READERS} readers", fontsize=10)
+        axis.set_xlabel("microseconds of processor time per open, read, close")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer files and rounds")
+    parser.add_argument("--rounds", type=int, help=f"default {ROUNDS}, quick {QUICK_ROUNDS}")
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    unwind_on_signals()
+    file_sets, rounds = (QUICK_FILE_SETS, QUICK_ROUNDS) if arguments.quick else (FILE_SETS, ROUNDS)
+    rounds = arguments.rounds or rounds
+    found = measure(file_sets, rounds, arguments.peers.split(","), Console())
+    if arguments.plot is not None:
+        plot(found, arguments.plot)
+    if arguments.json is not None:
+        text = json.dumps({"machine": machine(), "rounds": rounds, "us_per_file": found}, indent=1)
+        arguments.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

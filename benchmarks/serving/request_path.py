@@ -1,0 +1,161 @@
+"""What each part of a cached request costs a worker, without kernel and FUSE: microseconds, the best of many rounds.
+
+    .venv/bin/python -m benchmarks.serving.request_path             some seconds
+    .venv/bin/python -m benchmarks.serving.request_path --quick     a moment
+
+The parts are measured one by one in one process, over 1,000 small files in the order of a random permutation. What the
+kernel adds (waking the daemon, copying, waking the reader) is the rest of what `benchmarks/serving/serve.py` shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.sources import write
+from benchmarks.serving.bare import Bare, bare_filesystem
+from spiderfs.fuse import wire
+from spiderfs.fuse.handles import Handles
+from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.wire import Opcode
+from spiderfs.linux.process_table import started_at
+from spiderfs.sources.local import LocalSource
+from spiderfs.store.content import LmdbContent
+from spiderfs.store.store import ContentKey
+from spiderfs.vfs.filesystem import Caller
+from spiderfs.vfs.redirects import Attached
+
+FILES = 1000
+FILE_BYTES = 2000
+ROUNDS, QUICK_ROUNDS = 15, 3
+# (part, the most microseconds it may take); what has no figure is part of what has one
+TARGETS = {"store: is it there": 10.0, "catalogue: what is it": 10.0, "who asks, with no trainer": 2.0}
+
+
+class Asked:
+    """Parts of the request path, each a function of an inode."""
+
+    def __init__(self, operations: Operations, content: LmdbContent, inodes: list[int], rounds: int) -> None:
+        self.handlers = operations.handlers()
+        self.content = content
+        self.inodes = inodes
+        self.rounds = rounds
+        self.caller = Caller(os.getuid(), os.getgid(), os.getpid())
+
+    def answer(self, opcode: Opcode, inode: int, body: bytes) -> object:
+        result = at_once(self.handlers[opcode](inode, memoryview(body), self.caller))
+        self.content.end_read()
+        return result
+
+    def microseconds(self, part: Callable[[int], object]) -> float:
+        """Per call, in the best round."""
+        best = float("inf")
+        for _ in range(self.rounds):
+            begin = time.perf_counter()
+            for inode in self.inodes:
+                part(inode)
+            best = min(best, time.perf_counter() - begin)
+        return best / len(self.inodes) * 1e6
+
+
+def at_once(coroutine: Coroutine[Any, Any, object]) -> object:
+    """The result of a coroutine that does not wait for anything, as a cached request does not."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("a cached request had to wait")
+
+
+async def measure(directory: Path, rounds: int) -> dict[str, float]:
+    source_root = directory / "source"
+    source_root.mkdir()
+    names = [b"%04d" % number for number in range(FILES)]
+    for name in names:
+        write(source_root / os.fsdecode(name), os.urandom(FILE_BYTES))
+    async with bare_filesystem(LocalSource(os.fspath(source_root)), directory / "cache") as bare:
+        root = await bare.lister.root()
+        await bare.lister.complete(root, 1.0)
+        entries = {entry.name: entry.inode for entry in bare.catalogue.entries(root.inode, 0, FILES)}
+        inodes = random.Random(0).sample(list(entries.values()), FILES)
+        # As the one worker of a mount has them.
+        operations = Operations(bare.filesystem, bare.counters, Handles(sole=True))
+        asked = Asked(operations, bare.content, inodes, rounds)
+        for inode in inodes:
+            await bare.filesystem.open(inode, os.O_RDONLY, asked.caller)
+        await bare.fetcher.drain()
+        return parts(asked, bare, {inode: name for name, inode in entries.items()})
+
+
+def parts(asked: Asked, bare: Bare, names: dict[int, bytes]) -> dict[str, float]:
+    content, catalogue, counters = bare.content, bare.catalogue, bare.counters
+    events, redirects = bare.events, bare.redirects
+    open_in = bytes(8)
+    request = bytearray(wire.IN_HEADER.pack(48, Opcode.OPEN, 1, 2, 0, 0, 1, 0))
+
+    def store(inode: int) -> None:
+        content.has(ContentKey(inode))
+        content.end_read()
+
+    def read(inode: int) -> None:
+        content.read(ContentKey(inode))
+        content.end_read()
+
+    def read_in(inode: int) -> bytes:
+        return wire.READ_IN.pack(inode, 0, 131072) + bytes(20)
+
+    me = os.getpid()
+    found = {
+        "header of the request": asked.microseconds(lambda _: Caller(*wire.IN_HEADER.unpack_from(request)[4:7])),
+        "catalogue: what is it": asked.microseconds(catalogue.node),
+        "store: is it there": asked.microseconds(store),
+        "store: its bytes, checksum verified": asked.microseconds(read),
+        "who asks, with no trainer": asked.microseconds(lambda _: redirects.attended),
+        "counters": asked.microseconds(lambda _: counters.add("opens")),
+        "histogram": asked.microseconds(lambda _: counters.observe("open_hit_seconds", 30e-6)),
+        "event": asked.microseconds(lambda inode: events.note(inode, FILE_BYTES, 0, me)),
+        "OPEN, all of it": asked.microseconds(lambda inode: asked.answer(Opcode.OPEN, inode, open_in)),
+        "READ, all of it": asked.microseconds(lambda inode: asked.answer(Opcode.READ, inode, read_in(inode))),
+        "RELEASE, all of it": asked.microseconds(
+            lambda inode: asked.answer(Opcode.RELEASE, inode, wire.HANDLE.pack(inode) + bytes(16))
+        ),
+        "LOOKUP, all of it": asked.microseconds(lambda inode: asked.answer(Opcode.LOOKUP, 1, names[inode] + b"\0")),
+    }
+    redirects.set_trainers([Attached(1, me, started_at(me), (1,))], "trainer")
+    found["who asks, with a trainer"] = asked.microseconds(lambda _: redirects.trainer_of(me))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="spiderfs-request-path.") as directory:
+        found = trio.run(measure, Path(directory), QUICK_ROUNDS if arguments.quick else ROUNDS)
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
+    for heading in ("part", "us", "target", ""):
+        table.add_column(heading, justify="right" if heading in ("us", "target") else "left")
+    for part, microseconds in found.items():
+        target = TARGETS.get(part)
+        word = "" if target is None else "reached" if microseconds < target else "missed"
+        table.add_row(part, f"{microseconds:.2f}", "" if target is None else f"< {target:g}", word)
+    Console().print(table)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

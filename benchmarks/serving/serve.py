@@ -1,0 +1,338 @@
+"""How fast a warm cache serves: spiderfs beside the bare disk, bindfs and rclone, in one run.
+
+    .venv/bin/python -m benchmarks.serving.serve             the whole measurement, about a quarter of an hour
+    .venv/bin/python -m benchmarks.serving.serve --quick     under a minute, for a look
+
+All systems are mounted at the same time over the same files and take turns round by round, so that what else goes on
+on the machine falls on all of them alike, and another one begins each time; a ratio is the median of the ratios within
+a round. Warm means that each has served every file once before the clock runs. In a run every reader process opens,
+reads and closes every file once, in an order of its own. The last part opens small files on spiderfs a million times
+and watches its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.results import machine, save
+from benchmarks.common.sources import write
+from benchmarks.serving import process_cost
+from benchmarks.serving.peers import PEERS, Mounted, missing, mounted, version
+from benchmarks.serving.readers import read_all
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+MIB = 1 << 20
+READER_COUNTS = (1, 4)
+# (peer, number of readers or None for any, at least so many times as fast as it)
+TARGETS = (("bindfs", 1, 1.5), ("bindfs", 4, 1.2), ("rclone", None, 8.0), ("native", 4, 0.25))
+# Over a million opens this is 8 bytes an open: less than anything that could be kept for each.
+FLAT_GROWTH_BYTES = 8 * MIB
+SOAK_SAMPLES = 20
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured."""
+
+    file_sets: tuple[tuple[int, int], ...]  # (number of files, bytes of each)
+    rounds: int
+    opens: int
+
+
+FULL = Extent(((2_000, 112_000), (20_000, 2_000)), rounds=5, opens=1_000_000)
+QUICK = Extent(((500, 112_000), (2_000, 2_000)), rounds=2, opens=20_000)
+
+
+@dataclass(frozen=True)
+class FileSet:
+    name: str
+    root: Path
+    names: list[bytes]  # below root
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One peer, one round: its rate, its latencies, and what it cost."""
+
+    round: int
+    files_per_s: float
+    p50_us: float
+    p99_us: float
+    daemon_cpu_s_per_1000: float
+    client_cpu_s_per_1000: float
+    daemon_pss_bytes: int
+    daemon_anonymous_bytes: int
+
+
+@dataclass(frozen=True)
+class Case:
+    file_set: str
+    readers: int
+    runs: dict[str, list[Run]]  # by peer
+
+    def median(self, peer: str, field: str) -> float:
+        return float(statistics.median(getattr(run, field) for run in self.runs[peer]))
+
+    def ratio(self, peer: str) -> float:
+        """How many times as fast spiderfs is: the median over rounds of the ratio within a round."""
+        pairs = zip(self.runs["spiderfs"], self.runs[peer], strict=True)
+        return statistics.median(ours.files_per_s / theirs.files_per_s for ours, theirs in pairs)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    file_set: str
+    readers: int
+    peer: str
+    ratio: float
+    target: float | None
+    word: str
+
+
+@dataclass(frozen=True)
+class Soak:
+    """Memory of the spiderfs processes against the number of files opened so far."""
+
+    opens: list[int]
+    pss_bytes: list[int]
+    anonymous_bytes: list[int]
+    files_per_s: float
+
+    @property
+    def growth_bytes(self) -> int:
+        """Growth of the heap, from a tenth of the opens on: before that, the daemon's own caches fill."""
+        return self.anonymous_bytes[-1] - self.anonymous_bytes[len(self.opens) // 10]
+
+
+def made_files(root: Path, count: int, size: int) -> FileSet:
+    """Files of random bytes, 1,000 to a directory."""
+    random = np.random.default_rng(count)
+    names = []
+    for number in range(count):
+        name = f"{number // 1000:03d}/{number:06d}"
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, random.bytes(size))
+        names.append(os.fsencode(name))
+    return FileSet(f"{count:,} x {size / 1000:g} kB", root, names, count * size)
+
+
+def found_files(root: Path) -> FileSet:
+    paths = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    names = [os.fsencode(path.relative_to(root)) for path in paths]
+    return FileSet(f"{len(names):,} of {root}", root, names, sum(path.stat().st_size for path in paths))
+
+
+def measure(peer: Mounted, files: FileSet, readers: int, round_number: int) -> Run:
+    """One run; raises RuntimeError if the peer served a wrong number of bytes."""
+    processes = peer.processes()
+    cpu_before = process_cost.cpu_seconds(processes)
+    reading = read_all(paths_below(peer, files), readers, seed=round_number)
+    daemon_cpu_s = process_cost.cpu_seconds(processes) - cpu_before
+    if reading.read_bytes != readers * files.total_bytes:
+        raise RuntimeError(f"{peer.name} served {reading.read_bytes} bytes, not {readers * files.total_bytes}")
+    memory = process_cost.memory(processes)
+    return Run(
+        round=round_number,
+        files_per_s=reading.files / reading.wall_s,
+        p50_us=reading.percentile_us(50),
+        p99_us=reading.percentile_us(99),
+        daemon_cpu_s_per_1000=daemon_cpu_s / reading.files * 1000,
+        client_cpu_s_per_1000=reading.cpu_s / reading.files * 1000,
+        daemon_pss_bytes=memory.pss_bytes,
+        daemon_anonymous_bytes=memory.anonymous_bytes,
+    )
+
+
+def paths_below(peer: Mounted, files: FileSet) -> list[bytes]:
+    root = os.fsencode(peer.root)
+    return [root + b"/" + name for name in files.names]
+
+
+def soak(peer: Mounted, files: FileSet, opens: int, progress: Progress) -> Soak:
+    """Open, read and close files again and again, and look at the daemon's memory in between."""
+    task = progress.add_task(f"{opens:,} opens on {peer.name}", total=opens)
+    names = paths_below(peer, files)
+    done, counts, samples = 0, [], []
+    busy_s = 0.0
+    while done < opens:
+        # A slice at a time, so that there are enough samples whatever the number of files.
+        names = names[len(names) // 2 :] + names[: len(names) // 2]
+        reading = read_all(names[: max(1, min(opens // SOAK_SAMPLES, opens - done))], 1, seed=done)
+        done += reading.files
+        busy_s += reading.wall_s
+        counts.append(done)
+        samples.append(process_cost.memory(peer.processes()))
+        progress.update(task, completed=done)
+    return Soak(
+        opens=counts,
+        pss_bytes=[sample.pss_bytes for sample in samples],
+        anonymous_bytes=[sample.anonymous_bytes for sample in samples],
+        files_per_s=done / busy_s,
+    )
+
+
+def judge(case: Case) -> Iterator[Verdict]:
+    """spiderfs against each other peer, with a word where there is a target."""
+    if "spiderfs" not in case.runs:
+        return
+    for peer in case.runs:
+        if peer == "spiderfs":
+            continue
+        wanted = [times for name, readers, times in TARGETS if name == peer and readers in (None, case.readers)]
+        ratio = case.ratio(peer)
+        word = "-" if not wanted else "reached" if ratio >= wanted[0] else "missed"
+        yield Verdict(case.file_set, case.readers, peer, ratio, wanted[0] if wanted else None, word)
+
+
+def case_table(case: Case) -> Table:
+    title = f"{case.file_set}, {case.readers} reader{'s' * (case.readers > 1)}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("files/s", "spread", "p50 us", "p99 us", "daemon", "client", "MiB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for peer, runs in case.runs.items():
+        rates = [run.files_per_s for run in runs]
+        resident, heap = (case.median(peer, f"daemon_{kind}_bytes") / MIB for kind in ("pss", "anonymous"))
+        table.add_row(
+            peer,
+            f"{statistics.median(rates):,.0f}",
+            f"{min(rates) / 1000:.3g}k-{max(rates) / 1000:.3g}k",
+            f"{case.median(peer, 'p50_us'):,.0f}",
+            f"{case.median(peer, 'p99_us'):,.0f}",
+            f"{case.median(peer, 'daemon_cpu_s_per_1000'):.3f}",
+            f"{case.median(peer, 'client_cpu_s_per_1000'):.3f}",
+            f"{resident:,.0f}/{heap:,.0f}" if peer != "native" else "-",
+        )
+    return table
+
+
+def verdict_table(verdicts: list[Verdict]) -> Table:
+    table = Table(
+        title="spiderfs against the others", title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False
+    )
+    for heading in ("files", "readers", "times as fast as", "ratio", "target", ""):
+        table.add_column(heading, justify="left" if heading in ("files", "times as fast as", "") else "right")
+    for verdict in verdicts:
+        style = {"reached": "green", "missed": "red", "-": ""}[verdict.word]
+        target = f">= {verdict.target:g}" if verdict.target is not None else "-"
+        table.add_row(
+            verdict.file_set,
+            str(verdict.readers),
+            verdict.peer,
+            f"{verdict.ratio:.2f}",
+            target,
+            verdict.word,
+            style=style,
+        )
+    return table
+
+
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
+    extent = QUICK if arguments.quick else FULL
+    rounds = arguments.rounds or extent.rounds
+    opens = extent.opens if arguments.opens is None else arguments.opens
+    cases: list[Case] = []
+    soaked: Soak | None = None
+    with scratch_directory("serve") as scratch, Progress(console=console, transient=True) as progress:
+        sources = scratch / "src"
+        if arguments.data is not None:
+            file_sets = [found_files(arguments.data)]
+        else:
+            file_sets = [made_files(sources / str(size), count, size) for count, size in extent.file_sets]
+            # Else the disk still writes them during the first rounds, which were 30 % slower for it.
+            os.sync()
+        for files in file_sets:
+            own_scratch = scratch / f"set-{file_sets.index(files)}"
+            with ExitStack() as stack:
+                peers = [stack.enter_context(mounted(name, files.root, own_scratch)) for name in arguments.peers]
+                warming = progress.add_task(f"warming {files.name}", total=len(peers))
+                for peer in peers:
+                    read_all(paths_below(peer, files), 1, seed=0)
+                    progress.advance(warming)
+                # rclone drops what it has copied from the page cache, which native and bindfs live on: native fell
+                # from 190,000 to 16,000 files/s in its first round. Once more through the source puts it back.
+                read_all(paths_below(Mounted("native", files.root, None), files), 1, seed=0)
+                for readers in READER_COUNTS:
+                    case = Case(files.name, readers, {peer.name: [] for peer in peers})
+                    task = progress.add_task(f"{files.name}, readers: {readers}", total=rounds * len(peers))
+                    for number in range(1, rounds + 1):
+                        # Who comes after native is some 5 % slower than at any other place.
+                        first = number % len(peers)
+                        for peer in peers[first:] + peers[:first]:
+                            case.runs[peer.name].append(measure(peer, files, readers, number))
+                            progress.advance(task)
+                    cases.append(case)
+                    console.print(case_table(case))
+                if opens and files is file_sets[-1] and "spiderfs" in arguments.peers:
+                    soaked = soak(peers[arguments.peers.index("spiderfs")], files, opens, progress)
+    verdicts = [verdict for case in cases for verdict in judge(case)]
+    console.print("daemon, client: CPU seconds per 1,000 files; MiB: the daemon's memory, resident/of it heap")
+    if verdicts:
+        console.print(verdict_table(verdicts))
+    if soaked is not None:
+        flat = "flat" if soaked.growth_bytes <= FLAT_GROWTH_BYTES else "NOT flat"
+        console.print(
+            f"memory over {soaked.opens[-1]:,} opens at {soaked.files_per_s:,.0f} files/s: "
+            f"heap {soaked.anonymous_bytes[0] / MIB:.1f} -> {soaked.anonymous_bytes[-1] / MIB:.1f} MiB, "
+            f"all resident {soaked.pss_bytes[0] / MIB:.1f} -> {soaked.pss_bytes[-1] / MIB:.1f} MiB; "
+            f"heap growth after the first tenth {soaked.growth_bytes / MIB:+.2f} MiB: {flat}"
+        )
+    return {
+        "machine": machine(),
+        "versions": {name: version(name) for name in arguments.peers},
+        "rounds": rounds,
+        "cases": [asdict(case) for case in cases],
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+        "soak": None if soaked is None else asdict(soaked) | {"growth_bytes": soaked.growth_bytes},
+    }
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure how fast a warm spiderfs serves files, beside its peers.")
+    parser.add_argument("--quick", action="store_true", help="fewer files and rounds: under a minute")
+    parser.add_argument("--rounds", type=int, help=f"rounds per case (default {FULL.rounds}, quick {QUICK.rounds})")
+    parser.add_argument("--opens", type=int, help="opens to watch spiderfs' memory over; 0 leaves that part out")
+    parser.add_argument("--peers", default=",".join(PEERS), help="which to measure (default %(default)s)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="serve this directory instead of made files")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
+    arguments = parser.parse_args()
+    arguments.peers = arguments.peers.split(",")
+    if unknown := set(arguments.peers) - set(PEERS):
+        parser.error(f"no such peer: {', '.join(sorted(unknown))}; choose from {','.join(PEERS)}")
+    if arguments.data is not None and not arguments.data.is_dir():
+        parser.error(f"{arguments.data} is not a directory")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+
+    def measure_all() -> None:
+        if {"bindfs", "rclone"} & set(missing(arguments.peers)):
+            subprocess.run([BENCHMARKS / "install-peers"], check=True)
+        result = run(arguments, Console())
+        if arguments.json is not None:
+            save(arguments.json, result)
+
+    return exit_status("serve", measure_all, "interrupted; everything is unmounted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,366 @@
+"""The daemon of a soak: mounts it, changes its options, kills its processes, and counts what it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.common.mounts import counts, is_mounted, spiderfs
+from benchmarks.serving.soak_weather import Weather
+from spiderfs.daemon.context import Directories
+from spiderfs.store.content import LmdbContent
+from spiderfs.store.environment import is_sound
+from spiderfs.store.records import LmdbRecords
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+
+T = TypeVar("T")
+
+# How keys of the names' tables begin, and values of `dentry`.
+_KEY, _INODE = struct.Struct(">Q"), struct.Struct("<Q")
+
+# Control files answer EAGAIN while there is no manager, and wait for one that is stopped.
+PATIENCE_S = 20.0
+POLL_S = 0.05
+# A daemon that was killed is gone, and one that was told to has ended, after so long.
+ENDING_S = 25.0
+# After this long without events nothing is under way in the daemon any more.
+REST_S = 1.0
+# What a daemon may take: three workers, their reading processes, the manager and its own, and the supervisor.
+MOST_MB, MOST_DESCRIPTORS, MOST_THREADS, MOST_PROCESSES = 900, 400, 200, 12
+_NEVER = ("internal_errors", "checksum_failures", "store_rebuilds")
+# A line of the log begins so.
+_ENTRY = re.compile(r"^(?=\d{4}-\d\d-\d\d )", re.MULTILINE)
+# Who reads for a worker or the manager was killed: it ends with a traceback.
+_EXPECTED = ("the process that reads from the source has ended",)
+_CONTROL_FILES = ("cache", "config", "graph", "metrics", "plan", "ratio", "redirects", "scores", "stats", "warm", "log")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What all processes of the daemon have together."""
+
+    processes: int
+    megabytes: float  # proportional: what is shared is counted once
+    descriptors: int
+    threads: int
+    run_files: int
+    known_names: int
+
+    def described(self) -> str:
+        return (
+            f"{self.processes} processes, {self.megabytes:.0f} MB, {self.descriptors} descriptors, "
+            f"{self.threads} threads, {self.known_names} names"
+        )
+
+    def as_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Daemon:
+    def __init__(self, source: Path, scratch: Path, weather: Weather) -> None:
+        self.mountpoint = scratch / "mnt"
+        self.log = scratch / "daemon.log"
+        self._source = source
+        self._cache = scratch / "cache"
+        self._weather = weather
+        self._supervisor = 0
+        self._log_at = 0
+        self.rows: dict[str, int] = {}
+        """Of the store, by table, when the mount has gone."""
+        self.mountpoint.mkdir()
+
+    def mount(self, options: dict[str, str]) -> None:
+        given = {"cache_dir": self._cache, "log_file": self.log, **options}
+        spiderfs("mount", self._source, self.mountpoint, "-o", ",".join(f"{k}={v}" for k, v in given.items()))
+        self._supervisor = int(json.loads(self._patiently(lambda: self._control("stats.json").read_bytes()))["pid"])
+
+    def befall(self, kind: str, given: dict[str, Any]) -> None:
+        _EVENTS[kind](self, given)
+
+    # -- what befalls it
+
+    def _set(self, given: dict[str, Any]) -> None:
+        self._patiently(lambda: self._write("config", f"{given['name']}={given['value']}"))
+
+    def _fault(self, given: dict[str, Any]) -> None:
+        with self._weather.during("source"):
+            self._set(given)
+            time.sleep(given["for_s"])
+            self._set({"name": given["name"], "value": given["back"]})
+
+    def _warm(self, given: dict[str, Any]) -> None:
+        self._patiently(lambda: self._write("warm", given["line"]))
+
+    def _evict(self, given: dict[str, Any]) -> None:
+        self._patiently(lambda: self._write("evict", given["line"]))
+
+    def _look(self, given: dict[str, Any]) -> None:
+        for name in _CONTROL_FILES:
+            self._patiently(self._control(name).read_bytes)
+
+    def _kill_worker(self, given: dict[str, Any]) -> None:
+        _kill(_one_of(self._workers(), given["which"]))
+
+    def _kill_manager(self, given: dict[str, Any]) -> None:
+        _kill(self._manager())
+
+    def _kill_reading(self, given: dict[str, Any]) -> None:
+        reading = [child for pid in _children(self._supervisor) for child in _children(pid)]
+        _kill(_one_of(reading, given["which"]))
+
+    def _stop_manager(self, given: dict[str, Any]) -> None:
+        if manager := self._manager():
+            with suppress(ProcessLookupError):
+                os.kill(manager, signal.SIGSTOP)
+                time.sleep(given["for_s"])
+                os.kill(manager, signal.SIGCONT)
+
+    def _kill_supervisor(self, given: dict[str, Any]) -> None:
+        family = self.family()
+        with self._weather.during("unmounted"):
+            os.kill(self._supervisor, signal.SIGKILL)
+            self._await_end(family)
+            self._log_is_good()
+            self.mount(given["options"])
+
+    def _unmount(self, given: dict[str, Any]) -> None:
+        family = self.family()
+        with self._weather.during("unmounted"):
+            self._never_wrong()
+            # With readers inside it is busy, so it is told to end; what they have open is detached.
+            os.kill(self._supervisor, signal.SIGTERM)
+            self._await_end(family)
+            self._log_is_good()
+            self.mount(given["options"])
+
+    # -- the calm
+
+    def calm(self) -> None:
+        """Faults are over; every setting that slows the source is taken away, and names expire within a second."""
+        for name, value in (
+            ("source.hang", "off"),
+            ("source.gone", "off"),
+            ("source.error_rate", "0"),
+            ("source.latency_ms", "0"),
+            ("source.bandwidth", "0"),
+            ("ttl", "1s"),
+        ):
+            self._set({"name": name, "value": value})
+
+    def usage(self) -> tuple[Usage, list[str]]:
+        """What it takes now, and what of that is too much, or wrong."""
+        family = self.family()
+        found = Usage(
+            processes=len(family),
+            megabytes=sum(_proportional_kilobytes(pid) for pid in family) / 1000,
+            descriptors=sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family),
+            threads=sum(len(os.listdir(f"/proc/{pid}/task")) for pid in family),
+            run_files=len(os.listdir(self._cache / "run")),
+            known_names=self._metric("known_files"),
+        )
+        wrong = [
+            f"{figure} {what}: at most {most} were to be expected"
+            for what, figure, most in (
+                ("MB", found.megabytes, MOST_MB),
+                ("descriptors", found.descriptors, MOST_DESCRIPTORS),
+                ("threads", found.threads, MOST_THREADS),
+                ("processes", found.processes, MOST_PROCESSES),
+            )
+            if figure > most
+        ]
+        try:
+            self._never_wrong()
+            self._log_is_good()
+        except RuntimeError as exc:
+            wrong.append(str(exc))
+        return found, wrong
+
+    def _metric(self, name: str) -> int:
+        return int(self._patiently(lambda: counts(self.mountpoint))[name])
+
+    def _never_wrong(self) -> None:
+        """Raises RuntimeError if something was counted that no event of a soak should lead to."""
+        found = self._patiently(lambda: counts(self.mountpoint))
+        if bad := {name: found[name] for name in _NEVER if found[name]}:
+            raise RuntimeError(f"the daemon counts {bad}")
+
+    def _log_is_good(self) -> None:
+        """Raises RuntimeError for a traceback that no event of a soak should lead to."""
+        text = self.log.read_text(errors="replace")
+        fresh, self._log_at = text[self._log_at :], len(text)
+        for entry in _ENTRY.split(fresh):
+            if "Traceback" in entry and not any(words in entry for words in _EXPECTED):
+                raise RuntimeError("the daemon's log says: " + entry)
+
+    # -- the end
+
+    def end(self) -> list[str]:
+        """Unmount, if that has not been done; says what was left behind, or is not as it should be."""
+        if not self._supervisor:
+            return []
+        wrong: list[str] = []
+        family = self.family()
+        try:
+            if is_mounted(self.mountpoint):
+                spiderfs("umount", self.mountpoint)
+            self._await_end(family)
+            self._log_is_good()
+            wrong += self._check_store()
+        except RuntimeError as exc:
+            wrong.append(str(exc))
+        finally:
+            self._supervisor = 0
+            if is_mounted(self.mountpoint):
+                wrong.append("it is still mounted")
+                subprocess.run(["umount", "-l", "-f", self.mountpoint], check=False)
+            for pid in family:
+                _kill(pid)
+        return wrong
+
+    def _check_store(self) -> Iterator[str]:
+        """What is wrong with the store after the mount has gone."""
+        directories = Directories(self._cache)
+        for path in (directories.content, directories.names):
+            if not is_sound(path):
+                yield f"{path} is damaged"
+        content, records = LmdbContent(directories.content), LmdbRecords(directories.names, TABLES)
+        members = list(content.members())
+        usage = content.usage()
+        if sum(member.size for member in members) != usage.used_bytes:
+            yield f"{sum(member.size for member in members)} bytes are there, and {usage.used_bytes} are counted"
+        if usage.used_bytes > usage.capacity_bytes:
+            yield f"{usage.used_bytes} bytes in a cache of {usage.capacity_bytes}"
+        if damaged := [member.key for member in members if content.read(member.key) is None]:
+            yield f"{len(damaged)} records fail their checksums, as {damaged[0]}"
+        content.end_read()
+        kept = {member.key.inode for member in members}
+        named = {_INODE.unpack_from(value)[0] for _, value in _all_rows(records, "dentry")} | {ROOT_INODE}
+        leaving = {_KEY.unpack(key)[0] for key, _ in _all_rows(records, "gone")}
+        known = {_KEY.unpack(key)[0] for key, _ in _all_rows(records, "inode")}
+        self.rows = {"inode": len(known), "dentry": len(named) - 1, "gone": len(leaving), "member": len(members)}
+        if left := known - named - kept - leaving:
+            yield f"{len(left)} of {len(known)} inodes are known that no name means, and nothing is cached of"
+        content.close()
+        records.close()
+
+    # -- processes
+
+    def family(self) -> list[int]:
+        """All processes of the daemon."""
+        found, waiting = [], [self._supervisor]
+        while waiting:
+            found.append(waiting.pop())
+            waiting += _children(found[-1])
+        return found
+
+    def _manager(self) -> int:
+        """The one that handles SIGTERM; 0 while there is none."""
+        return next((pid for pid in _children(self._supervisor) if _catches_sigterm(pid)), 0)
+
+    def _workers(self) -> list[int]:
+        return [pid for pid in _children(self._supervisor) if not _catches_sigterm(pid)]
+
+    def _await_end(self, family: list[int]) -> None:
+        """Raises RuntimeError if any of these processes is there after a while."""
+        deadline_s = time.monotonic() + ENDING_S
+        while left := [pid for pid in family if _is_running(pid)]:
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"the processes {left} of the daemon have not ended in {ENDING_S:.0f} s")
+            time.sleep(POLL_S)
+
+    # -- control files
+
+    def _control(self, name: str) -> Path:
+        return self.mountpoint / ".spiderfs" / name
+
+    def _write(self, name: str, line: str) -> None:
+        descriptor = os.open(self._control(name), os.O_WRONLY)
+        try:
+            os.write(descriptor, line.encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """The answer, asked for again while the manager is being started."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return ask()
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise
+            time.sleep(POLL_S)
+
+
+def _all_rows(records: LmdbRecords, table: str) -> list[tuple[bytes, bytes]]:
+    return records.scan(table, b"", records.count(table) + 1)
+
+
+_EVENTS: dict[str, Callable[[Daemon, dict[str, Any]], None]] = {
+    "set": Daemon._set,
+    "fault": Daemon._fault,
+    "warm": Daemon._warm,
+    "evict": Daemon._evict,
+    "look": Daemon._look,
+    "kill worker": Daemon._kill_worker,
+    "kill manager": Daemon._kill_manager,
+    "kill reading process": Daemon._kill_reading,
+    "stop manager": Daemon._stop_manager,
+    "kill supervisor": Daemon._kill_supervisor,
+    "unmount": Daemon._unmount,
+}
+
+
+def _one_of(pids: list[int], which: float) -> int:
+    """One drawn by a number from 0 to 1; 0 if there is none."""
+    return sorted(pids)[int(which * len(pids))] if pids else 0
+
+
+def _kill(pid: int) -> None:
+    if pid:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _catches_sigterm(pid: int) -> bool:
+    try:
+        return bool(int(_status(pid)["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1)
+    except (OSError, KeyError):
+        return False
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return not _status(pid)["State"].startswith("Z")
+    except OSError:
+        return False
+
+
+def _proportional_kilobytes(pid: int) -> float:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return float(line.split()[1])
+    return 0.0

@@ -1,0 +1,724 @@
+"""How long a training waits for a slow source, with and without a plan of what it will read.
+
+    .venv/bin/python -m benchmarks.serving.stall --json FILE     the whole measurement, about forty minutes
+    .venv/bin/python -m benchmarks.serving.stall --quick         under a minute, for a look
+
+A real data loader with two workers reads batches, each followed by a step of fixed length in which nothing is computed,
+so that the cores are not the limit. The source is 5 ms away, and its bandwidth is a factor of what uniform sampling
+needs with a fifth of the data cached: (1 - 0.2) x all bytes in the time of an epoch's steps. Each run has a mount of
+its own with an empty cache, but for the first and the last:
+
+    direct        no cache: the loader's workers ask the slow source themselves
+    lru, minio    these policies, uniform sampling
+    no plan       the default policy, uniform sampling
+    wrong plan    the same, and the trainer publishes in each epoch another order than it reads
+    spider        hook and SpiderSampler, nothing published
+    plan+uniform  uniform sampling, published by trainer_hook.plan
+    plan+spider   hook and SpiderSampler, published
+    oracle        all files are local: no mount
+
+No epoch can be shorter than its steps, nor than the bytes that MIN would have fetched for the same list take on the
+line: that is the bound. The first epoch fills the cache and is left out of every figure. "Hits % later" are those after
+the first 16 batches of an epoch, in which the loader's workers ask for more than the line carries. At last, lists drawn
+with replacement by log-rank weights, published, at five sizes of the cache: bytes fetched against MIN's for the same
+list, and against what MIN fetches that knows as many epochs as the daemon, the current one and two more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
+
+import trainer_hook
+from benchmarks.common.extent import check_names
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
+from benchmarks.common.results import machine, plain_table, save, spread
+from benchmarks.common.sources import write
+from spiderfs.core.accesses import Accesses
+from spiderfs.core.engine import Engine
+from spiderfs.policies import POLICIES
+from spiderfs.protocol import Hello, Plan
+from spiderfs.simulation.replay import policy_for, replay
+from spiderfs.sources.faults import FaultState
+from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSource
+from trainer_hook.mounts import socket_finder
+
+CACHED_SHARE = 0.20
+CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
+TABLE_WIDTH = 144
+ENOUGH, TOO_LITTLE = 1.3, 0.7  # times the bandwidth that is needed
+LATENCY_MS = 5.0
+BATCH = 16
+LOADER_WORKERS = 2
+CLASSES = 10
+WIDTH = 16  # of the embeddings
+# The loader's workers fill their queues first: with 1.3 times the bandwidth that takes 13 batches, for its 64 samples
+# are asked for at once, and only what exceeds the need makes up for them.
+FIRST_BATCHES = 16
+READ_BYTES = 1 << 20
+LEAST_HITS, MOST_OF_ORACLE, MOST_OF_BOUND, MOST_OF_MIN, MOST_OF_NO_PLAN = 0.99, 1.10, 1.15, 1.03, 1.05
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured."""
+
+    samples: int
+    step_ms: float
+    epochs: int
+    seeds: int
+    capacities: tuple[float, ...]
+    replacement_samples: int  # read twice as fast, as their waiting is not what is measured
+    replacement_epochs: int
+
+
+FULL = Extent(2_000, 40, epochs=3, seeds=3, capacities=CAPACITIES, replacement_samples=4_000, replacement_epochs=4)
+QUICK = Extent(640, 20, epochs=2, seeds=1, capacities=(0.20,), replacement_samples=640, replacement_epochs=3)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    policy: str = "spider"
+    guided: bool = False  # by hook and SpiderSampler
+    plan: bool = False
+    lies: bool = False
+
+
+CONFIGURATIONS: dict[str, Configuration | None] = {
+    "direct": None,
+    "lru": Configuration("lru"),
+    "minio": Configuration("minio"),
+    "no plan": Configuration(),
+    "wrong plan": Configuration(lies=True),
+    "spider": Configuration(guided=True),
+    "plan+uniform": Configuration(plan=True),
+    "plan+spider": Configuration(guided=True, plan=True),
+    "oracle": None,
+}
+PLANNED = ("plan+uniform", "plan+spider")
+
+
+@dataclass(frozen=True)
+class Data:
+    root: Path
+    samples: list[tuple[str, int]]  # CLASS/NAME and label
+    sizes: list[int]
+    features: torch.Tensor  # what a network would make of each sample
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    seconds: float
+    stall_s: float
+    hit_ratio: float
+    settled_hit_ratio: float  # after the first batches
+    redirected_share: float
+    origin_bytes: int
+    min_bytes: int  # that MIN fetches in this epoch, for the lists of all epochs
+    three_epochs_min_bytes: int  # the same if it knows three epochs, as the daemon does
+    bound_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    configuration: str
+    seed: int
+    bandwidth_factor: float
+    cached_share: float
+    epochs: list[Epoch]
+    draws: int  # in an epoch
+    plan: str = ""  # what the daemon said of it at the end
+
+    def later(self, figure: Callable[[Epoch], float]) -> float:
+        return statistics.fmean(figure(epoch) for epoch in self.epochs[1:])
+
+    @property
+    def seconds(self) -> float:
+        return self.later(lambda epoch: epoch.seconds)
+
+    @property
+    def of_bound(self) -> float:
+        return self.seconds / self.later(lambda epoch: epoch.bound_s)
+
+    @property
+    def of_min(self) -> float:
+        """Without the last epoch too: what is fetched for the one after it is not read any more.
+
+        What is fetched ahead over the end of an epoch counts to the one before, so this may even be below 1.
+        """
+        return self._of(lambda epoch: epoch.min_bytes)
+
+    @property
+    def of_min_in_all(self) -> float:
+        """With the first epoch, which fetches what no cache can have, and what is fetched for one that never comes."""
+        return sum(epoch.origin_bytes for epoch in self.epochs) / sum(epoch.min_bytes for epoch in self.epochs)
+
+    @property
+    def of_three_epochs_min(self) -> float:
+        return self._of(lambda epoch: epoch.three_epochs_min_bytes)
+
+    def _of(self, least: Callable[[Epoch], float]) -> float:
+        counted = self.epochs[1:-1] or self.epochs[1:]
+        return sum(epoch.origin_bytes for epoch in counted) / sum(least(epoch) for epoch in counted)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    what: str
+    target: str
+    measured: list[float]  # by seed
+    reached: bool
+
+
+class Files(Dataset[tuple[int, int]]):
+    """Reads whole files; a sample is its index, and the inode that was served for it."""
+
+    def __init__(self, samples: list[tuple[str, int]], read: Callable[[str], int]) -> None:
+        self.samples = samples
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, self._read(self.samples[index][0])
+
+
+def read_file(path: str) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while os.read(descriptor, READ_BYTES):
+            pass
+        return os.fstat(descriptor).st_ino
+    finally:
+        os.close(descriptor)
+
+
+class SlowReader:
+    """Reads over the slow line without any cache; every loader worker opens the line for itself.
+
+    The versions are known beforehand, so a read costs one exchange with the source and no stat.
+    """
+
+    def __init__(self, data: Data, state: Path, bandwidth: float) -> None:
+        FaultState.create(state, latency_ms=LATENCY_MS, bandwidth=bandwidth).close()
+        self._root, self._state = data.root, state
+        listing = LocalSource(str(data.root))
+        self._versions = {path: listing.stat(os.fsencode(path)).version for path, _ in data.samples}
+        listing.close()
+        self._source: SlowSource | None = None
+
+    def __call__(self, path: str) -> int:
+        if self._source is None:
+            self._source = SlowSource(LocalSource(str(self._root)), FaultState.open(self._state))
+        version = self._versions[path]
+        self._source.read(os.fsencode(path), 0, version.size, version)
+        return 0
+
+
+# -- one run
+
+
+@dataclass
+class Training:
+    """What a loop over the loader does besides waiting for it."""
+
+    data: Data
+    step_s: float
+    inodes: dict[int, int] = field(default_factory=dict)  # of the mount -> index
+    model: nn.Module = field(default_factory=lambda: nn.Linear(WIDTH, CLASSES))
+    begin_epoch: Callable[[int], None] = lambda epoch: None
+    end_epoch: Callable[[], None] = lambda: None
+
+    def epoch(
+        self, loader: DataLoader[Any], advance: Callable[[], None], settled: Callable[[], None]
+    ) -> tuple[float, float, list[int]]:
+        """Seconds in all, of these waiting for the loader, and the indices drawn.
+
+        `settled` is called in the step after the first batches.
+        """
+        drawn: list[int] = []
+        waited_s = 0.0
+        begin = asked = time.monotonic()
+        for number, (indices, inodes) in enumerate(loader, start=1):
+            got = time.monotonic()
+            waited_s += got - asked
+            pairs = zip(indices.tolist(), inodes.tolist(), strict=True)
+            served = [self.inodes.get(inode, index) for index, inode in pairs]
+            self.model(self.data.features[served])
+            drawn += indices.tolist()
+            advance()
+            if number == FIRST_BATCHES:
+                settled()
+            time.sleep(max(0.0, got + self.step_s - time.monotonic()))
+            asked = time.monotonic()
+        return asked - begin, waited_s, drawn
+
+
+def loader_of(data: Data, read: Callable[[str], int], root: Path | None, sampler: Any, seed: int) -> DataLoader[Any]:
+    samples = [(path if root is None else str(root / path), label) for path, label in data.samples]
+    return DataLoader(
+        Files(samples, read),
+        batch_size=BATCH,
+        sampler=sampler,
+        shuffle=sampler is None,
+        generator=torch.Generator().manual_seed(seed),
+        num_workers=LOADER_WORKERS,
+        persistent_workers=True,
+        worker_init_fn=leave_signals_to_the_parent,
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run to be made."""
+
+    name: str
+    seed: int
+    factor: float
+    cached_share: float = CACHED_SHARE
+    weights: Any = None  # to draw with replacement
+
+
+def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Progress) -> Run:
+    configuration = CONFIGURATIONS[case.name]
+    steps = -(-len(data.samples) // BATCH)
+    step_s = extent.step_ms / 1000 / (1 if case.weights is None else 2)
+    compute_s = steps * step_s
+    bandwidth = case.factor * (1 - CACHED_SHARE) * data.total_bytes / compute_s
+    capacity = int(data.total_bytes * case.cached_share)
+    epochs = extent.epochs if case.weights is None else extent.replacement_epochs
+    training = Training(data, step_s)
+    torch.manual_seed(case.seed)
+    place = Path(tempfile.mkdtemp(dir=scratch))
+    with ExitStack() as stack:
+        count: Callable[[], dict[str, int]] = dict
+        if configuration is None:
+            slow = case.name == "direct"
+            reader: Any = SlowReader(data, place / "line", bandwidth) if slow else read_file
+            loader = loader_of(data, reader, None if slow else data.root, None, case.seed)
+            describe: Callable[[], str] = str
+        else:
+            options = f"policy={configuration.policy},source.bandwidth={int(bandwidth)}"
+            point = stack.enter_context(mounted(data.root, place, capacity, LATENCY_MS, options))
+            sampler: Any = None
+            if configuration.guided:
+                sampler = trainer_hook.SpiderSampler(len(data.samples), seed=case.seed, coverage=0.0)
+            elif case.weights is not None:
+                own = torch.Generator().manual_seed(case.seed)
+                sampler = WeightedRandomSampler(case.weights, len(data.samples), generator=own)
+            loader = loader_of(data, read_file, point, sampler, case.seed)
+            training.inodes = inodes_of(data, point)
+            stack.enter_context(told(configuration, point, loader, training, case.seed))
+            count = lambda: counts(point)  # noqa: E731
+            describe = (point / ".spiderfs" / "plan").read_text
+        task = progress.add_task(f"{case.name}, x {case.factor:g}, seed {case.seed}", total=epochs * steps)
+        figures, lists = [], []
+        for number in range(epochs):
+            counted = [count()]
+            training.begin_epoch(number)
+            seconds, stall_s, drawn = training.epoch(
+                loader,
+                lambda: progress.advance(task),
+                lambda: counted.append(count()),  # noqa: B023
+            )
+            training.end_epoch()
+            figures.append((seconds, stall_s, [*counted, count()]))
+            lists.append(drawn)
+        said = describe()
+        progress.remove_task(task)
+        # Its workers have files of the mount open.
+        del loader
+    least = min_by_epoch(data, lists, capacity)
+    done = [
+        epoch_of(*figure, drawn, data, fetched, max(compute_s, fetched[0] / bandwidth))
+        for figure, drawn, fetched in zip(figures, lists, least, strict=True)
+    ]
+    return Run(case.name, case.seed, case.factor, case.cached_share, done, len(lists[0]), said)
+
+
+def inodes_of(data: Data, point: Path) -> dict[int, int]:
+    """Which sample each inode of the mount is; as with every image folder, the mount learns the names at once."""
+    index_of = {path: index for index, (path, _) in enumerate(data.samples)}
+    folders = {path.partition("/")[0] for path in index_of}
+    listed = ((f"{folder}/{entry.name}", entry.inode()) for folder in folders for entry in os.scandir(point / folder))
+    return {inode: index_of[path] for path, inode in listed if path in index_of}
+
+
+@contextmanager
+def told(
+    configuration: Configuration, point: Path, loader: DataLoader[Any], training: Training, seed: int
+) -> Iterator[None]:
+    """What the trainer tells the daemon in this configuration."""
+    if configuration.guided:
+        hook = trainer_hook.attach(point, training.model, loader, plan=configuration.plan)
+        training.end_epoch = hook.epoch_end
+        try:
+            yield
+        finally:
+            hook.close()
+    elif configuration.plan:
+        with trainer_hook.plan(point, loader):
+            yield
+    elif configuration.lies:
+        client = trainer_hook.Client(socket_finder(point, None), Hello("liar"))
+        paths, labels = zip(*training.data.samples, strict=True)
+        encoded = [os.fsencode(path) for path in paths]
+        client.declare(trainer_hook.Declaration("train", "train", encoded, np.array(labels, np.int32)))
+        rng = np.random.default_rng([seed, 1])
+
+        def lie(epoch: int) -> None:
+            client.plan(Plan("train", epoch, 0, True, rng.permutation(len(paths)).astype(np.uint32)))
+
+        training.begin_epoch = lie
+        try:
+            yield
+        finally:
+            client.close()
+    else:
+        yield
+
+
+def min_by_epoch(data: Data, lists: list[list[int]], capacity: int) -> list[tuple[int, int]]:
+    """Bytes that MIN fetches in each epoch; and if it knows three epochs at a time, as the daemon does."""
+    drawn = [sample for epoch in lists for sample in epoch]
+    accesses = Accesses.of(drawn, [data.sizes[sample] for sample in drawn])
+    everything = Engine(policy_for(POLICIES["belady"], accesses), capacity)
+    three_epochs = Engine(POLICIES["spider"](), capacity)
+    fetched = (
+        replay(everything, accesses, len(lists[0])).origin_bytes.tolist(),
+        replay(three_epochs, accesses, len(lists[0]), planned_epochs=3).origin_bytes.tolist(),
+    )
+    return list(zip(*fetched, strict=True))
+
+
+def epoch_of(
+    seconds: float,
+    stall_s: float,
+    counted: list[dict[str, int]],
+    drawn: list[int],
+    data: Data,
+    least: tuple[int, int],
+    bound_s: float,
+) -> Epoch:
+    if not counted[-1]:  # no mount: what is read is known, and where it comes from is no cache
+        return Epoch(seconds, stall_s, 0.0, 0.0, 0.0, sum(data.sizes[sample] for sample in drawn), *least, bound_s)
+    before, *_, settled, after = [counted[0], *counted]
+    opens, hits, redirects, origin_bytes = (
+        after[name] - before[name] for name in ("opens", "opens_hit", "redirects", "origin_bytes")
+    )
+    settled_hit_ratio = (after["opens_hit"] - settled["opens_hit"]) / (after["opens"] - settled["opens"])
+    return Epoch(seconds, stall_s, hits / opens, settled_hit_ratio, redirects / opens, origin_bytes, *least, bound_s)
+
+
+# -- data
+
+
+def make_data(root: Path, samples: int) -> None:
+    """Files of random bytes, 20 to 80 kB long."""
+    rng = np.random.default_rng(samples)
+    for number in range(samples):
+        path = root / f"{number % CLASSES}" / f"{number:05d}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, rng.bytes(int(rng.integers(20_000, 80_000))))
+    os.sync()  # else the disk still writes them during the first runs
+
+
+def found_data(root: Path, samples: int) -> Data:
+    """The first files below root/CLASS; raises RuntimeError if there are too few."""
+    paths = sorted(str(path.relative_to(root)) for path in root.glob("*/*") if path.is_file())
+    if len(paths) < samples:
+        raise RuntimeError(f"{root} holds {len(paths)} files, not {samples}")
+    paths = sorted(np.random.default_rng(0).choice(paths, samples, replace=False).tolist())
+    classes = {name: label for label, name in enumerate(sorted({path.partition("/")[0] for path in paths}))}
+    labels = [classes[path.partition("/")[0]] for path in paths]
+    # Classes that overlap: samples near to their class's centre have many neighbours, the others few.
+    rng = np.random.default_rng(1)
+    spread_of = rng.uniform(0.1, 1.0, (samples, 1))
+    features = rng.normal(size=(len(classes), WIDTH))[labels] + spread_of * rng.normal(size=(samples, WIDTH))
+    sizes = [(root / path).stat().st_size for path in paths]
+    return Data(root, list(zip(paths, labels, strict=True)), sizes, torch.from_numpy(features.astype(np.float32)))
+
+
+def log_rank_weights(samples: int) -> Any:
+    """Some samples are drawn several times as often as others, as by SHADE's ranks."""
+    ranks = np.random.default_rng(2).permutation(samples)
+    return np.log(ranks + 10.0)
+
+
+# -- what it shows
+
+
+def of_case(runs: list[Run], name: str, factor: float) -> dict[int, Run]:
+    """By seed."""
+    return {run.seed: run for run in runs if run.configuration == name and run.bandwidth_factor == factor}
+
+
+def against(runs: list[Run], name: str, other: str, factor: float) -> list[float]:
+    """Seconds of an epoch, as a multiple of another configuration's of the same seed."""
+    ours, theirs = of_case(runs, name, factor), of_case(runs, other, factor)
+    return [ours[seed].seconds / theirs[seed].seconds for seed in ours if seed in theirs]
+
+
+def judge(runs: list[Run], replaced: list[Run]) -> Iterator[Verdict]:
+    mean = statistics.fmean
+    for name in PLANNED:
+        ran = list(of_case(runs, name, ENOUGH).values())
+        hits = [100 * run.later(lambda epoch: epoch.settled_hit_ratio) for run in ran]
+        if hits:
+            yield Verdict(
+                f"{name}, x {ENOUGH}: hits % after {FIRST_BATCHES} batches",
+                f">= {100 * LEAST_HITS:g}",
+                hits,
+                mean(hits) >= 100 * LEAST_HITS,
+            )
+        times = against(runs, name, "oracle", ENOUGH)
+        if times:
+            yield Verdict(
+                f"{name}, x {ENOUGH}: of the oracle", f"<= {MOST_OF_ORACLE}", times, mean(times) <= MOST_OF_ORACLE
+            )
+        bounds = [run.of_bound for run in of_case(runs, name, TOO_LITTLE).values()]
+        if bounds:
+            yield Verdict(
+                f"{name}, x {TOO_LITTLE}: of the bound", f"<= {MOST_OF_BOUND}", bounds, mean(bounds) <= MOST_OF_BOUND
+            )
+    for factor in (ENOUGH, TOO_LITTLE):
+        times = against(runs, "wrong plan", "no plan", factor)
+        if times:
+            yield Verdict(
+                f"wrong plan, x {factor}: of no plan", f"<= {MOST_OF_NO_PLAN}", times, mean(times) <= MOST_OF_NO_PLAN
+            )
+    for share, ran in by_share(replaced).items():
+        fetched = [run.of_min_in_all for run in ran]
+        yield Verdict(
+            f"{share:.0%} cached, replacement: of MIN's bytes",
+            f"<= {MOST_OF_MIN}",
+            fetched,
+            mean(fetched) <= MOST_OF_MIN,
+        )
+
+
+def by_share(runs: list[Run]) -> dict[float, list[Run]]:
+    return {
+        share: [run for run in runs if run.cached_share == share]
+        for share in sorted({run.cached_share for run in runs})
+    }
+
+
+def time_table(runs: list[Run], factor: float) -> Table:
+    table = plain_table(f"Bandwidth {factor:g} x what uniform sampling needs; mean of later epochs")
+    headings = (
+        "",
+        "epoch s",
+        "stall s",
+        "x oracle",
+        "x bound",
+        "hits %",
+        "hits % later",
+        "origin kB",
+        "MIN kB",
+        "redirected %",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for name, configuration in CONFIGURATIONS.items():
+        ran = list(of_case(runs, name, factor).values())
+        if not ran:
+            continue
+        of_oracle = against(runs, name, "oracle", factor)
+        figures = [
+            spread([run.seconds for run in ran], ".2f"),
+            spread([run.later(lambda epoch: epoch.stall_s) for run in ran], ".2f"),
+            spread(of_oracle, ".2f") if of_oracle else "",
+            spread([run.of_bound for run in ran], ".2f"),
+        ]
+        if name != "oracle":
+            kilobytes = [run.later(lambda epoch: epoch.origin_bytes) / run.draws / 1000 for run in ran]
+            least = [run.later(lambda epoch: epoch.min_bytes) / run.draws / 1000 for run in ran]
+            hits = [run.later(lambda epoch: epoch.hit_ratio) for run in ran]
+            redirected = [run.later(lambda epoch: epoch.redirected_share) for run in ran]
+            settled = [run.later(lambda epoch: epoch.settled_hit_ratio) for run in ran]
+            figures += [spread(hits, ".1f", 100), spread(settled, ".1f", 100)]
+            figures += [spread(kilobytes, ".1f"), spread(least, ".1f")]
+            figures.append(spread(redirected, ".1f", 100) if configuration is not None else "")
+        table.add_row(name, *figures)
+    return table
+
+
+def replacement_table(runs: list[Run]) -> Table:
+    table = plain_table("Drawn with replacement by log-rank weights, published")
+    headings = (
+        "cached",
+        "origin kB",
+        "MIN kB",
+        "x MIN",
+        "x MIN, all epochs",
+        "x MIN of three epochs",
+        "hits %",
+        "stall s",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for share, ran in by_share(runs).items():
+        kilobytes = [run.later(lambda epoch: epoch.origin_bytes) / run.draws / 1000 for run in ran]
+        least = [run.later(lambda epoch: epoch.min_bytes) / run.draws / 1000 for run in ran]
+        hits = [run.later(lambda epoch: epoch.hit_ratio) for run in ran]
+        table.add_row(
+            f"{share:.0%}",
+            spread(kilobytes, ".1f"),
+            spread(least, ".1f"),
+            spread([run.of_min for run in ran], ".3f"),
+            spread([run.of_min_in_all for run in ran], ".3f"),
+            spread([run.of_three_epochs_min for run in ran], ".3f"),
+            spread(hits, ".1f", 100),
+            spread([run.later(lambda epoch: epoch.stall_s) for run in ran], ".2f"),
+        )
+    return table
+
+
+def verdict_table(verdicts: list[Verdict]) -> Table:
+    table = plain_table("Targets")
+    for heading in ("", "target", "measured", " "):
+        table.add_column(heading, justify="right" if heading.strip() else "left", no_wrap=True)
+    for verdict in verdicts:
+        word, style = ("reached", "green") if verdict.reached else ("missed", "red")
+        table.add_row(verdict.what, verdict.target, spread(verdict.measured, ".3f"), word, style=style)
+    return table
+
+
+# -- the program
+
+
+def run_all(arguments: argparse.Namespace, console: Console) -> None:
+    extent: Extent = arguments.extent
+    torch.set_num_threads(1)
+    runs: list[Run] = []
+    replaced: list[Run] = []
+    with scratch_directory("stall") as scratch, Progress(console=console, transient=True) as progress:
+        if arguments.data is None:
+            make_data(scratch / "source", max(extent.samples, extent.replacement_samples))
+        root = arguments.data or scratch / "source"
+        data = found_data(root, extent.samples)
+        more_data = found_data(root, extent.replacement_samples)
+        console.print(
+            f"{extent.samples:,} files, {data.total_bytes / 1e6:.0f} MB; {extent.step_ms:g} ms for a batch of {BATCH}; "
+            f"source {LATENCY_MS:g} ms away; {LOADER_WORKERS} loader workers; {CACHED_SHARE:.0%} cached",
+            highlight=False,
+        )
+        weights = log_rank_weights(extent.replacement_samples)
+        cases = []
+        for seed in range(1, extent.seeds + 1):
+            cases += [Case(name, seed, factor) for factor in arguments.factors for name in arguments.configs]
+            if not arguments.no_replacement:
+                cases += [Case("plan+uniform", seed, ENOUGH, share, weights) for share in extent.capacities]
+        try:
+            for case in cases:
+                run = measure(data if case.weights is None else more_data, case, extent, scratch, progress)
+                (runs if case.weights is None else replaced).append(run)
+                print_run(run, console)
+        finally:
+            # A measurement that is broken off shows what it has.
+            show(arguments, data, runs, replaced, console)
+
+
+def print_run(run: Run, console: Console) -> None:
+    console.print(
+        f"{run.configuration:12} x {run.bandwidth_factor:g} cached {run.cached_share:.0%} seed {run.seed}:  "
+        f"{run.seconds:6.2f} s, stall {run.later(lambda epoch: epoch.stall_s):5.2f} s  "
+        f"{run.of_bound:.2f} x bound  hits {run.later(lambda epoch: epoch.hit_ratio):5.1%}, "
+        f"later {run.later(lambda epoch: epoch.settled_hit_ratio):5.1%}  "
+        f"{run.of_min:.3f} x MIN's bytes",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def show(arguments: argparse.Namespace, data: Data, runs: list[Run], replaced: list[Run], console: Console) -> None:
+    for factor in arguments.factors:
+        if any(run.bandwidth_factor == factor for run in runs):
+            console.print(time_table(runs, factor))
+    if replaced:
+        console.print(replacement_table(replaced))
+    verdicts = list(judge(runs, replaced))
+    if verdicts:
+        console.print(verdict_table(verdicts))
+    if arguments.json is not None and (runs or replaced):
+        result = {
+            "machine": machine(),
+            "extent": asdict(arguments.extent),
+            "latency_ms": LATENCY_MS,
+            "batch": BATCH,
+            "loader_workers": LOADER_WORKERS,
+            "total_bytes": data.total_bytes,
+            "runs": [asdict(run) for run in runs],
+            "with_replacement": [asdict(run) for run in replaced],
+            "verdicts": [asdict(verdict) for verdict in verdicts],
+        }
+        save(arguments.json, result)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer files, epochs and seeds: under a minute")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="read DIR/CLASS/NAME instead of made files")
+    for name in ("samples", "epochs", "seeds"):
+        default = f"default {getattr(FULL, name)}, quick {getattr(QUICK, name)}"
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=default)
+    parser.add_argument("--factors", metavar="A,B", help="of the bandwidth (default 1.3,0.7; quick 1.3)")
+    parser.add_argument(
+        "--configs", default=",".join(CONFIGURATIONS), metavar="A,B", help="which to run (default %(default)s)"
+    )
+    parser.add_argument("--no-replacement", action="store_true", help="without the lists drawn with replacement")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
+    arguments = parser.parse_args()
+    arguments.configs = [name for name in arguments.configs.split(",") if name]
+    check_names(parser, arguments.configs, CONFIGURATIONS)
+    given = arguments.factors or (f"{ENOUGH}" if arguments.quick else f"{ENOUGH},{TOO_LITTLE}")
+    arguments.factors = [float(factor) for factor in given.split(",")]
+    extent = asdict(QUICK if arguments.quick else FULL)
+    extent |= {
+        name: value for name in ("samples", "epochs", "seeds") if (value := getattr(arguments, name)) is not None
+    }
+    if extent["epochs"] < 2 or extent["seeds"] < 1 or extent["samples"] < BATCH:
+        parser.error(f"at least 2 epochs (the first fills the cache), 1 seed and {BATCH} samples")
+    arguments.extent = Extent(**extent)
+    if arguments.data is not None:
+        if not arguments.data.is_dir():
+            parser.error(f"{arguments.data} is not a directory")
+        arguments.data = arguments.data.resolve()
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    # Its tables are wider than most terminals.
+    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
+    return exit_status("stall", lambda: run_all(arguments, console), "interrupted; everything is unmounted and deleted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

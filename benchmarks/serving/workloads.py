@@ -1,0 +1,325 @@
+"""What is not a warm small file: a scan, a large file, a first epoch over a slow source, several workers.
+
+    .venv/bin/python -m benchmarks.serving.workloads scan os.walk and stat, and an index like ImageFolder's
+    .venv/bin/python -m benchmarks.serving.workloads large      one file from end to end: cold, cached, from memory
+    .venv/bin/python -m benchmarks.serving.workloads epoch      every file once, by 8 loader workers, 5 ms away
+    .venv/bin/python -m benchmarks.serving.workloads workers    1, 2 and 4 workers of the mount, 1 to 16 readers
+
+With --quick each takes less than a minute, for a look.
+Systems take turns round by round; a ratio is the median of the ratios within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.common.interruption import unwind_on_signals
+from benchmarks.common.results import machine
+from benchmarks.common.sources import make_older
+from benchmarks.serving import process_cost
+from benchmarks.serving.peers import Mounted, mounted
+from benchmarks.serving.readers import READ_BYTES, open_read_close, read_all
+from benchmarks.serving.serve import made_files, paths_below
+from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
+from spiderfs.sources.faults import FaultState
+from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSource
+from spiderfs.sources.source import Version
+
+Figures = dict[str, dict[str, list[float]]]
+"""By system and by what was measured, one figure a round."""
+PEERS = ("native", "bindfs", "rclone", "spiderfs")
+LOADERS = 8
+LATENCY_MS = 5
+
+
+def scan(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
+    """Seconds for all names; empty files, since nobody opens them."""
+    root = scratch / "source"
+    for number in range(extent):
+        directory = root / f"{number // 1000:03d}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{number:06d}.jpg").touch()
+    figures: Figures = {}
+    with ExitStack() as stack:
+        peers = [stack.enter_context(mounted(name, root, scratch / "peers")) for name in PEERS]
+        for peer in peers:
+            figures[peer.name] = {"first": [seconds(walk, peer.root)], "walk": [], "index": []}
+        for number in range(rounds):
+            for peer in peers:
+                figures[peer.name]["walk"].append(seconds(walk, peer.root))
+                figures[peer.name]["index"].append(seconds(index, peer.root))
+            say(f"round {number + 1} of {rounds}")
+    return figures
+
+
+def walk(root: Path) -> None:
+    for directory, _, names in os.walk(root, onerror=_fail):
+        for name in names:
+            os.stat(os.path.join(directory, name))
+
+
+def _fail(error: OSError) -> None:
+    """os.walk would leave out what cannot be listed, and be quick."""
+    raise error
+
+
+def index(root: Path) -> list[tuple[str, str]]:
+    """As torchvision's ImageFolder makes its list of samples."""
+    samples = []
+    for label in sorted(entry.name for entry in os.scandir(root) if entry.is_dir()):
+        for directory, _, names in sorted(os.walk(root / label, onerror=_fail, followlinks=True)):
+            samples += [(os.path.join(directory, name), label) for name in sorted(names)]
+    return samples
+
+
+def seconds(function: Callable[[Path], object], root: Path) -> float:
+    begin = time.perf_counter()
+    function(root)
+    return time.perf_counter() - begin
+
+
+def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
+    """Bytes per second of a file of `extent` MiB; the source itself is in memory throughout.
+
+    "copy" is a plain copy of it beside the caches, the least that storing costs. It stays there, or its memory would be
+    used again by whoever stores next: memory that is new to a virtual machine can cost ten times the copying.
+    """
+    root = scratch / "source"
+    root.mkdir()
+    piece = os.urandom(1 << 20)
+    with open(root / "file", "wb") as file:
+        for number in range(extent):
+            file.write(number.to_bytes(8, "little") + piece[8:])
+    make_older(root / "file")
+    os.sync()
+    figures: Figures = {}
+    with ExitStack() as stack:
+        peers = [stack.enter_context(mounted(name, root, scratch / "peers")) for name in PEERS]
+        figures["copy"] = {"cold": [copied(root / "file", scratch / "copy")]}
+        os.sync()
+        for peer in peers:
+            figures[peer.name] = {"cold": [rate(peer.root / "file")]}
+        rate(root / "file")
+        for number in range(rounds):
+            for peer in peers:
+                if peer.name != "native":
+                    drop_pages(peer.root / "file")
+                    figures[peer.name].setdefault("cache", []).append(rate(peer.root / "file"))
+                    # rclone and bindfs read the source's pages, which they may have pushed out.
+                    rate(root / "file")
+                figures[peer.name].setdefault("memory", []).append(rate(peer.root / "file"))
+            say(f"round {number + 1} of {rounds}")
+    return figures
+
+
+def rate(path: Path) -> float:
+    buffer = bytearray(READ_BYTES)
+    descriptor = os.open(path, os.O_RDONLY)
+    begin = time.perf_counter()
+    total = 0
+    while count := os.readv(descriptor, (buffer,)):
+        total += count
+    took = time.perf_counter() - begin
+    os.close(descriptor)
+    return total / took
+
+
+def copied(path: Path, to: Path) -> float:
+    begin = time.perf_counter()
+    with open(path, "rb") as source, open(to, "wb") as copy:
+        shutil.copyfileobj(source, copy, READ_BYTES)
+    return path.stat().st_size / (time.perf_counter() - begin)
+
+
+def drop_pages(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
+    """Files per second, and microseconds of the daemon's processor time for each.
+
+    "direct" is the same loader workers asking the same slow source themselves, one question a file; "planned" is a
+    mount that is told the order when the epoch begins. All know the names and attributes beforehand, as from an index.
+    """
+    files = made_files(scratch / "source", extent, 112_000)
+    os.sync()
+    names = [os.fsdecode(name) for name in files.names]
+    versions = {name: Version((found := os.stat(files.root / name)).st_size, found.st_mtime_ns) for name in names}
+    faults = FaultState.create(scratch / "faults", latency_ms=LATENCY_MS)
+    source = SlowSource(LocalSource(os.fspath(files.root)), faults)
+    figures: Figures = {"direct": {"epoch": []}}
+    for number in range(rounds):
+        random.Random(number).shuffle(names)
+        direct = loaders(names, lambda name: len(source.read(name.encode(), 0, versions[name].size, versions[name])))
+        figures["direct"]["epoch"].append(direct)
+        for system in ("spiderfs", "planned"):
+            place = scratch / f"{system}-{number}"
+            with (
+                mounted("spiderfs", files.root, place, f"source.latency_ms={LATENCY_MS}") as peer,
+                ExitStack() as stack,
+            ):
+                walk(peer.root)
+                processes = peer.processes()
+                before_s = process_cost.cpu_seconds(processes)
+                if system == "planned":
+                    stack.enter_context(published(peer.root, names))
+                row = figures.setdefault(system, {"epoch": [], "daemon_us": []})
+                row["epoch"].append(loaders(names, reading(peer)))
+                row["daemon_us"].append((process_cost.cpu_seconds(processes) - before_s) / len(names) * 1e6)
+        say(f"round {number + 1} of {rounds}")
+    return figures
+
+
+@contextmanager
+def published(mount: Path, order: list[str]) -> Iterator[None]:
+    """This process is a trainer meanwhile that has said in which order it, or its children, will read these files.
+
+    That is all a client has to do; trainer_hook does it for PyTorch (docs/HOOK_PROTOCOL.md).
+    """
+    paths = b"".join(os.fsencode(name) + b"\0" for name in order)
+    labels = np.zeros(len(order), np.int32)
+    decoder = Decoder()
+    with socket.socket(socket.AF_UNIX) as hook:
+
+        def tell(message: Message) -> None:
+            hook.sendall(encode(message))
+
+        def hear() -> None:
+            while not (answers := decoder.feed(hook.recv(1 << 16))):
+                pass
+            if not isinstance(answers[0], Ok):
+                raise RuntimeError(f"the mount refused the plan: {answers[0]}")
+
+        hook.connect(os.fsdecode((mount / ".spiderfs" / "hook").read_bytes().rstrip(b"\n")))
+        tell(Hello("workloads"))
+        hear()
+        tell(Samples("train", "train", len(order), 0, labels, np.frombuffer(paths, np.uint8)))
+        hear()
+        tell(Plan("train", 0, 0, True, np.arange(len(order), dtype=np.uint32)))
+        yield
+
+
+def reading(peer: Mounted) -> Callable[[str], int]:
+    return lambda name: open_read_close(os.fsencode(peer.root / name))
+
+
+def loaders(names: list[str], read: Callable[[str], int]) -> float:
+    """Files per second of LOADERS processes that share the names out."""
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(LOADERS), context.SimpleQueue()
+
+    def load(own: list[str]) -> None:
+        barrier.wait()
+        begin = time.monotonic()
+        for name in own:
+            read(name)
+        results.put((begin, time.monotonic()))
+
+    processes = [context.Process(target=load, args=(names[start::LOADERS],)) for start in range(LOADERS)]
+    for process in processes:
+        process.start()
+    times: list[tuple[float, float]] = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return len(names) / (max(end for _, end in times) - min(begin for begin, _ in times))
+
+
+def workers(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
+    """Warm files of 112 kB per second, and microseconds of the daemon's processor time for each."""
+    files = made_files(scratch / "source", extent, 112_000)
+    os.sync()
+    figures: Figures = {}
+    with ExitStack() as stack:
+        peers = {
+            f"{count} workers": stack.enter_context(
+                mounted("spiderfs", files.root, scratch / str(count), f"workers={count}")
+            )
+            for count in (1, 2, 4)
+        }
+        for peer in peers.values():
+            read_all(paths_below(peer, files), 1, seed=0)
+        for number in range(rounds):
+            for name, peer in peers.items():
+                row = figures.setdefault(name, {})
+                for readers in (1, 2, 4, 8, 16):
+                    processes = peer.processes()
+                    before = process_cost.cpu_seconds(processes)
+                    found = read_all(paths_below(peer, files), readers, seed=number + 1)
+                    cost = (process_cost.cpu_seconds(processes) - before) / found.files * 1e6
+                    row.setdefault(f"{readers} readers", []).append(found.files / found.wall_s)
+                    row.setdefault(f"{readers} readers daemon_us", []).append(cost)
+            say(f"round {number + 1} of {rounds}")
+    return figures
+
+
+class Workload(NamedTuple):
+    measure: Callable[[Path, int, int, Callable[[str], None]], Figures]
+    extent: int  # names, MiB or files
+    quick_extent: int
+    base: str  # the system that ratios are to
+    less_is_better: bool
+
+
+WORKLOADS = {
+    "scan": Workload(scan, 100_000, 5_000, "native", True),
+    "large": Workload(large, 2048, 128, "native", False),
+    "epoch": Workload(epoch, 2000, 800, "direct", False),
+    "workers": Workload(workers, 2000, 200, "1 workers", False),
+}
+ROUNDS, QUICK_ROUNDS = 5, 2
+
+
+def lines(figures: Figures, base: str, less_is_better: bool) -> Iterator[str]:
+    for system, rows in figures.items():
+        for what, values in rows.items():
+            spread = f"{min(values):,.4g} to {max(values):,.4g}"
+            others = figures[base].get(what, [])
+            ratios = [b / a if less_is_better else a / b for a, b in zip(values, others, strict=False)]
+            ratio = f"{statistics.median(ratios):6.2f} x {base}" if ratios else ""
+            yield f"{system:12} {what:24} {statistics.median(values):14,.4g}   ({spread}) {ratio}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--extent", type=int, help="names, MiB or files")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--quick", action="store_true", help="less of everything, unless it is said")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    arguments = parser.parse_args()
+    unwind_on_signals()
+    console = Console()
+    workload = WORKLOADS[arguments.workload]
+    extent = arguments.extent or (workload.quick_extent if arguments.quick else workload.extent)
+    rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
+    with tempfile.TemporaryDirectory(prefix="spiderfs-workloads.") as scratch:
+        figures = workload.measure(Path(scratch), extent, rounds, console.log)
+    console.print(f"{arguments.workload}: {workload.measure.__doc__}", highlight=False, soft_wrap=True)
+    for line in lines(figures, workload.base, workload.less_is_better):
+        console.print(line, highlight=False, soft_wrap=True)
+    if arguments.json is not None:
+        result = {"workload": arguments.workload, "extent": extent, "machine": machine()}
+        arguments.json.write_text(json.dumps(result | {"figures": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""Which choices of the cache and of the sampler cost accuracy, and what do they save?
+
+    .venv/bin/python -m benchmarks.training.accuracy --data DIR --json FILE      all of it, more than an hour
+    .venv/bin/python -m benchmarks.training.accuracy --data DIR --quick    under a minute, for a look
+
+DIR holds train/CLASS/NAME and test/CLASS/NAME. Each configuration trains as benchmarks/training/in_process.py says,
+without a mount, so that a run takes about a minute and many can be compared. It says nothing about time.
+
+Beside what its own cache fetched stands, for each run, what others would have fetched for the list that its sampler
+drew: LRU, MinIO, MIN with knowledge of the whole training, and MIN that knows each epoch only once it begins, which is
+all that a sampler can publish whose next draws depend on what is learned until then.
+
+A FILE that exists, of a measurement of the same extent, is gone on with: what it holds is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.common.extent import Extent, add_extent, check_names, extent_of
+from benchmarks.common.interruption import exit_status
+from benchmarks.common.lists import LIST_CACHES, MIN_BY_EPOCH
+from benchmarks.common.results import machine, plain_table, save, spread
+from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Run, decode, train
+from benchmarks.training.training import BATCH, CACHED_SHARE, LEARNING_RATE, find_data
+
+TABLE_WIDTH = 132
+MOST_ORIGIN, MOST_TOP1_LOSS = 0.5, 0.005
+IMPORTANCE_ONLY = (1.0, 1.0)
+
+CONFIGURATIONS = {
+    "uniform": Configuration(scores=None),
+    # Uniform too, with the uses of a sample close to each other.
+    "echo 2": Configuration(scores=None, sampler="echo 2"),
+    "echo 3": Configuration(scores=None, sampler="echo 3"),
+    "echo 4": Configuration(scores=None, sampler="echo 4"),
+    # Sampling alone: no sample is replaced.
+    "importance": Configuration(ratio=IMPORTANCE_ONLY),
+    "coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, coverage=0.3),
+    "coverage 1": Configuration(ratio=IMPORTANCE_ONLY, coverage=1.0),
+    "sharpness 0.5": Configuration(ratio=IMPORTANCE_ONLY, sharpness=0.5),
+    "warm-up 3": Configuration(ratio=IMPORTANCE_ONLY, uniform_epochs=3),
+    "radius 0.3": Configuration(ratio=IMPORTANCE_ONLY, radius_quantile=0.3),
+    "radius 0.7": Configuration(ratio=IMPORTANCE_ONLY, radius_quantile=0.7),
+    "weights": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0),
+    "weights + coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3),
+    "weights + coverage 0.3 + settled 0.25": Configuration(
+        ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3, settled=0.25
+    ),
+    "weights + sharpness 0.5": Configuration(ratio=IMPORTANCE_ONLY, weight_clip=4.0, sharpness=0.5),
+    "loss": Configuration(scores="loss", ratio=IMPORTANCE_ONLY),
+    "loss rank": Configuration(scores="rank", ratio=IMPORTANCE_ONLY),
+    "loss + weights": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0),
+    "loss + weights + coverage 0.3": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3),
+    # With stand-ins.
+    "spider": Configuration(),
+    "ratio 90": Configuration(ratio=(0.9, 0.9)),
+    "ratio 90-50": Configuration(ratio=(0.9, 0.5)),
+    "stand-ins 2": Configuration(max_stand_ins=2),
+    "stand-ins 4": Configuration(max_stand_ins=4),
+    "stand-ins 16": Configuration(max_stand_ins=16),
+    "late 0.1": Configuration(stand_in_share=0.1),
+    "spider + weights": Configuration(weight_clip=4.0),
+    "late 0.1 + weights": Configuration(stand_in_share=0.1, weight_clip=4.0),
+}
+BASELINE = "uniform"
+
+FULL = Extent(epochs=12, training=10_000, held_out=10_000, seeds=3)
+QUICK = Extent(epochs=3, training=1_500, held_out=1_000, seeds=1)
+QUICK_CONFIGURATIONS = ("uniform", "importance", "spider", "loss")
+
+
+# -- what it shows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration against uniform sampling over an LRU, seed by seed."""
+
+    name: str
+    runs: list[Run]
+    origin: list[float]
+    """Of its own cache, in times of LRU and uniform sampling."""
+    lists: dict[str, list[float]]
+    """Of each of LIST_CACHES, likewise."""
+    gained: list[float]
+    """Top-1 less that of uniform sampling."""
+
+
+def rows_of(runs: list[Run]) -> list[Row]:
+    baseline = {run.seed: run for run in runs if run.configuration == BASELINE}
+    rows = []
+    for name in CONFIGURATIONS:
+        ran = [run for run in runs if run.configuration == name and run.seed in baseline]
+        if not ran:
+            continue
+        against = [baseline[run.seed] for run in ran]
+        bases = [base.list_later("LRU") for base in against]
+        rows.append(
+            Row(
+                name,
+                ran,
+                [run.later("origin_bytes_per_sample") / base for run, base in zip(ran, bases, strict=True)],
+                {
+                    cache: [run.list_later(cache) / base for run, base in zip(ran, bases, strict=True)]
+                    for cache in LIST_CACHES
+                },
+                [run.top1 - base.top1 for run, base in zip(ran, against, strict=True)],
+            )
+        )
+    return rows
+
+
+def show(rows: list[Row], console: Console) -> None:
+    table = plain_table("What was read and trained on")
+    for heading in ("", "seeds", "hits %", "redirected %", "drawn %", "trained on %", "top-1 %", "- uniform"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.name,
+            str(len(row.runs)),
+            *(
+                spread([run.later(field) for run in row.runs], ".1f", 100)
+                for field in ("hit_ratio", "redirected_share", "drawn_share", "served_share")
+            ),
+            spread([run.top1 for run in row.runs], ".1f", 100),
+            spread(row.gained, "+.1f", 100),
+        )
+    console.print(table)
+    table = plain_table("Origin bytes per sample, in times of LRU's with uniform sampling; others on the same list")
+    for heading in ("", "its cache", *LIST_CACHES, "reached by"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.name,
+            spread(row.origin, ".2f"),
+            *(spread(row.lists[cache], ".2f") for cache in LIST_CACHES),
+            reached(row),
+        )
+    console.print(table)
+    console.print(
+        f"reached: top-1 at most {100 * MOST_TOP1_LOSS} points below uniform's, and at most {MOST_ORIGIN} x the bytes",
+        highlight=False,
+    )
+
+
+def reached(row: Row) -> str:
+    """By which cache both targets are met, by the means."""
+    if statistics.fmean(row.gained) < -MOST_TOP1_LOSS:
+        return ""
+    caches = {"its cache": row.origin, MIN_BY_EPOCH: row.lists[MIN_BY_EPOCH]}
+    return ", ".join(name for name, times in caches.items() if statistics.fmean(times) <= MOST_ORIGIN)
+
+
+def print_run(run: Run, console: Console) -> None:
+    last = run.epochs[-1]
+    console.print(
+        f"seed {run.seed}  {run.configuration:13} top-1 {run.top1:5.1%}  last epoch: hits {last.hit_ratio:5.1%}  "
+        f"origin {last.origin_bytes_per_sample:4.0f} B  MIN by epoch {run.list_origin[MIN_BY_EPOCH][-1]:4.0f} B  "
+        f"drawn {last.drawn_share:4.0%}  trained on {last.served_share:4.0%}  redirected {last.redirected_share:5.1%}  "
+        f"ratio {last.ratio:.2f}  ({run.seconds:.0f} s)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """What each configuration costs and saves: below is cheaper, right is better."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(11, 7), layout="constrained")
+    for number, row in enumerate(rows):
+        across = 100 * np.array(row.gained)
+        deviation = across.std(ddof=1) if len(across) > 1 else None
+        own, planned = statistics.fmean(row.origin), statistics.fmean(row.lists[MIN_BY_EPOCH])
+        # Of 20 colours the even ones are strong, the odd ones pale.
+        colour = pyplot.cm.tab20(2 * number % 20)
+        axis.plot([across.mean()] * 2, [own, planned], color=colour, linewidth=0.6)
+        for up, marker in ((own, "o"), (planned, "x")):
+            axis.errorbar(across.mean(), up, xerr=deviation, marker=marker, color=colour, elinewidth=0.6)
+        axis.annotate(row.name, (across.mean(), own), (4, 4), textcoords="offset points", fontsize=8, rotation=30)
+    axis.axvline(-100 * MOST_TOP1_LOSS, color="grey", linewidth=0.8, linestyle="--")
+    axis.axhline(MOST_ORIGIN, color="grey", linewidth=0.8, linestyle="--")
+    axis.set(
+        xlabel="top-1 less that of uniform sampling, points (bars: standard deviation over seeds)",
+        ylabel="origin bytes per sample, in times of LRU's with uniform sampling",
+        title=f"o: its own cache   x: {MIN_BY_EPOCH} on the same list   dashed: the targets",
+    )
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+# -- the program
+
+
+def result_of(extent: Extent, runs: list[Run]) -> dict[str, Any]:
+    return {
+        "machine": machine(),
+        "extent": identity(extent),
+        "configurations": {run.configuration: asdict(CONFIGURATIONS[run.configuration]) for run in runs},
+        "runs": [asdict(run) for run in runs],
+    }
+
+
+def identity(extent: Extent) -> dict[str, Any]:
+    """What runs must have in common to stand in one table."""
+    common = {"batch": BATCH, "ahead": AHEAD, "cached_share": CACHED_SHARE, "learning_rate": LEARNING_RATE}
+    return asdict(extent) | {"seeds": 0} | common
+
+
+def runs_in(path: Path, extent: Extent) -> list[Run]:
+    """The runs of an earlier measurement that this one goes on with; raises RuntimeError if it was another one."""
+    if not path.exists():
+        return []
+    result = json.loads(path.read_text())
+    if result["extent"] != identity(extent):
+        raise RuntimeError(f"{path} is of a measurement of another extent: {result['extent']}")
+    runs = [Run(**run | {"epochs": [Epoch(**epoch) for epoch in run["epochs"]]}) for run in result["runs"]]
+    for name, saved in result["configurations"].items():
+        if CONFIGURATIONS.get(name) != Configuration(**saved | {"ratio": tuple(saved["ratio"])}):
+            raise RuntimeError(f"{path} is of another configuration by the name of {name}")
+    return runs
+
+
+def measure(arguments: argparse.Namespace, console: Console) -> None:
+    extent: Extent = arguments.extent
+    torch.set_num_threads(1)
+    runs = [] if arguments.json is None else runs_in(arguments.json, extent)
+    done = {(run.seed, run.configuration) for run in runs}
+    pool = decode(find_data(arguments.data, extent))
+    console.print(
+        f"{extent.training:,} training images ({sum(pool.sizes) / 1e6:.1f} MB), {extent.held_out:,} held out, "
+        f"{extent.epochs} epochs; cache {CACHED_SHARE:.0%}; {len(runs)} runs are there already",
+        highlight=False,
+    )
+    try:
+        with Progress(console=console, transient=True) as progress:
+            for seed, name in itertools.product(range(1, extent.seeds + 1), arguments.configs):
+                if (seed, name) in done:
+                    continue
+                task = progress.add_task(f"{name}, seed {seed}", total=extent.epochs * -(-extent.training // BATCH))
+                run = train(pool, CONFIGURATIONS[name], name, seed, extent.epochs, lambda: progress.advance(task))  # noqa: B023
+                progress.remove_task(task)
+                runs.append(run)
+                print_run(run, console)
+                if arguments.json is not None:
+                    save(arguments.json, result_of(extent, runs))
+    finally:
+        # A measurement that is broken off shows what it has.
+        rows = rows_of(runs)
+        if rows:
+            console.print("\nmean ± deviation over seeds; of later epochs, without the first; top-1 after the last")
+            show(rows, console)
+            if arguments.plot is not None:
+                plot(rows, arguments.plot)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="DIR/train/CLASS/NAME, DIR/test/...")
+    add_extent(parser, FULL, QUICK)
+    parser.add_argument("--configs", metavar="A,B", help=f"which to run, of {','.join(CONFIGURATIONS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there, after each run")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture there")
+    arguments = parser.parse_args()
+    default = QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS
+    arguments.configs = arguments.configs.split(",") if arguments.configs else list(default)
+    check_names(parser, arguments.configs, CONFIGURATIONS)
+    arguments.extent = extent_of(parser, arguments, QUICK if arguments.quick else FULL)
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    # Its tables are wider than most terminals.
+    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
+    return exit_status("accuracy", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,431 @@
+"""The training of benchmarks/training/train.py without its mount: what accuracy.py, hit_ratio.py and systems.py train.
+
+Images are decoded once into memory. Reads are decided by the same engine, policy, scorer and sampler that serve a
+mount, called in the order in which the daemon calls them, and so is what a batch teaches: its embeddings are those of
+the samples that were served. What is missing is time: nobody waits, a stand-in is known at once, and bytes that were
+just fetched are taken to lie in landing still. Reads are AHEAD batches ahead of training, as those of two loader
+workers are.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchmarks.common.lists import list_origin
+from benchmarks.training.training import BATCH, CACHED_SHARE, SAMPLERS, Data, Images, Steps, evaluate, network
+from spiderfs.core.engine import Engine
+from spiderfs.core.guided import Guided
+from spiderfs.core.hints import Hub
+from spiderfs.core.policy import Key
+from spiderfs.core.schedule import PlannedEpoch
+from spiderfs.policies import POLICIES
+from spiderfs.policies.parts.elastic import Elastic, ElasticOptions
+from spiderfs.policies.parts.homophily import MAX_STAND_INS
+from spiderfs.policies.spider import Spider
+from spiderfs.scorer import SCORINGS
+from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.scoring import ScorerOptions, Scoring
+from spiderfs.trace.format import TraceWriter
+from trainer_hook.client import Client
+
+# Two loader workers, two batches each.
+AHEAD = 4
+# Of the held-out images, which are evaluated after each epoch: the last epoch is judged by all.
+EVALUATED_SHARE = 5
+# The list of samples, as hubs and traces name it.
+DATASET = 1
+# Whose plans the engine is given.
+READER = "trainer"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Every default but that of `settled` is what the product does by itself."""
+
+    scores: str | None = "graph"
+    """What the sampler draws by and the cache keeps, a name in the table of scorings; None samples uniformly."""
+    policy: str = "spider"
+    """Of the cache, where there are scores."""
+    unscored_policy: str = "lru"
+    """Of the cache, where there are none."""
+    planned: bool = False
+    """The engine is told what each epoch will read: the first as it begins, others when they are drawn."""
+    oversampling: int = 1
+    """A batch is chosen from so many times as many samples of what is left of the epoch: those that are cached first
+    (Quiver, Kumar and Sivathanu, FAST 2020)."""
+    sampler: str = "spider"
+    """A name in SAMPLERS."""
+    cached_share: float = CACHED_SHARE
+    """Of the bytes of all samples."""
+    ratio: tuple[float, float] = (0.9, 0.8)
+    """Share of the importance section at first and in the end; 1 leaves no room for hubs."""
+    stand_in_share: float = 1.0
+    """Of the misses that a stand-in exists for: less is what `substitute_when=late` will do."""
+    max_stand_ins: int = MAX_STAND_INS
+    coverage: float = 0.0
+    """Share of the draws that are uniform."""
+    weight_clip: float | None = None
+    """Losses are multiplied by 1/(N q), but by no more than this."""
+    settled: float = 1.0
+    """Share of an epoch after which the next one is drawn, by the scores of that moment; 1 is after its end. The
+    sampler's own default is a quarter, so that a mount knows in time what it will be asked for."""
+    uniform_epochs: int = 0
+    """At the beginning; scores are learned in them, but not drawn by."""
+    radius_quantile: float = 0.5
+    sharpness: float = 1.0
+    """The sampler draws by scores to this power; the cache keeps by them as they are."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Decoded images, and the bytes of their files."""
+
+    images: Tensor
+    labels: Tensor
+    sizes: list[int]
+    held_out: Data
+
+    def capacity(self, cached_share: float) -> int:
+        return int(sum(self.sizes) * cached_share)
+
+
+def decode(data: Data) -> Pool:
+    """Read and decode every training image once."""
+    images = Images(data.root, data.training)
+    return Pool(
+        images=torch.stack([images[number][0] for number in range(len(images))]),
+        labels=torch.tensor([label for _, label in data.training]),
+        sizes=[(data.root / path).stat().st_size for path, _ in data.training],
+        held_out=data,
+    )
+
+
+@dataclass(frozen=True)
+class Epoch:
+    hit_ratio: float
+    origin_bytes_per_sample: float
+    drawn_share: float  # of the training set: distinct samples that the sampler drew
+    served_share: float  # distinct samples that were trained on
+    redirected_share: float  # of the draws
+    ratio: float  # of the importance section, at the end
+    top1: float  # on a part of the held-out images
+    reads_share: float = 1.0  # reads for training, of the training set
+
+
+@dataclass(frozen=True)
+class Run:
+    configuration: str
+    seed: int
+    epochs: list[Epoch]
+    top1: float
+    """On all held-out images, in the end."""
+    list_origin: dict[str, list[float]]
+    """Origin bytes per sample by epoch, of each cache in LIST_CACHES on the list that the sampler drew."""
+    graph: dict[str, float]
+    """Of the scorer, in the end."""
+    seconds: float
+
+    def later(self, field: str) -> float:
+        """The mean without the first epoch: it fills the cache, and nothing is scored in it."""
+        return statistics.fmean(getattr(epoch, field) for epoch in self.epochs[1:])
+
+    def list_later(self, cache: str) -> float:
+        return statistics.fmean(self.list_origin[cache][1:])
+
+
+# -- what decides
+
+
+@dataclass
+class Counts:
+    opens: int = 0
+    hits: int = 0
+    redirects: int = 0
+    origin_bytes: int = 0
+
+
+class Cache:
+    """What a mount and its daemon do with reads and batches; a sample's number is its key."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        labels: Sequence[int],
+        sizes: list[int],
+        capacity: int,
+        dimension: int,
+        seed: int,
+        trace: TraceWriter | None = None,
+    ) -> None:
+        self.configuration = configuration
+        self._sizes = sizes
+        self._trace = trace
+        self._rng = np.random.default_rng([seed, 1])
+        start, end = configuration.ratio
+        self.guided: Guided | None = None
+        if configuration.scores:
+            kind = POLICIES[configuration.policy]
+            made = Spider(start, configuration.max_stand_ins) if kind is Spider else kind()
+            assert isinstance(made, Guided)
+            self.guided = made
+            self.guided.listed(str(DATASET), dict(enumerate(labels)))
+        self.engine = Engine(self.guided or POLICIES[configuration.unscored_policy](), capacity)
+        self._place_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
+        self.elastic = Elastic(ElasticOptions(start=start, end=end))
+        self.scorer: Scoring | None = None
+        if configuration.scores:
+            options = ScorerOptions(radius_quantile=configuration.radius_quantile)
+            self.scorer = SCORINGS[configuration.scores](labels, dimension, options)
+        self._epochs_done = self._accesses = 0
+        self.counts = Counts()
+        self._note_ratio()
+
+    # -- as the client of a SpiderSampler
+
+    def scores(self, name: str, timeout_s: float) -> NDArray[np.float32] | None:
+        if self.scorer is None or self._epochs_done < max(1, self.configuration.uniform_epochs):
+            return None
+        return self.scorer.scores**self.configuration.sharpness
+
+    def cached(self, name: str, timeout_s: float) -> NDArray[np.bool_]:
+        return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
+
+    def pin(self, name: str, indices: NDArray[np.int64], timeout_s: float) -> int:
+        assert self.guided is not None
+        for sample in self.guided.pin(str(DATASET), indices.tolist()):
+            if sample in self.engine.members:
+                self.engine.place(sample, self.engine.members[sample].size)
+        return len(indices)
+
+    # -- as the mount
+
+    def plan(self, number: int, order: Sequence[int], begun: bool = True) -> None:
+        """An epoch begins that reads this, or (`begun` is False) will follow those that are known."""
+        if self.configuration.planned:
+            places = np.array(order, np.uint32)
+            epoch = PlannedEpoch(number, range(len(self._sizes)), self._place_of, places)
+            self.engine.plan(READER, str(DATASET), epoch, float(self._accesses), begun)
+
+    def read(self, wanted: int) -> int:
+        """The sample that is given for one that is asked for."""
+        self._accesses += 1
+        self.counts.opens += 1
+        size = self._sizes[wanted]
+        if self.configuration.planned:
+            self.engine.wanted(READER, wanted, float(self._accesses))
+        hit = wanted in self.engine.members
+        given = wanted if hit else self._stand_in(wanted)
+        if given != wanted:
+            self.counts.redirects += 1
+        if hit or given != wanted:
+            self.counts.hits += 1
+        else:
+            self.counts.origin_bytes += size
+        self.engine.opened(given, self._sizes[given])
+        if self._trace is not None:
+            if given == wanted:
+                self._trace.append(self._accesses, wanted, size, served=hit, dataset=DATASET)
+            else:
+                self._trace.redirect(self._accesses, wanted, size, given, self._sizes[given], DATASET)
+        return given
+
+    def _stand_in(self, wanted: int) -> int:
+        if self.guided is None or self._rng.random() >= self.configuration.stand_in_share:
+            return wanted
+        hub = self.guided.stand_in(str(DATASET), wanted)
+        if hub is None:
+            return wanted
+        self.guided.stood_in(hub, wanted)
+        assert isinstance(hub, int)
+        return hub
+
+    # -- as the daemon
+
+    def learn(self, served: NDArray[np.int64], embeddings: NDArray[np.float16], losses: NDArray[np.float32]) -> None:
+        """Take in a batch: what was trained on, not what was asked for."""
+        if self.guided is None or self.scorer is None:
+            return
+        scored = self.scorer.batch(served, embeddings, losses)
+        for sample, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
+            self.engine.scored(sample, score)
+            if self._trace is not None:
+                self._trace.score(self._accesses, sample, score)
+        hub = scored.hub()
+        if hub is not None:
+            found = Hub(hub.id, str(DATASET), hub.neighbours.tolist(), hub.distances.tolist())
+            self.guided.hub_found(found)
+            # It was read with this batch: its bytes lie in landing still.
+            self.engine.place(hub.id, self._sizes[hub.id])
+            if self._trace is not None:
+                self._trace.hub(self._accesses, found, DATASET)
+
+    def epoch_end(self, accuracy: float, progress: float) -> None:
+        self._epochs_done += 1
+        self.counts = Counts()
+        if self.guided is None or self.scorer is None:
+            return
+        self.scorer.new_epoch()
+        self.elastic.observe_sigma(self.scorer.sigma)
+        self.elastic.observe_accuracy(accuracy)
+        self.guided.new_epoch()
+        self.guided.set_ratio(self.elastic.ratio(progress))
+        self.engine.settle()
+        if self._trace is not None:
+            self._trace.epoch(self._accesses, DATASET)
+        self._note_ratio()
+
+    @property
+    def ratio(self) -> float:
+        return self.guided.ratio if self.guided is not None else 0.0
+
+    def _note_ratio(self) -> None:
+        if self._trace is not None and self.guided is not None:
+            self._trace.ratio(self._accesses, self.guided.ratio)
+
+    def graph(self) -> dict[str, float]:
+        return asdict(self.scorer.statistics()) if isinstance(self.scorer, Scorer) else {}
+
+
+# -- training
+
+
+def train(
+    pool: Pool,
+    configuration: Configuration,
+    name: str,
+    seed: int,
+    epochs: int,
+    stepped: Callable[[], None] = lambda: None,
+    trace: TraceWriter | None = None,
+) -> Run:
+    """Train once; all runs of a seed begin with the same weights, and without scores draw the same list."""
+    began = time.monotonic()
+    torch.manual_seed(seed)
+    samples = len(pool.sizes)
+    # Half the time of the other layout.
+    model = network(pool.held_out.classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    assert isinstance(model, nn.Sequential)
+    features, classifier = model[:-1], cast(nn.Linear, model[-1])
+    capacity = pool.capacity(configuration.cached_share)
+    cache = Cache(configuration, pool.labels.tolist(), pool.sizes, capacity, classifier.in_features, seed, trace=trace)
+    sampler = SAMPLERS[configuration.sampler](
+        samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled
+    )
+    sampler.bind(cast(Client, cache), "train")
+    steps = Steps(model, epochs, samples)
+    part = replace(
+        pool.held_out,
+        images=pool.held_out.images[::EVALUATED_SHARE],
+        labels=pool.held_out.labels[::EVALUATED_SHARE],
+    )
+
+    def evaluated(samples: NDArray[np.int64]) -> NDArray[np.float32]:
+        """As the hook does it: the samples are read like any, and what they show is learned from."""
+        opens, hits, redirects = cache.counts.opens, cache.counts.hits, cache.counts.redirects
+        given = torch.tensor([cache.read(sample) for sample in samples.tolist()])
+        cache.counts.opens, cache.counts.hits, cache.counts.redirects = opens, hits, redirects
+        model.eval()
+        with torch.no_grad():
+            embeddings = features(pool.images[given])
+            losses = nn.functional.cross_entropy(classifier(embeddings), pool.labels[given], reduction="none").numpy()
+        model.train()
+        cache.learn(given.numpy(), embeddings.half().numpy(), losses)
+        return losses
+
+    sampler.offer(evaluated)
+
+    def step(wanted: list[int], served: list[int]) -> None:
+        given = torch.tensor(served)
+        images, labels = pool.images[given], pool.labels[given]
+        flipped = torch.rand(len(images)) < 0.5
+        images = torch.where(flipped[:, None, None, None], images.flip(3), images)
+        steps.optimizer.zero_grad()
+        embeddings = features(images)
+        losses = nn.functional.cross_entropy(classifier(embeddings), labels, reduction="none")
+        weights = sampler.weights(wanted, configuration.weight_clip) if configuration.weight_clip else 1.0
+        (losses * weights).mean().backward()  # type: ignore[no-untyped-call]
+        steps.optimizer.step()
+        cache.learn(given.numpy(), embeddings.detach().half().numpy(), losses.detach().numpy())
+        sampler.trained(np.array(wanted, np.uint32), losses.detach().numpy())
+        stepped()
+
+    rng = np.random.default_rng([seed, 2])
+    done: list[Epoch] = []
+    lists: list[list[int]] = []
+    for number in range(1, epochs + 1):
+        model.train()
+        drawn = list(sampler)
+        cache.plan(number, drawn)
+        read: list[int] = []
+        trained_on: set[int] = set()
+        ahead: deque[tuple[list[int], list[int]]] = deque()
+        settling = int(sampler.settled * len(drawn)) // BATCH * BATCH
+        batches = -(-len(drawn) // BATCH)
+        trained = 0
+        for wanted in in_batches(drawn, cache, configuration.oversampling, rng):
+            if len(read) == settling and sampler.settled < 1:
+                following = sampler.draw_ahead()
+                if following is not None:
+                    cache.plan(number + 1, following, begun=False)
+            read += wanted
+            ahead.append((wanted, [cache.read(sample) for sample in wanted]))
+            trained_on.update(ahead[-1][1])
+            if len(ahead) > AHEAD:
+                step(*ahead.popleft())
+                trained += 1
+                steps.taken(number - 1, trained, batches)
+        while ahead:
+            step(*ahead.popleft())
+            trained += 1
+            steps.taken(number - 1, trained, batches)
+        lists.append(read)
+        top1 = evaluate(model, part)
+        counts = cache.counts
+        done.append(
+            Epoch(
+                hit_ratio=counts.hits / counts.opens,
+                origin_bytes_per_sample=counts.origin_bytes / counts.opens,
+                drawn_share=len(set(drawn)) / samples,
+                served_share=len(trained_on) / samples,
+                redirected_share=counts.redirects / counts.opens,
+                ratio=cache.ratio,
+                top1=top1,
+                reads_share=counts.opens / samples,
+            )
+        )
+        cache.epoch_end(top1, number / epochs)
+        sampler.epoch_end(top1)
+    return Run(
+        configuration=name,
+        seed=seed,
+        epochs=done,
+        top1=evaluate(model, pool.held_out),
+        list_origin=list_origin(lists, pool.sizes, capacity),
+        graph=cache.graph(),
+        seconds=time.monotonic() - began,
+    )
+
+
+def in_batches(drawn: list[int], cache: Cache, oversampling: int, rng: np.random.Generator) -> Iterator[list[int]]:
+    """The draws of an epoch batch by batch, each chosen when it is asked for, if there is oversampling."""
+    left = np.array(drawn)
+    if oversampling == 1:
+        yield from (drawn[first : first + BATCH] for first in range(0, len(drawn), BATCH))
+        return
+    while len(left):
+        candidates = rng.choice(len(left), min(oversampling * BATCH, len(left)), replace=False)
+        missing = np.array([sample not in cache.engine.members for sample in left[candidates].tolist()])
+        # Stable: those that are cached come first, both in random order.
+        taken = candidates[np.argsort(missing, kind="stable")[:BATCH]]
+        yield left[taken].tolist()
+        left = np.delete(left, taken)

@@ -1,0 +1,279 @@
+"""What knowing the future later, or fetching for it earlier, costs in bytes: the engine alone, no mount, no clock.
+
+    .venv/bin/python -m benchmarks.training.lookahead --json FILE     two minutes
+    .venv/bin/python -m benchmarks.training.lookahead --quick         some seconds
+
+Epochs are drawn with replacement by weights that are spread like a graph's scores (lognormal, sigma 0.5: 59 % of the
+samples are different ones, as SpiderSampler draws on CIFAR-10). A fifth of the samples is cached, all of one size. The
+default policy has the weights for scores and, but for the first table, no hubs. Each table varies one thing:
+
+    known     how much of the next epoch's plan is known when: from the start of this one, from some share of it on
+    window    how far ahead of the reader samples are fetched, as a share of the cache
+    reserved  how much of the cache is kept free for what has just been fetched (landing), or is the hubs'
+
+What is printed is bytes fetched against MIN's on the same lists (policy belady, which knows all of them).
+
+The last table takes the lists, files and sizes of the cache that stall.py measures through a mount, and what the daemon
+does there: how far ahead it fetches, the room that it leaves for landing and how many epochs it is told of. Each row
+changes one of these. Bytes are those of all epochs from an empty cache, and a further epoch is known that never comes;
+loader workers take a batch each at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.common.results import plain_table
+from benchmarks.serving.stall import log_rank_weights
+from spiderfs.core.accesses import Accesses
+from spiderfs.core.engine import Engine
+from spiderfs.core.policy import Key
+from spiderfs.core.schedule import PlannedEpoch
+from spiderfs.core.window import FIRST, LEAST, MOST
+from spiderfs.daemon.caching.cache_control import LANDING_FILES, LANDING_SHARE
+from spiderfs.daemon.caching.prefetcher import BURST_SHARE
+from spiderfs.policies.belady import Belady
+from spiderfs.policies.spider import Spider
+from spiderfs.simulation.replay import replay
+
+SAMPLE_BYTES = 100
+CACHED_SHARE = 0.20
+SPREAD = 0.5
+SEED = 0
+READER, LIST = "reader", "list"
+# The prefetcher looks anew some times a second; in between it follows the reader.
+LOOK_AGAIN_EVERY = 50
+
+
+@dataclass(frozen=True)
+class Extent:
+    samples: int
+    epochs: int
+
+
+FULL = Extent(samples=6_000, epochs=7)
+QUICK = Extent(samples=1_000, epochs=4)
+
+
+@dataclass(frozen=True)
+class Variant:
+    known_from: float | None = 0.25  # share of an epoch after which the next is known; None: not before it begins
+    window: float = 0.0
+    reserved: float = 0.0
+
+
+TABLES: dict[str, dict[str, Variant]] = {
+    "known": {
+        "nothing but this epoch": Variant(known_from=None),
+        **{f"the next from {share:.0%} of this one": Variant(known_from=share) for share in (0.9, 0.5, 0.25, 0.0)},
+    },
+    "window": {f"{share:.1%} of the cache": Variant(window=share) for share in (0.0, 0.025, 0.05, 0.1, 0.25, 0.5)},
+    "reserved": {f"{share:.0%} of the cache": Variant(reserved=share) for share in (0.02, 0.05, 0.1)},
+}
+
+
+MOUNT = "settings"
+MOUNT_CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
+MOUNT_SAMPLES, MOUNT_EPOCHS = 4_000, 4
+MOUNT_BURST = 32
+# Files that the daemon fetches at a time before it has found out what the source gives.
+MOUNT_FETCHES = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of the daemon; what is given by number of samples takes the number of those that are cached."""
+
+    window: Callable[[float], float] = lambda cached: min(FIRST, max(cached * BURST_SHARE, LEAST))
+    known_epochs: int = 3
+    expected_files: int | None = MOUNT_FETCHES
+
+
+MOUNT_ROWS: dict[str, Settings] = {
+    "the daemon, at first": Settings(),
+    "its least window": Settings(window=lambda cached: LEAST),
+    "its largest window": Settings(window=lambda cached: min(MOST, max(cached * BURST_SHARE, LEAST))),
+    "a window of a quarter of the cache": Settings(window=lambda cached: min(MOST, cached / 4)),
+    "landing's room without a plan": Settings(expected_files=None),
+    "two epochs known": Settings(known_epochs=2),
+    "nothing fetched ahead": Settings(window=lambda cached: 0),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    table: str
+    variant: str
+    fetched_share: float  # of the samples read after the first epoch
+    times_min: float
+
+
+def fetched_share(orders: list[npt.NDArray[np.uint32]], weights: npt.NDArray[np.float64], variant: Variant) -> float:
+    samples = len(weights)
+    engine = Engine(Spider(ratio=1.0), int(samples * SAMPLE_BYTES * CACHED_SHARE * (1 - variant.reserved)))
+    keys: list[Key] = list(range(1, samples + 1))
+    place_of = {key: place for place, key in enumerate(keys)}
+    for key, weight in zip(keys, weights.tolist(), strict=True):
+        engine.scored(key, weight)
+    window = int(samples * CACHED_SHARE * variant.window)
+    fetched = 0
+    epochs = [PlannedEpoch(number, keys, place_of, order) for number, order in enumerate(orders)]
+    for number, epoch in enumerate(epochs):
+        engine.plan(READER, LIST, epoch, 0.0)
+        known_at = None if variant.known_from is None else int(variant.known_from * (samples - 1))
+        for position, sample in enumerate(orders[number].tolist()):
+            if position == known_at and number + 1 < len(epochs):
+                engine.plan(READER, LIST, epochs[number + 1], 0.0, begun=False)
+            ahead = fetch_ahead(engine, window, position) if window else 0
+            key = keys[sample]
+            missed = key not in engine.members
+            if number:
+                fetched += ahead + missed
+            engine.wanted(READER, key, float(position))
+            engine.opened(key, SAMPLE_BYTES)
+    return fetched / samples / (len(epochs) - 1)
+
+
+def fetch_ahead(engine: Engine, window: int, position: int) -> int:
+    """As the prefetcher does, with a source that answers at once; returns how many."""
+    reader = engine.schedule.readers[READER, LIST]
+    start = position + window - 2 if position % LOOK_AGAIN_EVERY else 0
+    fetched = 0
+    for _, key in reader.coming(window, start):
+        if key not in engine.members:
+            if not engine.would_keep(key, SAMPLE_BYTES):
+                break
+            engine.place(key, SAMPLE_BYTES)
+            fetched += 1
+    return fetched
+
+
+def mount_rows() -> Iterator[Row]:
+    """For each size of the cache and each of MOUNT_ROWS."""
+    rng = np.random.default_rng(MOUNT_SAMPLES)
+    sizes = rng.integers(20_000, 80_000, MOUNT_SAMPLES).tolist()
+    weights = log_rank_weights(MOUNT_SAMPLES)
+    chances = weights / weights.sum()
+    orders = [rng.choice(MOUNT_SAMPLES, MOUNT_SAMPLES, p=chances).astype(np.uint32) for _ in range(MOUNT_EPOCHS + 1)]
+    for share in MOUNT_CAPACITIES:
+        capacity = int(sum(sizes) * share)
+        drawn = np.concatenate(orders[:-1]).tolist()
+        accesses = Accesses.of([sample + 1 for sample in drawn], [sizes[sample] for sample in drawn])
+        belady = Engine(Belady.foreseeing(accesses.keys), capacity)
+        least = int(replay(belady, accesses, MOUNT_SAMPLES).origin_bytes.sum())
+        for name, settings in MOUNT_ROWS.items():
+            fetched = fetched_by_mount(orders, sizes, capacity, MOUNT_SAMPLES * share, settings)
+            yield Row(f"{MOUNT}, {share:.0%} cached", name, fetched / sum(accesses.sizes), fetched / least)
+
+
+def fetched_by_mount(
+    orders: list[npt.NDArray[np.uint32]], sizes: list[int], capacity: int, cached: float, settings: Settings
+) -> int:
+    """Bytes; the last of `orders` is known and never read."""
+    landing = int(capacity * LANDING_SHARE)
+    if settings.expected_files is not None:
+        landing = min(landing, int(settings.expected_files * np.mean(sizes)))
+    engine = Engine(Spider(ratio=1.0), capacity, max(landing, LANDING_FILES * max(sizes)))
+    keys: list[Key] = list(range(1, len(sizes) + 1))
+    place_of = {key: place for place, key in enumerate(keys)}
+    epochs = [PlannedEpoch(number, keys, place_of, order) for number, order in enumerate(orders)]
+    window = int(settings.window(cached))
+    fetched = 0
+    for number, order in enumerate(orders[:-1]):
+        engine.plan(READER, LIST, epochs[number], 0.0)
+        for later in range(number + 1, min(number + settings.known_epochs, len(epochs))):
+            engine.plan(READER, LIST, epochs[later], 0.0, begun=False)
+        reader = engine.schedule.readers[READER, LIST]
+        for position, sample in enumerate(order.tolist()):
+            if window and position % MOUNT_BURST == 0:
+                reader.look_ahead = window
+                fetched += sum(sizes[ahead] for ahead in brought(engine, window, sizes))
+            key, size = keys[sample], sizes[sample]
+            fetched += 0 if key in engine.members else size
+            engine.wanted(READER, key, float(position))
+            engine.opened(key, size)
+    return fetched
+
+
+def brought(engine: Engine, window: int, sizes: list[int]) -> Iterator[int]:
+    """Samples that the prefetcher brings now."""
+    for _, key in engine.schedule.readers[READER, LIST].coming(window):
+        assert isinstance(key, int)
+        if key not in engine.members:
+            if not engine.would_keep(key, sizes[key - 1]):
+                return
+            engine.place(key, sizes[key - 1])
+            yield key - 1
+
+
+def fetched_by_min(orders: list[npt.NDArray[np.uint32]]) -> float:
+    future = (np.concatenate(orders) + 1).tolist()
+    samples = len(orders[0])
+    engine = Engine(Belady.foreseeing(future), int(samples * SAMPLE_BYTES * CACHED_SHARE))
+    result = replay(engine, Accesses.of(future, [SAMPLE_BYTES] * len(future)), samples)
+    return float(result.origin_bytes[1:].sum() / SAMPLE_BYTES / samples / (len(orders) - 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer samples and epochs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
+    arguments = parser.parse_args()
+    extent = QUICK if arguments.quick else FULL
+    rng = np.random.default_rng(SEED)
+    weights = rng.lognormal(0, SPREAD, extent.samples)
+    chances = weights / weights.sum()
+    orders = [rng.choice(extent.samples, extent.samples, p=chances).astype(np.uint32) for _ in range(extent.epochs)]
+    best = fetched_by_min(orders)
+    console = Console()
+    variants = [(table, name, variant) for table, rows in TABLES.items() for name, variant in rows.items()]
+    rows = []
+    for table, name, variant in track(variants, console=console, transient=True):
+        share = fetched_share(orders, weights, variant)
+        rows.append(Row(table, name, share, share / best))
+    if not arguments.quick:
+        rows += track(mount_rows(), total=len(MOUNT_CAPACITIES) * len(MOUNT_ROWS), console=console, transient=True)
+    different = np.mean([len(np.unique(order)) for order in orders]) / extent.samples
+    console.print(
+        f"{extent.samples:,} samples, {extent.epochs} epochs, {different:.0%} of them different in one; MIN fetches"
+        f" {best:.3f} of what is read",
+        highlight=False,
+    )
+    for table in TABLES:
+        shown = plain_table(table)
+        for heading in ("", "fetched", "x MIN"):
+            shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        for row in rows:
+            if row.table == table:
+                shown.add_row(row.variant, f"{row.fetched_share:.3f}", f"{row.times_min:.3f}")
+        console.print(shown)
+    if not arguments.quick:
+        console.print(mount_table(rows))
+    if arguments.json:
+        arguments.json.write_text(
+            json.dumps({"extent": asdict(extent), "min": best, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+        )
+
+
+def mount_table(rows: list[Row]) -> Table:
+    table = plain_table("settings of the mount in stall.py, x MIN, by the share that is cached")
+    for heading in ("", *(f"{share:.0%}" for share in MOUNT_CAPACITIES)):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for name in MOUNT_ROWS:
+        found = [row for row in rows if row.variant == name and row.table.startswith(MOUNT)]
+        table.add_row(name, *(f"{row.times_min:.3f}" for row in found))
+    return table
+
+
+if __name__ == "__main__":
+    main()

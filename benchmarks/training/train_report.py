@@ -1,0 +1,205 @@
+"""What the benchmark train.py shows: what each configuration read and learned, and how that compares with an LRU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common.results import plain_table, spread
+
+BASELINE = "lru"
+LEAST_ORIGIN_SAVING, LEAST_SPEEDUP, MOST_TOP1_LOSS = 0.5, 2.2, 0.005
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of training, without the evaluation after it."""
+
+    hit_ratio: float  # of all opens, those of an evaluation between epochs among them
+    origin_bytes_per_sample: float  # that was trained on
+    origin_share: float  # bytes fetched, of the training set's
+    reads_share: float  # samples trained on, of their number in the set
+    drawn_share: float  # of the training set: distinct samples that the sampler drew
+    served_share: float  # distinct samples whose bytes came; less than drawn where others stood in
+    redirected_share: float  # of the draws
+    seconds: float
+    waiting_share: float  # of these seconds, for the data loader
+    top1: float
+
+
+@dataclass(frozen=True)
+class Run:
+    configuration: str
+    seed: int
+    epochs: list[Epoch]
+    batches_sent: int
+    batches_dropped: int
+    graph: str  # what the daemon said of its scores at the end
+
+    def later(self, field: str) -> float:
+        """The mean without the first epoch: it fills the cache, and nothing is scored in it."""
+        return statistics.fmean(getattr(epoch, field) for epoch in self.epochs[1:])
+
+    def figure(self, field: str) -> float:
+        return self.epochs[-1].top1 if field == "top1" else self.later(field)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    what: str
+    target: str
+    measured: list[float]  # by seed
+    reached: bool
+
+
+def by_configuration(runs: list[Run]) -> dict[str, list[Run]]:
+    """In the order of seeds."""
+    names = dict.fromkeys(run.configuration for run in runs)
+    return {name: [run for run in runs if run.configuration == name] for name in names}
+
+
+def against_baseline(runs: list[Run], name: str, field: str) -> list[tuple[float, float]]:
+    """(this configuration's figure, the baseline's of the same seed) for each seed that has both."""
+    both = by_configuration(runs)
+    baseline = {run.seed: run for run in both.get(BASELINE, [])}
+    return [(run.figure(field), baseline[run.seed].figure(field)) for run in both.get(name, []) if run.seed in baseline]
+
+
+def judge(runs: list[Run], name: str) -> Iterator[Verdict]:
+    saved = [ours / theirs for ours, theirs in against_baseline(runs, name, "origin_bytes_per_sample")]
+    faster = [theirs / ours for ours, theirs in against_baseline(runs, name, "seconds")]
+    gained = [ours - theirs for ours, theirs in against_baseline(runs, name, "top1")]
+    if not saved:
+        return
+    mean = statistics.fmean
+    yield Verdict(
+        "origin bytes per sample, x lru", f"<= {LEAST_ORIGIN_SAVING}", saved, mean(saved) <= LEAST_ORIGIN_SAVING
+    )
+    yield Verdict("epochs, times as fast as lru", f">= {LEAST_SPEEDUP}", faster, mean(faster) >= LEAST_SPEEDUP)
+    points = [100 * gain for gain in gained]
+    yield Verdict(
+        "top-1 less uniform's, points", f">= {-100 * MOST_TOP1_LOSS}", points, mean(gained) >= -MOST_TOP1_LOSS
+    )
+
+
+Column = tuple[str, str, str, float]
+TRAFFIC: tuple[Column, ...] = (
+    ("hits %", "hit_ratio", ".1f", 100),
+    ("origin B", "origin_bytes_per_sample", ".0f", 1),
+    ("origin x data", "origin_share", ".2f", 1),
+    ("reads %", "reads_share", ".0f", 100),
+    ("drawn %", "drawn_share", ".1f", 100),
+    ("served %", "served_share", ".1f", 100),
+    ("redirected %", "redirected_share", ".1f", 100),
+)
+TRAINING: tuple[Column, ...] = (
+    ("s per epoch", "seconds", ".1f", 1),
+    ("of it waiting %", "waiting_share", ".0f", 100),
+    ("top-1 %", "top1", ".1f", 100),
+)
+
+
+def summary_table(title: str, runs: list[Run], columns: tuple[Column, ...]) -> Table:
+    table = plain_table(title)
+    table.add_column("", no_wrap=True)
+    for heading, *_ in columns:
+        table.add_column(heading, justify="right")
+    for name, ran in by_configuration(runs).items():
+        table.add_row(
+            name, *(spread([run.figure(field) for run in ran], form, factor) for _, field, form, factor in columns)
+        )
+    return table
+
+
+def ratio_table(runs: list[Run]) -> Table:
+    table = plain_table("Against lru of the same seed")
+    for heading in ("", "origin bytes a sample x", "an epoch x", "times as fast", "top-1 points"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for name in by_configuration(runs):
+        verdicts = list(judge(runs, name))
+        if verdicts and name != BASELINE:
+            a_sample, *others = (spread(verdict.measured, form) for verdict, form in zip(verdicts, FORMS, strict=True))
+            an_epoch = [ours / theirs for ours, theirs in against_baseline(runs, name, "origin_share")]
+            table.add_row(name, a_sample, spread(an_epoch, ".2f"), *others)
+    return table
+
+
+FORMS = (".2f", ".2f", "+.1f")
+
+
+def verdict_table(verdicts: list[Verdict]) -> Table:
+    table = plain_table("spider against its targets")
+    for heading in ("", "target", "measured", " "):
+        table.add_column(heading, justify="left" if not heading.strip() else "right", no_wrap=True)
+    for verdict, form in zip(verdicts, FORMS, strict=True):
+        word = "reached" if verdict.reached else "missed"
+        style = "green" if verdict.reached else "red"
+        table.add_row(verdict.what, verdict.target, spread(verdict.measured, form), word, style=style)
+    return table
+
+
+def print_run(run: Run, console: Console) -> None:
+    console.print(f"{run.configuration}, seed {run.seed}", style="bold", highlight=False)
+    for number, epoch in enumerate(run.epochs, 1):
+        console.print(
+            f"  epoch {number:2}: {epoch.seconds:5.1f} s ({epoch.waiting_share:3.0%} waiting)  "
+            f"hits {epoch.hit_ratio:5.1%}  origin {epoch.origin_bytes_per_sample:5.0f} B/sample  "
+            f"drawn {epoch.drawn_share:4.0%}  served {epoch.served_share:4.0%}  "
+            f"redirected {epoch.redirected_share:5.1%}  top-1 {epoch.top1:5.1%}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+COLOURS = {
+    "lru": "#7f7f7f",
+    "lfu": "#17becf",
+    "minio": "#1f77b4",
+    "uniform+plan": "#9467bd",
+    "shade": "#8c564b",
+    "icache": "#e377c2",
+    "impact": "#bcbd22",
+    "importance": "#ff7f0e",
+    "paper": "#d62728",
+    "spider": "#2ca02c",
+    "echo 2": "#1b1b1b",
+    "echo 3": "#637939",
+}
+
+
+def plot(runs: list[Run], directory: Path) -> Path:
+    """Hit ratio, time and accuracy by epoch: the mean over seeds, and from the lowest to the highest."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = (
+        ("hit_ratio", 100, "hits, % of opens"),
+        ("seconds", 1, "seconds per epoch"),
+        ("top1", 100, "top-1 on held-out images, %"),
+    )
+    # These train as lru does, so that their accuracies lie upon each other.
+    dashes = {"lfu": ":", "minio": "--", "uniform+plan": "--"}
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 4), layout="constrained")
+    for axis, (field, factor, title) in zip(axes, panels, strict=True):
+        for name, ran in by_configuration(runs).items():
+            values = factor * np.array([[getattr(epoch, field) for epoch in run.epochs] for run in ran])
+            numbers = np.arange(1, values.shape[1] + 1)
+            axis.plot(numbers, values.mean(0), dashes.get(name, "-"), color=COLOURS[name], label=name, marker="o", ms=3)
+            axis.fill_between(numbers, values.min(0), values.max(0), color=COLOURS[name], alpha=0.15, linewidth=0)
+        axis.set(title=title, xlabel="epoch")
+        axis.set_ylim(bottom=0 if field != "top1" else None)
+        axis.grid(alpha=0.3)
+    axes[1].legend(frameon=False, loc="center", ncols=2)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "train.png"
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path

@@ -1,0 +1,373 @@
+"""Makes packages of what the policy would rather have in bulk, and brings them back with one read each.
+
+The policy says (`core/guided.py`) which samples it had to do without, and when it has room for such that nobody has
+asked for. Two tasks, each one thing at a time:
+
+- **packing**: what was missed and is read for its reader is collected while it lies in the cache, and written as soon
+  as it fills a package. So nothing is read for it; what was missed and replaced waits until it is read some time.
+- **loading**: while the policy has room, the package with the most bytes of use to it is read, if that is half of it.
+  What is of use goes into the store and to the engine, like anything that was fetched.
+
+A package that has become mostly useless (the policy does not pack its files any more) is removed. What another user may
+have made, or has another key, is neither read nor removed, but counted. Whatever goes wrong
+here costs nobody a read: a source that cannot be written to is said once, and no more is written. All state belongs to
+the manager's event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import trio
+
+from spiderfs.core.guided import Guided
+from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, Stale, StoreCorrupt, StoreDamaged
+from spiderfs.metrics import Counters
+from spiderfs.packages.format import (
+    DIRECTORY,
+    HEADER_BYTES,
+    PACKAGE_BYTES,
+    SUFFIX,
+    Index,
+    PackageDirectory,
+    index_bytes,
+    is_ours,
+    own_prefix,
+    pack,
+    read_index,
+)
+from spiderfs.sources.client import SourceClient
+from spiderfs.sources.source import Source, Version
+from spiderfs.store.environment import exit_if_corrupt
+from spiderfs.store.store import Content, ContentKey
+from spiderfs.vfs.catalogue import Catalogue, Node
+from spiderfs.vfs.fetcher import Fetcher
+
+log = logging.getLogger(__name__)
+
+# Between two looks at whether there is something to load.
+PAUSE_S = 0.25
+# What was fetched may be gone from landing soon: in so long a reader misses some 40 samples at most.
+COLLECT_PAUSE_S = 0.02
+# A package is loaded for this share of its bytes at least, and kept while it may be again.
+USEFUL_SHARE = 0.5
+# Four samples in a package would hardly save a round trip.
+_LARGEST_SHARE = 0.25
+# One that could not be read, or of which the engine took less than expected, is left alone for so long.
+_REST_S = 30.0
+# Of the packages so many are compared in one look, and of what was missed the latest: some tenths of a millisecond.
+_COMPARED, _LOOKED_AT = 8, 128
+MAX_PACKAGES = 4096
+# As ids in memory: 8 bytes each.
+MAX_PACKED = 1 << 20
+
+
+class _Package:
+    """One that is known: which samples are in it as far as names are known here (0: not), and their sizes."""
+
+    def __init__(self, name: bytes, version: Version, inodes: list[int], sizes: list[int]) -> None:
+        self.name = name
+        self.version = version
+        self.inodes = inodes
+        self.sizes = sizes
+        self.rests_until_s = 0.0
+
+    @property
+    def path(self) -> bytes:
+        return DIRECTORY + b"/" + self.name
+
+
+class Packer:
+    """`source` shows packages, as `client` need not; `package_bytes` is what a package has at least."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        catalogue: Catalogue,
+        fetcher: Fetcher,
+        client: SourceClient,
+        source: Source,
+        content: Content,
+        counters: Counters,
+        directory: PackageDirectory,
+        package_bytes: int = PACKAGE_BYTES,
+    ) -> None:
+        self._keeper = keeper
+        self._catalogue = catalogue
+        self._fetcher = fetcher
+        self._client = client
+        self._source = source
+        self._content = content
+        self._counters = counters
+        self._directory = directory
+        self._package_bytes = package_bytes
+        self._packages: dict[bytes, _Package] = {}
+        self._packed: set[int] = set()
+        # For the next package: less than two of them in bytes.
+        self._collected: dict[int, tuple[Node, bytes]] = {}
+        self._collected_bytes = 0
+        self._may_write = True
+        self._ignored = False
+        self._next = 0
+
+    async def run(self) -> None:
+        """For ever."""
+        # Names are known here when a policy has a use for them: a trainer has declared its list then.
+        while not self._policy_has_a_use():
+            await trio.sleep(PAUSE_S)
+        try:
+            await trio.to_thread.run_sync(lambda: self._directory.key)
+        except OSError as exc:
+            log.warning(
+                "cannot keep a key for packages in the cache directory (%s): no packages are made or read", exc.strerror
+            )
+            return
+        await self._find()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_packing)
+            nursery.start_soon(self._keep_loading)
+
+    def _policy_has_a_use(self) -> bool:
+        policy = self._keeper.guided
+        return policy is not None and (policy.spare_bytes() > 0 or any(True for _ in policy.missed_samples()))
+
+    # -- what there is
+
+    async def _find(self) -> None:
+        """Learn of the packages that are there already."""
+        try:
+            if not is_ours(await self._client.call(self._source.stat, DIRECTORY)):
+                self._ignore(DIRECTORY)
+                return
+            await self._client.call(self._directory.clean)
+            found = await self._client.call(lambda: list(self._source.scan(DIRECTORY)))
+        except (OSError, SourceError) as exc:
+            log.debug("no packages are found: %s", exc)
+            return
+        prefix, ours = own_prefix(self._directory.key), []
+        for name, stat in found:
+            if not name.endswith(SUFFIX):
+                continue
+            if name.startswith(prefix) and is_ours(stat):
+                ours.append((name, stat))
+            else:
+                self._ignore(name)
+        for name, stat in ours[:MAX_PACKAGES]:
+            try:
+                self._learn(name, stat.version, await self._index_of(name, stat.version))
+            except StoreDamaged as exc:
+                await self._remove_damaged(name, exc)
+            except SourceError as exc:
+                log.debug("%s could not be looked into: %s", os.fsdecode(name), exc)
+
+    def _ignore(self, name: bytes) -> None:
+        """Believe nothing of it, and leave it to whoever has made it."""
+        if not self._ignored:
+            log.warning(
+                "%s at the source was not made by this mount: ignored; delete it if no other mount uses it",
+                os.fsdecode(name),
+            )
+        self._ignored = True
+        self._counters.add("packages_ignored")
+
+    async def _index_of(self, name: bytes, version: Version) -> Index:
+        path = DIRECTORY + b"/" + name
+        # Most indices are shorter than this, so one exchange will do.
+        head = await self._client.call(self._source.read, path, 0, 1 << 16, version)
+        needed = HEADER_BYTES + index_bytes(head)
+        if needed > len(head):
+            head = await self._client.call(self._source.read, path, 0, needed, version)
+        return read_index(head, version.size, self._directory.key)
+
+    def _learn(self, name: bytes, version: Version, index: Index) -> None:
+        inodes = [self._inode_of(file.path, file.version) for file in index.files]
+        self._packages[name] = _Package(name, version, inodes, [file.version.size for file in index.files])
+        self._packed.update(inode for inode in inodes if inode)
+
+    def _inode_of(self, path: bytes, version: Version) -> int:
+        """The file, if this is the version by which it is known here; else 0."""
+        dentry = self._catalogue.find(*self._catalogue.parent_of(path))
+        return dentry.inode if dentry is not None and dentry.stat.version == version else 0
+
+    def _forget(self, name: bytes) -> None:
+        package = self._packages.pop(name, None)
+        if package is not None:
+            self._packed.difference_update(package.inodes)
+
+    async def _remove_damaged(self, name: bytes, exc: StoreDamaged) -> None:
+        log.warning("the package %s is removed: %s", os.fsdecode(name), exc)
+        await self._remove(name)
+
+    async def _remove(self, name: bytes) -> None:
+        self._forget(name)
+        self._counters.add("packages_removed")
+        try:
+            await self._client.call(self._directory.remove, name)
+        except (OSError, SourceError) as exc:
+            log.debug("%s could not be removed: %s", os.fsdecode(name), exc)
+
+    # -- packing
+
+    async def _keep_packing(self) -> None:
+        while self._may_write:
+            await trio.sleep(COLLECT_PAUSE_S)
+            policy = self._keeper.guided
+            room = len(self._packages) < MAX_PACKAGES and len(self._packed) < MAX_PACKED
+            if policy is not None and room:
+                self._collect(policy)
+                if self._collected_bytes >= self._package_bytes and self._client.reachable:
+                    await self._write()
+
+    def _collect(self, policy: Guided) -> None:
+        """Take copies of what was missed of late and has been fetched for its reader."""
+        with exit_if_corrupt():
+            for inode in islice(policy.missed_samples(), _LOOKED_AT):
+                if self._collected_bytes >= self._package_bytes:
+                    break
+                if not isinstance(inode, int) or inode in self._packed or inode in self._collected:
+                    continue
+                here = self._fetcher.local(ContentKey(inode))
+                if here is None or not 0 < len(here) <= _LARGEST_SHARE * self._package_bytes:
+                    continue
+                try:
+                    node = self._catalogue.node(inode)
+                except Stale:
+                    continue
+                # The index of a package has 64 bits for a time.
+                if node.stat.size == len(here) and abs(node.stat.mtime_ns) < 1 << 63:
+                    self._collected[inode] = node, bytes(here)
+                    self._collected_bytes += len(here)
+            self._content.end_read()
+
+    async def _write(self) -> None:
+        """Make a package of what was collected."""
+        files = [(node.path, node.version, payload) for node, payload in self._collected.values()]
+        self._collected.clear()
+        self._collected_bytes = 0
+        name, package = pack(files, self._directory.key)
+        try:
+            await self._client.call(self._directory.write, name, package)
+            written = await self._client.call(self._source.stat, DIRECTORY + b"/" + name)
+        except OSError as exc:
+            log.warning("packages cannot be written to the source (%s): there will be no new ones", exc.strerror)
+            self._may_write = False
+            return
+        except SourceError as exc:
+            log.debug("a package was written in vain: %s", exc)
+            return
+        self._counters.add("packages_written")
+        self._counters.add("package_bytes_written", len(package))
+        self._learn(name, written.version, read_index(package, written.size, self._directory.key))
+
+    # -- loading
+
+    async def _keep_loading(self) -> None:
+        while True:
+            await trio.sleep(PAUSE_S)
+            policy = self._keeper.guided
+            while policy is self._keeper.guided and policy is not None and self._client.reachable:
+                package = await self._best(policy)
+                if package is None:
+                    break
+                await self._load(policy, package)
+
+    async def _best(self, policy: Guided) -> _Package | None:
+        """Of the next few packages the one that is of most use, if that is worth reading it."""
+        best, best_bytes, useless = None, 0, []
+        spare = policy.spare_bytes()
+        if not spare:
+            # Nor is anything to be judged useless by a policy that has no use for packages at all.
+            return None
+        packages = list(self._packages.values())
+        for place in range(min(_COMPARED, len(packages))):
+            package = packages[(self._next + place) % len(packages)]
+            total = sum(package.sizes)
+            kept = sum(
+                size
+                for inode, size in zip(package.inodes, package.sizes, strict=True)
+                if not inode or policy.packable(inode)
+            )
+            if kept < USEFUL_SHARE * total:
+                useless.append(package)
+                continue
+            useful = min(spare, sum(package.sizes[place] for place in self._useful(policy, package)))
+            if useful >= USEFUL_SHARE * total and useful > best_bytes and trio.current_time() >= package.rests_until_s:
+                best, best_bytes = package, useful
+        self._next = (self._next + _COMPARED) % max(1, len(packages))
+        for package in useless:
+            await self._remove(package.name)
+        return best
+
+    def _useful(self, policy: Guided, package: _Package) -> Iterator[int]:
+        """The places of the samples that the policy would take, and has not been asked for."""
+        engine = self._keeper.engine
+        for place, inode in enumerate(package.inodes):
+            if inode and inode not in engine.members and policy.refreshes(inode):
+                yield place
+
+    async def _load(self, policy: Guided, package: _Package) -> None:
+        # Unless the load is worth it.
+        package.rests_until_s = trio.current_time() + _REST_S
+        try:
+            whole = await self._client.call(self._source.read, package.path, 0, package.version.size, package.version)
+            self._counters.add("origin_reads")
+            self._counters.add("origin_bytes", len(whole))
+            index = read_index(whole, package.version.size, self._directory.key)
+        except SourceUnavailable as exc:
+            log.debug("a package could not be read: %s", exc)
+            return
+        except SourceError:
+            # Another mount has removed it.
+            self._forget(package.name)
+            return
+        except StoreDamaged as exc:
+            await self._remove_damaged(package.name, exc)
+            return
+        self._counters.add("packages_loaded")
+        # Names may have come to mean other versions since.
+        package.inodes = [self._inode_of(file.path, file.version) for file in index.files]
+        records = []
+        for place in self._useful(policy, package):
+            payload = index.payload(index.files[place], whole)
+            if payload is None:
+                await self._remove_damaged(package.name, StoreDamaged("a file in it is damaged"))
+                return
+            records.append((ContentKey(package.inodes[place]), payload))
+        try:
+            taken = sum([await self._take(some) for some in self._by_room(records)])
+        except StoreCorrupt:
+            raise
+        except SpiderfsError as exc:
+            log.debug("a package could not be stored: %s", exc)
+            return
+        self._counters.add("packaged_samples", taken)
+        if taken >= USEFUL_SHARE * len(index.files):
+            package.rests_until_s = 0.0
+
+    def _by_room(self, records: list[tuple[ContentKey, bytes]]) -> Iterable[list[tuple[ContentKey, bytes]]]:
+        """So many at a time that they do not push each other out of landing, nor much that readers have fetched."""
+        usage = self._content.usage()
+        room = (usage.capacity_bytes - usage.kept_bytes) // 4
+        some: list[tuple[ContentKey, bytes]] = []
+        size = 0
+        for record in records:
+            if some and size + len(record[1]) > room:
+                yield some
+                some, size = [], 0
+            some.append(record)
+            size += len(record[1])
+        if some:
+            yield some
+
+    async def _take(self, records: list[tuple[ContentKey, bytes]]) -> int:
+        """Offer these to the engine; returns how many of them are cached now."""
+        with exit_if_corrupt():
+            landed = await trio.to_thread.run_sync(self._content.land_all, records)
+            inodes = [key.inode for (key, _), there in zip(records, landed, strict=True) if there]
+            self._keeper.place(*inodes)
+        members = self._keeper.engine.members
+        return sum(inode in members for inode in inodes)

@@ -1,0 +1,267 @@
+"""Fetches what trainers have said they will read, the sooner needed first, into the room that MIN gives it.
+
+It looks a window ahead of each reader: so many samples as are read while some fetches take place, but a small part of
+the cache, for what is fetched long before its use takes the room of something else; in a small cache no more than its
+opens turn out to need (`core/window.py`). A sample is fetched only if the
+engine would keep it now, that is, if what leaves for it is needed later; where that is not so, nothing behind it is
+worth fetching either. The number of fetches at a time follows what the source gives (`core/concurrency.py`). Between
+readers the earlier deadline decides, so a slow one cannot hold up a fast one. Readers that wait for a file fetch it
+themselves, in their worker: a demand miss never queues behind what is fetched ahead.
+
+All state belongs to the manager's event loop. Samples that have arrived are handed to the keeper together, once a turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import trio
+
+from spiderfs.core.concurrency import Concurrency
+from spiderfs.core.events import FETCHED, UNSTORED
+from spiderfs.core.schedule import PlannedEpoch, PlannedReader
+from spiderfs.core.window import LEAST, Window
+from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.errors import SpiderfsError, Stale, StoreCorrupt
+from spiderfs.metrics import Counters
+from spiderfs.sources.client import SourceClient
+from spiderfs.store.environment import exit_if_corrupt
+from spiderfs.store.store import Content, ContentKey
+from spiderfs.vfs.catalogue import Catalogue, Node
+from spiderfs.vfs.fetcher import Fetcher
+
+log = logging.getLogger(__name__)
+
+# Ahead of the reader by so many seconds, or so many fetches if those take longer: a source that stops for a moment is
+# not felt.
+AHEAD_S = 2.0
+AHEAD_LATENCIES = 8
+# But by no more than this share of the cache: what is fetched long before its use takes the room of something else
+# (benchmarks/training/lookahead.py says what that costs). Loader workers take whole batches at once, though, so in a
+# small cache it is what turns out to be needed: up to the larger share, or so few as always make sense if they have
+# room at all.
+AHEAD_SHARE = 0.02
+BURST_SHARE = 0.1
+BURST_ROOM = 0.25
+# Positions from an epoch's start that are fetched while nobody knows yet whether the plan is followed: all that a wrong
+# one costs.
+UNPROVEN_SAMPLES = 64
+# What was looked at may have left since, or been refused room that is there now.
+_LOOK_AGAIN_S = 0.25
+# A file that could not be fetched is left to its reader for so long.
+_FAILED_PAUSE_S = 10.0
+# The same for everything, if the store fails.
+_STORE_PAUSE_S = 1.0
+# A source that was idle within this time could have fetched further ahead.
+_LATELY_S = 0.5
+# Positions looked at in one turn: 2 ms.
+_AT_A_TIME = 2000
+
+
+class Prefetcher:
+    """`has_stand_in` says of an inode that its reader is to be given another file unless it is cached."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        catalogue: Catalogue,
+        fetcher: Fetcher,
+        client: SourceClient,
+        content: Content,
+        counters: Counters,
+        sample_max_bytes: int,
+        most_fetches: int,
+        has_stand_in: Callable[[int], bool],
+    ) -> None:
+        self._keeper = keeper
+        self._schedule = keeper.engine.schedule
+        self._catalogue = catalogue
+        self._fetcher = fetcher
+        self._client = client
+        self._content = content
+        self._counters = counters
+        self._sample_max_bytes = sample_max_bytes
+        self._has_stand_in = has_stand_in
+        self._woken = trio.Event()
+        self._cursors: dict[PlannedReader, _Cursor] = {}
+        self._windows: dict[PlannedReader, Window] = {}
+        self._looked_at_s = self._full_until_s = 0.0
+        self._idle_at_s = -_LATELY_S
+        self._arrived: list[int] = []
+        self._failed: dict[int, float] = {}
+        self.under_way: set[int] = set()
+        self.concurrency = Concurrency(most_fetches)
+
+    def wake(self) -> None:
+        """Readers have come further, or plans have come."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._woken = trio.Event()
+                try:
+                    with exit_if_corrupt():
+                        self._keep_arrived()
+                        self._keeper.expect(self.concurrency.limit if self._schedule.active else None)
+                        if (
+                            self._schedule.active
+                            and self._client.reachable
+                            and trio.current_time() >= self._full_until_s
+                        ):
+                            self._fetch_due(nursery)
+                except SpiderfsError as exc:
+                    log.warning("%s: nothing is fetched ahead for a moment", exc)
+                    self._full_until_s = trio.current_time() + _STORE_PAUSE_S
+                with trio.move_on_after(_LOOK_AGAIN_S if self._schedule.active else float("inf")):
+                    await self._woken.wait()
+
+    def window(self, reader: PlannedReader) -> int:
+        """Positions ahead of a reader that may be fetched now."""
+        engine = self._keeper.engine
+        ahead_s = max(AHEAD_S, AHEAD_LATENCIES * self.concurrency.latency_s)
+        mean_bytes = engine.used_bytes / len(engine.members) if engine.members else 1.0
+        cached = engine.budget_bytes / mean_bytes
+        burst = min(self._window(reader).samples, max(cached * BURST_SHARE, LEAST), cached * BURST_ROOM)
+        most = max(cached * AHEAD_SHARE, burst)
+        # A slow reader's too is as long as fetches can take place at a time; but what has no room is fetched in vain.
+        return max(1, int(min(max(ahead_s / reader.pace_s, 2 * self.concurrency.limit), most)))
+
+    def _window(self, reader: PlannedReader) -> Window:
+        return self._windows.setdefault(reader, Window(reader.opens, reader.late))
+
+    def ready_ahead(self, reader: PlannedReader) -> int:
+        """Samples that the reader could take one after the other now without waiting for the source."""
+        members = self._keeper.engine.members
+        ready = 0
+        for _, inode in islice(reader.coming(_AT_A_TIME), _AT_A_TIME):
+            assert isinstance(inode, int)
+            if inode and inode not in members and self._sample(inode) is not None:
+                break
+            ready += 1
+        return ready
+
+    # -- what to fetch
+
+    def _fetch_due(self, nursery: trio.Nursery) -> None:
+        now = trio.current_time()
+        if now >= self._looked_at_s + _LOOK_AGAIN_S:
+            self._looked_at_s = now
+            self._cursors.clear()
+            self._failed = {inode: until_s for inode, until_s in self._failed.items() if until_s > now}
+            self._windows = {reader: self._window(reader) for reader in self._schedule.believed}
+        idle = now < self._idle_at_s + _LATELY_S
+        for reader in self._schedule.believed:
+            self._window(reader).opened(reader.opens, reader.late, idle)
+        try:
+            due = self._due()
+            while len(self.under_way) < self.concurrency.limit:
+                node = next(due, None)
+                if node is None:
+                    self.concurrency.short_of_work(now)
+                    break
+                self.under_way.add(node.inode)
+                nursery.start_soon(self._bring, node)
+        finally:
+            self._content.end_read()
+
+    def _due(self) -> Iterator[Node]:
+        """Missing samples by deadline, as far as the engine would keep them."""
+        readers = {}
+        for reader in self._schedule.believed:
+            limit = reader.look_ahead = self.window(reader)
+            if not reader.proven:
+                # Nor what lies before the furthest open, which a wrong plan puts anywhere.
+                limit = min(limit, reader.epoch.start + UNPROVEN_SAMPLES - reader.reached)
+            readers[reader] = self._cursor(reader).coming(reader, limit)
+        heads = {reader: next(coming, None) for reader, coming in readers.items()}
+        for _ in range(_AT_A_TIME):
+            waiting = [(reader.time_of(head[0]), head[1], reader) for reader, head in heads.items() if head is not None]
+            if not waiting:
+                self._idle_at_s = trio.current_time()
+                return
+            _, inode, reader = min(waiting, key=lambda candidate: candidate[0])
+            node = self._missing(inode)
+            if node is not None:
+                if self._keeper.engine.would_keep(inode, node.stat.size):
+                    yield node
+                elif self._keeper.engine.could_keep(inode, node.stat.size):
+                    return
+            heads[reader] = next(readers[reader], None)
+        self.wake()
+
+    def _cursor(self, reader: PlannedReader) -> _Cursor:
+        cursor = self._cursors.get(reader)
+        if cursor is None or cursor.epoch is not reader.epoch:
+            cursor = self._cursors[reader] = _Cursor(reader.epoch)
+        return cursor
+
+    def _missing(self, inode: int) -> Node | None:
+        """The file, if it is one to be fetched."""
+        if not inode or inode in self._keeper.engine.members or inode in self.under_way or inode in self._failed:
+            return None
+        key = ContentKey(inode)
+        if self._fetcher.stored(key) or self._fetcher.under_way(key) or self._has_stand_in(inode):
+            return None
+        node = self._sample(inode)
+        # What is fetched before it has settled is not kept.
+        return None if node is None or node.settles_at > time.time() else node
+
+    def _sample(self, inode: int) -> Node | None:
+        """The file, if it is neither empty nor so large that it is read by blocks."""
+        try:
+            node = self._catalogue.node(inode)
+        except Stale:
+            return None
+        return node if 0 < node.stat.size <= self._sample_max_bytes else None
+
+    # -- fetching
+
+    async def _bring(self, node: Node) -> None:
+        started = trio.current_time()
+        try:
+            payload, where = await self._fetcher.fetch(node)
+        except StoreCorrupt:
+            raise
+        except SpiderfsError as exc:
+            self._failed[node.inode] = trio.current_time() + _FAILED_PAUSE_S
+            log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)
+        else:
+            now = trio.current_time()
+            self.concurrency.fetched(len(payload), now - started, now)
+            if where == FETCHED:
+                self._arrived.append(node.inode)
+                self._counters.add("prefetched")
+            else:
+                # It was fetched in vain. Landing grows when a reader meets that; a full disk takes nothing at all.
+                self._failed[node.inode] = now + _FAILED_PAUSE_S
+                if where == UNSTORED:
+                    self._full_until_s = now + _FAILED_PAUSE_S
+        finally:
+            self.under_way.discard(node.inode)
+            self.wake()
+
+    def _keep_arrived(self) -> None:
+        if self._arrived:
+            arrived, self._arrived = self._arrived, []
+            self._keeper.place(*arrived)
+
+
+class _Cursor:
+    """How far the coming samples of a reader have been looked at."""
+
+    def __init__(self, epoch: PlannedEpoch) -> None:
+        self.epoch = epoch
+        self._position = 0
+
+    def coming(self, reader: PlannedReader, window: int) -> Iterator[tuple[int, int]]:
+        """Position and inode of those not yet looked at; one counts as looked at when the next is asked for."""
+        for position, key in reader.coming(window, self._position):
+            assert isinstance(key, int)
+            yield position, key
+            self._position = position + 1

@@ -1,0 +1,35 @@
+"""Measuring the source: a walk that also fills the catalogue, so that the first epoch's look-ups find it filled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from spiderfs.sources.source import MAX_SIZE
+from spiderfs.vfs.lister import Lister
+
+
+class Survey:
+    """Bytes of all regular files of the source, as far as they are known."""
+
+    def __init__(self, lister: Lister, known_bytes: int) -> None:
+        self._lister = lister
+        self.source_bytes = known_bytes
+        self.done = False
+
+    async def run(self, report: Callable[[], None]) -> None:
+        """Walk the whole source once; `report` is called whenever the total is known better.
+
+        A total from an earlier mount stands until this walk has found more, or has ended.
+        """
+        total = 0
+        # No listing is trusted for its age alone: each directory's mtime is compared once.
+        async for files in self._lister.walk(lambda directory: True, ttl_s=-math.inf):
+            # Sparse files may claim to be of any size, together more than there are numbers for.
+            total = min(total + sum(file.stat.size for file in files), MAX_SIZE)
+            if total > self.source_bytes:
+                self.source_bytes = total
+                report()
+        self.done = True
+        self.source_bytes = total
+        report()

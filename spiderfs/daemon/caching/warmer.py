@@ -1,0 +1,203 @@
+"""Files fetched, or dropped, because the user named them: `.spiderfs/warm` and `.spiderfs/evict`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from itertools import islice
+
+import trio
+
+from spiderfs.core.events import FETCHED, WARMED
+from spiderfs.daemon.caching.patterns import Pattern, Selection
+from spiderfs.errors import ConfigError, SpiderfsError, Stale, StoreCorrupt
+from spiderfs.metrics import Counters
+from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey, Member
+from spiderfs.vfs.catalogue import Catalogue, Node
+from spiderfs.vfs.fetcher import Fetcher
+from spiderfs.vfs.lister import Lister
+
+log = logging.getLogger(__name__)
+
+# Requests that may wait; more than anybody writes by hand, few enough to answer for.
+MAX_WAITING = 1000
+# Files of one request that are fetched at the same time.
+_CONCURRENT = 8
+# Records looked at between two chances for other tasks.
+_AT_A_TIME = 1000
+
+# (inode, size, where, pid, block): the event that tells the keeper of a candidate
+Note = Callable[[int, int, int, int, int], None]
+
+
+class Warmer:
+    """Fetches what patterns name, a request at a time, and remembers how far it is."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        lister: Lister,
+        fetcher: Fetcher,
+        content: Content,
+        counters: Counters,
+        sample_max_bytes: int,
+        note: Note,
+    ) -> None:
+        self._catalogue = catalogue
+        self._lister = lister
+        self._fetcher = fetcher
+        self._content = content
+        self._counters = counters
+        self._sample_max_bytes = sample_max_bytes
+        self._note = note
+        self._send, self._receive = trio.open_memory_channel[Sequence[Pattern]](MAX_WAITING)
+        self._found = self._fetched = self._present = self._failed = self._bytes = 0
+        self._working = False
+        self._last_evicted = 0
+
+    def warm(self, patterns: Sequence[Pattern]) -> None:
+        """Begin to fetch; raises ConfigError when too many requests wait already."""
+        try:
+            self._send.send_nowait(patterns)
+        except trio.WouldBlock:
+            raise ConfigError(
+                f"{MAX_WAITING} requests wait already: write again when .spiderfs/warm says idle"
+            ) from None
+
+    async def run(self) -> None:
+        """Work off requests, for ever."""
+        async for patterns in self._receive:
+            self._found = self._fetched = self._present = self._failed = self._bytes = 0
+            self._working = True
+            slots = trio.CapacityLimiter(_CONCURRENT)
+            async with trio.open_nursery() as nursery, aclosing(self._wanted(patterns)) as wanted:
+                async for node in wanted:
+                    self._found += 1
+                    await slots.acquire_on_behalf_of(node)
+                    nursery.start_soon(self._bring, node, slots)
+            self._working = False
+
+    async def _wanted(self, patterns: Sequence[Pattern]) -> AsyncGenerator[Node]:
+        """The files that the patterns mean, each once."""
+        files: set[bytes] = set()
+        directories: list[bytes] = []
+        globs: list[Pattern] = []
+        for pattern in patterns:
+            try:
+                node = await self._named(pattern.path)
+            except StoreCorrupt:
+                raise
+            except SpiderfsError as exc:
+                self._not_looked_up(pattern.path, exc)
+                continue
+            if node is None and pattern.is_glob:
+                globs.append(pattern)
+            elif node is not None and node.is_directory:
+                directories.append(node.path)
+            elif node is not None and node.is_regular and node.path not in files:
+                files.add(node.path)
+                yield node
+        if not directories and not globs:
+            return
+        selection = Selection(directories, globs)
+        try:
+            async with aclosing(self._lister.walk(selection.may_have_below, ttl_s=1.0)) as walk:
+                async for nodes in walk:
+                    for node in nodes:
+                        if node.path in selection and node.path not in files:
+                            yield node
+        except StoreCorrupt:
+            raise
+        except SpiderfsError as exc:
+            self._not_looked_up(b"", exc)
+
+    async def _named(self, path: bytes) -> Node | None:
+        """What a path means, if it is a name of the source. Raises SpiderfsError where that cannot be found out."""
+        if not path:
+            return await self._lister.root()
+        parent, _, name = path.rpartition(b"/")
+        try:
+            directory = await self._lister.directory(parent)
+            await self._lister.complete(directory, ttl_s=1.0)
+        except Stale:
+            return None
+        entry = self._catalogue.find(directory.inode, name)
+        return None if entry is None else Node(entry.inode, path, entry.stat)
+
+    def _not_looked_up(self, path: bytes, exc: SpiderfsError) -> None:
+        self._failed += 1
+        log.warning("warming /%s: %s", os.fsdecode(path), exc)
+
+    async def _bring(self, node: Node, slots: trio.CapacityLimiter) -> None:
+        large = node.stat.size > self._sample_max_bytes
+        blocks = range(1, math.ceil(node.stat.size / BLOCK_BYTES) + 1) if large else range(1)
+        fetched = False
+        try:
+            # What is fetched before would not be kept. Those of a directory settle at about the same time.
+            await trio.sleep(max(0.0, node.settles_at - time.time()))
+            for block in blocks:
+                key = ContentKey(node.inode, block)
+                if node.stat.size == 0 or self._fetcher.stored(key):
+                    continue
+                payload, where = await self._fetcher.fetch(node, block)
+                fetched = True
+                self._bytes += len(payload)
+                if where == FETCHED:
+                    self._note(node.inode, len(payload), WARMED, 0, block)
+        except StoreCorrupt:
+            raise
+        except SpiderfsError as exc:
+            self._failed += 1
+            log.warning("warming %s: %s", os.fsdecode(node.path), exc)
+        else:
+            self._fetched += fetched
+            self._present += not fetched
+            self._counters.add("warmed", int(fetched))
+        finally:
+            self._content.end_read()
+            slots.release_on_behalf_of(node)
+
+    async def evict(self, patterns: Sequence[Pattern], drop: Callable[[Sequence[ContentKey]], int]) -> None:
+        """Have `drop` drop the records of all cached files that the patterns mean, some at a time."""
+        self._last_evicted = 0
+        # One that has gone from the source may be cached still, and be meant.
+        cached = await trio.to_thread.run_sync(self._cached_of, {pattern.path for pattern in patterns})
+        exact = [
+            pattern.path
+            for pattern in patterns
+            if not pattern.is_glob or pattern.path in cached or self._catalogue.knows(pattern.path)
+        ]
+        selection = Selection(exact, [pattern for pattern in patterns if pattern.path not in exact])
+        members = self._content.each_member()
+        while some := await trio.to_thread.run_sync(self._some, members):
+            going = [key for key, path in some if path in selection]
+            if going:
+                self._last_evicted += drop(going)
+
+    def _cached_of(self, wanted: set[bytes]) -> set[bytes]:
+        """Those of these paths, if they may be globs, of which something is cached. In a thread."""
+        globs = {path for path in wanted if Pattern(path, b"/").is_glob}
+        found: set[bytes] = set()
+        members = self._content.each_member() if globs else iter(())
+        while some := self._some(members):
+            found |= globs.intersection(path for _, path in some)
+        return found
+
+    def _some(self, members: Iterator[Member]) -> list[tuple[ContentKey, bytes]]:
+        """The next records and their paths. In a thread."""
+        keys = [member.key for member in islice(members, _AT_A_TIME)]
+        return list(zip(keys, self._catalogue.paths(key.inode for key in keys), strict=True))
+
+    def warm_progress(self) -> str:
+        state = "working" if self._working else "idle"
+        return (
+            f"{state}: {self._found} files found, {self._fetched} fetched ({self._bytes} bytes), "
+            f"{self._present} cached before, {self._failed} failed\n"
+        )
+
+    def evict_result(self) -> str:
+        return f"{self._last_evicted} records evicted by the last request\n"

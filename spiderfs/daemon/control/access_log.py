@@ -1,0 +1,143 @@
+"""Who read what, lately: the memory behind `.spiderfs/log`, and the trace for `spiderfs simulate`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, WARMED, Access
+from spiderfs.errors import SpiderfsError
+from spiderfs.trace.format import Kind, TraceWriter
+from spiderfs.vfs.control_files import LOG_FILE
+
+log = logging.getLogger(__name__)
+
+# Accesses that the log begins with for somebody who looks only now.
+REMEMBERED_ACCESSES = 1000
+# The file is written while somebody has looked at it within this time, and begun anew at this size: who follows it with
+# `tail -f` reads on, and a forgotten one costs nothing.
+WANTED_S = 60.0
+MAX_BYTES = 8 << 20
+
+WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", UNSTORED: "uncached", WARMED: "warmed"}
+
+
+class AccessLog:
+    def __init__(
+        self,
+        directory: Path,
+        enabled: bool,
+        trace: Path | None,
+        path_of: Callable[[int], bytes],
+        *,
+        size_of: Callable[[int], int] = lambda inode: 0,
+        dataset_of: Callable[[int, int], int] = lambda trainer, inode: 0,
+    ) -> None:
+        """`dataset_of` a trainer and a file is the number of the list that names it."""
+        self._file = directory / LOG_FILE
+        self._wanted = directory / f"{LOG_FILE}.wanted"
+        self._enabled = enabled
+        self.trace = self._begun(trace) if trace else None
+        self._path_of = path_of
+        self._size_of = size_of
+        self._dataset_of = dataset_of
+        self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
+        self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
+        self._following = False
+
+    def _begun(self, trace: Path) -> TraceWriter | None:
+        try:
+            return TraceWriter(trace)
+        except SpiderfsError as exc:
+            # The mount found it usable; what has come in between must not keep a new manager from its work.
+            log.warning("%s: no more accesses are recorded", exc)
+            return None
+
+    def note(self, events: list[Access]) -> None:
+        """Remember accesses."""
+        if not (self._enabled or self.trace):
+            return
+        noted = [access for access in events if access.where != OPENED]
+        if self._enabled:
+            (self._unwritten if self._following else self._recent).extend(noted)
+        if self.trace:
+            self._record(self.trace, noted)
+
+    def _record(self, trace: TraceWriter, noted: Iterable[Access]) -> None:
+        try:
+            for access in noted:
+                if access.where == WARMED:
+                    continue
+                dataset = self._dataset_of(access.trainer, access.wanted) if access.trainer else 0
+                if access.wanted != access.inode:
+                    wanted_size = self._size_of(access.wanted)
+                    trace.redirect(access.time_s, access.wanted, wanted_size, access.inode, access.size, dataset)
+                    continue
+                kind = Kind.BLOCK if access.block else Kind.OPEN
+                served = access.where == HIT
+                trace.append(access.time_s, access.inode, access.size, kind, access.block, served, dataset)
+        except SpiderfsError as exc:
+            self._end(trace, exc)
+
+    def _end(self, trace: TraceWriter, reason: SpiderfsError) -> None:
+        log.warning("%s: the trace ends here", reason)
+        self.trace = None
+        with contextlib.suppress(SpiderfsError):
+            trace.close()
+
+    def write(self) -> None:
+        """Bring the file up to date if anybody reads it; what was remembered comes first."""
+        following = self._is_wanted()
+        if following and not self._following:
+            self._unwritten.extend(self._recent)
+            self._recent.clear()
+            if not self._unwritten:
+                with contextlib.suppress(OSError):
+                    self._file.touch()
+        self._following = following
+        if not self._unwritten:
+            return
+        lines = [self._line(access) for access in self._unwritten]
+        self._unwritten.clear()
+        mode = "ab" if self._file.exists() and self._file.stat().st_size < MAX_BYTES else "wb"
+        try:
+            with open(self._file, mode) as file:
+                file.writelines(lines)
+        except OSError as exc:
+            # On a full disk these accesses are not shown; nothing else depends on them.
+            log.debug("the access log could not be written: %s", exc)
+
+    def _is_wanted(self) -> bool:
+        try:
+            return time.time() - self._wanted.stat().st_mtime < WANTED_S
+        except FileNotFoundError:
+            return False
+
+    def want(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wanted.touch()
+
+    def _line(self, access: Access) -> bytes:
+        when = datetime.fromtimestamp(access.time_s).isoformat(sep=" ", timespec="milliseconds")
+        block = f" block={access.block}" if access.block else ""
+        head = f"{when} {WORDS[access.where]:8} {access.size:>9} pid={access.pid}{block} "
+        served = b"" if access.wanted == access.inode else b" served by " + self._path_of(access.inode)
+        return head.encode() + (self._path_of(access.wanted) + served).replace(b"\n", b"\\n") + b"\n"
+
+    def flush(self) -> None:
+        """Put the trace on disk as far as it goes."""
+        if self.trace:
+            try:
+                self.trace.flush()
+            except SpiderfsError as exc:
+                self._end(self.trace, exc)
+
+    def close(self) -> None:
+        self.flush()
+        if self.trace:
+            self.trace.close()

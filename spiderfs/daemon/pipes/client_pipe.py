@@ -1,0 +1,79 @@
+"""The manager's end of the FIFO into which readers that go around FUSE write what they served.
+
+It lives as long as the manager: a client that finds nobody at the other end reads through the mount until there is a
+new one. Clients never wait for it; what finds it full they count, and tell in the first record that fits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from spiderfs.core.events import Access
+from spiderfs.daemon.pipes.event_pipe import PIPE_BYTES, read_events
+from spiderfs.metrics import Counters
+from spiderfs.shared.bypass_terms import TERMS_FILE, Terms, publish_terms
+
+log = logging.getLogger(__name__)
+
+
+class ClientPipe:
+    """Only who can read the store beside it can reach the FIFO: the mount's user, and root."""
+
+    def __init__(self, directory: Path, terms: Terms, counters: Counters) -> None:
+        self._terms = directory / TERMS_FILE
+        self._counters = counters
+        path = directory / f"client-{secrets.token_hex(8)}"
+        self._name = path.name
+        try:
+            for left_by_another in directory.glob("client-*"):
+                left_by_another.unlink()
+            os.mkfifo(path, 0o600)
+            # Open for writing as well, or the FIFO would be at its end whenever the last client leaves (fifo(7)).
+            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as exc:
+            log.warning(
+                "cannot make the FIFO of spiderfs.client (%s): it reads through the mount until cache_dir is writable",
+                exc.strerror,
+            )
+            self.fd = _nobodys_pipe()
+        with contextlib.suppress(PermissionError):
+            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self.change(terms)
+
+    def change(self, terms: Terms) -> None:
+        """Let clients know what holds from now on."""
+        try:
+            publish_terms(self._terms, terms, self._name)
+        except OSError as exc:
+            log.warning("readers around FUSE do not learn of the options (%s)", exc.strerror)
+            # Rather none than old ones: without them they read through the mount.
+            with contextlib.suppress(OSError):
+                self._terms.unlink()
+
+    def read(self) -> list[Access]:
+        """What clients served since, counted, as events like the workers'; each was a hit."""
+        records = read_events(self.fd)
+        events = [record for record in records if record.inode]
+        dropped = sum(record.size for record in records if not record.inode)
+        opens = len(events) + dropped
+        self._counters.add("opens", opens)
+        self._counters.add("opens_hit", opens)
+        self._counters.add("client_opens", opens)
+        self._counters.add("events_dropped", dropped)
+        self._counters.add("redirects", sum(event.inode != event.wanted for event in events))
+        return events
+
+
+def _nobodys_pipe() -> int:
+    """The reading end of a pipe that nobody writes to, and that never reaches its end."""
+    name = f"/proc/self/fd/{(ends := os.pipe())[0]}"
+    try:
+        return os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        for end in ends:
+            os.close(end)

@@ -1,0 +1,357 @@
+"""One trainer's connection: a task that reads and a task that feeds the sink, with a bounded queue between them.
+
+The reader decodes, checks and answers what is wrong; the feeder calls the sink, one call at a time and in order. The
+more batches wait, the more of them the sink gets in one call, and it takes of them together no more rows than it takes
+of one: so a training that is faster than its scoring is scored row by row less often, and no batch is lost as a whole.
+When the queue is full all the same, batches are dropped and counted, for each is a hint and another will come;
+everything else waits, and the reader with it, until the trainer's own socket is full, which its hook is made to bear.
+Both tasks answer, each whole message under a lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from spiderfs.daemon.training.declaring import DeclaredBytes, Declaring
+from spiderfs.daemon.training.trainer import SampleList, Trainer
+from spiderfs.errors import ProtocolError, SpiderfsError
+from spiderfs.protocol import (
+    Batch,
+    Cached,
+    CachedRequest,
+    Decoder,
+    EpochEnd,
+    Error,
+    Goodbye,
+    Hello,
+    Limits,
+    Message,
+    Ok,
+    Pin,
+    Pinned,
+    Plan,
+    Samples,
+    Scores,
+    ScoresRequest,
+    Warn,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+_CREDENTIALS = struct.Struct("3i")
+_RECEIVE_BYTES = 1 << 18
+_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Pin, Goodbye)
+
+
+class HookSink(Protocol):
+    """Who acts on what trainers say; calls for one trainer come one at a time, in the order it spoke.
+
+    A SpiderfsError raised here is answered to the trainer. What blocks belongs into a thread.
+    """
+
+    async def attached(self, trainer: Trainer) -> None: ...
+
+    async def samples(self, trainer: Trainer, samples: SampleList) -> int:
+        """Take a declared list, which replaces one of the same name; returns how many of its paths are unknown."""
+
+    async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
+        """Batches that came one after another, alike in shape; several where the sink is behind."""
+
+    async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None: ...
+
+    async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None: ...
+
+    async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
+        """One score a sample, finite and >= 0; empty while there are none."""
+
+    async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
+        """One flag a sample."""
+
+    async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
+        """Hold these samples, in place of those named before; returns how many will be."""
+
+    async def detached(self, trainer: Trainer) -> None: ...
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What trainers may cost."""
+
+    message: Limits = field(default_factory=Limits)
+    # A machine has some 8 ranks; several trainings share a mount.
+    connections: int = 64
+    lists: int = 8  # of one trainer: train and validation, and their subsets
+    # Of lists on their way from all trainers: 20 ranks with ImageNet's 100 MB each, or two of the longest.
+    declared_bytes: int = 2 << 30
+    # A GPU does some 20 batches a second; beyond this the reader pauses.
+    messages_per_s: float = 1000.0
+    burst: int = 200
+    # Two to three seconds of training; a sink that is slower yet misses batches.
+    queue: int = 64
+    # Batches in one call of the sink: one for each so many that wait, and no more than so many.
+    waiting_for_each: int = 4
+    together: int = 16
+    malformed: int = 100
+    hello_timeout_s: float = 10.0
+    # A trainer that reads none of its answers for so long is cut off.
+    answer_timeout_s: float = 5.0
+
+
+class Connection:
+    def __init__(
+        self,
+        stream: trio.SocketStream,
+        sink: HookSink,
+        count: Callable[[str, int], None],
+        limits: ServerLimits,
+        declared_bytes: DeclaredBytes,
+    ) -> None:
+        self._stream = stream
+        self._sink = sink
+        self._count = count
+        self._limits = limits
+        self._decoder = Decoder(limits.message)
+        self._answering = trio.Lock()
+        self._declaring = Declaring(limits.lists, limits.message.list_bytes, declared_bytes)
+        self._errors = 0
+        self._waiting: list[Message | ProtocolError] = []
+        self._allowance = float(limits.burst)
+        self._allowance_at = trio.current_time()
+        peer = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.pid, self.uid, _ = _CREDENTIALS.unpack(peer)
+
+    async def answer(self, message: Message) -> None:
+        """Raises TooSlowError when the trainer reads none of its answers."""
+        with trio.fail_after(self._limits.answer_timeout_s):
+            async with self._answering:
+                await self._stream.send_all(encode(message, self._limits.message))
+
+    async def greet(self) -> Trainer | None:
+        """The trainer, once it has said hello; None if it did not."""
+        with trio.move_on_after(self._limits.hello_timeout_s):
+            while self._errors < self._limits.malformed:
+                message = await self._next()
+                if message is None:
+                    return None
+                if isinstance(message, Hello):
+                    await self.answer(Ok(Hello.TYPE))
+                    return Trainer(self.pid, self.uid, message)
+                await self._refuse(ProtocolError(f"{message.TYPE} before hello", "order"))
+        return None
+
+    async def run(self, trainer: Trainer) -> None:
+        """Read and feed until the trainer leaves, or has made too many mistakes."""
+        queue, feed = trio.open_memory_channel[Message](self._limits.queue)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._feed, trainer, feed)
+                async with queue:
+                    await self._read(trainer, queue)
+        except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            log.debug("trainer %d has gone", trainer.pid)
+        finally:
+            self._declaring.end()
+        trainer.malformed = self._errors
+
+    # -- reading
+
+    async def _next(self) -> Message | None:
+        """The next good message, at the rate that is allowed; None at the end of the stream."""
+        while True:
+            while self._waiting:
+                await self._pace()
+                item = self._waiting.pop(0)
+                if not isinstance(item, ProtocolError):
+                    return item
+                await self._refuse(item)
+                if item.fatal or self._errors >= self._limits.malformed:
+                    return None
+            data = await self._stream.receive_some(_RECEIVE_BYTES)
+            if not data:
+                if self._decoder.in_frame:
+                    self._note_malformed()
+                return None
+            self._waiting = self._decoder.feed(bytes(data))
+
+    async def _pace(self) -> None:
+        now = trio.current_time()
+        earned = (now - self._allowance_at) * self._limits.messages_per_s
+        self._allowance = min(float(self._limits.burst), self._allowance + earned) - 1.0
+        self._allowance_at = now
+        if self._allowance < 0:
+            self._count("hook_throttled", 1)
+            await trio.sleep(-self._allowance / self._limits.messages_per_s)
+
+    def _note_malformed(self) -> None:
+        self._errors += 1
+        self._count("hook_malformed", 1)
+
+    async def _refuse(self, error: ProtocolError) -> None:
+        self._note_malformed()
+        await self.answer(Error(error.code, str(error)))
+
+    async def _read(self, trainer: Trainer, queue: trio.MemorySendChannel[Message]) -> None:
+        while self._errors < self._limits.malformed:
+            message = await self._next()
+            if message is None:
+                return
+            if not isinstance(message, _SAID_BY_TRAINERS):
+                await self._refuse(ProtocolError(f"{message.TYPE} is not for a trainer to say now", "order"))
+                continue
+            if isinstance(message, Batch):
+                try:
+                    queue.send_nowait(message)
+                except trio.WouldBlock:
+                    trainer.batches_dropped += 1
+                    self._count("hook_batches_dropped", 1)
+            elif not isinstance(message, Samples) or await self._admitted(message):
+                await queue.send(message)
+            if isinstance(message, Goodbye):
+                return
+
+    async def _admitted(self, chunk: Samples) -> bool:
+        try:
+            return self._declaring.admit(chunk)
+        except ProtocolError as exc:
+            await self._refuse(exc)
+            return False
+
+    # -- feeding
+
+    async def _feed(self, trainer: Trainer, feed: trio.MemoryReceiveChannel[Message]) -> None:
+        async with feed:
+            ahead: list[Message] = []
+            while True:
+                try:
+                    message = ahead.pop() if ahead else await feed.receive()
+                except trio.EndOfChannel:
+                    return
+                try:
+                    if isinstance(message, Batch):
+                        batches, ahead = self._together(message, feed)
+                        await self._learn(trainer, batches)
+                    else:
+                        await self._act(trainer, message)
+                except ProtocolError as exc:
+                    await self._refuse(exc)
+                except SpiderfsError as exc:
+                    await self.answer(Error("failed", str(exc)))
+                except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+                    raise
+                except Exception:
+                    # A mistake in the sink must not end the daemon, or the connection.
+                    log.exception("%s of trainer %d could not be acted on", message.TYPE, trainer.pid)
+                    self._count("internal_errors", 1)
+                    await self.answer(Error("failed", f"{message.TYPE}: an internal error, see the daemon's log"))
+
+    def _together(self, first: Batch, feed: trio.MemoryReceiveChannel[Message]) -> tuple[list[Batch], list[Message]]:
+        """A batch, the ones behind it that go into the same call, and the next message if it was read already."""
+        waiting = feed.statistics().current_buffer_used
+        count = min(1 + waiting // self._limits.waiting_for_each, self._limits.together)
+        batches = [first]
+        while len(batches) < count:
+            try:
+                message = feed.receive_nowait()
+            except (trio.WouldBlock, trio.EndOfChannel):
+                break
+            if not isinstance(message, Batch) or not _alike(first, message):
+                return batches, [message]
+            batches.append(message)
+        return batches, []
+
+    async def _learn(self, trainer: Trainer, batches: list[Batch]) -> None:
+        samples = _list(trainer, batches[0].list)
+        good = []
+        for batch in batches:
+            try:
+                _check_indices(samples, batch.indices)
+            except ProtocolError as exc:
+                await self._refuse(exc)
+            else:
+                good.append(batch)
+        if good:
+            trainer.batches += len(good)
+            self._count("hook_batches", len(good))
+            await self._sink.learn(trainer, samples, good)
+
+    async def _act(self, trainer: Trainer, message: Message) -> None:
+        match message:
+            case Samples():
+                await self._declare(trainer, message)
+            case EpochEnd():
+                if message.unmatched:
+                    self._count("hook_forwards_unmatched", message.unmatched)
+                await self._sink.epoch_end(trainer, message)
+            case Plan():
+                samples = _list(trainer, message.list)
+                _check_indices(samples, message.order)
+                await self._sink.plan(trainer, samples, message)
+            case ScoresRequest():
+                samples = _list(trainer, message.list)
+                scores = await self._sink.scores(trainer, samples)
+                await self.answer(Scores(message.list, message.request, scores))
+            case CachedRequest():
+                samples = _list(trainer, message.list)
+                flags = await self._sink.cached(trainer, samples)
+                bitmap = np.packbits(flags, bitorder="little")
+                await self.answer(Cached(message.list, message.request, len(flags), bitmap))
+            case Pin():
+                samples = _list(trainer, message.list)
+                _check_indices(samples, message.indices)
+                count = await self._sink.pin(trainer, samples, message.indices)
+                await self.answer(Pinned(message.list, message.request, count))
+            case Goodbye():
+                await self.answer(Ok(Goodbye.TYPE))
+
+    async def _declare(self, trainer: Trainer, chunk: Samples) -> None:
+        whole = self._declaring.add(chunk, trainer.lists)
+        if whole is None:
+            return
+        samples, rejected = whole
+        try:
+            unknown = await self._sink.samples(trainer, samples)
+        finally:
+            self._declaring.done(chunk.list)
+        trainer.lists[chunk.list] = samples.without_paths()
+        if rejected:
+            await self.answer(
+                Warn(
+                    f"list {chunk.list!r}: {rejected} of {len(samples)} paths are ignored: "
+                    "a path must be relative to the mount, without . and .."
+                )
+            )
+        if unknown:
+            await self.answer(
+                Warn(f"list {chunk.list!r}: {unknown} of {len(samples)} paths are ignored: no such file in the source")
+            )
+        await self.answer(Ok(Samples.TYPE))
+
+
+def _list(trainer: Trainer, name: str) -> SampleList:
+    if name not in trainer.lists:
+        raise ProtocolError(f"no list {name[:40]!r} has been declared", "no-list")
+    return trainer.lists[name]
+
+
+def _alike(one: Batch, other: Batch) -> bool:
+    """Whether two batches can be scored as one."""
+    return (one.list, one.embeddings.shape[1], one.losses is None) == (
+        other.list,
+        other.embeddings.shape[1],
+        other.losses is None,
+    )
+
+
+def _check_indices(samples: SampleList, indices: npt.NDArray[np.uint32]) -> None:
+    if len(indices) and int(indices.max()) >= len(samples):
+        raise ProtocolError(f"index {int(indices.max())} in a list of {len(samples)} samples", "index")

@@ -1,0 +1,116 @@
+"""What trainers have pinned: samples that each of them reads again and again, and so are to be held for it.
+
+A trainer says it by list, before each epoch, and means the list's dataset. Of what all trainers pin together as many
+are passed on to the policy as fit into its share for that, those that were said first. It ends when the trainer leaves
+or says something else, and with the policy; what an earlier mount had pinned ends with the first epoch in which nobody
+has said it anew. Belongs to the manager's event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy.typing as npt
+import trio
+
+from spiderfs.core.policy import Key
+from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.training.dataset import Dataset
+from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.errors import Stale
+from spiderfs.policies.parts.pins import pinned_limit
+from spiderfs.store.environment import exit_if_corrupt
+from spiderfs.trace.format import TraceWriter
+from spiderfs.vfs.catalogue import Catalogue
+
+# Samples looked up or placed between two chances for other tasks: some milliseconds.
+_AT_A_TIME = 500
+
+
+class Pinboard:
+    def __init__(self, catalogue: Catalogue, keeper: Keeper, trace: Callable[[], TraceWriter | None]) -> None:
+        self._catalogue = catalogue
+        self._keeper = keeper
+        self._trace = trace
+        self._said: dict[tuple[Trainer, str], tuple[Dataset, list[int]]] = {}
+        # Bytes that were passed on of each dataset, by its digest.
+        self._bytes: dict[str, int] = {}
+        self._passing = trio.Lock()
+
+    async def say(self, trainer: Trainer, name: str, dataset: Dataset, indices: npt.NDArray[Any]) -> int:
+        """Pin these samples of a list and no others of it; returns how many of them the policy holds, or will."""
+        inodes = [inode for inode in dict.fromkeys(dataset.inodes[indices].tolist()) if inode]
+        before = self._said.pop((trainer, name), None)
+        if inodes:
+            self._said[trainer, name] = dataset, inodes
+        if before is not None and before[0] is not dataset:
+            await self._pass_on(before[0].digest, before[0].number)
+        await self._pass_on(dataset.digest, dataset.number)
+        policy = self._keeper.guided
+        held = policy.pinned.get(dataset.digest, ()) if policy is not None else ()
+        return sum(inode in held for inode in inodes)
+
+    async def gone(self, trainer: Trainer) -> None:
+        """Nothing is pinned for this one any more."""
+        for owner, name in [owned for owned in self._said if owned[0] is trainer]:
+            dataset, _ = self._said.pop((owner, name))
+            await self._pass_on(dataset.digest, dataset.number)
+
+    async def epoch_ended(self) -> None:
+        """What nobody has said since the mount was made is no longer meant."""
+        policy = self._keeper.guided
+        meant = {dataset.digest for dataset, _ in self._said.values()}
+        for digest in [] if policy is None else [digest for digest in policy.pinned if digest not in meant]:
+            await self._pass_on(digest, 0)
+
+    def forget(self) -> None:
+        """Take nothing as said any more, and leave the policy as it is: trainers say it again."""
+        self._said.clear()
+        self._bytes.clear()
+
+    async def _pass_on(self, digest: str, number: int) -> None:
+        """Let the policy know, the engine place what is there, and the trace have it; one at a time."""
+        async with self._passing:
+            room = pinned_limit(self._keeper.engine.budget_bytes)
+            room -= sum(size for other, size in self._bytes.items() if other != digest)
+            accepted, taken = await self._fitting(self._inodes_of(digest), room)
+            policy = self._keeper.guided
+            if policy is None:
+                return
+            changed = list(policy.pin(digest, accepted))
+            self._bytes.pop(digest, None)
+            if taken:
+                self._bytes[digest] = taken
+            if changed and number and (trace := self._trace()):
+                trace.pins(time.time(), accepted, number)
+            await self._place(changed)
+
+    def _inodes_of(self, digest: str) -> Iterable[int]:
+        lists = (inodes for dataset, inodes in self._said.values() if dataset.digest == digest)
+        return dict.fromkeys(inode for inodes in lists for inode in inodes)
+
+    async def _fitting(self, inodes: Iterable[int], room: int) -> tuple[list[int], int]:
+        """Those that fit into so many bytes, and their bytes."""
+        accepted, taken = [], 0
+        for count, inode in enumerate(inodes):
+            if count % _AT_A_TIME == 0:
+                await trio.lowlevel.checkpoint()
+            size = self._size_of(inode)
+            if taken + size <= room:
+                accepted.append(inode)
+                taken += size
+        return accepted, taken
+
+    def _size_of(self, inode: int) -> int:
+        try:
+            return self._catalogue.node(inode).stat.size
+        except Stale:
+            return 0
+
+    async def _place(self, changed: list[Key]) -> None:
+        for first in range(0, len(changed), _AT_A_TIME):
+            with exit_if_corrupt():
+                self._keeper.place(*(key for key in changed[first : first + _AT_A_TIME] if isinstance(key, int)))
+            await trio.lowlevel.checkpoint()

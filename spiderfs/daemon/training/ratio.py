@@ -1,0 +1,72 @@
+"""How the cache is shared between important samples and hubs that stand in for others: the ratio of the sections.
+
+Training decides it by SpiderCache's equations (`policies/parts/elastic.py`), the user may pin it. While a plan is
+followed and stand-ins are only for reads that nobody has begun to fetch, such reads are few: then hubs get no more than
+2 %, for a hub takes the room of a sample whose use is known. (At a fifth cached, a tenth of that for hubs costs 7 %
+more bytes, 2 % of it 1 %: benchmarks/training/lookahead.py.)
+"""
+
+from __future__ import annotations
+
+import msgpack
+
+from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.options.model import Options
+from spiderfs.policies.parts.elastic import Elastic, ElasticOptions
+from spiderfs.store.environment import exit_if_corrupt
+
+PLANNED_RATIO = 0.98
+
+
+class Balance:
+    def __init__(self, keeper: Keeper, options: Options) -> None:
+        self._keeper = keeper
+        self.elastic = Elastic(_elastic_options(options))
+        self._epochs = options.ratio_epochs
+        self._only_late = options.substitute_when == "late"
+        self._epoch = 0
+
+    def restore(self, state: bytes) -> None:
+        self.elastic.restore(msgpack.unpackb(state))
+
+    def state(self) -> bytes:
+        packed: bytes = msgpack.packb(self.elastic.state())
+        return packed
+
+    def epoch_ended(self, epoch: int, sigmas: list[float], accuracy: float | None) -> None:
+        """Take note of an epoch: the spread of each list's scores, and the accuracy, where it is known."""
+        for sigma in sigmas:
+            self.elastic.observe_sigma(sigma)
+        if accuracy is not None:
+            self.elastic.observe_accuracy(accuracy)
+        self._epoch = epoch
+        self.apply()
+
+    def pin(self, share: float | None) -> None:
+        """Fix the share of the importance section, or let training decide again; raises ValueError for no share."""
+        self.elastic.pin(share)
+        if share is not None:
+            self.apply()
+
+    def change(self, options: Options) -> None:
+        """Take over live options; the ratio follows at the end of the epoch."""
+        self.elastic.options = _elastic_options(options)
+        self._epochs = options.ratio_epochs
+        self._only_late = options.substitute_when == "late"
+
+    def apply(self) -> None:
+        """Let the policy and the store follow: to be called when plans have come or gone, too."""
+        policy = self._keeper.guided
+        if policy is None:
+            return
+        ratio = self.elastic.ratio(self._epoch / self._epochs)
+        if self.elastic.pinned is None and self._only_late and self._keeper.engine.schedule.active:
+            ratio = max(ratio, PLANNED_RATIO)
+        if ratio != policy.ratio:
+            policy.set_ratio(ratio)
+            with exit_if_corrupt():
+                self._keeper.settle()
+
+
+def _elastic_options(options: Options) -> ElasticOptions:
+    return ElasticOptions(start=options.ratio_start, end=options.ratio_end)

@@ -1,0 +1,84 @@
+"""The types of option values: each takes what a person writes and writes it back the same way.
+
+`str(model_dump()[field])` of an Options is therefore a value that could be given to `-o`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+
+from spiderfs.options.units import Capacity, format_duration, format_size, parse_duration, parse_size
+
+
+def _octal(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            value = int(value, 8)
+        except ValueError:
+            raise ValueError("not an octal mode: write it like 0444") from None
+    if isinstance(value, int) and not 0 <= value <= 0o777:
+        raise ValueError("only permissions can be set: write at most 0777")
+    return value
+
+
+def _absolute(value: object) -> object:
+    if isinstance(value, str | Path):
+        if not str(value):
+            raise ValueError("an empty path: write the path of a file or directory")
+        if "\0" in str(value):
+            raise ValueError("the path has a NUL byte: write the path of a file or directory")
+        return Path(os.path.abspath(os.path.expanduser(value)))
+    return value
+
+
+def _or(word: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value == word else value)
+
+
+def _written_or(word: str, write: Any = str) -> PlainSerializer:
+    return PlainSerializer(lambda value: word if value is None else write(value))
+
+
+# Functions of our own, for pydantic looks at a serializer's signature, and Python 3.13 shows none for `str.format`.
+def _decimal(value: float) -> str:
+    return f"{value:.12g}"
+
+
+def _four_digits(value: int) -> str:
+    return f"{value:04o}"
+
+
+def _mountable_policy(name: str) -> str:
+    # Imported here: options are read long before a policy is needed.
+    from spiderfs.policies import mountable_policies
+
+    if name not in mountable_policies():
+        raise ValueError(f"no policy to mount with: choose one of {', '.join(sorted(mountable_policies()))}")
+    return name
+
+
+# Before-validators run from right to left: `_or` sees the value first.
+AbsolutePath = Annotated[Path, BeforeValidator(_absolute), PlainSerializer(str)]
+OptionalPath = Annotated[Path | None, BeforeValidator(_absolute), _or("none"), _written_or("none")]
+Budget = Annotated[Capacity, BeforeValidator(Capacity.parse), PlainSerializer(str)]
+SizeBytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]
+Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
+Number = Annotated[float, PlainSerializer(_decimal)]
+Switch = Annotated[bool, PlainSerializer(lambda value: "on" if value else "off")]
+# None means: as the source shows it.
+Owner = Annotated[int | None, Field(ge=0, lt=2**32 - 1), _or("source"), _written_or("source")]
+Mode = Annotated[int | None, BeforeValidator(_octal), _or("source"), _written_or("source", _four_digits)]
+# None means: calibrated while training runs.
+Radius = Annotated[float | None, Field(gt=0, le=2), _or("auto"), _written_or("auto", _decimal)]
+# Zero means: as fast as it comes.
+BytesPerSecond = Annotated[
+    int,
+    Field(le=10**15),
+    BeforeValidator(lambda value: 0 if value == "unlimited" else parse_size(value)),
+    PlainSerializer(lambda value: format_size(value) if value else "unlimited"),
+]
+Policy = Annotated[str, AfterValidator(_mountable_policy)]

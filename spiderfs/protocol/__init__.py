@@ -1,0 +1,52 @@
+"""The hook protocol: what a trainer tells the daemon and what the daemon answers. Everybody imports it from here."""
+
+from spiderfs.errors import ProtocolError
+from spiderfs.protocol.frames import PREFIX_BYTES, VERSION, Decoder, encode
+from spiderfs.protocol.messages import (
+    DEFAULT_LIMITS,
+    MESSAGES,
+    Batch,
+    Cached,
+    CachedRequest,
+    EpochEnd,
+    Error,
+    Goodbye,
+    Hello,
+    Limits,
+    Message,
+    Ok,
+    Pin,
+    Pinned,
+    Plan,
+    Samples,
+    Scores,
+    ScoresRequest,
+    Warn,
+)
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "MESSAGES",
+    "PREFIX_BYTES",
+    "VERSION",
+    "Batch",
+    "Cached",
+    "CachedRequest",
+    "Decoder",
+    "EpochEnd",
+    "Error",
+    "Goodbye",
+    "Hello",
+    "Limits",
+    "Message",
+    "Ok",
+    "Pin",
+    "Pinned",
+    "Plan",
+    "ProtocolError",
+    "Samples",
+    "Scores",
+    "ScoresRequest",
+    "Warn",
+    "encode",
+]

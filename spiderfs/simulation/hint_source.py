@@ -1,0 +1,92 @@
+"""What `spiderfs simulate` tells the policies that are guided: what was recorded, or what is scored anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from spiderfs.core.guided import Guided
+from spiderfs.core.hints import Hint, Ratio, Scored
+from spiderfs.core.policy import Policy
+from spiderfs.errors import UsageError
+from spiderfs.scorer.scoring import ScorerOptions
+from spiderfs.simulation.rescoring import depends_on_neighbours, rescored
+from spiderfs.trace.format import Trace
+
+AUTO = "auto"
+# The diameter of the sphere on which embeddings lie.
+MAX_RADIUS = 2.0
+
+
+def chosen_settings(radii: str | None, neighbours: int | None) -> list[ScorerOptions]:
+    """What to score anew with, nothing where the recorded scores are to be used; raises UsageError for no radius."""
+    if radii is None and neighbours is None:
+        return []
+    settings = []
+    for word in (AUTO if radii is None else radii).split(","):
+        try:
+            radius = None if word.strip() == AUTO else float(word)
+        except ValueError:
+            radius = 0.0
+        if radius is not None and not 0 < radius <= MAX_RADIUS:
+            raise UsageError(f"no radius: {word.strip()!r}; give numbers above 0 and up to {MAX_RADIUS:g}, or {AUTO}")
+        chosen = ScorerOptions(radius=radius)
+        settings.append(chosen if neighbours is None else replace(chosen, neighbours=neighbours))
+    return list(dict.fromkeys(settings))
+
+
+class Guidance:
+    """What guided policies are told in a replay: what was recorded, or what is scored anew."""
+
+    def __init__(self, trace: Trace, settings: Sequence[ScorerOptions], ratio: float | None) -> None:
+        """`settings` are those to score anew with; `ratio` is one to keep to, whatever was recorded."""
+        self._trace = trace
+        self._settings = settings
+        self._ratio = ratio
+        self._recorded = trace.hints()
+        self._anew: dict[tuple[str, ScorerOptions], list[tuple[int, Hint]]] = {}
+        self.scorings: list[dict[str, Any]] = []
+        """What scoring anew has found, as plain data."""
+
+    def settings_for(self, policy: type[Policy]) -> Sequence[ScorerOptions | None]:
+        """The settings that make a difference to a policy; None stands for what was recorded."""
+        if not self._settings or not issubclass(policy, Guided):
+            return [None]
+        return self._settings if depends_on_neighbours(policy.scoring) else self._settings[:1]
+
+    def hints(self, policy: type[Policy], setting: ScorerOptions | None) -> list[tuple[int, Hint]]:
+        hints = self._recorded if setting is None else self._scored(policy.scoring, setting)
+        if self._ratio is None:
+            return hints
+        return [(before, hint) for before, hint in hints if not isinstance(hint, Ratio)]
+
+    def _scored(self, scoring: str, setting: ScorerOptions) -> list[tuple[int, Hint]]:
+        if (scoring, setting) not in self._anew:
+            began = perf_counter()
+            found = rescored(self._trace, scoring, setting)
+            self._anew[scoring, setting] = found.hints
+            recorded, anew = (
+                {(before, hint) for before, hint in hints if isinstance(hint, Scored)}
+                for hints in (self._recorded, found.hints)
+            )
+            self.scorings.append(
+                {
+                    "scoring": scoring,
+                    **self.described(scoring, setting),
+                    "scores": len(anew),
+                    "scores_as_recorded": len(anew & recorded),
+                    "seconds": perf_counter() - began,
+                    "lists": found.described,
+                }
+            )
+        return self._anew[scoring, setting]
+
+    @staticmethod
+    def described(scoring: str, setting: ScorerOptions | None) -> dict[str, Any]:
+        """A setting as plain data; all None where it makes no difference."""
+        if setting is None or not depends_on_neighbours(scoring):
+            return {"radius": None, "neighbours": None}
+        radius = AUTO if setting.radius is None else f"{setting.radius:.12g}"
+        return {"radius": radius, "neighbours": setting.neighbours}

@@ -1,0 +1,115 @@
+"""Score the batches of a trace anew: what the scorer would have found with another radius, or for another policy.
+
+The scorings are those that serve a mount (`scorer/`), fed with what they were fed there, in the same order; so with the
+settings of the mount they find the same scores again. What they find becomes the hints of a replay, each at the time at
+which its batch came, while lists, pins, ends of epochs and the ratio stay as they were recorded.
+
+A trace knows what was trained on, and that followed from the stand-ins of its time: samples that were seldom read then
+have old embeddings now. One that was recorded without stand-ins (`substitute=off`) says the truth about all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from spiderfs.core.hints import Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.policy import Key
+from spiderfs.errors import UsageError
+from spiderfs.scorer import SCORINGS
+from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.scoring import ScorerOptions, Scoring
+from spiderfs.trace.batch import TracedBatch
+from spiderfs.trace.format import EpochEnd, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    hints: list[tuple[int, Hint]]
+    """In place of `Trace.hints`."""
+    described: dict[str, dict[str, str]]
+    """Of each list, by its number: what its scoring says of itself at the end of the trace."""
+
+
+def depends_on_neighbours(scoring: str) -> bool:
+    """Whether radius and number of neighbours mean anything to a scoring."""
+    return issubclass(SCORINGS[scoring], Scorer)
+
+
+def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
+    """What a scoring finds in a trace; raises UsageError where it holds no embeddings, or is damaged."""
+    if not trace.has_batches:
+        raise UsageError(
+            "the trace holds no embeddings, so nothing can be scored anew: record one with a trainer attached and"
+            " trace_embeddings=on"
+        )
+    hints: list[tuple[int, Hint]] = []
+    lists: dict[str, _List] = {}
+    for before, lesson in trace.lessons():
+        match lesson:
+            case Labels(dataset, labels):
+                # One that is declared again after a crash of the manager goes on with what had been saved.
+                if dataset not in lists or lists[dataset].labels != labels:
+                    lists[dataset] = _List(dataset, labels, scoring, options)
+                hints.append((before, lesson))
+            case TracedBatch():
+                if lesson.dataset not in lists:
+                    raise _damaged(f"it holds a batch of list {lesson.dataset}, but not that list")
+                hints += [(before, hint) for hint in lists[lesson.dataset].batch(lesson)]
+            case EpochEnd(dataset):
+                if dataset in lists:
+                    lists[dataset].new_epoch()
+                hints.append((before, Epoch()))
+            case Ratio() | Pinning():
+                hints.append((before, lesson))
+    return Rescored(hints, {name: found.described() for name, found in lists.items()})
+
+
+class _List:
+    """A list of samples and the scoring that learns about it, as `daemon/training/dataset.py` has them for a mount."""
+
+    def __init__(self, dataset: str, labels: Mapping[Key, int], scoring: str, options: ScorerOptions) -> None:
+        self.labels = labels
+        self._dataset = dataset
+        self._keys = list(labels)
+        self._place_of = {key: place for place, key in enumerate(self._keys)}
+        self._name = scoring
+        self._options = options
+        self._scoring: Scoring | None = None
+
+    def batch(self, batch: TracedBatch) -> list[Hint]:
+        """The scores that a batch gives, and its hub."""
+        try:
+            places = [self._place_of[key] for key in batch.keys.tolist()]
+        except KeyError as exc:
+            raise _damaged(f"a batch of list {self._dataset} has the file {exc}, which is not in it") from None
+        if self._scoring is None or not self._scoring.fits(batch.dimension):
+            labels = np.fromiter(self.labels.values(), np.int64, len(self.labels))
+            self._scoring = SCORINGS[self._name](labels, batch.dimension, self._options)
+        losses = None if batch.losses is None else batch.losses.astype(np.float32)
+        try:
+            scored = self._scoring.batch(places, batch.embeddings.astype(np.float32), losses)
+        except ValueError as exc:
+            raise _damaged(str(exc)) from exc
+        hints: list[Hint] = [
+            Scored(self._keys[place], score)
+            for place, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True)
+        ]
+        hub = scored.hub()
+        if hub is not None:
+            neighbours = [self._keys[place] for place in hub.neighbours.tolist()]
+            hints.append(Hub(self._keys[hub.id], self._dataset, neighbours, hub.distances.tolist()))
+        return hints
+
+    def new_epoch(self) -> None:
+        if self._scoring is not None:
+            self._scoring.new_epoch()
+
+    def described(self) -> dict[str, str]:
+        return {} if self._scoring is None else dict(self._scoring.described())
+
+
+def _damaged(reason: str) -> UsageError:
+    return UsageError(f"the trace is damaged: {reason}: record another, or replay it without scoring anew")

@@ -1,0 +1,68 @@
+"""A HookSink that remembers what it was told: for tests, and for trying a trainer out without a mount."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from spiderfs.daemon.training.trainer import SampleList, Trainer
+from spiderfs.protocol import Batch, EpochEnd, Plan
+
+
+@dataclass
+class RecordingSink:
+    """`known` are the paths that exist (None: all of them); every call of `learn` takes `batch_s`."""
+
+    known: frozenset[bytes] | None = None
+    batch_s: float = 0.0
+    scores_given: npt.NDArray[np.float32] | None = None
+    calls: list[tuple[str, Trainer]] = field(default_factory=list)
+    lists: list[tuple[Trainer, SampleList]] = field(default_factory=list)
+    batches: list[tuple[Trainer, Batch]] = field(default_factory=list)
+    ends: list[tuple[Trainer, EpochEnd]] = field(default_factory=list)
+    plans: list[tuple[Trainer, Plan]] = field(default_factory=list)
+    pins: list[tuple[Trainer, list[int]]] = field(default_factory=list)
+
+    async def attached(self, trainer: Trainer) -> None:
+        self.calls.append(("attached", trainer))
+
+    async def samples(self, trainer: Trainer, samples: SampleList) -> int:
+        self.calls.append(("samples", trainer))
+        self.lists.append((trainer, samples))
+        return 0 if self.known is None else sum(bool(path) and path not in self.known for path in samples.paths)
+
+    async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
+        await trio.sleep(self.batch_s)
+        self.calls.append(("learn", trainer))
+        self.batches += [(trainer, batch) for batch in batches]
+
+    async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
+        self.calls.append(("epoch_end", trainer))
+        self.ends.append((trainer, end))
+
+    async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
+        self.calls.append(("plan", trainer))
+        self.plans.append((trainer, plan))
+
+    async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
+        self.calls.append(("scores", trainer))
+        return np.empty(0, np.float32) if self.scores_given is None else self.scores_given
+
+    async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
+        """Every other sample."""
+        self.calls.append(("cached", trainer))
+        flags = np.zeros(len(samples), np.bool_)
+        flags[::2] = True
+        return flags
+
+    async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
+        self.calls.append(("pin", trainer))
+        self.pins.append((trainer, indices.tolist()))
+        return len(indices)
+
+    async def detached(self, trainer: Trainer) -> None:
+        self.calls.append(("detached", trainer))

@@ -1,0 +1,426 @@
+"""Recorded accesses on disk: what `-o trace=FILE` writes and `spiderfs simulate` reads.
+
+A trace is a header of 16 bytes (magic, version, bytes per record) and records of 32 bytes, little-endian. Each record
+names its kind, so that later kinds can stand beside the accesses; readers skip the kinds they do not know. Beside what
+was read stands what the scorer found, so that a replay decides by the same scores, hubs and ratio, and what it was
+taught (`batch.py`), so that a replay can score anew (`simulation/rescoring.py`). A last record cut short by a crash is
+ignored by the reader and overwritten by a writer that goes on with the file.
+
+People may bring their own as text: one `key size` per line, the key any word, the size in bytes; `#` starts a comment.
+
+The module is long because writer and reader of a format are to be seen side by side.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spiderfs.core.accesses import Accesses
+from spiderfs.core.hints import Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.policy import Key
+from spiderfs.errors import SpiderfsError, UsageError
+from spiderfs.trace.batch import TracedBatch, byte_count, from_records, packed, records_for, to_records
+
+MAGIC = b"SPIDERTR"
+VERSION = 1
+HEADER = struct.Struct("<8sHHI")
+RECORD = np.dtype(
+    [
+        ("time_s", "<f8"),
+        ("key", "<u8"),
+        ("size", "<u8"),
+        ("block", "<u4"),
+        ("kind", "u1"),
+        ("served", "u1"),
+        ("dataset", "<u2"),
+    ]
+)
+RECORD_FIELDS = struct.Struct("<dQQIBBH")
+
+# No file of any file system is as large, nor are all files together: 64 bits count them.
+MOST_BYTES, _MOST_BYTES_IN_ALL = 1 << 50, 1 << 62
+# 128 KiB of records: one write per some seconds of training, and little to lose in a crash.
+BUFFERED_RECORDS = 4096
+
+
+class Kind(IntEnum):
+    OPEN = 0
+    """A sample (a small file) was opened."""
+    BLOCK = 1
+    """A block of a large file was read."""
+    REDIRECT = 2
+    """A sample was asked for and a stand-in given; `key` and `size` are those of the sample."""
+    STAND_IN = 3
+    """What was given, of the REDIRECT before it."""
+    SCORE = 4
+    """A sample has a new score: a float64 in the eight bytes of `size`."""
+    HUB = 5
+    """A sample was found to be a hub; its list are the NEIGHBOURs that follow, `size` of them, nearest first."""
+    NEIGHBOUR = 6
+    """One neighbour of the HUB before it, with its distance in `size`, as a score."""
+    RATIO = 7
+    """The share of the importance section was set: in `size`, as a score."""
+    EPOCH = 8
+    """A trainer ended an epoch; if `served` is set, with the accuracy in `size`, as a score."""
+    LABEL = 9
+    """A sample of a list that a trainer declared; its label in `size`, as a score. A list is in one piece."""
+    BATCH = 10
+    """A batch was scored: `size` samples of `block` dimensions, with losses if `served` is set."""
+    CARRIER = 11
+    """Bytes of the BATCH before it."""
+    PINS = 12
+    """A trainer had samples held, in place of those it named before: the PINNED that follow, `size` of them."""
+    PINNED = 13
+    """One sample of the PINS before it."""
+
+
+ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """A trainer of this list ended an epoch."""
+
+    dataset: str
+
+
+Lesson = Labels | TracedBatch | EpochEnd | Ratio | Pinning
+
+
+class TraceWriter:
+    """Appends to a trace file; one that exists is gone on with if it is a trace, and refused if it is not.
+
+    May block on the disk. Raises UsageError when it cannot begin, SpiderfsError when it cannot go on.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._buffer = bytearray()
+        try:
+            # Opening to append creates the file without emptying one that exists.
+            with self._path.open("ab"):
+                pass
+            # Unbuffered: what has been flushed here survives the process.
+            self._file = self._path.open("r+b", buffering=0)
+            try:
+                self._begin()
+            except (OSError, UsageError):
+                self._file.close()
+                raise
+        except OSError as exc:
+            raise UsageError(f"cannot record a trace to {self._path}: {exc.strerror}") from exc
+
+    def append(
+        self,
+        time_s: float,
+        key: int,
+        size: int,
+        kind: Kind = Kind.OPEN,
+        block: int = 0,
+        served: bool = False,
+        dataset: int = 0,
+    ) -> None:
+        """Record one access; `served` means without waiting for the source, times count from any fixed moment.
+
+        `dataset` is the number of the list that the reader declared, and 0 if it may not be given a stand-in.
+        """
+        self._put(RECORD_FIELDS.pack(time_s, key, size, block, kind, served, dataset))
+
+    def redirect(self, time_s: float, wanted: int, size: int, given: int, given_size: int, dataset: int) -> None:
+        """Record one access to a sample for which another was given."""
+        self.append(time_s, wanted, size, Kind.REDIRECT, served=True, dataset=dataset)
+        self.append(time_s, given, given_size, Kind.STAND_IN, served=True, dataset=dataset)
+
+    def score(self, time_s: float, key: int, score: float) -> None:
+        self.append(time_s, key, _bits(score), Kind.SCORE)
+
+    def hub(self, time_s: float, hub: Hub, dataset: int) -> None:
+        """Record a hub as it was found; its keys are inodes."""
+        self.append(time_s, _inode(hub.key), len(hub.neighbours), Kind.HUB, dataset=dataset)
+        for neighbour, distance in zip(hub.neighbours, hub.distances, strict=True):
+            self.append(time_s, _inode(neighbour), _bits(distance), Kind.NEIGHBOUR, dataset=dataset)
+
+    def ratio(self, time_s: float, ratio: float) -> None:
+        self.append(time_s, 0, _bits(ratio), Kind.RATIO)
+
+    def epoch(self, time_s: float, dataset: int, accuracy: float | None = None) -> None:
+        known = accuracy is not None
+        self.append(time_s, 0, _bits(accuracy or 0.0), Kind.EPOCH, served=known, dataset=dataset)
+
+    def labels(self, time_s: float, labels: Mapping[Key, int], dataset: int) -> None:
+        """Record a list as it was declared; its keys are inodes."""
+        for key, label in labels.items():
+            self.append(time_s, _inode(key), _bits(label), Kind.LABEL, dataset=dataset)
+
+    def pins(self, time_s: float, keys: Iterable[Key], dataset: int) -> None:
+        """Record what is held for trainers of a list from now on; its keys are inodes."""
+        inodes = [_inode(key) for key in keys]
+        self.append(time_s, 0, len(inodes), Kind.PINS, dataset=dataset)
+        for inode in inodes:
+            self.append(time_s, inode, 0, Kind.PINNED, dataset=dataset)
+
+    def batch(
+        self,
+        time_s: float,
+        dataset: int,
+        inodes: NDArray[np.uint64],
+        embeddings: NDArray[np.floating],
+        losses: NDArray[np.floating] | None,
+    ) -> None:
+        """Record a batch of at least one row by the inodes that were served; half precision is kept of the numbers."""
+        rows, dimension = embeddings.shape
+        head = RECORD_FIELDS.pack(time_s, 0, rows, dimension, Kind.BATCH, losses is not None, dataset)
+        self._put(head + to_records(packed(inodes, embeddings, losses), Kind.CARRIER))
+
+    def flush(self) -> None:
+        try:
+            while self._buffer:
+                del self._buffer[: self._file.write(self._buffer)]
+        except OSError as exc:
+            raise SpiderfsError(f"cannot go on recording to {self._path}: {exc.strerror}") from exc
+
+    def close(self) -> None:
+        """Flush and let go of the file; idempotent."""
+        if self._file.closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+
+    def _put(self, records: bytes) -> None:
+        self._buffer += records
+        if len(self._buffer) >= BUFFERED_RECORDS * RECORD.itemsize:
+            self.flush()
+
+    def _begin(self) -> None:
+        size = self._file.seek(0, io.SEEK_END)
+        if size == 0:
+            self._file.write(HEADER.pack(MAGIC, VERSION, RECORD.itemsize, 0))
+            return
+        self._file.seek(0)
+        _check_header(self._file.read(HEADER.size), self._path)
+        self._file.truncate(size - (size - HEADER.size) % RECORD.itemsize)
+        self._file.seek(0, io.SEEK_END)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """All records of a trace, of whatever kinds; `records` has the fields of RECORD."""
+
+    records: NDArray[np.void]
+    recorded: bool
+    """Whether spiderfs recorded it: a text trace knows neither times nor what was served."""
+
+    def served_ratio(self) -> float:
+        """Share of accesses that did not wait for the source while the trace was recorded."""
+        accesses = self._accesses()
+        return float(np.mean(accesses["served"])) if len(accesses) else 0.0
+
+    def accesses(self) -> Accesses:
+        accesses = self._accesses()
+        keys: list[Key] = accesses["key"].tolist()
+        for index in np.flatnonzero(accesses["kind"] == Kind.BLOCK).tolist():
+            keys[index] = (keys[index], int(accesses["block"][index]))
+        datasets = [str(number) if number else "" for number in accesses["dataset"].tolist()]
+        return Accesses.of(keys, accesses["size"].tolist(), datasets)
+
+    def hints(self) -> list[tuple[int, Hint]]:
+        """What the scorer found, each with the number of the access before which it was found."""
+        numbers = self._numbers()
+        hints: list[tuple[int, Hint]] = []
+        kinds = Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL, Kind.PINS
+        for index, kind, before in self._found(*kinds):
+            key = int(self.records["key"][index])
+            if kind == Kind.HUB:
+                following = self._following(index, Kind.NEIGHBOUR)
+                neighbours, distances = self.records["key"][following].tolist(), numbers[following].tolist()
+                hint: Hint = Hub(key, str(self.records["dataset"][index]), neighbours, distances)
+            elif kind == Kind.LABEL:
+                hint = self._labels_from(index, numbers)
+            elif kind == Kind.PINS:
+                hint = self._pins_at(index)
+            elif kind == Kind.SCORE:
+                hint = Scored(key, float(numbers[index]))
+            else:
+                hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else Epoch()
+            hints.append((before, hint))
+        return hints
+
+    def lessons(self) -> Iterator[tuple[int, Lesson]]:
+        """What the scorer was taught, and what else was settled, each with the access before which it was.
+
+        Raises UsageError where the trace is damaged. A batch that a crash cut short is left out.
+        """
+        numbers = self._numbers()
+        for index, kind, before in self._found(Kind.LABEL, Kind.BATCH, Kind.EPOCH, Kind.RATIO, Kind.PINS):
+            if kind == Kind.LABEL:
+                yield before, self._labels_from(index, numbers)
+            elif kind == Kind.RATIO:
+                yield before, Ratio(float(numbers[index]))
+            elif kind == Kind.PINS:
+                yield before, self._pins_at(index)
+            elif kind == Kind.EPOCH:
+                yield before, EpochEnd(str(self.records["dataset"][index]))
+            elif (batch := self._batch_at(index)) is not None:
+                yield before, batch
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether there is anything to score anew by."""
+        return bool((self.records["kind"] == Kind.BATCH).any())
+
+    def accuracies(self) -> dict[str, list[float]]:
+        """Of each list, by its number, the accuracies that were known at ends of epochs."""
+        known = (self.records["kind"] == Kind.EPOCH) & (self.records["served"] != 0)
+        found: dict[str, list[float]] = {}
+        for dataset, accuracy in zip(self.records["dataset"][known].tolist(), self._numbers()[known], strict=True):
+            found.setdefault(str(dataset), []).append(float(accuracy))
+        return found
+
+    def _found(self, *wanted: Kind) -> Iterator[tuple[int, int, int]]:
+        """Records of some kinds: index, kind, and the number of accesses before; of a list of labels the first."""
+        kinds = self.records["kind"]
+        lists = np.where(kinds == Kind.LABEL, self.records["dataset"].astype(np.int64), -1)
+        continued = (lists >= 0) & (np.diff(lists, prepend=-1) == 0)
+        indices = np.flatnonzero(np.isin(kinds, wanted) & ~continued)
+        before = np.cumsum(np.isin(kinds, ACCESSES))[indices]
+        return zip(indices.tolist(), kinds[indices].tolist(), before.tolist(), strict=True)
+
+    def _numbers(self) -> NDArray[np.float64]:
+        """The field `size` of every record as the float64 that it is in some kinds."""
+        return self.records["size"].copy().view("<f8")
+
+    def _batch_at(self, head: int) -> TracedBatch | None:
+        """The batch that begins with this record; None if it was cut short."""
+        rows, dimension = int(self.records["size"][head]), int(self.records["block"][head])
+        with_losses = bool(self.records["served"][head])
+        if rows == 0 or dimension == 0:
+            raise UsageError(
+                f"the trace is damaged at record {head}, a batch of {rows} samples of {dimension} dimensions:"
+                " record another, or replay it without scoring anew"
+            )
+        count = records_for(byte_count(rows, dimension, with_losses))
+        carriers = self.records[head + 1 : head + 1 + count]
+        if len(carriers) < count or (carriers["kind"] != Kind.CARRIER).any():
+            return None
+        dataset = str(self.records["dataset"][head])
+        return TracedBatch.from_bytes(dataset, rows, dimension, with_losses, from_records(carriers))
+
+    def _labels_from(self, first: int, numbers: NDArray[np.float64]) -> Labels:
+        """The list that begins with this record."""
+        dataset = self.records["dataset"]
+        others = np.flatnonzero((self.records["kind"][first:] != Kind.LABEL) | (dataset[first:] != dataset[first]))
+        members = slice(first, first + int(others[0]) if len(others) else None)
+        keys: list[Key] = self.records["key"][members].tolist()
+        return Labels(str(dataset[first]), dict(zip(keys, numbers[members].astype(np.int64).tolist(), strict=True)))
+
+    def _pins_at(self, head: int) -> Pinning:
+        pinned = self.records["key"][self._following(head, Kind.PINNED)]
+        return Pinning(str(self.records["dataset"][head]), tuple(pinned.tolist()))
+
+    def _following(self, head: int, kind: Kind) -> slice:
+        """The records of one kind that belong to the one before them: a crash may have cut their list short."""
+        promised = int(self.records["size"][head])
+        others = np.flatnonzero(self.records["kind"][head + 1 : head + 1 + promised] != kind)
+        return slice(head + 1, head + 1 + (int(others[0]) if len(others) else promised))
+
+    def _accesses(self) -> NDArray[np.void]:
+        return self.records[np.isin(self.records["kind"], ACCESSES)]
+
+
+def _bits(number: float) -> int:
+    """A float64 as the integer of the same eight bytes."""
+    return int.from_bytes(struct.pack("<d", number), "little")
+
+
+def _inode(key: Key) -> int:
+    assert isinstance(key, int)
+    return key
+
+
+def read_trace(path: str | Path) -> Trace:
+    """A trace recorded by spiderfs, or one in text; raises UsageError for any other file."""
+    try:
+        with open(path, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"the trace {path} is not a regular file: name a file that -o trace=FILE has written")
+            content = file.read()
+    except OSError as exc:
+        raise UsageError(f"cannot read the trace {path}: {exc.strerror}") from exc
+    if not content.startswith(MAGIC):
+        return Trace(_from_text(content, path), recorded=False)
+    _check_header(content[: HEADER.size], path)
+    count = (len(content) - HEADER.size) // RECORD.itemsize
+    return Trace(_checked(np.frombuffer(content, RECORD, count, HEADER.size), path), recorded=True)
+
+
+def _checked(records: NDArray[np.void], path: str | Path) -> NDArray[np.void]:
+    """The same records; raises UsageError for figures that no writer has written."""
+    kinds, numbers = records["kind"], records["size"].copy().view("<f8")
+    of_access = np.isin(kinds, (*ACCESSES, Kind.STAND_IN))
+    is_share = (numbers >= 0) & (numbers <= 1)
+    good = np.select(
+        [
+            of_access,
+            kinds == Kind.SCORE,
+            kinds == Kind.NEIGHBOUR,
+            (kinds == Kind.RATIO) | ((kinds == Kind.EPOCH) & (records["served"] != 0)),
+            kinds == Kind.LABEL,
+        ],
+        [
+            records["size"] <= MOST_BYTES,
+            np.isfinite(numbers) & (numbers > 0),
+            np.isfinite(numbers) & (numbers >= 0),
+            is_share,
+            np.abs(numbers) < 2**53,
+        ],
+        True,
+    )
+    if not good.all():
+        number = int(np.argmin(good))
+        raise UsageError(f"the trace {path} is damaged at record {number}: record another")
+    _check_total(records["size"][of_access], path)
+    return records
+
+
+def _check_total(sizes: NDArray[np.uint64], path: str | Path) -> None:
+    if sizes.astype(np.float64).sum() > _MOST_BYTES_IN_ALL:
+        raise UsageError(f"the trace {path} is damaged, its sizes add up to too much: record another")
+
+
+def _check_header(header: bytes, path: str | Path) -> None:
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
+        raise UsageError(f"{path} is not a trace: name a new file, or one that spiderfs recorded")
+    _, version, record_bytes, _ = HEADER.unpack(header)
+    if (version, record_bytes) != (VERSION, RECORD.itemsize):
+        raise UsageError(f"{path} is a trace of version {version}, and this spiderfs knows version {VERSION}")
+
+
+def _from_text(content: bytes, path: str | Path) -> NDArray[np.void]:
+    numbers: dict[bytes, int] = {}
+    keys: list[int] = []
+    sizes: list[int] = []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        words = line.split(b"#", 1)[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or not words[1].isdigit() or len(words[1]) > 18:
+            raise UsageError(f"{path} is not a trace: line {number} is not `key size`, a word and a number of bytes")
+        keys.append(numbers.setdefault(words[0], len(numbers)))
+        sizes.append(int(words[1]))
+    records = np.zeros(len(keys), RECORD)
+    records["key"] = keys
+    records["size"] = sizes
+    _check_total(records["size"], path)
+    return records

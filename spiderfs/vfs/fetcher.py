@@ -1,0 +1,354 @@
+"""Making bytes local: one fetch per file or block, however many readers and processes ask for it.
+
+Within a process identical fetches share one flight (`SourceClient.shared`). Between processes a byte-range lock on one
+file per mount, at an offset drawn from the key, lets one of them fetch while the others wait and then find the record
+in the store; the kernel frees the lock of a process that dies. Waiting for another's fetch is part of the time that a
+reader waits for the source at most. A fetch is one question to a thread; its reader goes on with the bytes while they
+are put into the store (`landing.py`).
+
+What was fetched also stays in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
+where the store had no room for them or has already let them go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
+from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+from spiderfs.metrics import Counters
+from spiderfs.sources.client import Patience, SourceClient
+from spiderfs.sources.delivery import Delivery
+from spiderfs.sources.source import Version
+from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
+from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.landing import ENTRY_BYTES, GATHER_S, Landing, Outcome
+
+log = logging.getLogger(__name__)
+
+# Large enough for the read-ahead of two sequential readers at the default of 8 blocks.
+TRANSIT_BYTES = 32 << 20
+# After the disk was found full, fetches pass by the store for this long before one of them tries again.
+FULL_PAUSE_S = 10.0
+# Threads that wait for fetches of other processes; who finds none free waits for one of them.
+_WAITING_THREADS = 64
+
+
+class Interlock(FetchLock):
+    """A lock per key between the processes of a mount, for those who fetch."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._threads = trio.CapacityLimiter(_WAITING_THREADS)
+
+    async def until_free(self, key: ContentKey) -> None:
+        """Return when no other process holds the key's lock."""
+        await trio.to_thread.run_sync(self.wait, key, abandon_on_cancel=True, limiter=self._threads)
+
+
+class Episode:
+    """A state that the processes of a mount share and warn of once: it lasts while the file exists."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def begin(self) -> bool:
+        """Whether the caller is the first to notice."""
+        try:
+            self._path.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError as exc:
+            log.debug("%s: warning without it", exc)
+        return True
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+
+class Transit:
+    """The most recently fetched payloads, bounded in the bytes of memory that they take."""
+
+    def __init__(self, limit_bytes: int = TRANSIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._payloads: OrderedDict[ContentKey, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: ContentKey) -> bytes | None:
+        return self._payloads.get(key)
+
+    def put(self, key: ContentKey, payload: bytes) -> None:
+        replaced = self._payloads.pop(key, None)
+        self._bytes += _taken(payload) - (0 if replaced is None else _taken(replaced))
+        self._payloads[key] = payload
+        while self._bytes > self._limit_bytes and len(self._payloads) > 1:
+            _, oldest = self._payloads.popitem(last=False)
+            self._bytes -= _taken(oldest)
+
+
+def _taken(payload: bytes) -> int:
+    return len(payload) + ENTRY_BYTES
+
+
+class Fetched:
+    """What was brought; `where` it lies is known once it has reached the store, or has not."""
+
+    def __init__(self, payload: bytes, where: int | None = None) -> None:
+        self.payload = payload
+        self._where: int | StoreCorrupt | None = where
+        self._to_tell: list[Callable[[int], None]] = []
+        self._event = trio.Event()
+
+    def settle(self, where: int | StoreCorrupt) -> None:
+        self._where = where
+        self._event.set()
+        if isinstance(where, int):
+            for tell in self._to_tell:
+                tell(where)
+
+    def when_settled(self, tell: Callable[[int], None]) -> None:
+        """Call `tell` with where it lies, now or later; never, if the store turns out to be damaged."""
+        if isinstance(self._where, int):
+            tell(self._where)
+        else:
+            self._to_tell.append(tell)
+
+    async def settled(self) -> int:
+        """Where it lies; raises StoreCorrupt."""
+        if self._where is None:
+            await self._event.wait()
+        if isinstance(self._where, StoreCorrupt):
+            raise self._where
+        assert self._where is not None
+        return self._where
+
+
+class Fetcher:
+    """`alone`: no other process answers the READs of a file that this one has opened."""
+
+    def __init__(
+        self,
+        client: SourceClient,
+        content: Content,
+        interlock: Interlock,
+        full_disk: Episode,
+        counters: Counters,
+        alone: bool = False,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._now = wall_clock
+        self._client = client
+        self._content = content
+        self._interlock = interlock
+        self._full_disk = full_disk
+        self._counters = counters
+        self._transit = Transit()
+        self._alone = alone
+        self._landing = Landing(content, GATHER_S if alone else 0.0)
+        self._on_their_way: dict[ContentKey, Fetched] = {}
+        self._corrupt: StoreCorrupt | None = None
+        self._full_until = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that was brought has yet to reach the store."""
+        return bool(self._on_their_way)
+
+    def local(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | None:
+        """Bytes of the payload if it is here, valid until the caller awaits; None: fetch it. Raises StoreCorrupt."""
+        try:
+            payload = self._content.read(key, offset, size)
+            if payload is None and self._content.has(key):
+                self._counters.add("checksum_failures")
+        except StoreCorrupt:
+            raise
+        except StoreError as exc:
+            self._failed(exc)
+            payload = None
+        if payload is None:
+            passing = self._transit.get(key)
+            payload = None if passing is None else memoryview(passing)[offset : None if size is None else offset + size]
+        return None if payload is None else memoryview(payload)
+
+    def stored(self, key: ContentKey) -> bool:
+        """Whether the store has the record, or will have it in a moment. Raises StoreCorrupt."""
+        if key in self._on_their_way:
+            return True
+        if self._corrupt:
+            raise self._corrupt
+        try:
+            return self._content.has(key)
+        except StoreCorrupt:
+            raise
+        except StoreError as exc:
+            self._failed(exc)
+            return False
+
+    def stored_blocks(self, inode: int) -> int:
+        """How many blocks of a large file the store has, or will have in a moment. Raises StoreCorrupt."""
+        try:
+            coming = sum(key.inode == inode for key in self._on_their_way)
+            return self._content.blocks(inode) + coming
+        except StoreCorrupt:
+            raise
+        except StoreError as exc:
+            self._failed(exc)
+            return 0
+
+    def passing(self, key: ContentKey) -> bytes | None:
+        """What this process has fetched lately, wherever it is now."""
+        return self._transit.get(key)
+
+    def on_its_way(self, key: ContentKey) -> Fetched | None:
+        """What was brought and has yet to reach the store."""
+        return self._on_their_way.get(key)
+
+    def under_way(self, key: ContentKey) -> bool:
+        """Whether some process of the mount is fetching it."""
+        return self._client.fetching(key) or self._interlock.held(key)
+
+    async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, int]:
+        """Bring a whole file (block 0) or one block from the source into the store, unless another process just has.
+
+        Also says where it lies now, as `core.events` has it: FETCHED (in landing), REFUSED or UNSTORED.
+        Raises SourceError and StoreCorrupt.
+        """
+        fetched = await self.bring(node, block)
+        return fetched.payload, await fetched.settled()
+
+    async def bring(
+        self, node: Node, block: int = 0, delivery: Delivery | None = None, patience: Patience | None = None
+    ) -> Fetched:
+        """The same for a reader, who does not care whether the bytes have reached the store yet.
+
+        The delivery is made if this call is the one that reads them. Whatever is waited for, the source or another
+        process's fetch, takes no longer than the reader's patience, which began with the request: by default, now. What
+        is provisional never reaches the store.
+        """
+        key = ContentKey(node.inode, block)
+        # A look at the store sees it as of its first read, and pins old pages until it is ended. So none is open while
+        # something is waited for, in processes too that have no loop of requests to end it.
+        self._content.end_read()
+        offset = (block - 1) * BLOCK_BYTES if block else 0
+        length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
+        patience = patience or self._client.patience()
+        if node.settles_at and node.settles_at > self._now():
+            fetch = partial(self._fetch_provisional, key, node, offset, length, patience)
+        else:
+            fetch = partial(self._fetch_once, key, node.path, offset, length, node.version, delivery, patience)
+        return await self._client.shared(key, fetch)
+
+    async def drain(self) -> None:
+        """Return when everything that was brought has reached the store; call it before the process ends."""
+        await self._landing.drain()
+
+    async def _fetch_provisional(
+        self, key: ContentKey, node: Node, offset: int, length: int, patience: Patience
+    ) -> Fetched:
+        payload = await self._client.read(node.path, offset, length, node.version, patience=patience)
+        self._counters.add("origin_reads")
+        self._counters.add("origin_bytes", len(payload))
+        if node.settles_at == math.inf:
+            # Under the handle of one open (`filesystem.py`), so that nobody else finds it there.
+            self._transit.put(key, payload)
+        return Fetched(payload, UNSTORED)
+
+    async def _fetch_once(
+        self,
+        key: ContentKey,
+        path: bytes,
+        offset: int,
+        length: int,
+        version: Version,
+        delivery: Delivery | None,
+        patience: Patience,
+    ) -> Fetched:
+        if (landing := self._on_their_way.get(key)) is not None:
+            return landing
+        if not self._interlock.try_hold(key):
+            with trio.CancelScope(deadline=patience.until) as waiting:
+                await self._interlock.until_free(key)
+            if waiting.cancelled_caught:
+                raise self._client.timed_out(patience)
+            if (found := self._landed_by_another(key)) is not None:
+                return found
+            # It failed, or the store has no room. All who waited now ask side by side: one after the other, the last
+            # would find no patience left.
+            self._interlock.try_hold(key)
+        try:
+            # It may have landed, and the lock been let go, since the caller looked.
+            if (found := self._landed_by_another(key)) is not None:
+                return found
+            payload = await self._client.read(path, offset, length, version, delivery, patience)
+            self._counters.add("origin_reads")
+            self._counters.add("origin_bytes", len(payload))
+            self._transit.put(key, payload)
+            if time.monotonic() < self._full_until:
+                return Fetched(payload, UNSTORED)
+            fetched = self._on_their_way[key] = Fetched(payload)
+            try:
+                await self._landing.put(key, payload, partial(self._landed, key, fetched))
+            except trio.Cancelled:
+                del self._on_their_way[key]
+                raise
+        finally:
+            # Held until the record is in the store, for that is what other processes wait for.
+            if key not in self._on_their_way:
+                self._interlock.let_go(key)
+        if not self._alone:
+            # The READ that follows the OPEN may come to another process.
+            await fetched.settled()
+        return fetched
+
+    def _landed_by_another(self, key: ContentKey) -> Fetched | None:
+        """Counts no failures: who came here has met them. Raises StoreCorrupt."""
+        # One that another task has open may be an old one.
+        self._content.end_read()
+        try:
+            payload = self._content.read(key)
+            return None if payload is None else Fetched(bytes(payload), FETCHED)
+        except StoreCorrupt:
+            raise
+        except StoreError:
+            return None
+        finally:
+            self._content.end_read()
+
+    def _landed(self, key: ContentKey, fetched: Fetched, outcome: Outcome) -> None:
+        del self._on_their_way[key]
+        self._interlock.let_go(key)
+        if isinstance(outcome, StoreCorrupt):
+            # Nobody may be waiting for this one any more: the next who asks is told.
+            self._corrupt = outcome
+            fetched.settle(outcome)
+            return
+        if isinstance(outcome, StoreError):
+            self._failed(outcome, landing=True)
+            fetched.settle(UNSTORED)
+            return
+        # Not before the pause is over: what was under way when the disk was found full may still have fitted.
+        if outcome and 0 < self._full_until <= time.monotonic():
+            self._full_until = 0.0
+            self._full_disk.end()
+        fetched.settle(FETCHED if outcome else REFUSED)
+
+    def _failed(self, exc: StoreError, landing: bool = False) -> None:
+        self._counters.add("store_failures")
+        if isinstance(exc, StoreFull):
+            if not self._full_until and self._full_disk.begin():
+                log.warning("%s: files are read from the source until there is room again", exc)
+        elif not (landing and self._full_until):
+            log.warning("%s: reading from the source instead", exc)
+        if landing or isinstance(exc, StoreFull):
+            self._full_until = time.monotonic() + FULL_PAUSE_S

@@ -1,0 +1,92 @@
+"""Putting what was fetched into the store, behind the reader's back and several records at a time.
+
+A transaction of the store costs as much as a record of 100 kB in it, and all who write wait for each other. So what was
+fetched while one transaction ran, and in the moment before it, is put there by the next. Its readers have their bytes
+by then. The records that wait are bounded in bytes: who brings more waits for room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import trio
+
+from spiderfs.errors import StoreError
+from spiderfs.linux.worker_threads import Threads
+from spiderfs.store.store import Content, ContentKey
+
+# What a crash loses at most, and what is held in memory beside the transit.
+WAITING_BYTES = 32 << 20
+# What a payload takes beside its bytes where it is kept by its key: head, key, place in a dictionary. Measured: 255.
+ENTRY_BYTES = 256
+# In one transaction, for which others wait: 8 MiB take some 10 ms.
+BATCH_BYTES = 8 << 20
+# How long records are collected. At 1,500 files a second that makes three of them a transaction.
+GATHER_S = 0.002
+
+Outcome = bool | StoreError
+"""Whether the record is in landing (False: it cannot fit), or why the store failed."""
+
+
+class _Waiting(NamedTuple):
+    key: ContentKey
+    payload: bytes
+    tell: Callable[[Outcome], None]
+
+
+class Landing:
+    """One process's way into landing; belongs to one trio run, whose end it does not outlive: `drain` first."""
+
+    def __init__(self, content: Content, gather_s: float) -> None:
+        self._content = content
+        self._thread = Threads(1)
+        self._gather_s = gather_s
+        self._waiting: deque[_Waiting] = deque()
+        self._bytes = 0
+        self._running = False
+        self._freed = trio.Event()
+
+    async def put(self, key: ContentKey, payload: bytes, tell: Callable[[Outcome], None]) -> None:
+        """Have a record landed; waits for room alone. `tell` is called with the outcome on the loop's thread."""
+        while self._bytes > WAITING_BYTES:
+            await self._freed.wait()
+        self._waiting.append(_Waiting(key, payload, tell))
+        self._bytes += len(payload) + ENTRY_BYTES
+        if not self._running:
+            self._running = True
+            # Not in the reader's nursery: it ends with its request, and the record is to land whatever becomes of it.
+            trio.lowlevel.spawn_system_task(self._run)
+
+    async def drain(self) -> None:
+        """Return when nothing waits any more."""
+        while self._running:
+            await self._freed.wait()
+
+    async def _run(self) -> None:
+        while self._waiting:
+            if self._bytes < BATCH_BYTES:
+                await trio.sleep(self._gather_s)
+            batch: list[_Waiting] = []
+            size = 0
+            while self._waiting and (not batch or size + len(self._waiting[0].payload) <= BATCH_BYTES):
+                batch.append(self._waiting.popleft())
+                size += len(batch[-1].payload) + ENTRY_BYTES
+            outcomes = await self._thread.run(self._land, batch)
+            self._bytes -= size
+            self._running = bool(self._waiting)
+            self._freed.set()
+            self._freed = trio.Event()
+            for waiting, outcome in zip(batch, outcomes, strict=True):
+                waiting.tell(outcome)
+
+    def _land(self, batch: list[_Waiting]) -> list[Outcome]:
+        """In a thread."""
+        try:
+            return list(self._content.land_all([(waiting.key, waiting.payload) for waiting in batch]))
+        except StoreError as exc:
+            if len(batch) == 1:
+                return [exc]
+        # One that does not fit on the disk any more must not cost the others their place.
+        return [outcome for waiting in batch for outcome in self._land([waiting])]

@@ -1,0 +1,115 @@
+"""Directories: keeping the catalogue's listings complete and fresh, and walking them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import AsyncGenerator, Callable
+
+import trio
+
+from spiderfs.errors import SourceError, SourceNotADirectory, SourceNotFound, SourceUnavailable, Stale
+from spiderfs.sources.client import SourceClient
+from spiderfs.vfs.catalogue import ROOT_INODE, Catalogue, Node, join
+
+# Names taken from the catalogue at a time by a walk.
+_CHUNK = 1000
+
+
+class Lister:
+    def __init__(self, catalogue: Catalogue, client: SourceClient, wall_clock: Callable[[], float] = time.time) -> None:
+        self._catalogue = catalogue
+        self._client = client
+        self._now = wall_clock
+
+    async def root(self) -> Node:
+        """The root of the source, which is recorded when it is met first."""
+        try:
+            return self._catalogue.node(ROOT_INODE)
+        except Stale:
+            found = await self._client.stat(b"")
+            await trio.to_thread.run_sync(self._catalogue.record_root, found)
+            return self._catalogue.node(ROOT_INODE)
+
+    async def directory(self, path: bytes) -> Node:
+        """A directory by its path, made known step by step; raises Stale or SourceError where it is none."""
+        node = await self.root()
+        for name in path.split(b"/") if path else ():
+            await self.complete(node, ttl_s=1.0)
+            entry = self._catalogue.find(node.inode, name)
+            if entry is None or not stat.S_ISDIR(entry.stat.mode):
+                raise Stale(f"{os.fsdecode(path)} is no directory")
+            node = Node(entry.inode, join(node.path, name), entry.stat)
+        return node
+
+    async def refresh(self, node: Node) -> Node:
+        """The directory with its present attributes; with those that are known while the source cannot be asked.
+
+        Raises Stale if it is a directory no more, SourceDenied where the source refuses to say.
+        """
+        if not self._client.reachable:
+            return node
+        try:
+            found = await self._client.shared(("stat", node.inode), lambda: self._client.stat(node.path))
+        except SourceUnavailable:
+            return node
+        except (SourceNotFound, SourceNotADirectory) as exc:
+            raise Stale(f"{os.fsdecode(node.path)} is no longer a directory") from exc
+        if not stat.S_ISDIR(found.mode):
+            raise Stale(f"{os.fsdecode(node.path)} is no longer a directory")
+        return Node(node.inode, node.path, found)
+
+    async def complete(self, node: Node, ttl_s: float) -> None:
+        """Make sure that all names of a directory are known, as of at most `ttl_s` ago or by an unchanged mtime.
+
+        What is known must do while the source is unreachable; raises SourceUnavailable if nothing is.
+        """
+        listing = self._catalogue.listing(node.inode)
+        if listing is not None:
+            if 0 <= self._now() - listing.scanned_at < ttl_s or not self._client.reachable:
+                return
+            fresh = await self.refresh(node)
+            unchanged = fresh.stat.mtime_ns == listing.mtime_ns
+            # Who has just waited in vain for the attributes is not made to wait for a scan as well.
+            if not self._client.reachable or (unchanged and listing.is_settled):
+                return
+        try:
+            await self._client.shared(("scan", node.inode), lambda: self._scan(node))
+        except SourceUnavailable:
+            if listing is None:
+                raise
+        except (SourceNotFound, SourceNotADirectory) as exc:
+            raise Stale(f"{os.fsdecode(node.path)} is gone") from exc
+
+    async def _scan(self, node: Node) -> None:
+        now = self._now()
+        # Before the scan: what changes while it runs makes the mtime differ next time.
+        found = await self._client.stat(node.path)
+        names = await self._client.scan(node.path)
+        await trio.to_thread.run_sync(self._catalogue.record_listing, node.inode, names, found.mtime_ns, now)
+
+    async def walk(self, wanted: Callable[[bytes], bool], ttl_s: float) -> AsyncGenerator[list[Node], None]:
+        """All regular files, some at a time, of every directory whose path is `wanted`.
+
+        A directory that vanishes or cannot be read meanwhile is passed over by raising nothing: its files are left out.
+        """
+        waiting = [await self.root()]
+        while waiting:
+            directory = waiting.pop()
+            if not wanted(directory.path):
+                continue
+            try:
+                await self.complete(directory, ttl_s)
+            except (SourceError, Stale):
+                continue
+            after = 0
+            while entries := self._catalogue.entries(directory.inode, after, _CHUNK):
+                after = entries[-1].position
+                nodes = [
+                    Node(entry.inode, join(directory.path, entry.name), entry.stat, entry.settles_at)
+                    for entry in entries
+                ]
+                waiting += [node for node in nodes if node.is_directory]
+                yield [node for node in nodes if node.is_regular]
+                await trio.lowlevel.checkpoint()

@@ -1,0 +1,197 @@
+"""Where accuracy.py and hit_ratio.py could silently be wrong: closed forms, labels, attribution, draws."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from spiderfs.trace.format import TraceWriter, read_trace
+
+SAMPLES, CLASSES = 480, 4
+
+
+@pytest.fixture(scope="module")
+def in_process() -> ModuleType:
+    return importlib.import_module("benchmarks.training.in_process")
+
+
+@pytest.fixture(scope="module")
+def accuracy(in_process: ModuleType) -> ModuleType:
+    return importlib.import_module("benchmarks.training.accuracy")
+
+
+@pytest.fixture(scope="module")
+def hit_ratio(in_process: ModuleType) -> ModuleType:
+    return importlib.import_module("benchmarks.engine.hit_ratio")
+
+
+@pytest.fixture(scope="module")
+def pool(in_process: ModuleType) -> Any:
+    """Noise around a colour for each class: learnt in one epoch, so that neighbours are of one label."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(SAMPLES) % CLASSES
+    colours = torch.randn(CLASSES, 3, 1, 1, generator=generator)
+    images = colours[labels] + 0.5 * torch.randn(SAMPLES, 3, 32, 32, generator=generator)
+    held_out = in_process.Data(Path(), [], 0, images[:100], labels[:100], CLASSES)
+    return in_process.Pool(images, labels, [700 + 7 * (sample % 50) for sample in range(SAMPLES)], held_out)
+
+
+def lru_hits(cached: float) -> float:
+    return cached + (1 - cached) * math.log(1 - cached)
+
+
+def permutations(samples: int, epochs: int) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.permutation(samples).tolist() for _ in range(epochs)]
+
+
+def test_uniform_sampling_meets_the_closed_forms(in_process: ModuleType) -> None:
+    lists = permutations(1000, 12)
+    found = in_process.list_origin(lists, [1] * 1000, 200)
+    assert np.mean(found["LRU"][1:]) == pytest.approx(1 - lru_hits(0.2), abs=0.005)
+    for name in ("MinIO", "MIN", "MIN by epoch"):
+        assert found[name][0] == 1
+        assert found[name][1:] == pytest.approx([0.8] * 11)
+
+
+def test_the_cache_of_uniform_sampling_is_an_lru(accuracy: ModuleType, in_process: ModuleType) -> None:
+    lists = permutations(1000, 5)
+    sizes = [1 + sample % 3 for sample in range(1000)]
+    cache = in_process.Cache(accuracy.CONFIGURATIONS["uniform"], [0] * 1000, sizes, 400, 8, seed=1)
+    origin = []
+    for drawn in lists:
+        assert [cache.read(sample) for sample in drawn] == drawn
+        origin.append(cache.counts.origin_bytes / cache.counts.opens)
+        assert cache.counts.redirects == 0
+        cache.epoch_end(0.5, 0.5)
+    assert origin == pytest.approx(in_process.list_origin(lists, sizes, 400)["LRU"])
+
+
+def test_min_by_epoch_lies_between_lru_and_min(in_process: ModuleType) -> None:
+    rng = np.random.default_rng(2)
+    chances = 1 / np.arange(5, 505)
+    lists = [rng.choice(500, 500, p=chances / chances.sum()).tolist() for _ in range(6)]
+    found = {name: np.mean(origin) for name, origin in in_process.list_origin(lists, [1] * 500, 100).items()}
+    assert found["MIN"] < found["MIN by epoch"] < found["LRU"]
+
+
+def watched(in_process: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """What goes into and out of the cache while a training runs."""
+    seen: dict[str, list[Any]] = {"wanted": [], "given": [], "learned": []}
+    read, learn = in_process.Cache.read, in_process.Cache.learn
+
+    def watched_read(cache: Any, wanted: int) -> int:
+        given: int = read(cache, wanted)
+        seen["wanted"].append(wanted)
+        seen["given"].append(given)
+        return given
+
+    def watched_learn(cache: Any, served: Any, embeddings: Any, losses: Any) -> None:
+        seen["learned"] += served.tolist()
+        assert embeddings.dtype == np.float16
+        assert len(embeddings) == len(losses) == len(served)
+        learn(cache, served, embeddings, losses)
+
+    monkeypatch.setattr(in_process.Cache, "read", watched_read)
+    monkeypatch.setattr(in_process.Cache, "learn", watched_learn)
+    return seen
+
+
+def test_stand_ins_have_the_label_and_are_what_is_learned(
+    in_process: ModuleType, pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = watched(in_process, monkeypatch)
+    run = in_process.train(pool, in_process.Configuration(), "spider", 1, 3)
+    wanted, given = torch.tensor(seen["wanted"]), torch.tensor(seen["given"])
+    assert len(wanted) == 3 * SAMPLES
+    replaced = wanted != given
+    assert (pool.labels[wanted] == pool.labels[given]).all()
+    assert seen["learned"] == seen["given"]
+    assert int(replaced.sum()) == round(sum(epoch.redirected_share for epoch in run.epochs) * SAMPLES) > 0
+    for epoch in run.epochs:
+        assert epoch.hit_ratio >= epoch.redirected_share
+        assert epoch.served_share <= epoch.drawn_share
+    # The first epoch has no scores: it draws every sample once.
+    assert sorted(seen["wanted"][:SAMPLES]) == list(range(SAMPLES))
+    assert run.epochs[-1].drawn_share < 0.9
+
+
+def test_nothing_is_replaced_where_nothing_may_be(in_process: ModuleType, pool: Any) -> None:
+    run = in_process.train(pool, in_process.Configuration(stand_in_share=0.0, uniform_epochs=2), "none", 1, 2)
+    assert [epoch.redirected_share for epoch in run.epochs] == [0, 0]
+    assert [epoch.drawn_share for epoch in run.epochs] == [1, 1]
+
+
+def test_all_begin_alike(accuracy: ModuleType, in_process: ModuleType, pool: Any) -> None:
+    """Without scores, two configurations of a seed draw the same list and learn the same."""
+    uniform = in_process.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 2)
+    warming = in_process.train(pool, in_process.Configuration(ratio=(1.0, 1.0), uniform_epochs=2), "warming", 1, 2)
+    assert uniform.top1 == warming.top1
+    assert uniform.list_origin == warming.list_origin
+
+
+@pytest.mark.parametrize("scores", ["loss", "rank"])
+def test_scores_from_losses_change_what_is_drawn(in_process: ModuleType, pool: Any, scores: str) -> None:
+    run = in_process.train(pool, in_process.Configuration(scores=scores, weight_clip=4.0), scores, 1, 2)
+    assert [epoch.redirected_share for epoch in run.epochs] == [0, 0]
+    assert run.epochs[0].drawn_share == 1
+    assert run.epochs[1].drawn_share < 0.8
+
+
+def test_an_epoch_of_part_of_the_samples_ends_with_the_same_learning_rate(in_process: ModuleType) -> None:
+    training = importlib.import_module("benchmarks.training.training")
+    rates = []
+    for batches in (8, 5, 3):
+        steps = training.Steps(torch.nn.Linear(1, 1), 4, 8 * training.BATCH)
+        by_epoch = []
+        for epoch in range(4):
+            for batch in range(1, batches + 1):
+                steps.optimizer.step()
+                steps.taken(epoch, batch, batches)
+            by_epoch.append(steps.optimizer.param_groups[0]["lr"])
+        rates.append(by_epoch)
+    assert rates[0] == rates[1] == rates[2]
+    assert rates[0][-1] < rates[0][0]
+
+
+def test_a_measurement_goes_on_with_its_own_file_only(
+    accuracy: ModuleType, in_process: ModuleType, pool: Any, tmp_path: Path
+) -> None:
+    path, extent = tmp_path / "runs.json", accuracy.Extent(2, SAMPLES, 100, 1)
+    assert accuracy.runs_in(path, extent) == []
+    run = in_process.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 2)
+    accuracy.save(path, accuracy.result_of(extent, [run]))
+    assert accuracy.runs_in(path, extent) == [run]
+    with pytest.raises(RuntimeError, match="another extent"):
+        accuracy.runs_in(path, accuracy.Extent(3, SAMPLES, 100, 1))
+
+
+def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleType, pool: Any, tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "trace")
+    in_process.train(pool, hit_ratio.RECORDED, "recorded", 1, 3, trace=writer)
+    writer.close()
+    points = list(hit_ratio.points_of(read_trace(tmp_path / "trace"), None))
+    for capacity in hit_ratio.CAPACITIES:
+        at = {point.policy: point for point in points if point.capacity == capacity}
+        assert set(at) == set(hit_ratio.POLICIES_SHOWN)
+        best = max(at.values(), key=lambda point: point.hit_ratio if point.policy != "spider" else 0)
+        assert best.policy == "MIN"
+        assert at["lru"].hit_ratio < at["MIN by epoch"].hit_ratio
+        assert at["importance"].redirected_share == at["lru"].redirected_share == 0
+    assert any(point.redirected_share > 0 for point in points if point.policy == "spider")
+
+
+def test_every_training_through_mounts_can_be_plotted(in_process: ModuleType) -> None:
+    train, report = (
+        importlib.import_module("benchmarks.training.train"),
+        importlib.import_module("benchmarks.training.train_report"),
+    )
+    assert set(report.COLOURS) == set(train.CONFIGURATIONS)
+    assert {choice.sampler for choice in train.CONFIGURATIONS.values()} - {None} <= set(train.SAMPLERS)

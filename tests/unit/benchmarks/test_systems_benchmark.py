@@ -1,0 +1,128 @@
+"""Where systems.py could silently be wrong: what is counted as fetched, and what each system is made of."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.progress import Progress
+
+SAMPLES, CLASSES, SIZE, SHARE, EPOCHS = 480, 4, 700, 0.2, 6
+
+
+@pytest.fixture(scope="module")
+def systems() -> ModuleType:
+    return importlib.import_module("benchmarks.training.systems")
+
+
+@pytest.fixture(scope="module")
+def pool(systems: ModuleType) -> Any:
+    """Noise around a colour for each class; of the last tenth there is only noise."""
+    in_process = importlib.import_module("benchmarks.training.in_process")
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(SAMPLES) % CLASSES
+    colours = torch.randn(CLASSES, 3, 1, 1, generator=generator)[labels]
+    colours[-SAMPLES // 10 :] = 0
+    images = colours + 0.5 * torch.randn(SAMPLES, 3, 32, 32, generator=generator)
+    held_out = in_process.Data(Path(), [], 0, images[:100], labels[:100], CLASSES)
+    return in_process.Pool(images, labels, [SIZE] * SAMPLES, held_out)
+
+
+@pytest.fixture(scope="module")
+def measured(systems: ModuleType, pool: Any) -> dict[str, Any]:
+    """Every system, and of those that say why only what is checked here."""
+    torch.set_num_threads(1)
+    progress = Progress(disable=True)
+    found = {of.system: of for of in systems.measure_uniform(pool, [SHARE], 1, EPOCHS, progress)}
+    for name in (*systems.SYSTEMS, "shade, no repeats", "uniform+plan, 1/2 of the epochs"):
+        found[name] = systems.measure_system(pool, systems.Task(name, SHARE, 1), EPOCHS, progress)
+    return found
+
+
+def test_fetched_is_what_was_neither_cached_nor_lent(measured: dict[str, Any]) -> None:
+    for name, of in measured.items():
+        if len(of.epochs) < EPOCHS:
+            continue
+        missed = np.mean([epoch.reads_share * (1 - epoch.hit_ratio) for epoch in of.epochs[EPOCHS // 2 :]])
+        if name == "impact":
+            # Those whose rank varies are read once more before each epoch.
+            assert missed <= of.settled("origin") < missed + 0.25 * SHARE + 0.01
+        else:
+            assert of.settled("origin") == pytest.approx(missed, rel=0.02), name
+
+
+def test_each_system_is_what_it_says(systems: ModuleType, measured: dict[str, Any]) -> None:
+    assert set(systems.ROWS) <= set(measured)
+    lending = {name for name, of in measured.items() if of.settled("redirected_share") > 0}
+    assert lending == {"icache", "impact", "spider"}
+    assert measured["icache"].settled("reads_share") == pytest.approx(0.5)
+    assert measured["impact"].settled("reads_share") == pytest.approx(0.5)
+    assert measured["shade"].settled("hit_ratio") > measured["shade, no repeats"].settled("hit_ratio")
+    assert measured["shade"].settled("served_share") < measured["shade, no repeats"].settled("served_share")
+    assert len(measured["uniform+plan, 1/2 of the epochs"].epochs) == EPOCHS // 2
+
+
+def test_uniform_sampling_is_one_training_whatever_the_cache(measured: dict[str, Any]) -> None:
+    same = [measured[name] for name in ("lru", "lfu", "minio", "uniform+plan")]
+    assert len({of.top1 for of in same}) == 1
+    # Few samples: an epoch's misses vary by some.
+    assert measured["lru"].settled("hit_ratio") == pytest.approx(0.0215, abs=0.02)
+    for name in ("minio", "quiver", "uniform+plan"):
+        assert measured[name].settled("hit_ratio") == pytest.approx(SHARE, abs=0.01), name
+        assert measured[name].settled("served_share") == 1
+    for of in same:
+        assert of.settled("planned") == of.settled("foreseen") == pytest.approx(1 - SHARE, abs=0.01)
+
+
+def test_a_plan_fetches_as_min_does(measured: dict[str, Any]) -> None:
+    """It knows three quarters of the next epoch's samples more than MIN by epoch, and nothing of those that follow."""
+    of = measured["spider+plan"]
+    assert of.settled("foreseen") < of.settled("origin") < 1.05 * of.settled("planned")
+    assert of.settled("redirected_share") == 0
+
+
+def test_cached_candidates_come_first(systems: ModuleType) -> None:
+    in_process = importlib.import_module("benchmarks.training.in_process")
+    configuration = systems.SYSTEMS["quiver"].configuration
+    cache = in_process.Cache(configuration, [0] * 1000, [1] * 1000, 200, 8, seed=1)
+    for sample in range(200):
+        cache.read(sample)
+    batches = list(in_process.in_batches(list(range(1000)), cache, 10, np.random.default_rng(1)))
+    assert sorted(sample for batch in batches for sample in batch) == list(range(1000))
+    assert all(sample < 200 for sample in batches[0])
+    assert all(sample >= 200 for batch in batches[-10:] for sample in batch)
+    plain = list(in_process.in_batches(list(range(1000)), cache, 1, np.random.default_rng(1)))
+    assert [sample for batch in plain for sample in batch] == list(range(1000))
+
+
+def test_a_measurement_goes_on_with_its_own_file_only(
+    systems: ModuleType, measured: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, extent = tmp_path / "systems.json", systems.Extent(EPOCHS, SAMPLES, 100, 1)
+    assert systems.measured_in(path, extent, []) == []
+    kept = list(measured.values())
+    systems.save(path, systems.result_of(extent, kept))
+    assert systems.measured_in(path, extent, []) == kept
+    assert {of.system for of in kept} - {of.system for of in systems.measured_in(path, extent, ["shade"])} == {"shade"}
+    with pytest.raises(RuntimeError, match="another extent"):
+        systems.measured_in(path, systems.Extent(EPOCHS + 1, SAMPLES, 100, 1), [])
+    other = replace(systems.SYSTEMS["shade"], epochs=2.0)
+    monkeypatch.setitem(systems.SYSTEMS, "shade", other)
+    with pytest.raises(RuntimeError, match="another system"):
+        systems.measured_in(path, extent, [])
+
+
+def test_equal_accuracy_lies_between_trainings_of_different_length(measured: dict[str, Any]) -> None:
+    report = importlib.import_module("benchmarks.training.systems_report")
+    whole, half = measured["uniform+plan"], measured["uniform+plan, 1/2 of the epochs"]
+    short, longest = replace(half, top1=0.4), replace(whole, top1=0.6)
+    group = report.grouped([longest, short])
+    for top1, fetched in ((0.5, (whole.whole + half.whole) / 2), (0.7, whole.whole), (0.3, None)):
+        assert report.at_equal_accuracy(group, replace(measured["shade"], top1=top1)) == fetched
+    assert report.at_equal_accuracy(group, replace(measured["shade"], seed=2)) is None

@@ -1,0 +1,240 @@
+"""The command line: help, and every way to fail in exactly one line."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from spiderfs import __version__
+from spiderfs.cli import umount
+from spiderfs.cli.main import COMMANDS, main
+from spiderfs.cli.watch import page, rates
+from spiderfs.linux import mounts
+from spiderfs.options.model import default_rows
+
+STATS: dict[str, Any] = {
+    "version": "0.1.0",
+    "source": "/nfs/a",
+    "mountpoint": "/mnt/a",
+    "pid": 4711,
+    "policy": "minio",
+    "capacity_bytes": 10 * 2**30,
+    "used_bytes": 2 * 2**30,
+    "entries": 12,
+    "sections": {"landing": {"bytes": 2**30, "entries": 12}, "odd": 3},
+    "workers": 2,
+    "uptime_s": 3700.5,
+    "metrics": {"spiderfs_opens_total": 1200, "note": "text"},
+}
+
+
+def spiderfs(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refusal(*arguments: str | Path) -> str:
+    """The one line that a failing command says."""
+    result = spiderfs(*arguments)
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("spiderfs: ")
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that looks like a mount: the mount table says so, and it has control files."""
+    here = tmp_path / "mnt"
+    control = here / ".spiderfs"
+    control.mkdir(parents=True)
+    (control / "stats").write_text("all is well\n")
+    (control / "stats.json").write_text(json.dumps({**STATS, "cache_dir": str(tmp_path / "cache")}))
+    (control / "config").write_text("capacity=10GiB\n")
+    table = tmp_path / "mountinfo"
+    table.write_text(f"101 27 0:50 / {here} ro - fuse.spiderfs /nfs/a ro\n")
+    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
+    return here
+
+
+@pytest.fixture
+def unmounted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each unmount was lazy."""
+    calls: list[bool] = []
+    monkeypatch.setattr(umount, "unmount", lambda path, lazy: calls.append(lazy))
+    return calls
+
+
+def test_help_names_every_command_and_every_option() -> None:
+    shown = spiderfs("--help").output
+    assert all(name in shown for name in COMMANDS if name != "mount-helper")
+    assert "mount-helper" not in shown
+    shown = spiderfs("mount", "--help").output
+    assert all(row.name in shown for row in default_rows())
+    for name in COMMANDS:
+        assert spiderfs(name, "--help").exit_code == 0
+    assert __version__ in spiderfs("--version").output
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = {"pydantic", "numpy", "rich", "lmdb", "trio"}
+    script = (
+        "import sys; from spiderfs.cli.main import main; main(['--help'], standalone_mode=False);"
+        f"print(sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stderr == "[]\n"
+
+
+def test_what_cannot_be_mounted(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    assert "did you mean capacity?" in refusal("mount", tmp_path, tmp_path / "mnt", "-o", "ro,capcity=1GiB")
+    assert "does not exist" in refusal("mount", tmp_path / "missing", tmp_path / "mnt")
+    assert "no source" in refusal("mount")
+    assert "no mountpoint" in refusal("mount", tmp_path)
+    assert "cannot be read" in refusal("mount", "--config", tmp_path / "missing.toml")
+    assert spiderfs("mount", "--unheard-of").exit_code == 2
+
+
+def test_commands_on_what_is_not_mounted(tmp_path: Path) -> None:
+    for arguments in (["umount"], ["status"], ["status", "--watch"], ["config"]):
+        assert "no spiderfs is mounted at" in refusal(*arguments, tmp_path)
+    assert spiderfs("status", "--watch").exit_code == 2
+    assert spiderfs("stat").exit_code == 2
+
+
+def test_status_of_one_mount(mounted: Path) -> None:
+    assert spiderfs("status", mounted).output == "all is well\n"
+    assert json.loads(spiderfs("status", mounted, "--json").output)["pid"] == 4711
+
+
+def test_status_lists_mounts(mounted: Path) -> None:
+    line = f"/nfs/a on {mounted}: 2.0 GiB of 10.0 GiB cached (20%), policy minio, pid 4711\n"
+    assert spiderfs("status").output == line
+    (listed,) = json.loads(spiderfs("status", "--json").output)
+    assert listed["stats"]["workers"] == 2
+    (mounted / ".spiderfs" / "stats.json").write_text("[]")
+    assert "not readable" in spiderfs("status").output
+    mounts.MOUNT_TABLE.write_text("")
+    assert spiderfs("status").output == "no spiderfs is mounted\n"
+    assert json.loads(spiderfs("status", "--json").output) == []
+
+
+def test_status_of_a_hung_mount(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = hang(mounted, monkeypatch)
+    assert "does not answer" in refusal("status", mounted)
+    assert "does not answer" in spiderfs("status").output
+    released()
+
+
+def test_the_page_of_watch() -> None:
+    def text(stats: dict[str, Any], rates_per_s: dict[str, float]) -> str:
+        shown = io.StringIO()
+        Console(width=100, file=shown).print(page(stats, rates_per_s))
+        return shown.getvalue()
+
+    before = {"metrics": {"spiderfs_opens_total": 1000, "note": "text"}}
+    assert rates(STATS, before, 2.0) == {"spiderfs_opens_total": 100.0}
+    assert rates(STATS, {}, 0.0) == {}
+    shown = text(STATS, {"spiderfs_opens_total": 100.0})
+    for expected in ("/nfs/a on /mnt/a", "2.0 GiB of 10.0 GiB", "1:01:40", "landing", "1,200", "100.0"):
+        assert expected in shown
+    plans: list[Any] = [
+        {"list": "train", "epoch": 3, "position": 250, "length": 1000, "ready_s": 2.04, "late_share": 0.0125},
+        {"list": "val", "epoch": 3, "position": 40, "length": 40, "ready_s": 0.0, "late_share": 0, "believed": False},
+        {"list": "of a newer version", "position": "?", "length": 0},
+        {"position": 1, "length": 2},
+        7,
+    ]
+    lines = [line.rstrip() for line in text({**STATS, "plans": plans}, {}).splitlines()]
+    at = lines.index("train, epoch 3: 250 of 1000, 2.0 s ready ahead, 1.2% late")
+    assert lines[at + 2] == "val, epoch 3: 40 of 40, 0.0 s ready ahead, 0.0% late; not followed, so it is not acted on"
+    assert lines[at + 4] == "?, epoch ?: 1 of 2"
+    # A quarter, all and half of the bar.
+    assert [lines[at + number].count("━") for number in (1, 3, 5)] == [15, 60, 30]
+    assert "newer" not in "".join(lines)
+    assert "? on ?" in text({"plans": 7, "metrics": None, "uptime_s": "x", "capacity_bytes": 0}, {})
+
+
+def test_config_shows_and_changes(mounted: Path) -> None:
+    assert spiderfs("config", mounted).output == "capacity=10GiB\n"
+    result = spiderfs("config", mounted, "policy=lru")
+    assert (result.exit_code, result.output) == (0, "")
+    assert (mounted / ".spiderfs" / "config").read_text().startswith("policy=lru\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("workers=3", "cannot be changed while mounted"),
+        ("capcity=1", "did you mean capacity?"),
+        ("capacity=lots", "write it like"),
+        ("capacity", "capacity=VALUE"),
+    ],
+)
+def test_config_says_why_it_refuses(mounted: Path, change: str, said: str) -> None:
+    assert said in refusal("config", mounted, "policy=lru", change)
+    # All or nothing: the good change before the bad one is not made either.
+    assert (mounted / ".spiderfs" / "config").read_text() == "capacity=10GiB\n"
+
+
+def test_config_of_a_mount_that_fails(mounted: Path) -> None:
+    (mounted / ".spiderfs" / "config").unlink()
+    assert "cannot be used" in refusal("config", mounted)
+
+
+def test_umount_waits_for_the_daemon(mounted: Path, unmounted: list[bool], tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    lock = os.open(tmp_path / "cache" / "lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert not umount.wait_released(tmp_path / "cache", 0)
+    release = threading.Timer(0.1, os.close, [lock])
+    release.start()
+    assert spiderfs("umount", mounted).exit_code == 0
+    release.join()
+    assert umount.wait_released(tmp_path / "cache", 0)
+    assert unmounted == [False]
+
+
+def test_umount_names_a_daemon_that_stays(
+    mounted: Path, unmounted: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(umount, "wait_released", lambda cache_dir, timeout_s: False)
+    assert "kill 4711" in refusal("umount", mounted)
+    assert spiderfs("umount", "--lazy", mounted).exit_code == 0
+    assert unmounted == [False, True]
+
+
+def test_umount_detaches_a_hung_mount(mounted: Path, unmounted: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    released = hang(mounted, monkeypatch)
+    result = spiderfs("umount", mounted)
+    released()
+    assert result.exit_code == 0
+    assert "does not answer" in result.stderr
+    assert unmounted == [True]
+
+
+def hang(mount: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """Make stats of a pretended mount hang, as a FIFO without a writer does, until the result is called."""
+    for name in ("stats", "stats.json"):
+        (mount / ".spiderfs" / name).unlink()
+        os.mkfifo(mount / ".spiderfs" / name)
+    monkeypatch.setattr("spiderfs.cli.control_files.ANSWER_TIMEOUT_S", 0.02)
+
+    def release() -> None:
+        for name in ("stats", "stats.json"):
+            os.close(os.open(mount / ".spiderfs" / name, os.O_RDWR | os.O_NONBLOCK))
+
+    return release

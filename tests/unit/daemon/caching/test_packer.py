@@ -1,0 +1,398 @@
+"""The packer against a directory: what is packed, when it is loaded, and that nothing of it goes wrong for a reader."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from spiderfs.core.events import FETCHED, HIT, Access
+from spiderfs.daemon.caching import packer as packing
+from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.packer import Packer
+from spiderfs.metrics import SharedCounters
+from spiderfs.packages.format import DIRECTORY, PackageDirectory, WithoutPackages, own_prefix, pack
+from spiderfs.policies import impact
+from spiderfs.policies.impact import Impact
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.local import LocalSource
+from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.store import ContentKey
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.lister import Lister
+
+SAMPLES, SIZE = 40, 100
+# The first half is easy, and so packed: ten in a package.
+EASY = range(SAMPLES // 2)
+PACKAGE = 10 * SIZE
+
+
+class Source(LocalSource):
+    reads: list[bytes]
+
+    def read(self, path: bytes, *others: object) -> bytes:
+        self.reads.append(path)
+        return super().read(path, *others)  # type: ignore[arg-type]
+
+
+class Harness:
+    """Twenty of forty samples fit, of which half are for easy ones."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "source"
+        (self.root / "train").mkdir(parents=True, exist_ok=True)
+        for number in range(SAMPLES):
+            path = self.root / f"train/{number:03d}"
+            if not path.exists():
+                path.write_bytes(b"%03d" % number + bytes(SIZE - 3))
+        self.source = Source(os.fspath(self.root))
+        self.source.reads = []
+        self.counters = SharedCounters(1)
+        row = self.counters.row(0)
+        self.client = SourceClient(
+            WithoutPackages(self.source), SourceLimits(attempts=1), rng=random.Random(1), on_event=lambda event: None
+        )
+        self.catalogue, self.content = Catalogue(MemoryRecords(TABLES)), MemoryContent()
+        self.keeper = Keeper(self.content, "impact", 0.5, row)
+        self.keeper.restore(20 * SIZE, None)
+        self.lock = Interlock(root / "lock")
+        fetcher = Fetcher(self.client, self.content, self.lock, Episode(root / "full"), row)
+        self.packer = Packer(
+            self.keeper,
+            self.catalogue,
+            fetcher,
+            self.client,
+            self.source,
+            self.content,
+            row,
+            PackageDirectory(self.source.root_fd, root / "key"),
+            PACKAGE,
+        )
+
+    @property
+    def policy(self) -> Impact:
+        assert isinstance(self.keeper.engine.policy, Impact)
+        return self.keeper.engine.policy
+
+    @property
+    def packages(self) -> list[Path]:
+        directory = self.root / os.fsdecode(DIRECTORY)
+        return sorted(directory.iterdir()) if directory.exists() else []
+
+    def count(self, name: str) -> int:
+        return self.counters.totals()[name]
+
+    async def learn(self) -> None:
+        """Names, classes, losses, and the list that follows."""
+        lister = Lister(self.catalogue, self.client)
+        await lister.complete(await lister.directory(b""), ttl_s=60.0)
+        await lister.complete(await lister.directory(b"train"), ttl_s=60.0)
+        self.policy.listed("train", dict.fromkeys(map(self.inode, range(SAMPLES)), 0))
+        for number in range(SAMPLES):
+            self.policy.scored(self.inode(number), 1.0 + number)
+        self.policy.new_epoch()
+
+    def inode(self, number: int) -> int:
+        directory = self.catalogue.find(ROOT_INODE, b"train")
+        assert directory is not None
+        found = self.catalogue.find(directory.inode, b"%03d" % number)
+        assert found is not None
+        return found.inode
+
+    def read(self, *numbers: int) -> None:
+        """As a reader does it: what is missing is fetched."""
+        for number in numbers:
+            inode = self.inode(number)
+            here = self.content.has(ContentKey(inode))
+            if not here:
+                self.content.land(ContentKey(inode), (self.root / f"train/{number:03d}").read_bytes())
+            self.keeper.fold(_events(inode, HIT if here else FETCHED))
+
+    def read_and_collect(self, *numbers: int) -> None:
+        for number in numbers:
+            self.read(number)
+            self.packer._collect(self.policy)
+
+    async def pack(self) -> None:
+        assert self.packer._collected_bytes >= PACKAGE
+        await self.packer._write()
+
+    async def load(self) -> bool:
+        package = await self.packer._best(self.policy)
+        if package is not None:
+            await self.packer._load(self.policy, package)
+        return package is not None
+
+    def cached(self) -> list[int]:
+        return [number for number in range(SAMPLES) if self.inode(number) in self.keeper.engine.members]
+
+
+def _events(inode: int, where: int) -> list[Access]:
+    return [Access(1.0, inode, inode, SIZE, 0, 1, 0, where)]
+
+
+@pytest.fixture(autouse=True)
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(impact, "FIRST_READS", {True: 1e9, False: 1e9})
+
+
+def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+    async def main() -> None:
+        harness = Harness(tmp_path)
+        try:
+            await test(harness)
+        finally:
+            harness.lock.close()
+            harness.source.close()
+
+    trio.run(main)
+
+
+async def with_a_package(harness: Harness) -> None:
+    """Ten easy samples are packed, none of which is cached; ten others are, and were read in this epoch."""
+    await harness.learn()
+    harness.read_and_collect(*range(10))
+    await harness.pack()
+    assert len(harness.packages) == 1
+    harness.keeper.evict(ContentKey(harness.inode(number)) for number in range(10))
+    harness.policy.new_epoch()
+    harness.read(*range(10, 20))
+
+
+def test_what_is_missed_is_packed_without_reading_it_again(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.learn()
+        harness.source.reads.clear()
+        harness.read_and_collect(*range(9), 30)
+        assert harness.packer._collected_bytes == 9 * SIZE, "of the easy ones alone"
+        harness.policy.stood_in(harness.inode(1), harness.inode(12))
+        harness.packer._collect(harness.policy)
+        assert harness.packer._collected_bytes == 9 * SIZE, "it was replaced, not read"
+        harness.read_and_collect(9)
+        await harness.pack()
+        assert harness.source.reads == []
+        assert harness.count("packages_written") == 1
+        assert [package.suffix for package in harness.packages] == [".package"]
+        # What is missed again is in a package already.
+        harness.policy.new_epoch()
+        harness.keeper.evict(ContentKey(harness.inode(number)) for number in range(10))
+        harness.read_and_collect(*range(10))
+        assert harness.packer._collected_bytes == 0
+
+    run(tmp_path, test)
+
+
+def test_one_read_brings_fresh_samples_with_their_bytes(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await with_a_package(harness)
+        harness.source.reads.clear()
+        before = harness.count("origin_bytes")
+        assert await harness.load()
+        (read,) = harness.source.reads
+        assert read.startswith(DIRECTORY)
+        assert harness.count("origin_bytes") - before == harness.packages[0].stat().st_size
+        fresh = [number for number in harness.cached() if number < 10]
+        assert len(fresh) >= 5
+        assert harness.count("packaged_samples") == len(fresh)
+        for number in fresh:
+            assert harness.content.read(ContentKey(harness.inode(number))) == b"%03d" % number + bytes(SIZE - 3)
+        assert not await harness.load(), "there is nothing more to win"
+        # They stand in for others, as long as nobody has read them.
+        first, *others = map(harness.inode, fresh)
+        harness.keeper.evict([ContentKey(first)])
+        assert harness.policy.stand_in("train", first) in others
+
+    run(tmp_path, test)
+
+
+def test_nothing_is_loaded_while_the_policy_has_no_room(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await with_a_package(harness)
+        # None of what is cached was read in this one.
+        harness.policy.new_epoch()
+        harness.source.reads.clear()
+        assert not await harness.load()
+        assert harness.source.reads == []
+
+    run(tmp_path, test)
+
+
+def test_a_file_that_has_changed_is_not_taken_from_a_package(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await with_a_package(harness)
+        changed = harness.root / "train/003"
+        changed.write_bytes(b"new" + bytes(SIZE))
+        old = harness.inode(3)
+        harness.catalogue.record(
+            harness.catalogue.directory_inode(b"train"), b"003", harness.source.stat(b"train/003"), 1e12
+        )
+        assert harness.inode(3) != old
+        assert await harness.load()
+        assert 3 not in harness.cached()
+        assert not harness.content.has(ContentKey(old))
+        assert not harness.content.has(ContentKey(harness.inode(3)))
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("place", [40, -5])
+def test_a_damaged_package_is_removed_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int) -> None:
+    async def test(harness: Harness) -> None:
+        await with_a_package(harness)
+        (path,) = harness.packages
+        before, damaged = path.stat(), bytearray(path.read_bytes())
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert await harness.load()
+        assert harness.packages == []
+        assert harness.count("packages_removed") == 1
+        assert not await harness.load()
+
+    run(tmp_path, test)
+    assert len(caplog.records) == 1
+    assert "is removed" in caplog.text
+
+
+def test_one_that_another_mount_has_removed_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(harness: Harness) -> None:
+        await with_a_package(harness)
+        harness.packages[0].unlink()
+        assert await harness.load()
+        assert not await harness.load()
+        assert harness.count("packages_loaded") == 0
+
+    run(tmp_path, test)
+    assert caplog.records == []
+
+
+def test_packages_are_found_again_and_damaged_ones_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path, with_a_package)
+
+    async def test(harness: Harness) -> None:
+        damaged = harness.packages[0].with_name(harness.packages[0].name.replace("-", "-0"))
+        damaged.write_bytes(b"not one")
+        damaged.chmod(0o600)
+        await harness.learn()
+        await harness.packer._find()
+        assert len(harness.packages) == 1
+        harness.read(*range(10, 20))
+        harness.source.reads.clear()
+        assert await harness.load()
+        assert len(harness.source.reads) == 1
+        assert {number for number in harness.cached() if number < 10}
+
+    run(tmp_path, test)
+    assert len(caplog.records) == 1
+
+
+def test_what_others_have_made_is_ignored_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path, with_a_package)
+
+    async def test(harness: Harness) -> None:
+        (ours,) = harness.packages
+        path, version, payload = b"train/001", harness.source.stat(b"train/001").version, bytes(SIZE)
+        name, forged = pack([(path, version, payload)], bytes(32))
+        # By another key; by another key under a name of ours; and one of ours to which others may write.
+        (ours.parent / os.fsdecode(name)).write_bytes(forged)
+        prefix = own_prefix(harness.packer._directory.key)
+        (ours.parent / os.fsdecode(prefix + b"0" * 32 + b".package")).write_bytes(forged)
+        opened = ours.parent / os.fsdecode(prefix + b"1" * 32 + b".package")
+        opened.write_bytes(ours.read_bytes())
+        opened.chmod(0o666)
+        await harness.learn()
+        await harness.packer._find()
+        assert list(harness.packer._packages) == [os.fsencode(ours.name)]
+        assert harness.count("packages_ignored") == 2
+        # That one can only be one of ours that is damaged.
+        assert harness.count("packages_removed") == 1
+        assert len(harness.packages) == 3
+        harness.packer._packages.clear()
+        ours.parent.chmod(0o777)
+        await harness.packer._find()
+        assert list(harness.packer._packages) == []
+        assert harness.count("packages_ignored") == 3
+
+    run(tmp_path, test)
+    assert [("not made by this mount" in text, "is removed" in text) for text in caplog.messages] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_what_is_mostly_not_packed_any_more_is_removed(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await with_a_package(harness)
+        for number in EASY:
+            harness.policy.scored(harness.inode(number), 100.0 + number)
+        harness.policy.new_epoch()
+        assert not await harness.load()
+        assert harness.packages == []
+
+    run(tmp_path, test)
+
+
+def test_another_policy_leaves_packages_alone(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await with_a_package(harness)
+        harness.keeper.set_policy("spider")
+        guided = harness.keeper.guided
+        assert guided is not None
+        assert await harness.packer._best(guided) is None
+        harness.packer._collect(guided)
+        assert harness.packer._collected_bytes == 0
+        assert len(harness.packages) == 1
+
+    run(tmp_path, test)
+
+
+def test_a_source_that_cannot_be_written_to_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    async def test(harness: Harness) -> None:
+        monkeypatch.setattr(PackageDirectory, "write", refuse)
+        monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
+        await harness.learn()
+        harness.read_and_collect(*range(10))
+        # It ends by itself.
+        with trio.fail_after(20):
+            await harness.packer._keep_packing()
+        assert harness.packages == []
+        harness.read(1)
+        assert 1 in harness.cached()
+
+    run(tmp_path, test)
+    assert len(caplog.records) == 1
+    assert "packages cannot be written to the source (Read-only file system)" in caplog.text
+
+
+def test_both_tasks_do_their_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "PAUSE_S", 0.001)
+    monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
+
+    async def test(harness: Harness) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.packer.run)
+            await harness.learn()
+            with trio.fail_after(20):
+                for number in range(10):
+                    harness.read(number)
+                    await trio.sleep(0.005)
+                while not harness.packages:
+                    await trio.sleep(0.005)
+                harness.keeper.evict(ContentKey(harness.inode(number)) for number in range(10))
+                harness.policy.new_epoch()
+                harness.read(*range(10, 20))
+                while not harness.count("packaged_samples"):
+                    await trio.sleep(0.005)
+            nursery.cancel_scope.cancel()
+
+    run(tmp_path, test)

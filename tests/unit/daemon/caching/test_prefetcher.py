@@ -1,0 +1,626 @@
+"""Fetching ahead, on a clock that jumps: what is brought, in which order, and what is left alone."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from spiderfs.core.events import HIT, REFUSED, Access
+from spiderfs.core.policy import Key
+from spiderfs.core.schedule import PROVEN_OPENS, PlannedEpoch, PlannedReader
+from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES, Prefetcher
+from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
+from spiderfs.metrics import SharedCounters
+from spiderfs.sources.client import Patience, SourceClient, SourceLimits
+from spiderfs.sources.delivery import Delivery
+from spiderfs.sources.memory import MemorySource
+from spiderfs.sources.source import Version
+from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.store import LANDING, ContentKey
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+
+SIZE, LARGE = 1000, 50_000
+TRAINER = 7
+LIMITS = SourceLimits(attempts=1, backoff_s=0.0, max_backoff_s=0.0)
+
+
+class Source(MemorySource):
+    """Remembers in which order files were read, and refuses some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_paths: list[bytes] = []
+        self.broken: set[bytes] = set()
+
+    def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        self.read_paths.append(path)
+        if path in self.broken:
+            raise SourceUnavailable("broken")
+        return super().read(path, offset, length, version)
+
+
+class Client(SourceClient):
+    """Takes its time on trio's clock and asks in place, for that clock would jump while threads run."""
+
+    latency_s = 0.01
+    line_s = 0.0
+    """Of each read, while which no other one is on the line."""
+    down = False
+    _free_at_s = 0.0
+
+    async def read(
+        self,
+        path: bytes,
+        offset: int,
+        length: int,
+        version: Version,
+        delivery: Delivery | None = None,
+        patience: Patience | None = None,
+    ) -> bytes:
+        begins_s = max(trio.current_time(), self._free_at_s)
+        self._free_at_s = begins_s + self.line_s
+        await trio.sleep_until(self._free_at_s + self.latency_s)
+        return self.source.read(path, offset, length, version)
+
+    @property
+    def reachable(self) -> bool:
+        return not self.down
+
+
+class Content(MemoryContent):
+    """May be full, and counts what landed."""
+
+    full = refuses = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.landed: Counter[int] = Counter()
+
+    def land(self, key: ContentKey, payload: bytes) -> bool:
+        if self.full:
+            raise StoreFull("no space left for the cache")
+        landed = not self.refuses and super().land(key, payload)
+        self.landed[key.inode] += landed
+        return landed
+
+
+class Records(MemoryRecords):
+    """May fail."""
+
+    failing = False
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        if self.failing:
+            raise StoreError("the disk does not answer")
+        return super().get(table, key)
+
+
+class InPlace:
+    """In place of threads: the jumping clock would run away while one works."""
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return function(*args)
+
+
+class Elsewhere(Fetcher):
+    """Knows of files that other processes are fetching."""
+
+    others: frozenset[int] = frozenset()
+
+    def under_way(self, key: ContentKey) -> bool:
+        return key.inode in self.others or super().under_way(key)
+
+
+def events(time_s: float, inode: int, size: int, where: int, trainer: int) -> list[Access]:
+    """What a worker tells of one open."""
+    return [Access(time_s, inode, inode, size, 0, 1, trainer, where)]
+
+
+class Harness:
+    def __init__(self, directory: Path, sizes: Iterable[int], cached: int, policy: str, most_fetches: int) -> None:
+        self.source = Source()
+        self.sizes = list(sizes)
+        for number, size in enumerate(self.sizes):
+            self.source.add(b"%05d" % number, bytes(size))
+        self.content = Content()
+        self.counters = SharedCounters(1)
+        row = self.counters.row(0)
+        self.client = Client(self.source, LIMITS, rng=random.Random(1), on_event=lambda event: None)
+        self.records = Records(TABLES)
+        catalogue = Catalogue(self.records)
+        catalogue.record_root(self.source.stat(b""))
+        catalogue.record_listing(ROOT_INODE, list(self.source.scan(b"")), 0, time.time())
+        self.catalogue = catalogue
+        self.inodes = [self._inode(number) for number in range(len(self.sizes))]
+        self.number_of = {inode: number for number, inode in enumerate(self.inodes)}
+        self.interlock = Interlock(directory / "fetch.lock")
+        self.fetcher = Elsewhere(self.client, self.content, self.interlock, Episode(directory / "full-disk"), row)
+        self.fetcher._landing._thread = InPlace()  # type: ignore[assignment]
+        self.keeper = Keeper(self.content, policy, 0.5, row)
+        # The engine leaves 5 % of the capacity to landing, or room for four files.
+        self.keeper.restore(max(-(-cached * SIZE * 20 // 19), (cached + 4) * SIZE if cached else 0), None)
+        self.keeper.fold(events(0, 1, SIZE, REFUSED, 0))
+        self.stand_ins: set[int] = set()
+        self.prefetcher = Prefetcher(
+            self.keeper,
+            catalogue,
+            self.fetcher,
+            self.client,
+            self.content,
+            row,
+            LARGE - 1,
+            most_fetches,
+            self.stand_ins.__contains__,
+        )
+
+    def _inode(self, number: int) -> int:
+        found = self.catalogue.find(ROOT_INODE, b"%05d" % number)
+        assert found is not None
+        return found.inode
+
+    def plan(
+        self,
+        order: Iterable[int],
+        trainer: int = TRAINER,
+        epoch: int = 0,
+        begun: bool = True,
+        proven: bool = True,
+    ) -> None:
+        place_of: dict[Key, int] = {inode: place for place, inode in enumerate(self.inodes) if inode}
+        made = PlannedEpoch(epoch, self.inodes, place_of, np.array(list(order), np.uint32))
+        self.keeper.engine.plan(trainer, "train", made, trio.current_time(), begun)
+        self.reader(trainer).proven |= proven
+        self.prefetcher.wake()
+
+    def reader(self, trainer: int = TRAINER) -> PlannedReader:
+        return self.keeper.engine.schedule.readers[trainer, "train"]
+
+    def has_pace(self, trainer: int, pace_s: float) -> None:
+        reader = self.reader(trainer)
+        reader.pace_s = pace_s
+        reader.anchor(trio.current_time())
+
+    async def read(self, number: int, trainer: int = TRAINER) -> bool:
+        """Open a file as a worker does for a trainer; whether it was there."""
+        inode, size, where = self.inodes[number], self.sizes[number], HIT
+        if not self.fetcher.stored(ContentKey(inode)):
+            _, where = await self.fetcher.fetch(self.catalogue.node(inode))
+        self.keeper.fold(events(trio.current_time(), inode, size, where, trainer))
+        self.prefetcher.wake()
+        return where == HIT
+
+    @property
+    def fetched(self) -> list[int]:
+        """The files in the order in which the source was asked for them."""
+        return [int(path) for path in self.source.read_paths]
+
+    @property
+    def kept(self) -> set[int]:
+        return {self.number_of[member.key.inode] for member in self.content.members() if member.section != LANDING}
+
+    def counted(self, name: str) -> int:
+        return self.counters.totals()[name]
+
+
+Test = Callable[[Harness], Awaitable[None]]
+
+
+def run(
+    directory: Path,
+    test: Test,
+    *,
+    files: int = 100,
+    sizes: Iterable[int] | None = None,
+    cached: int = 6000,
+    policy: str = "minio",
+    most_fetches: int = 16,
+) -> Harness:
+    harness = Harness(directory, sizes or [SIZE] * files, cached, policy, most_fetches)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.prefetcher.run)
+            await test(harness)
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    finally:
+        harness.interlock.close()
+    return harness
+
+
+def test_what_is_planned_is_brought_in_its_order(tmp_path: Path) -> None:
+    order = random.Random(1).sample(range(100), 100)
+
+    async def test(harness: Harness) -> None:
+        await trio.sleep(5)
+        assert harness.fetched == []
+        harness.plan(order)
+        await trio.sleep(5)
+
+    harness = run(tmp_path, test, most_fetches=1)
+    assert harness.fetched == order
+    assert harness.kept == set(order)
+    assert harness.counted("prefetched") == 100
+    assert set(harness.content.landed.values()) == {1}
+
+
+def test_a_followed_plan_makes_opens_hits_and_costs_each_file_once(tmp_path: Path) -> None:
+    hits: list[bool] = []
+
+    async def test(harness: Harness) -> None:
+        harness.plan(range(2000))
+        for number in range(2000):
+            hits.append(await harness.read(number))
+            await trio.sleep(0.005)
+        await trio.sleep(5)
+
+    # A fetch takes twice as long as the reader does between two opens, and a tenth is cached.
+    harness = run(tmp_path, test, files=2000, cached=200)
+    assert sum(hits) > 0.98 * len(hits)
+    assert sorted(harness.fetched) == list(range(2000))
+    assert harness.counted("planned_opens") == 2000
+    assert harness.counted("planned_late") == len(hits) - sum(hits)
+
+
+def test_a_small_cache_is_not_fetched_for_in_vain(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(200))
+        await trio.sleep(10)
+        assert {0, 1} <= harness.kept
+        hits = 0
+        for number in range(200):
+            hits += await harness.read(number)
+            await trio.sleep(0.05)
+        assert hits == 200
+
+    # Only the first ones may be more than there is room for: how large files are is known from those that came.
+    assert len(run(tmp_path, test, files=200, cached=10).fetched) <= 200 + 16
+
+
+def test_what_is_needed_sooner_stays_and_the_rest_makes_room(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        for number in range(160, 200):
+            await harness.read(number, trainer=0)
+        assert harness.kept == set(range(160, 200))
+        # Five of the cached ones come first, the others last.
+        harness.plan([*range(195, 200), *range(195)])
+        await trio.sleep(5)
+        assert harness.kept == {*range(195, 200), *range(5), *range(160, 190)}
+
+    run(tmp_path, test, files=200, cached=40)
+
+
+def test_no_further_ahead_than_the_window(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(5000))
+        harness.has_pace(TRAINER, 0.01)
+        await trio.sleep(3)
+        window = harness.prefetcher.window(harness.reader())
+        assert window < 500
+        assert len(harness.fetched) <= window
+        assert harness.prefetcher.ready_ahead(harness.reader()) == len(harness.fetched)
+        for number in range(50):
+            await harness.read(number)
+        await trio.sleep(3)
+        # It shrinks while nothing comes late.
+        assert harness.prefetcher.window(harness.reader()) <= window
+        assert max(harness.fetched) < 50 + window
+
+    run(tmp_path, test, files=5000, cached=4000)
+
+
+def test_the_window_is_a_part_of_the_cache(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(5000))
+        harness.has_pace(TRAINER, 0.00001)
+        await trio.sleep(3)
+        assert harness.prefetcher.window(harness.reader()) <= 1000
+
+    run(tmp_path, test, files=5000, cached=4000)
+
+
+def test_the_sooner_deadline_goes_first_whoever_has_it(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.client.down = True
+        harness.plan(range(1000), trainer=1)
+        harness.plan(range(1999, 999, -1), trainer=2)
+        harness.has_pace(1, 0.01)
+        harness.has_pace(2, 0.1)
+        harness.client.down = False
+        await trio.sleep(5)
+
+    harness = run(tmp_path, test, files=2000, cached=6000, most_fetches=1)
+    first = harness.fetched[:110]
+    assert [number for number in first if number < 1000] == list(range(100))
+    assert [number for number in first if number >= 1000] == list(range(1999, 1989, -1))
+
+
+def test_a_slow_reader_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
+    hits: dict[int, list[bool]] = {1: [], 2: []}
+
+    async def read_all(harness: Harness, trainer: int, order: Iterable[int], pace_s: float) -> None:
+        for number in order:
+            hits[trainer].append(await harness.read(number, trainer))
+            await trio.sleep(pace_s)
+
+    async def test(harness: Harness) -> None:
+        orders = {1: list(range(1500)), 2: list(range(1999, 1899, -1))}
+        # The line gives 250 files a second; both together read 210.
+        harness.client.line_s = 0.004
+        for trainer, order in orders.items():
+            harness.plan(order, trainer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_all, harness, 1, orders[1], 0.005)
+            nursery.start_soon(read_all, harness, 2, orders[2], 0.1)
+            for _ in range(10):
+                await trio.sleep(0.5)
+                harness.keeper.engine.compare_paces(trio.current_time())
+
+    run(tmp_path, test, files=2000, cached=400)
+    assert sum(hits[1][200:]) > 0.98 * len(hits[1][200:])
+    assert sum(hits[2][10:]) > 0.95 * len(hits[2][10:])
+
+
+def test_the_next_epoch_is_brought_before_it_begins(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(100))
+        harness.plan(range(100, 200), epoch=1, begun=False)
+        for number in range(100):
+            await harness.read(number)
+            await trio.sleep(0.02)
+        await trio.sleep(2)
+        harness.keeper.engine.end_epoch(TRAINER, 0)
+        assert {100, 101, 102} <= harness.kept
+        harness.plan(range(100, 200), epoch=1)
+        hits = [await harness.read(number) for number in range(100, 110)]
+        assert all(hits)
+
+    harness = run(tmp_path, test, files=200, cached=50)
+    assert max(Counter(harness.fetched).values()) == 1
+
+
+# -- what does not come
+
+
+def test_a_file_that_fails_is_left_alone_and_tried_again_later(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.broken = {b"00003"}
+        harness.plan(range(20))
+        await trio.sleep(9)
+        assert harness.kept == set(range(20)) - {3}
+        assert harness.fetched.count(3) == 1
+        await trio.sleep(10)
+        assert harness.fetched.count(3) == 2
+        harness.source.broken.clear()
+        await trio.sleep(11)
+        assert harness.kept == set(range(20))
+
+    harness = run(tmp_path, test)
+    assert harness.counted("prefetched") == 20
+
+
+def test_an_unreachable_source_is_not_asked(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.client.down = True
+        harness.plan(range(20))
+        await trio.sleep(60)
+        assert harness.fetched == []
+        harness.client.down = False
+        await trio.sleep(1)
+        assert harness.kept == set(range(20))
+
+    run(tmp_path, test)
+
+
+def test_who_leaves_is_fetched_for_no_more(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.client.line_s = 0.1
+        harness.plan(range(100))
+        await trio.sleep(1)
+        harness.keeper.engine.unplan(TRAINER)
+        under_way = len(harness.prefetcher.under_way)
+        before = len(harness.fetched)
+        await trio.sleep(60)
+        assert len(harness.fetched) <= before + under_way < 50
+        assert harness.prefetcher.under_way == set()
+
+    run(tmp_path, test)
+
+
+def test_a_plan_that_is_not_followed_is_not_fetched_for(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        rng = random.Random(2)
+        harness.plan(rng.sample(range(1500), 1500))
+        for number in rng.sample(range(1500), 400):
+            await harness.read(number)
+        await trio.sleep(1)
+        assert not harness.keeper.engine.schedule.active
+        before = len(harness.fetched)
+        await trio.sleep(60)
+        assert len(harness.fetched) == before
+
+    run(tmp_path, test, files=1500, cached=50)
+
+
+def test_a_wrong_plan_costs_a_few_fetches_and_no_more(tmp_path: Path) -> None:
+    """Counted against the same reads without a plan, epoch by epoch; each epoch has a wrong plan of its own."""
+    files, cached = 800, 80
+
+    def reads(plan: bool) -> list[tuple[int, int]]:
+        counts = []
+
+        async def test(harness: Harness) -> None:
+            rng = random.Random(3)
+            for epoch in range(3):
+                before = len(harness.fetched), harness.counted("prefetched")
+                if plan:
+                    harness.plan(rng.sample(range(files), files), epoch=epoch, proven=False)
+                for number in random.Random(epoch).sample(range(files), files):
+                    await harness.read(number)
+                counts.append((len(harness.fetched) - before[0], harness.counted("prefetched") - before[1]))
+
+        run(tmp_path, test, files=files, cached=cached)
+        return counts
+
+    without, wrong = reads(False), reads(True)
+    assert wrong[0][1] <= UNPROVEN_SAMPLES
+    assert wrong[0][0] <= without[0][0] + UNPROVEN_SAMPLES
+    # It is found out within the first epoch, and later ones are not believed before they are followed.
+    assert [prefetched for _, prefetched in wrong[1:]] == [0, 0]
+    assert wrong[2][0] == without[2][0]
+
+
+def test_a_plan_that_is_followed_is_soon_fetched_further_ahead_for(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(1000), proven=False)
+        await trio.sleep(5)
+        assert sorted(harness.fetched) == list(range(UNPROVEN_SAMPLES))
+        for number in range(PROVEN_OPENS):
+            await harness.read(number)
+        await trio.sleep(1)
+        assert len(harness.fetched) >= UNPROVEN_SAMPLES + PROVEN_OPENS
+
+    run(tmp_path, test, files=1000)
+
+
+def test_a_sample_larger_than_the_cache_holds_up_nothing(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(8))
+        await trio.sleep(5)
+        assert harness.kept == set(range(8)) - {2}
+
+    sizes = [SIZE] * 8
+    sizes[2] = LARGE - 1
+    run(tmp_path, test, sizes=sizes, cached=40)
+
+
+def test_names_that_cannot_be_read_are_asked_for_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(harness: Harness) -> None:
+        harness.records.failing = True
+        harness.plan(range(20))
+        await trio.sleep(5)
+        assert harness.fetched == []
+        harness.records.failing = False
+        await trio.sleep(2)
+        assert harness.kept == set(range(20))
+
+    run(tmp_path, test)
+    # Once a second, and not in a loop.
+    assert 1 <= caplog.text.count("nothing is fetched ahead for a moment") <= 6
+
+
+def test_large_files_are_passed_over_by_what_is_ready(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(20))
+        await trio.sleep(5)
+        assert harness.prefetcher.ready_ahead(harness.reader()) == 20
+
+    run(tmp_path, test, sizes=[*[SIZE] * 5, LARGE, *[SIZE] * 14])
+
+
+def test_large_and_empty_files_are_left_to_their_readers(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(20))
+        await trio.sleep(5)
+
+    sizes = [SIZE] * 20
+    sizes[4], sizes[7] = 0, LARGE
+    harness = run(tmp_path, test, sizes=sizes)
+    assert sorted(harness.fetched) == [number for number in range(20) if number not in (4, 7)]
+
+
+def test_unknown_files_are_passed_over(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.inodes[2] = 0
+        harness.inodes[3] = 999
+        harness.plan(range(10))
+        await trio.sleep(5)
+
+    harness = run(tmp_path, test)
+    assert sorted(harness.fetched) == [0, 1, *range(4, 10)]
+
+
+def test_what_is_here_or_on_its_way_is_not_brought_again(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        for number in range(5):
+            await harness.read(number, trainer=0)
+        harness.content.land(ContentKey(harness.inodes[5]), bytes(SIZE))
+        harness.fetcher.others = frozenset({harness.inodes[6]})
+        harness.stand_ins.add(harness.inodes[7])
+        harness.plan(range(10))
+        await trio.sleep(5)
+        assert sorted(harness.fetched) == [*range(5), 8, 9]
+        # It may die, and its lock with it.
+        harness.fetcher.others = frozenset()
+        await trio.sleep(1)
+        assert 6 in harness.kept
+
+    run(tmp_path, test)
+
+
+def test_who_opens_what_is_being_brought_waits_for_that(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.client.latency_s = 1.0
+        harness.plan(range(3))
+        await trio.sleep(0.5)
+        assert not await harness.read(1)
+        assert trio.current_time() % 1 == pytest.approx(0.0, abs=0.01)
+        await trio.sleep(5)
+
+    harness = run(tmp_path, test)
+    assert sorted(harness.fetched) == [0, 1, 2]
+
+
+# -- a store that cannot take them
+
+
+def test_a_full_disk_is_not_fetched_for_in_vain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(harness: Harness) -> None:
+        harness.content.full = True
+        harness.plan(range(100))
+        await trio.sleep(60)
+        # Once every ten seconds as many as are under way at a time.
+        assert len(harness.fetched) <= 7 * 16
+        assert harness.counted("prefetched") == 0
+        harness.content.full = False
+        harness.fetcher._full_until = 0.0
+        await trio.sleep(11)
+        assert harness.kept == set(range(100))
+
+    run(tmp_path, test)
+    caplog.clear()
+
+
+def test_files_without_room_to_land_are_not_fetched_again_and_again(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.content.refuses = True
+        harness.plan(range(100))
+        await trio.sleep(60)
+        assert max(Counter(harness.fetched).values()) <= 7
+        harness.content.refuses = False
+        await trio.sleep(11)
+        assert harness.kept == set(range(100))
+
+    run(tmp_path, test)
+
+
+def test_a_cache_without_room_brings_nothing(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(10))
+        await trio.sleep(60)
+
+    assert run(tmp_path, test, cached=0).fetched == []

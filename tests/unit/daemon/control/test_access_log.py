@@ -1,0 +1,183 @@
+"""Who read what, lately: remembered for nothing, written only while somebody looks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED, Access
+from spiderfs.daemon.control import access_log as module
+from spiderfs.daemon.control.access_log import REMEMBERED_ACCESSES, WANTED_S, AccessLog
+from spiderfs.trace.format import BUFFERED_RECORDS, read_trace
+from spiderfs.vfs.control_files import LOG_FILE
+
+LINE = re.compile(
+    rb"(?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?P<how>\w+) +(?P<size>\d+) pid=(?P<pid>\d+)"
+    rb"( block=(?P<block>\d+))? (?P<path>.*)\n"
+)
+PATHS = {1: b"train/cat.png", 2: b"caf\xe9-\xff", 3: b"two\nlines"}
+
+
+def event(inode: int, where: int = HIT, size: int = 100, block: int = 0) -> Access:
+    return Access(1_700_000_000.25, inode, inode, size, block, 4321, 0, where)
+
+
+class Harness:
+    def __init__(self, directory: Path, enabled: bool = True, trace: Path | None = None) -> None:
+        self.file = directory / LOG_FILE
+        self.wanted = directory / f"{LOG_FILE}.wanted"
+        self.log = AccessLog(directory, enabled, trace, lambda inode: PATHS.get(inode, b"?"))
+
+    def forget(self) -> None:
+        """Make it long ago that somebody looked."""
+        then = time.time() - WANTED_S - 1
+        os.utime(self.wanted, (then, then))
+
+    def paths(self) -> list[bytes]:
+        return [found["path"] for found in LINE.finditer(self.file.read_bytes())]
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path)
+    yield harness
+    harness.log.close()
+
+
+def test_nothing_is_written_while_nobody_looks(harness: Harness) -> None:
+    harness.log.note([event(1)])
+    harness.log.write()
+    assert not harness.file.exists()
+
+
+def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness) -> None:
+    harness.log.note([event(1), event(2, FETCHED)])
+    harness.log.want()
+    harness.log.write()
+    assert harness.paths() == [PATHS[1], PATHS[2]]
+    harness.log.note([event(1, REFUSED)])
+    harness.log.write()
+    harness.log.write()
+    assert harness.paths() == [PATHS[1], PATHS[2], PATHS[1]]
+
+
+def test_who_looks_before_anything_was_read_finds_an_empty_file(harness: Harness) -> None:
+    harness.log.want()
+    harness.log.write()
+    assert harness.file.read_bytes() == b""
+
+
+def test_a_line_says_what_happened(harness: Harness) -> None:
+    rows = [event(1, HIT), event(1, FETCHED, 1 << 33), event(2, REFUSED, 5, 7), event(3, WARMED), event(9)]
+    harness.log.note(rows)
+    harness.log.want()
+    harness.log.write()
+    found = [match.groupdict() for match in LINE.finditer(harness.file.read_bytes())]
+    assert [row["how"] for row in found] == [b"hit", b"fetched", b"uncached", b"warmed", b"hit"]
+    assert [int(row["size"]) for row in found] == [100, 1 << 33, 5, 100, 100]
+    assert [row["block"] for row in found] == [None, None, b"7", None, None]
+    assert [row["path"] for row in found] == [PATHS[1], PATHS[1], PATHS[2], b"two\\nlines", b"?"]
+    assert {row["pid"] for row in found} == {b"4321"}
+    assert harness.file.read_bytes().count(b"\n") == 5
+
+
+def test_it_remembers_a_bounded_number(harness: Harness) -> None:
+    for _ in range(3):
+        harness.log.note([event(1)] * REMEMBERED_ACCESSES)
+    harness.log.note([event(2)])
+    harness.log.want()
+    harness.log.write()
+    assert len(harness.paths()) == REMEMBERED_ACCESSES
+    assert harness.paths()[-1] == PATHS[2]
+
+
+def test_it_stops_when_nobody_has_looked_for_a_while(harness: Harness) -> None:
+    harness.log.want()
+    harness.log.write()
+    harness.log.note([event(1)])
+    harness.forget()
+    harness.log.write()
+    assert harness.paths() == [PATHS[1]], "what came while somebody looked is still written"
+    harness.log.note([event(2)])
+    harness.log.write()
+    assert harness.paths() == [PATHS[1]]
+    harness.log.want()
+    harness.log.write()
+    assert harness.paths() == [PATHS[1], PATHS[2]]
+
+
+def test_a_large_file_is_begun_anew(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 500)
+    harness.log.want()
+    harness.log.write()
+    sizes = []
+    for _ in range(40):
+        harness.log.note([event(1)])
+        harness.log.write()
+        sizes.append(harness.file.stat().st_size)
+    assert max(sizes) < 700
+    assert sizes != sorted(sizes)
+
+
+def test_switched_off_it_remembers_nothing(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, enabled=False)
+    harness.log.note([event(1)])
+    harness.log.want()
+    harness.log.write()
+    assert harness.paths() == []
+    harness.log.close()
+
+
+def test_a_disk_without_room_costs_lines_and_nothing_else(harness: Harness) -> None:
+    harness.log.want()
+    harness.log.note([event(1)])
+    harness.file.mkdir()
+    harness.log.write()
+    harness.file.rmdir()
+    harness.log.note([event(2)])
+    harness.log.write()
+    assert harness.paths() == [PATHS[2]]
+
+
+def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:
+    trace = tmp_path / "epoch.trace"
+    harness = Harness(tmp_path, enabled=False, trace=trace)
+    harness.log.note([event(1, FETCHED), event(1, HIT), event(2, WARMED), event(3, HIT, 50, block=4)])
+    harness.log.flush()
+    assert trace.stat().st_size > 0
+    harness.log.close()
+    accesses = read_trace(trace).accesses()
+    assert [accesses.keys[number] for number in range(len(accesses.keys))] == [1, 1, (3, 4)]
+    assert [int(size) for size in accesses.sizes] == [100, 100, 50]
+
+
+@pytest.mark.parametrize("noticed", ["as it goes", "at a flush", "at the end"])
+def test_a_trace_that_cannot_be_written_ends_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, noticed: str
+) -> None:
+    trace = tmp_path / "epoch.trace"
+    harness = Harness(tmp_path, trace=trace)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (trace.stat().st_size, hard))
+    try:
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                harness.log.note([event(1)] * (BUFFERED_RECORDS if noticed == "as it goes" else 1))
+            if noticed == "at a flush":
+                harness.log.flush()
+                harness.log.flush()
+            harness.log.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    (record,) = caplog.records
+    assert record.getMessage() == f"cannot go on recording to {trace}: File too large: the trace ends here"
+    harness.log.want()
+    harness.log.write()
+    assert len(harness.paths()) >= 3, "the log goes on"

@@ -1,0 +1,499 @@
+"""The hook server over real Unix sockets, with a sink that remembers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import stat
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from spiderfs.daemon.context import socket_address
+from spiderfs.daemon.training.hook_connection import ServerLimits
+from spiderfs.daemon.training.hook_server import HookServer, listen
+from spiderfs.daemon.training.trainer import SamplePaths, Trainer, is_below_mount
+from spiderfs.errors import HookError
+from spiderfs.metrics import COUNTERS
+from spiderfs.protocol import (
+    Batch,
+    Cached,
+    CachedRequest,
+    Decoder,
+    EpochEnd,
+    Error,
+    Goodbye,
+    Hello,
+    Limits,
+    Message,
+    Ok,
+    Pin,
+    Pinned,
+    Plan,
+    ProtocolError,
+    Samples,
+    Scores,
+    ScoresRequest,
+    Warn,
+    encode,
+)
+from spiderfs.testing import RecordingSink
+
+PATIENCE_S = 10.0
+NOBODY = 65534
+
+
+def samples(*paths: bytes, name: str = "train", total: int | None = None, first: int = 0) -> Samples:
+    text = np.frombuffer(b"".join(path + b"\0" for path in paths), np.uint8)
+    return Samples(name, name, total or len(paths), first, np.arange(len(paths), dtype=np.int32), text)
+
+
+def batch(*indices: int, name: str = "train", step: int = 0) -> Batch:
+    return Batch(name, 0, step, np.array(indices, np.uint32), np.ones((len(indices), 4), np.float16))
+
+
+class Client:
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._decoder = Decoder()
+        self._waiting: list[Message | ProtocolError] = []
+
+    async def send(self, *messages: Message) -> None:
+        await self.stream.send_all(b"".join(map(encode, messages)))
+
+    async def answer(self) -> Message | None:
+        """The next answer; None when the daemon has closed the connection."""
+        with trio.fail_after(PATIENCE_S):
+            while not self._waiting:
+                try:
+                    data = await self.stream.receive_some()
+                except trio.BrokenResourceError:
+                    return None
+                if not data:
+                    return None
+                self._waiting = self._decoder.feed(bytes(data))
+        answer = self._waiting.pop(0)
+        assert isinstance(answer, Message)
+        return answer
+
+    async def said(self, kind: type[Message], words: str = "") -> None:
+        answer = await self.answer()
+        assert isinstance(answer, kind), answer
+        assert words in repr(answer)
+
+    async def greet(self, *paths: bytes) -> None:
+        await self.send(Hello("test"))
+        await self.said(Ok, "hello")
+        if paths:
+            await self.send(samples(*paths))
+            await self.said(Ok, "samples")
+
+
+class Daemon:
+    def __init__(self, path: Path, sink: RecordingSink, limits: ServerLimits) -> None:
+        self.path = path
+        self.sink = sink
+        self.counted: Counter[str] = Counter()
+        self.server = HookServer(sink, self._count, limits)
+
+    def _count(self, name: str, amount: int) -> None:
+        assert name in {definition.name for definition in COUNTERS}
+        self.counted[name] += amount
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        with socket_address(self.path) as address:
+            stream = await trio.open_unix_socket(address)
+        async with stream:
+            yield Client(stream)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        with trio.fail_after(PATIENCE_S):
+            while not condition():
+                await trio.sleep(0.005)
+
+
+def served(
+    tmp_path: Path,
+    talk: Callable[[Daemon], Awaitable[None]],
+    sink: RecordingSink | None = None,
+    limits: ServerLimits = ServerLimits(),  # noqa: B008
+) -> Daemon:
+    daemon = Daemon(tmp_path / "hook.sock", sink or RecordingSink(), limits)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.server.serve, listen(daemon.path))
+            await talk(daemon)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    return daemon
+
+
+def test_a_whole_talk(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet(b"a", b"b/c", b"d")
+            await client.send(
+                Plan("train", 0, 0, True, np.array([2, 0], np.uint32)),
+                batch(2, 0),
+                EpochEnd(0, 0.5),
+                ScoresRequest("train", 7),
+            )
+            scores = await client.answer()
+            assert isinstance(scores, Scores)
+            assert (scores.request, scores.scores.tolist()) == (7, [1, 2, 3])
+            await client.send(CachedRequest("train", 8))
+            cached = await client.answer()
+            assert isinstance(cached, Cached)
+            assert (cached.request, cached.flags().tolist()) == (8, [True, False, True])
+            await client.send(Pin("train", 9, np.array([2, 0], np.uint32)))
+            pinned = await client.answer()
+            assert isinstance(pinned, Pinned)
+            assert (pinned.request, pinned.count) == (9, 2)
+            await client.send(Goodbye())
+            await client.said(Ok, "goodbye")
+            assert await client.answer() is None
+
+    sink = RecordingSink(scores_given=np.array([1, 2, 3], np.float32))
+    daemon = served(tmp_path, talk, sink)
+    order = ["attached", "samples", "plan", "learn", "epoch_end", "scores", "cached", "pin", "detached"]
+    assert [name for name, _ in sink.calls] == order
+    (trainer,) = {trainer for _, trainer in sink.calls}
+    assert (trainer.pid, trainer.uid, trainer.rank) == (os.getpid(), os.getuid(), 0)
+    (_, declared), *_ = sink.lists
+    assert (list(declared.paths), declared.labels.tolist()) == ([b"a", b"b/c", b"d"], [0, 1, 2])
+    assert daemon.counted == {"hook_batches": 1}
+
+
+def test_the_socket_is_its_owners_and_its_path_may_be_long(tmp_path: Path) -> None:
+    directory = tmp_path / ("d" * 120)
+    directory.mkdir()
+
+    async def talk(daemon: Daemon) -> None:
+        assert stat.S_IMODE(daemon.path.stat().st_mode) == 0o600
+        async with daemon.client() as client:
+            await client.greet()
+
+    served(directory, talk)
+    served(directory, talk)
+
+
+def test_a_list_may_have_so_many_bytes(tmp_path: Path) -> None:
+    """Refused once, before it takes memory; the rest of it is passed over, and others can be declared."""
+
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet()
+            chunks = [samples(b"x" * 40, total=1000, first=first) for first in range(100)]
+            await client.send(*chunks)
+            await client.said(Error, "more than 1000 bytes of paths and labels")
+            await daemon.until(lambda: daemon.server.declared_bytes.held <= 1000)
+            await client.send(samples(b"a", b"b"))
+            await client.said(Ok, "samples")
+            await client.send(samples(b"a" * 400, b"b" * 400, b"c" * 300, name="train"))
+            await client.said(Error, "too-large")
+            await client.send(samples(b"a" * 400, b"b" * 400, name="other"))
+            await client.said(Ok, "samples")
+            assert daemon.server.declared_bytes.held == 0
+
+    daemon = served(tmp_path, talk, limits=ServerLimits(message=Limits(list_bytes=1000)))
+    assert [len(declared) for _, declared in daemon.sink.lists] == [2, 2]
+    assert daemon.counted["hook_malformed"] == 2
+    # Whose files are known needs no paths.
+    (trainer,) = {trainer for _, trainer in daemon.sink.calls}
+    assert [(len(known), list(known.paths)) for known in trainer.lists.values()] == [(2, []), (2, [])]
+
+
+def test_the_lists_of_all_trainers_may_have_so_many_bytes(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as one, daemon.client() as other:
+            await one.greet()
+            await other.greet()
+            await one.send(samples(b"x" * 900, total=2))
+            await daemon.until(lambda: daemon.server.declared_bytes.held > 900)
+            await other.send(samples(b"y" * 900))
+            await other.said(Error, "declare it again when others are done")
+            await one.send(samples(b"x" * 40, total=2, first=1))
+            await one.said(Ok, "samples")
+            await other.send(samples(b"y" * 900))
+            await other.said(Ok, "samples")
+            # What was begun, and never ended, goes with its connection or by being begun anew.
+            await other.send(samples(b"x" * 900, total=2))
+            await other.send(samples(b"x" * 30, total=2))
+            await daemon.until(lambda: daemon.server.declared_bytes.held == 35)
+        await daemon.until(lambda: daemon.server.declared_bytes.held == 0)
+
+    served(tmp_path, talk, limits=ServerLimits(declared_bytes=1000))
+
+
+def test_a_list_in_chunks(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet()
+            await client.send(samples(b"a", b"b", total=3), samples(b"c", total=3, first=2))
+            await client.said(Ok, "samples")
+            await client.send(samples(b"x", total=3), samples(b"y", total=3, first=2))
+            await client.said(Error, "where 1 was due")
+            await client.send(samples(b"y", total=3, first=1, name="other"))
+            await client.said(Error, "where 0 was due")
+            await client.send(batch(2), batch(3))
+            await client.said(Error, "index 3 in a list of 3")
+            await client.send(Pin("train", 1, np.array([0, 3], np.uint32)), Pin("other", 2, np.array([0], np.uint32)))
+            await client.said(Error, "index 3 in a list of 3")
+            await client.said(Error, "no list 'other'")
+
+    daemon = served(tmp_path, talk)
+    assert [list(declared.paths) for _, declared in daemon.sink.lists] == [[b"a", b"b", b"c"]]
+    assert len(daemon.sink.batches) == 1
+    assert daemon.sink.pins == []
+    assert daemon.counted["hook_malformed"] == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "good"),
+    [
+        *((path, True) for path in (b"a/b", b"a", b"..a", b"a/.spiderfs")),
+        *((path, False) for path in (b"/a", b"../a", b"a/../b", b"a//b", b"a/", b".", b".spiderfs/config")),
+    ],
+)
+def test_paths_below_the_mount(path: bytes, good: bool) -> None:
+    assert is_below_mount(path) is good
+
+
+def test_sample_paths_behave_like_a_list() -> None:
+    paths = SamplePaths(b"a/1\0\0bc\0")
+    assert (len(paths), list(paths), paths[1], paths[-1], paths[:2]) == (
+        3,
+        [b"a/1", b"", b"bc"],
+        b"",
+        b"bc",
+        [b"a/1", b""],
+    )
+    with pytest.raises(IndexError):
+        paths[3]
+
+
+def test_paths_that_are_no_use_are_ignored_with_their_count(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.send(Hello("test"), samples(b"a", b"/etc/passwd", b"../b", b"gone"))
+            await client.said(Ok)
+            await client.said(Warn, "2 of 4 paths are ignored: a path must be relative")
+            await client.said(Warn, "1 of 4 paths are ignored: no such file")
+            await client.said(Ok, "samples")
+
+    daemon = served(tmp_path, talk, RecordingSink(known=frozenset([b"a"])))
+    ((_, declared),) = daemon.sink.lists
+    assert list(declared.paths) == [b"a", b"", b"", b"gone"]
+
+
+def test_what_is_out_of_order_is_refused(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.send(batch(0))
+            await client.said(Error, "batch before hello")
+            await client.greet(b"a")
+            await client.send(Hello("again"))
+            await client.said(Error, "not for a trainer to say now")
+            await client.send(batch(0, name="other"))
+            await client.said(Error, "no list 'other'")
+            await client.send(samples(b"a", name="b"), samples(b"a", name="c"))
+            await client.said(Ok)
+            await client.said(Error, "more than 2 lists")
+            await client.send(samples(b"a"))
+            await client.said(Ok)
+
+    served(tmp_path, talk, limits=ServerLimits(lists=2))
+
+
+def test_two_trainers_with_lists_of_their_own(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as one, daemon.client() as two:
+            await one.greet(b"a", b"b")
+            await two.greet(b"c")
+            assert len(daemon.server.trainers) == 2
+            await one.send(batch(1))
+            await two.send(batch(1), batch(0))
+            await two.said(Error, "index 1 in a list of 1")
+            await daemon.until(lambda: len(daemon.sink.batches) == 2)
+
+    daemon = served(tmp_path, talk)
+    assert {trainer for trainer, _ in daemon.sink.batches} == {trainer for trainer, _ in daemon.sink.lists}
+    assert daemon.server.trainers == []
+
+
+def test_a_slow_sink_drops_batches_and_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as slow:
+            await slow.greet(b"a")
+            daemon.sink.batch_s = 3600
+            await slow.send(*(batch(0, step=step) for step in range(20)))
+            await daemon.until(lambda: daemon.counted["hook_batches_dropped"] >= 15)
+            async with daemon.client() as other:
+                await other.greet(b"b", b"c")
+                await other.send(ScoresRequest("train", 1))
+                await other.said(Scores)
+
+    daemon = served(tmp_path, talk, limits=ServerLimits(queue=4))
+    assert daemon.counted["hook_batches_dropped"] == 15
+
+
+def test_a_slow_sink_gets_more_batches_in_one_call_the_more_of_them_wait(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as slow:
+            await slow.greet(b"a")
+            daemon.sink.batch_s = 0.05
+            told = [batch(0, step=step) for step in range(20)]
+            await slow.send(*told[:10], batch(9), *told[10:], EpochEnd(0, None))
+            await daemon.until(lambda: len(daemon.sink.ends) == 1)
+            await slow.said(Error, "index 9 in a list of 1")
+
+    daemon = served(tmp_path, talk, limits=ServerLimits(queue=64, together=5))
+    assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(20)], "each once, and in order"
+    calls = [name for name, _ in daemon.sink.calls if name in ("learn", "epoch_end")]
+    # 21 arrive at once: five at most in a call, and fewer as they become less; nothing goes past the epoch's end.
+    assert calls[-1] == "epoch_end"
+    assert 5 <= calls.count("learn") <= 10
+    assert daemon.counted["hook_batches_dropped"] == 0
+
+
+def test_a_disconnect_in_the_middle_of_a_frame_is_counted_and_no_more(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet(b"a")
+            await client.stream.send_all(encode(batch(0))[:-3])
+        await daemon.until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
+        async with daemon.client() as client:
+            await client.greet(b"a")
+
+    daemon = served(tmp_path, talk)
+    assert daemon.counted == {"hook_malformed": 1}
+
+
+def test_no_bytes_harm_anybody_else(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    good = encode(Hello("x")) + encode(samples(b"a", b"b")) + encode(batch(0, 1)) + encode(ScoresRequest("train", 1))
+
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as witness:
+            await witness.greet(b"a")
+            for _ in range(150):
+                data = bytearray(good if rng.random() < 0.8 else rng.randbytes(200))
+                for _ in range(rng.randrange(1, 6)):
+                    data[rng.randrange(len(data))] = rng.randrange(256)
+                async with daemon.client() as client:
+                    try:
+                        await client.stream.send_all(data)
+                        await client.stream.send_eof()
+                        with trio.fail_after(PATIENCE_S):
+                            async for _ in client.stream:
+                                pass
+                    except trio.BrokenResourceError:
+                        continue
+            await witness.send(ScoresRequest("train", 1))
+            await witness.said(Scores)
+
+    daemon = served(tmp_path, talk)
+    assert daemon.counted["hook_malformed"] > 20
+    assert daemon.counted["internal_errors"] == 0
+
+
+def test_too_many_mistakes_end_the_connection(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet()
+            await client.send(*[Ok("nonsense")] * 10)
+            answers = [await client.answer() for _ in range(6)]
+            assert answers[-1] is None
+            assert all(isinstance(answer, Error) for answer in answers[:-1])
+
+    served(tmp_path, talk, limits=ServerLimits(malformed=5))
+
+
+def test_limits_of_connections_messages_and_patience(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client, daemon.client() as second, daemon.client() as third:
+            await client.greet(b"a")
+            await second.greet()
+            await third.said(Error, "2 trainers are connected already")
+            assert await third.answer() is None
+            await client.stream.send_all(encode(Plan("train", 0, 0, True, np.zeros(2000, np.uint32))))
+            await client.said(Error, "at most 4096")
+            assert await client.answer() is None
+        await daemon.until(lambda: not daemon.server.trainers)
+        async with daemon.client() as silent:
+            assert await silent.answer() is None
+
+    limits = ServerLimits(connections=2, message=Limits(frame_bytes=4096), hello_timeout_s=0.5)
+    daemon = served(tmp_path, talk, limits=limits)
+    assert daemon.counted["hook_refused"] == 1
+
+
+def test_a_trainer_that_talks_too_fast_waits(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet(b"a")
+            begin = trio.current_time()
+            await client.send(*[ScoresRequest("train", number) for number in range(20)])
+            for _ in range(20):
+                await client.said(Scores)
+            assert trio.current_time() - begin > 0.1
+
+    daemon = served(tmp_path, talk, limits=ServerLimits(messages_per_s=100, burst=5))
+    assert daemon.counted["hook_throttled"] >= 10
+
+
+def test_a_sink_that_fails_is_answered_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(RecordingSink):
+        async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
+            raise HookError("not now") if end.epoch else ZeroDivisionError("a mistake")
+
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet(b"a")
+            await client.send(EpochEnd(0), EpochEnd(1))
+            await client.said(Error, "an internal error")
+            await client.said(Error, "not now")
+
+    with caplog.at_level(logging.CRITICAL):
+        daemon = served(tmp_path, talk, Failing())
+    assert daemon.counted["internal_errors"] == 1
+
+
+def test_a_foreign_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only root can become somebody else; the socket's mode is opened for it, so that the credentials decide."""
+    program = (
+        "import os, socket, sys\n"
+        "listening = socket.socket(socket.AF_UNIX)\n"
+        "os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))\n"
+        "os.fchdir(int(sys.argv[3])); listening.connect(sys.argv[1])\n"
+        "sys.stdout.buffer.write(listening.recv(4096)); sys.exit(bool(listening.recv(1)))\n"
+    )
+
+    async def talk(daemon: Daemon) -> None:
+        daemon.path.chmod(0o666)
+        directory = os.open(daemon.path.parent, os.O_RDONLY)
+        uid = NOBODY if os.getuid() == 0 else os.getuid()
+        arguments = [sys.executable, "-c", program, daemon.path.name, str(uid), str(directory)]
+        tmp_path.chmod(0o755)
+        result = await trio.run_process(arguments, capture_stdout=True, pass_fds=[directory])
+        os.close(directory)
+        (answer,) = Decoder().feed(result.stdout)
+        assert isinstance(answer, Error)
+        assert (answer.code, f"not to user {uid}" in answer.text) == ("refused", True)
+
+    if os.getuid() != 0:
+        # An ordinary user cannot become another one: let the daemon think that it is.
+        monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    daemon = served(tmp_path, talk)
+    assert daemon.counted == {"hook_refused": 1}
+    assert daemon.sink.calls == []

@@ -1,0 +1,262 @@
+"""Which inodes the kernel reads by itself, with a kernel that only remembers what it was told."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spiderfs.core.events import HIT
+from spiderfs.fuse import wire
+from spiderfs.fuse.passthrough import LINGER_S, Passthrough
+from spiderfs.metrics import SharedCounters
+from spiderfs.sources.source import SourceStat
+from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.store import BLOCK_BYTES
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
+from spiderfs.vfs.filesystem import PASSED_BLOCKS, PASSED_PAUSE_S, Filesystem, Settings
+
+WHOLE, PARTIAL = 11, 12
+
+
+class Kernel:
+    """Numbers the files that it is given; `refuses` is what it says to the next one."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, int] = {}
+        self.registered = 0
+        self.refuses: int | None = None
+
+    def register(self, fd: int) -> int:
+        if self.refuses is not None:
+            raise OSError(self.refuses, os.strerror(self.refuses))
+        self.registered += 1
+        self.open[self.registered] = os.fstat(fd).st_ino
+        return self.registered
+
+    def give_up(self, number: int) -> None:
+        del self.open[number]
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+class Lender:
+    """All files are whole but those of `partial`."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self._path = path
+        self.partial = {PARTIAL}
+        self.lent: list[int] = []
+
+    def whole(self, inode: int) -> bool:
+        return inode not in self.partial
+
+    def lend(self, inode: int) -> int | None:
+        if inode in self.partial:
+            return None
+        self.lent.append(os.open(self._path, os.O_RDONLY))
+        return self.lent[-1]
+
+
+@pytest.fixture
+def lender(tmp_path: Path) -> Iterator[Lender]:
+    lender = Lender(tmp_path / "plain")
+    yield lender
+    for fd in lender.lent:
+        with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+            os.fstat(fd)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_first_handle_decides_for_those_beside_it(kernel: Kernel, run: Path, lender: Lender) -> None:
+    clock = Clock()
+    book = Passthrough(kernel, lender, run, clock)
+    assert book.opened(WHOLE, may_begin=False) == 0
+    assert book.opened(WHOLE, may_begin=True) == 1
+    lender.partial.add(WHOLE)
+    assert book.opened(WHOLE, may_begin=False) == 1, "evicted or not, all handles are of one kind"
+    assert kernel.registered == 1
+    book.closed(WHOLE)
+    clock.now += LINGER_S
+    book.tidy()
+    assert kernel.open == {}
+    assert book.opened(WHOLE, may_begin=True) == 0
+    lender.partial.clear()
+    assert book.opened(WHOLE, may_begin=True) == 2
+
+
+def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: Path, lender: Lender) -> None:
+    clock = Clock()
+    book = Passthrough(kernel, lender, run, clock)
+    for _ in range(5):
+        assert book.opened(WHOLE, may_begin=True) == 1
+        clock.now += 10 * LINGER_S
+        book.tidy()
+        assert list(kernel.open) == [1], "it is open"
+        book.closed(WHOLE)
+        clock.now += LINGER_S / 2
+        book.tidy()
+    assert kernel.registered == 1
+    # Evicted while nobody had it open.
+    lender.partial.add(WHOLE)
+    assert book.opened(WHOLE, may_begin=True) == 0
+    assert kernel.open == {}
+    assert list(run.iterdir()) == []
+
+
+def test_only_so_many_are_left_registered(kernel: Kernel, run: Path, lender: Lender) -> None:
+    book = Passthrough(kernel, lender, run, Clock())
+    for inode in range(1000, 2000):
+        assert book.opened(inode, may_begin=True)
+        book.closed(inode)
+    assert 100 < len(kernel.open) < 500
+    assert max(kernel.open) == 1000, "the last ones"
+
+
+def test_what_is_not_whole_is_cached(kernel: Kernel, run: Path, lender: Lender) -> None:
+    book = Passthrough(kernel, lender, run)
+    assert book.opened(PARTIAL, may_begin=True) == 0
+    book.closed(PARTIAL)
+    assert kernel.registered == 0
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ELOOP, errno.ENOTTY])
+def test_a_kernel_that_refuses_is_asked_once(
+    kernel: Kernel, run: Path, lender: Lender, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = Passthrough(kernel, lender, run)
+    kernel.refuses = number
+    with caplog.at_level(logging.INFO):
+        assert book.opened(WHOLE, may_begin=True) == 0
+        kernel.refuses = None
+        assert book.opened(WHOLE, may_begin=True) == 0
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert list(run.iterdir()) == []
+
+
+def test_a_successor_answers_as_the_one_before_it(kernel: Kernel, run: Path, lender: Lender) -> None:
+    clock = Clock()
+    before = Passthrough(kernel, lender, run, clock)
+    assert before.opened(WHOLE, may_begin=True) == 1
+    assert before.opened(99, may_begin=True) == 2
+    before.closed(99)
+    clock.now += LINGER_S
+    before.tidy()
+    after = Passthrough(kernel, lender, run)
+    assert after.opened(WHOLE, may_begin=False) == 1
+    assert after.opened(99, may_begin=False) == 0
+    assert list(kernel.open) == [1]
+
+
+def test_what_a_successor_could_not_learn_of_is_not_begun(kernel: Kernel, run: Path, lender: Lender) -> None:
+    book = Passthrough(kernel, lender, run)
+    run.rmdir()
+    assert book.opened(WHOLE, may_begin=True) == 0
+    assert kernel.open == {}
+
+
+# -- what is agreed on with the kernel
+
+EXT, PASSTHROUGH = 1 << 30, 1 << 5
+
+
+def agreed(flags: int, flags2: int) -> tuple[int, int, int]:
+    """Flags, further flags, and stack depth of the answer to an offer."""
+    offer = wire._INIT_IN.pack(7, 45, 1 << 17, flags, flags2) + bytes(44)
+    answer = wire.init_out(memoryview(offer))
+    assert len(answer) == 64
+    fields = wire._INIT_OUT.unpack(answer)
+    return fields[3], fields[10], fields[11]
+
+
+def test_passthrough_is_taken_where_it_is_offered() -> None:
+    taken, further, depth = agreed(0xFFFFFFFF, 0xFFFFFFFF)
+    assert taken & EXT
+    assert (further, depth) == (PASSTHROUGH, 1)
+
+
+def test_nothing_is_taken_that_was_not_offered() -> None:
+    assert agreed(0, 0xFFFFFFFF) == (0, 0, 0)
+    taken, further, depth = agreed(0xFFFFFFFF & ~EXT, PASSTHROUGH)
+    assert not taken & EXT
+    assert (further, depth) == (0, 0)
+    assert agreed(EXT, 0) == (EXT, 0, 0)
+
+
+# -- what the policies are told
+
+
+class Whole(MemoryContent):
+    def whole(self, inode: int, size: int) -> bool:
+        return True
+
+
+class Heard:
+    """The blocks of each event that was noted."""
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.sizes: set[int] = set()
+
+    def note(
+        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+    ) -> None:
+        assert where == HIT
+        self.blocks.append(block)
+        self.sizes.add(size)
+
+
+def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many() -> None:
+    catalogue = Catalogue(MemoryRecords(TABLES))
+    directory = SourceStat(stat.S_IFDIR | 0o755, 0, 0, 0, 0)
+    catalogue.record_root(directory)
+    blocks = PASSED_BLOCKS + 10
+    size = blocks * BLOCK_BYTES - 5
+    inode = catalogue.record(ROOT_INODE, b"f", SourceStat(stat.S_IFREG | 0o644, 0, 0, size, 1), 0.0).inode
+    heard, now = Heard(), 100.0
+    nothing: Any = None
+    filesystem = Filesystem(
+        catalogue=catalogue,
+        content=Whole(),
+        client=nothing,
+        lister=nothing,
+        fetcher=nothing,
+        read_ahead=nothing,
+        redirects=nothing,
+        brought=nothing,
+        control=nothing,
+        events=heard,
+        counters=SharedCounters(1).row(0),
+        settings=Settings(),
+        wall_clock=lambda: now,
+    )
+    for _ in range(5):
+        filesystem.passed_through(inode)
+    assert heard.blocks == list(range(1, PASSED_BLOCKS + 1))
+    now += PASSED_PAUSE_S
+    filesystem.passed_through(inode)
+    assert heard.blocks[PASSED_BLOCKS:][:11] == [*range(PASSED_BLOCKS + 1, blocks + 1), 1]
+    assert heard.sizes == {BLOCK_BYTES, BLOCK_BYTES - 5}
+    filesystem.passed_through(99)

@@ -1,0 +1,277 @@
+"""Options: precedence, the ways to write a value, and what a person is told about a wrong one."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spiderfs.errors import ConfigError, SpiderfsError
+from spiderfs.options.model import Capacity, Options, check_change, default_rows, parse_duration, parse_size
+from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, format_size
+
+
+class Places(NamedTuple):
+    source: Path
+    mountpoint: Path
+    cache_dir: Path
+
+    def load(self, *cli: str, toml: Path | None = None) -> Options:
+        return Options.load([f"cache_dir={self.cache_dir}", *cli], toml, self.source, self.mountpoint)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    made = Places(tmp_path / "source", tmp_path / "mnt", tmp_path / "cache")
+    for place in made:
+        place.mkdir()
+    return made
+
+
+@given(st.integers(0, MAX_SIZE_BYTES))
+def test_a_written_size_reads_back_unchanged(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+@given(st.integers(0, 2**20), st.sampled_from(sorted(SIZE_UNITS)), st.sampled_from(["", " "]))
+def test_a_size_is_its_number_times_its_unit(count: int, unit: str, space: str) -> None:
+    assert parse_size(f"{count}{space}{unit}") == parse_size(f"{count}{unit.lower()}") == count * SIZE_UNITS[unit]
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_size_or_a_refusal_in_one_line(text: str) -> None:
+    try:
+        size = parse_size(text)
+    except ValueError as exc:
+        refusal = str(exc)
+    else:
+        assert 0 <= size <= MAX_SIZE_BYTES
+        return
+    assert "write" in refusal
+    assert len(refusal.splitlines()) == 1
+
+
+@given(st.floats(0, 1e9).map(lambda seconds: round(seconds, 6)))
+def test_a_written_duration_reads_back_unchanged(seconds: float) -> None:
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30),
+        ("5min", 300),
+        ("5m", 300),
+        ("1h", 3600),
+        ("1d", 86400),
+        ("250ms", 0.25),
+        ("2", 2),
+        ("inf", math.inf),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "source_bytes", "budget"),
+    [("20GiB", 0, 20 * 2**30), ("100MB", 5, 10**8), ("4096", 0, 4096), ("20%", 1000, 200), ("2.5%", 1000, 25)],
+)
+def test_capacity_is_bytes_or_a_share_of_the_source(text: str, source_bytes: int, budget: int) -> None:
+    capacity = Capacity.parse(text)
+    assert capacity.budget_bytes(source_bytes) == budget
+    assert Capacity.parse(str(capacity)) == capacity
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "101%", "%", "x%", "-1GiB", "1XB", "0.5", "", "nan", "9" * 400])
+def test_an_impossible_capacity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write"):
+        Capacity.parse(text)
+
+
+def test_the_command_line_beats_the_file_and_the_file_the_defaults(places: Places, tmp_path: Path) -> None:
+    toml = tmp_path / "mount.toml"
+    toml.write_text('capacity = "1GiB"\nttl = "5min"\nfile_mode = 0o440\n[source]\npath = "/nowhere"\nlatency_ms = 5\n')
+    options = places.load("capacity=2GiB,allow_other", "ttl=1min", "ttl=2min", toml=toml)
+    assert options.source == places.source  # the argument, not the file's path
+    assert options.capacity == Capacity(2 * 2**30, "bytes")
+    assert options.ttl == 120  # the last -o wins
+    assert (options.file_mode, options.source_latency_ms) == (0o440, 5)  # the file's
+    assert (options.negative_ttl, options.policy) == (2, "spider")  # the defaults'
+    assert options.allow_other
+
+
+def test_a_file_alone_can_describe_a_mount(places: Places, tmp_path: Path) -> None:
+    toml = tmp_path / "mount.toml"
+    toml.write_text(
+        f'source = "{places.source}"\nmountpoint = "{places.mountpoint}"\ncache_dir = "{places.cache_dir}"\n'
+    )
+    assert Options.load(toml=toml).mountpoint == places.mountpoint
+
+
+def test_the_words_of_mount8_are_accepted(places: Places) -> None:
+    words = (
+        "ro,defaults,auto,noauto,nofail,_netdev,noatime,nosuid,nodev,nouser,owner,comment=x,x-systemd.automount,exec"
+    )
+    assert places.load(words + ",x-systemd.mount-timeout=30,,") == places.load()
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        ("noexec", False),
+        ("user", False),
+        ("users", False),
+        ("user=somebody", False),
+        ("noexec,exec", True),
+        ("user,exec", True),
+        ("exec,noexec", False),
+        ("exec=off", False),
+        ("nouser", True),
+    ],
+)
+def test_noexec_is_an_option(places: Places, words: str, runs: bool) -> None:
+    assert places.load(words).exec is runs
+
+
+@pytest.mark.parametrize("word", ["rw", "suid", "dev", "strictatime", "remount", "mand", "bind", "nosymfollow"])
+def test_what_mount8_asks_for_in_vain_is_refused(places: Places, word: str) -> None:
+    with pytest.raises(ConfigError, match=word) as caught:
+        places.load(f"ro,{word}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_comma_in_a_value_is_escaped(places: Places, tmp_path: Path) -> None:
+    assert places.load(rf"log_file={tmp_path}/a\,b.log,policy=lru").log_file == tmp_path / "a,b.log"
+
+
+def test_what_is_shown_can_be_given_again(places: Places) -> None:
+    options = places.load("capacity=20%,uid=7,dir_mode=0500,ttl=inf,source.bandwidth=100MB,trace=/tmp/t,read_ahead=0")
+    shown = [f"{row.name}={row.value}" for row in options.as_table()]
+    assert Options.load(shown) == options
+
+
+def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, places: Places, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    (tmp_path / "link").symlink_to(places.source)
+    first, linked, other = (
+        Options(source=source, mountpoint=places.mountpoint).cache_dir
+        for source in (places.source, tmp_path / "link", tmp_path)
+    )
+    assert first.parent == tmp_path / "xdg" / "spiderfs"
+    assert first == linked != other
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("capcity=1GiB", "did you mean capacity?"),
+        ("latency_ms=1", "did you mean source.latency_ms?"),
+        ("qqqq=1", "spiderfs mount --help"),
+        ("rw", "leave rw away"),
+        ("remount", "spiderfs config"),
+        ("capacity", "capacity=20GiB"),
+        ("capacity=lots", "write it like 20GiB"),
+        ("workers=99", "for example workers=2"),
+        ("workers=two", "for example workers=2"),
+        ("policy=belady", "choose one of icache, impact, lfu, lru, minio"),
+        ("file_mode=9", "write it like 0444"),
+        ("file_mode=7777", "write at most 0777"),
+        ("ttl=5y", "write it like 30s"),
+        ("substitute=maybe", "for example substitute=off"),
+        ("large_share=nan", "for example large_share=0.5"),
+        ("log_file=", "write the path"),
+        ("source.error_rate=2", "for example source.error_rate=0.01"),
+        ("source=/does/not/exist\n,mountpoint=/", "the source"),
+    ],
+)
+def test_a_wrong_option_is_one_line_with_a_remedy(places: Places, option: str, remedy: str) -> None:
+    places_given = {} if "mountpoint" in option else {"source": places.source, "mountpoint": places.mountpoint}
+    with pytest.raises(ConfigError) as caught:
+        Options.load([option], **places_given)
+    assert remedy in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("workers = 99", "workers=99"),
+        ("capcity = 1", "did you mean capacity"),
+        ("x y", "is not TOML"),
+        ("\xff", "TOML"),
+    ],
+)
+def test_a_wrong_file_is_named(places: Places, tmp_path: Path, text: str, said: str) -> None:
+    toml = tmp_path / "mount.toml"
+    toml.write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=said) as caught:
+        places.load(toml=toml)
+    assert str(caught.value).startswith(str(toml))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        places.load(toml=tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(
+    ("source", "mountpoint", "cache_dir", "said"),
+    [
+        ("missing", "mnt", "cache", "does not exist"),
+        ("file", "mnt", "cache", "not a directory"),
+        ("source", "missing", "cache", "mkdir -p"),
+        ("source", "file", "cache", "not a directory"),
+        ("source", "source/inner", "cache", "inside the source"),
+        ("source/inner", "source", "cache", "would hide the source"),
+        ("source", "mnt", "source/cache", "inside the source"),
+        ("source", "mnt", "mnt", "inside the mount point"),
+        ("source", "mnt", "file", "not a directory"),
+        ("", "mnt", "cache", "empty path"),
+    ],
+)
+def test_places_that_do_not_go_together(
+    places: Places, tmp_path: Path, source: str, mountpoint: str, cache_dir: str, said: str
+) -> None:
+    (tmp_path / "file").touch()
+    (places.source / "inner").mkdir()
+    with pytest.raises(SpiderfsError, match=said) as caught:
+        Options.load(
+            [f"cache_dir={tmp_path / cache_dir}"], None, tmp_path / source if source else "", tmp_path / mountpoint
+        )
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_mount_may_lie_over_its_source_and_over_files(places: Places) -> None:
+    (places.source / "file").touch()
+    (places.mountpoint / "file").touch()
+    assert places.load() == places.load()
+    assert Options.load([f"cache_dir={places.cache_dir}"], None, places.source, places.source)
+
+
+def test_places_that_are_not_named(places: Places) -> None:
+    with pytest.raises(ConfigError, match=r"no mountpoint: .*--config"):
+        Options.load((), None, places.source)
+
+
+def test_live_changes(places: Places) -> None:
+    options = places.load()
+    assert options.changed("capacity", "20%").capacity == Capacity(20, "percent")
+    assert options.changed("source.gone", "on").source_faults()["gone"] == 1
+    assert options.changed("policy", "lru").changed("policy", "spider") == options
+    with pytest.raises(ConfigError, match=r"cannot be changed while mounted: .* -o sample_max_bytes=1MiB"):
+        options.changed("sample_max_bytes", "1MiB")
+    with pytest.raises(ConfigError, match="did you mean ttl"):
+        options.changed("tttl", "1s")
+    with pytest.raises(ConfigError, match="write it like"):
+        check_change("capacity", "none at all")
+    check_change("ttl", "5min")
+
+
+def test_every_option_is_explained() -> None:
+    rows = default_rows()
+    assert {row.name for row in rows if row.live} >= {"capacity", "policy", "ttl", "source.latency_ms", "source.gone"}
+    assert all(row.help and row.value and "\n" not in row.help for row in rows)

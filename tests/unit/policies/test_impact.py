@@ -1,0 +1,459 @@
+"""The policy impact: who is kept, who stands in for whom, and both against a model of what they promise."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spiderfs.core.accesses import Accesses
+from spiderfs.core.engine import NOTHING, Engine
+from spiderfs.core.hints import Epoch, Labels, Pinning, Scored
+from spiderfs.core.policy import SAMPLES, Key
+from spiderfs.core.schedule import PlannedEpoch
+from spiderfs.policies import impact
+from spiderfs.policies.impact import Impact
+from spiderfs.policies.parts.pins import PINNED, pinned_limit
+from spiderfs.policies.parts.single_use_stand_ins import SAMPLES_EACH, Lenders
+from spiderfs.simulation.replay import replay
+
+SIZE = 10
+
+
+def taught(engine: Engine, losses: dict[int, float], labels: dict[Key, int] | None = None) -> Impact:
+    """Losses of one epoch, and the list of H-samples that follows from them."""
+    policy = engine.policy
+    assert isinstance(policy, Impact)
+    if labels is not None:
+        policy.listed("train", labels)
+    for key, loss in losses.items():
+        engine.scored(key, loss)
+    policy.new_epoch()
+    return policy
+
+
+def opened(engine: Engine, *keys: int) -> None:
+    for key in keys:
+        engine.opened(key, SIZE)
+
+
+# Ten samples, of which those above 5 are hard; label is the last bit.
+LOSSES = {key: float(key) for key in range(1, 11)}
+LABELS: dict[Key, int] = {key: key % 2 for key in LOSSES}
+
+
+class TestHighPart:
+    def test_admits_what_has_a_higher_loss_than_the_lowest(self) -> None:
+        engine = Engine(Impact(), 3 * SIZE)
+        opened(engine, 6, 8, 10)
+        taught(engine, LOSSES)
+        assert engine.opened(7, SIZE).drop == (6,)
+        assert engine.opened(6, SIZE) == NOTHING
+        assert engine.opened(9, SIZE).drop == (7,)
+
+    def test_goes_by_the_losses_of_the_list_until_the_next_one(self) -> None:
+        engine = Engine(Impact(), 2 * SIZE)
+        opened(engine, 6, 8)
+        policy = taught(engine, LOSSES)
+        engine.scored(8, 0.1)
+        engine.scored(6, 20)
+        assert engine.opened(7, SIZE).drop == (6,)
+        policy.new_epoch()
+        assert engine.opened(9, SIZE).drop == (8,)
+        assert engine.opened(6, SIZE).drop == (7,)
+
+    def test_members_pass_to_a_new_list_some_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(impact, "PASSED_AT_ONCE", 1)
+        engine = Engine(Impact(), 4 * SIZE)
+        opened(engine, 7, 8, 9, 10)
+        policy = taught(engine, LOSSES)
+        opened(engine, 7, 7, 7)
+        assert list(policy.eviction_order()) == [7, 8, 9, 10]
+        taught(engine, {7: 70, 8: 60, 9: 50, 10: 40})
+        # One has passed: the others are still what the old list made of them, and go first.
+        assert list(policy.eviction_order()) == [8, 9, 10, 7]
+        opened(engine, 7, 7)
+        assert list(policy.eviction_order()) == [10, 9, 8, 7]
+        opened(engine, 7)
+        assert list(policy.eviction_order()) == [10, 9, 8, 7]
+
+
+class TestLowPart:
+    def test_without_a_list_it_fills_once(self) -> None:
+        engine = Engine(Impact(), 3 * SIZE)
+        opened(engine, 1, 2, 3, 4, 5)
+        assert list(engine.members) == [1, 2, 3]
+        assert engine.policy.stand_in("train", 4) is None  # type: ignore[attr-defined]
+
+    def test_takes_the_place_of_what_was_read(self) -> None:
+        engine = Engine(Impact(), 3 * SIZE)
+        opened(engine, 1, 2, 3)
+        taught(engine, LOSSES)
+        assert engine.opened(4, SIZE) == NOTHING
+        opened(engine, 2)
+        assert engine.opened(5, SIZE).drop == (2,)
+        assert engine.opened(4, SIZE).drop == (5,)
+
+    def test_gives_room_to_the_high_part_down_to_its_share(self) -> None:
+        engine = Engine(Impact(), 10 * SIZE)
+        opened(engine, *range(20, 30))
+        taught(engine, {key: float(key) for key in range(20, 40)})
+        drops = [drop for key in range(30, 40) for drop in engine.opened(key, SIZE).drop]
+        assert drops == [*range(20, 29), 30]
+        assert 29 in engine.members
+
+    def test_follows_how_often_each_part_is_read(self) -> None:
+        engine = Engine(Impact(), 10 * SIZE)
+        policy = taught(engine, LOSSES)
+        assert policy.ratio == pytest.approx(0.9)
+        for _ in range(500):
+            opened(engine, 1)
+        assert policy.ratio == pytest.approx(450 / 1000)
+
+
+class TestStandIns:
+    def engine(self) -> tuple[Engine, Impact]:
+        """The L-members are 1, 2 and 3."""
+        engine = Engine(Impact(), 4 * SIZE)
+        opened(engine, 1, 2, 3, 10)
+        return engine, taught(engine, LOSSES, LABELS)
+
+    def test_are_of_the_label_and_unread_and_for_low_samples_only(self) -> None:
+        _, policy = self.engine()
+        assert (policy.stand_in("train", 5), policy.stand_in("train", 4)) == (1, 2)
+        for key in (1, 6, 7, 10, 77):
+            assert policy.stand_in("train", key) is None
+        assert policy.stand_in("another", 5) is None
+
+    def test_each_once_in_an_epoch(self) -> None:
+        engine, policy = self.engine()
+        policy.stood_in(2, 4)
+        opened(engine, 2)
+        assert policy.stand_in("train", 4) is None
+        assert list(policy.missed_ids) == [4]
+        policy.new_epoch()
+        assert policy.stand_in("train", 4) == 2
+
+    def test_not_after_it_was_read_itself(self) -> None:
+        engine, policy = self.engine()
+        opened(engine, 2)
+        assert policy.stand_in("train", 4) is None
+
+    def test_another_takes_over(self) -> None:
+        engine, policy = self.engine()
+        engine.evict([1])
+        assert policy.stand_in("train", 5) == 3
+        engine.evict([3])
+        assert policy.stand_in("train", 5) is None
+
+    def test_changes_are_told_once(self) -> None:
+        engine, policy = self.engine()
+        assert sorted(policy.redirects_changed()) == [("train", 4, 2), ("train", 5, 1)]
+        assert policy.redirects_changed() == []
+        policy.forget_told()
+        assert sorted(policy.redirects_changed()) == [("train", 4, 2), ("train", 5, 1)]
+        opened(engine, 2, 4)
+        assert policy.redirects_changed() == [("train", 4, None)]
+        engine.change_policy(fresh := Impact())
+        assert fresh.redirects_changed() == []
+
+    def test_missed_ids_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(impact, "MAX_MISSED", 2)
+        engine, policy = self.engine()
+        engine.scored(77, 0.5)
+        opened(engine, 4, 5, 77, 88)
+        assert list(policy.missed_ids) == [5, 77]
+
+
+def pinned(engine: Engine, *keys: int, dataset: str = "train") -> None:
+    """As the daemon does it: bytes of what is no member are not there."""
+    policy = engine.policy
+    assert isinstance(policy, Impact)
+    for key in policy.pin(dataset, keys):
+        if key in engine.members:
+            engine.place(key, SIZE)
+
+
+def sections(engine: Engine) -> dict[str, set[Key]]:
+    return {
+        name: {key for key, member in engine.members.items() if member.section == name} for name in (SAMPLES, PINNED)
+    }
+
+
+class TestPins:
+    def test_are_nobodys_victims(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        opened(engine, *range(1, 9))
+        taught(engine, {key: float(key) for key in range(1, 31)})
+        pinned(engine, 1, 2)
+        for key in range(9, 31):
+            opened(engine, key)
+        assert sections(engine)[PINNED] == {1, 2}
+        pinned(engine)
+        assert sections(engine)[PINNED] == set()
+        for key in range(9, 31):
+            opened(engine, key)
+        assert 1 not in engine.members
+
+    def test_enter_when_they_are_read_and_fill_a_quarter_at_most(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        opened(engine, *range(1, 9))
+        taught(engine, {key: float(key) for key in range(1, 9)})
+        pinned(engine, 21, 22, 23)
+        opened(engine, 21, 22, 23)
+        assert sections(engine)[PINNED] == {21, 22}
+        assert engine.used_bytes == 8 * SIZE
+        engine.resize(4 * SIZE, 0)
+        assert len(sections(engine)[PINNED]) == 1
+
+    def test_hold_while_plans_are_followed(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        opened(engine, *range(1, 9))
+        pinned(engine, 1, 2)
+        order = np.arange(3, 20, dtype=np.uint32)
+        engine.plan("reader", "train", PlannedEpoch(0, [*range(20)], {key: key for key in range(20)}, order), 0.0)
+        for time, key in enumerate(range(3, 20)):
+            engine.wanted("reader", key, float(time))
+            opened(engine, key)
+        assert sections(engine)[PINNED] == {1, 2}
+
+    def test_neither_stand_in_nor_are_replaced(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        opened(engine, 1, 2, 3, 10)
+        policy = taught(engine, LOSSES, LABELS)
+        assert (policy.stand_in("train", 5), policy.stand_in("train", 4)) == (1, 2)
+        pinned(engine, 1, 4)
+        assert (policy.stand_in("train", 5), policy.stand_in("train", 4)) == (3, None)
+        opened(engine, 4)
+        assert list(policy.missed_ids) == []
+
+    def test_do_not_move_the_ratio(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        policy = taught(engine, LOSSES)
+        pinned(engine, 1)
+        before = policy.ratio
+        for _ in range(500):
+            opened(engine, 1)
+        assert policy.ratio == before
+
+    def test_of_one_dataset_end_alone(self) -> None:
+        engine = Engine(Impact(), 12 * SIZE)
+        opened(engine, 1, 2, 3)
+        pinned(engine, 1, 2)
+        pinned(engine, 2, 3, dataset="other")
+        pinned(engine)
+        assert sections(engine)[PINNED] == {2, 3}
+        assert {name: list(keys) for name, keys in engine.policy.pinned.items()} == {"other": [2, 3]}  # type: ignore[attr-defined]
+
+    def test_survive_a_remount_and_no_other_policy(self) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        opened(engine, *range(1, 9))
+        pinned(engine, 1, 2)
+        stored = [(key, size, section) for key, (size, section) in engine.members.items()]
+        again = Engine(Impact(), 8 * SIZE)
+        assert again.restore(stored, msgpack.unpackb(msgpack.packb(engine.state()))) == NOTHING
+        assert sections(again) == sections(engine)
+        again.change_policy(Impact())
+        assert sections(again)[PINNED] == set()
+
+    def test_too_many_are_not_saved(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = Engine(Impact(), 8 * SIZE)
+        pinned(engine, 1, 2)
+        assert engine.policy.state()["pins"] == {"train": [1, 2]}
+        monkeypatch.setattr(impact, "MAX_SAVED", 1)
+        assert engine.policy.state()["pins"] == {}
+
+    def test_are_replayed(self) -> None:
+        accesses = Accesses.of([1, 2, 3, 4, 5, 6, 7, 8, 1, 9], [SIZE] * 10, ["1"] * 10)
+        scores = ((4, Scored(key, float(key))) for key in range(1, 11))
+        hints = [(4, Labels("1", {1: 0, 5: 1, 6: 1, 7: 1, 8: 1})), *scores, (4, Epoch())]
+        without = replay(Engine(Impact(), 4 * SIZE), accesses, 10, hints)
+        pinning = replay(Engine(Impact(), 4 * SIZE), accesses, 10, [*hints, (4, Pinning("1", (1,)))])
+        assert (without.hits.tolist(), pinning.hits.tolist()) == ([0], [1])
+
+
+class TestLenders:
+    def test_offer_themselves_to_few_and_to_nobody_twice(self) -> None:
+        lenders = Lenders(lambda key: key >= 100)
+        lenders.listed("train", dict.fromkeys([1, 2, *range(100, 120)], 0))
+        for key in (1, 2, 3):
+            lenders.add(key)
+        rows = lenders.drain_changes()
+        assert [lender for _, _, lender in rows] == [1] * SAMPLES_EACH + [2] * SAMPLES_EACH
+        assert len({key for _, key, _ in rows}) == 2 * SAMPLES_EACH
+        assert len(lenders) == 3
+
+    def test_wait_while_there_are_many(self) -> None:
+        lenders = Lenders(lambda key: key >= 100, samples_each=1, max_offered=2)
+        lenders.listed("train", dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
+        for key in (1, 2, 3):
+            lenders.add(key)
+        assert [lenders.stand_in("train", key) for key in (100, 101, 102)] == [1, 2, None]
+        lenders.discard(1)
+        assert lenders.stand_in("train", 102) == 3
+        lenders.settled(101)
+        assert lenders.stand_in("train", 100) == 2
+
+    def test_a_list_declared_anew_has_other_labels(self) -> None:
+        lenders = Lenders(lambda key: key >= 100)
+        lenders.listed("train", {1: 0, 100: 0, 101: 1})
+        lenders.add(1)
+        assert lenders.stand_in("train", 100) == 1
+        lenders.listed("train", {1: 1, 100: 0, 101: 1})
+        assert [lenders.stand_in("train", key) for key in (100, 101)] == [None, 1]
+
+
+def test_losses_are_positive() -> None:
+    for loss in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="positive"):
+            Impact().scored(1, loss)
+
+
+def test_a_long_list_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Impact(), 3 * SIZE)
+    policy = taught(engine, LOSSES)
+    assert len(policy.state()["listed"]) == 5
+    monkeypatch.setattr(impact, "MAX_SAVED", 4)
+    assert policy.state()["listed"] == []
+
+
+def test_it_replays_what_was_learned() -> None:
+    accesses = Accesses.of([1, 2, 3, 4, 3, 4, 3, 4], [SIZE] * 8, ["1"] * 8)
+    hints = [
+        (0, Labels("1", {1: 0, 2: 0, 3: 0, 4: 0})),
+        *((4, Scored(key, loss)) for key, loss in {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 9: 5.0, 8: 5.0, 7: 5.0}.items()),
+        (4, Epoch()),
+    ]
+    result = replay(Engine(Impact(), 2 * SIZE), accesses, 4, hints)
+    assert result.redirects.tolist() == [0, 2]
+    # Both members have stood in: 3 and 4 come in themselves.
+    assert result.hits.tolist() == [0, 2]
+
+
+KEYS = st.integers(0, 24)
+CLASSES = 3
+
+
+def label_of(dataset: str, key: int) -> int:
+    return key % CLASSES if dataset == "one" else key // 4
+
+
+class ImpactMachine(RuleBasedStateMachine):
+    """Samples of 8 and of 16 bytes; dataset "two" has half of the samples, and other labels."""
+
+    @initialize(room=st.integers(4, 14))
+    def begin(self, room: int) -> None:
+        self.policy = Impact()
+        self.engine = Engine(self.policy, 8 * room)
+        self.losses: dict[int, float] = {}
+        self.high: set[int] = set()
+        self.read: set[int] = set()
+        self.used: set[int] = set()
+        self.told: dict[tuple[str, Key], Key] = {}
+        self.declare()
+
+    def declare(self) -> None:
+        self.policy.listed("one", {key: label_of("one", key) for key in range(25)})
+        self.policy.listed("two", {key: label_of("two", key) for key in range(12)})
+
+    @staticmethod
+    def size(key: int) -> int:
+        return 16 if key % 5 == 0 else 8
+
+    @rule(key=KEYS, loss=st.integers(1, 50))
+    def score(self, key: int, loss: int) -> None:
+        # Different losses, so that the list is clear.
+        self.losses[key] = loss + key / 100
+        self.engine.scored(key, self.losses[key])
+
+    @rule(key=KEYS)
+    def open(self, key: int) -> None:
+        self.engine.opened(key, self.size(key))
+        self.read.add(key)
+
+    @rule(dataset=st.sampled_from(["one", "two"]), key=KEYS)
+    def look_up(self, dataset: str, key: int) -> None:
+        given = self.policy.stand_in(dataset, key)
+        if given is None:
+            return
+        hub = int(str(given))
+        assert key not in self.engine.members
+        assert key in self.losses, "what no batch has named may be a validation's"
+        assert not any(key in pins for pins in self.policy.pinned.values())
+        assert self.engine.members[hub].section == SAMPLES
+        assert hub in self.engine.members
+        assert label_of(dataset, hub) == label_of(dataset, key)
+        assert not {key, hub} & self.high
+        assert hub not in self.read | self.used, "each once in an epoch"
+        self.policy.stood_in(hub, key)
+        self.engine.opened(hub, self.size(hub))
+        self.used.add(hub)
+        assert key in self.policy.missed_ids
+
+    @rule()
+    def new_epoch(self) -> None:
+        self.policy.new_epoch()
+        order = sorted(self.losses, key=self.losses.__getitem__)
+        self.high = set(order[len(order) - len(order) // 2 :])
+        self.read.clear()
+        self.used.clear()
+
+    @rule(dataset=st.sampled_from(["one", "two"]), keys=st.frozensets(KEYS, max_size=4))
+    def pin(self, dataset: str, keys: frozenset[int]) -> None:
+        for key in self.policy.pin(dataset, keys):
+            if key in self.engine.members:
+                self.engine.place(key, self.size(int(str(key))))
+
+    @rule(key=KEYS)
+    def take_away(self, key: int) -> None:
+        self.engine.evict([key])
+
+    @rule(room=st.integers(4, 14))
+    def resize(self, room: int) -> None:
+        self.engine.resize(8 * room, 0)
+
+    @rule()
+    def publish(self) -> None:
+        for dataset, key, given in self.policy.redirects_changed():
+            if given is None:
+                self.told.pop((dataset, key), None)
+            else:
+                self.told[dataset, key] = given
+        # What was published is what would be answered.
+        for dataset in ("one", "two"):
+            for key in range(25):
+                assert self.told.get((dataset, key)) == self.policy.stand_in(dataset, key)
+
+    @rule()
+    def remount(self) -> None:
+        stored = [(key, size, section) for key, (size, section) in self.engine.members.items()]
+        state = msgpack.unpackb(msgpack.packb(self.engine.state()))
+        capacity = self.engine.budget_bytes
+        self.policy = Impact()
+        self.engine = Engine(self.policy, capacity)
+        self.engine.restore(stored, state)
+        self.declare()
+        for key, loss in self.losses.items():
+            self.engine.scored(key, loss)
+        self.told.clear()
+        # Who has asked for what is not saved, but for members that were used.
+        self.read &= {int(str(key)) for key in self.policy.state()["used"]}
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if hasattr(self, "engine"):
+            order = list(self.policy.eviction_order())
+            assert sorted(order, key=repr) == sorted(self.engine.members, key=repr)
+            assert self.engine.used_bytes == sum(self.size(int(str(key))) for key in order) <= self.engine.budget_bytes
+            assert 0 < self.policy.ratio < 1
+            held = sorted(key for key, member in self.engine.members.items() if member.section == PINNED)  # type: ignore[type-var]
+            assert held == sorted(self.policy.eviction_order(PINNED))  # type: ignore[type-var]
+            assert all(any(key in pins for pins in self.policy.pinned.values()) for key in held)
+            assert self.engine.section_bytes[PINNED] <= pinned_limit(self.engine.budget_bytes)
+
+
+TestImpactMachine = ImpactMachine.TestCase
+TestImpactMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

@@ -1,0 +1,339 @@
+"""The policy spider: its two sections, its redirects, and both against a model of what they promise."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import msgpack
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
+from spiderfs.core.hints import Hub
+from spiderfs.policies.parts.homophily import Homophily
+from spiderfs.policies.parts.importance import Importance
+from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, MAX_WAITING, Spider
+
+
+def hub(key: int, *neighbours: int, dataset: str = "train", nearest: float = 0.1) -> Hub:
+    return Hub(key, dataset, neighbours, [nearest + 0.1 * rank for rank in range(len(neighbours))])
+
+
+def engine_with(policy: Spider, capacity: int, scores: dict[int, float]) -> Engine:
+    """An engine that has seen these samples, of 10 bytes each."""
+    engine = Engine(policy, capacity)
+    for key, score in scores.items():
+        policy.scored(key, score)
+        engine.opened(key, 10)
+    return engine
+
+
+class TestImportance:
+    def test_admits_what_is_worth_more_than_the_least(self) -> None:
+        policy = Spider()
+        engine = engine_with(policy, 30, {1: 0.3, 2: 0.5, 3: 0.7})
+        for key, score in ((4, 0.2), (5, 0.3)):
+            policy.scored(key, score)
+            assert engine.opened(key, 10) == NOTHING
+        policy.scored(6, 0.6)
+        assert engine.opened(6, 10) == Changes(((6, IMPORTANCE),), (1,))
+
+    def test_follows_scores_that_change_in_the_cache(self) -> None:
+        policy = Spider()
+        engine = engine_with(policy, 30, {1: 0.3, 2: 0.5, 3: 0.7})
+        policy.scored(4, 0.4)
+        policy.scored(1, 0.9)
+        policy.scored(3, 0.1)
+        assert list(policy.eviction_order(IMPORTANCE)) == [3, 2, 1]
+        assert engine.opened(4, 10).drop == (3,)
+
+    def test_without_a_trainer_it_fills_once(self) -> None:
+        engine = Engine(Spider(), 30)
+        assert [bool(engine.opened(key, 10).keep) for key in range(5)] == [True, True, True, False, False]
+
+    def test_an_unknown_sample_gives_way_to_any_known(self) -> None:
+        policy = Spider()
+        engine = Engine(policy, 10)
+        engine.opened(1, 10)
+        policy.scored(2, 0.01)
+        assert engine.opened(2, 10).drop == (1,)
+        assert engine.opened(1, 10) == NOTHING
+
+    def test_a_score_is_positive(self) -> None:
+        for score in (0.0, -1.0, float("nan")):
+            with pytest.raises(ValueError, match="positive"):
+                Spider().scored(1, score)
+
+    def test_section_by_itself(self) -> None:
+        section = Importance()
+        section.set_score(1, 0.5)
+        section.add(1)
+        section.add(2)
+        assert (list(section.ascending()), len(section), 2 in section) == ([2, 1], 2, True)
+        assert list(section.below(0.5)) == [2]
+        section.discard(1)
+        assert (section.score(1), section.score(3), list(section.below(9))) == (0.5, 0, [2])
+
+
+class TestHomophily:
+    def test_a_hub_takes_back_what_importance_borrowed(self) -> None:
+        policy = Spider(ratio=0.75)
+        engine = engine_with(policy, 40, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4})
+        policy.hub_found(hub(9, 7, 8))
+        assert engine.place(9, 10) == Changes(((9, HOMOPHILY),), (1,))
+        assert engine.section_bytes == {BLOCKS: 0, IMPORTANCE: 30, HOMOPHILY: 10}
+
+    def test_hubs_leave_first_in_first_out_and_their_lists_with_them(self) -> None:
+        policy = Spider(ratio=0.5)
+        engine = Engine(policy, 40)
+        for key in (1, 2):
+            policy.hub_found(hub(key, 50, 60 + key))
+            engine.place(key, 10)
+        assert policy.stand_in("train", 50) == 1
+        policy.hub_found(hub(3, 70))
+        assert engine.place(3, 10) == Changes(((3, HOMOPHILY),), (1,))
+        assert (policy.stand_in("train", 61), policy.stand_in("train", 50)) == (None, 2)
+
+    def test_a_hub_that_is_cached_moves_without_anybody_leaving(self) -> None:
+        policy = Spider(ratio=0.5)
+        engine = engine_with(policy, 40, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4})
+        policy.hub_found(hub(2, 70))
+        assert engine.place(2, 10) == Changes(((2, HOMOPHILY),))
+        assert engine.place(2, 10) == NOTHING
+        assert list(policy.eviction_order()) == [1, 3, 4, 2]
+
+    def test_a_hub_found_again_has_its_new_list_at_its_old_age(self) -> None:
+        policy = Spider(ratio=0.5)
+        engine = Engine(policy, 40)
+        for each in (hub(1, 50), hub(2, 60), hub(1, 51)):
+            policy.hub_found(each)
+            engine.place(each.key, 10)
+        assert (policy.stand_in("train", 50), policy.stand_in("train", 51)) == (None, 1)
+        assert list(policy.eviction_order(HOMOPHILY)) == [1, 2]
+
+    def test_a_hub_too_large_for_its_section_stays_where_it_is(self) -> None:
+        policy = Spider(ratio=0.9)
+        engine = engine_with(policy, 40, {1: 0.1})
+        policy.hub_found(hub(1, 50))
+        assert engine.place(1, 10) == NOTHING
+        assert engine.members[1].section == IMPORTANCE
+
+    def test_a_hub_without_its_bytes_waits_for_them(self) -> None:
+        policy = Spider(ratio=0.5)
+        engine = Engine(policy, 40)
+        for key in range(1, MAX_WAITING + 2):
+            policy.hub_found(hub(key, 500))
+        assert policy.stand_in("train", 500) is None
+        assert engine.opened(2, 10).keep == ((2, HOMOPHILY),)
+        assert engine.opened(1, 10).keep == ((1, IMPORTANCE),)
+        assert policy.stand_in("train", 500) == 2
+
+    def test_a_lower_ratio_evicts_nobody_until_hubs_come_and_a_higher_one_at_once(self) -> None:
+        policy = Spider(ratio=0.5)
+        engine = engine_with(policy, 40, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4})
+        for key in (5, 6):
+            policy.hub_found(hub(key, 50))
+            engine.place(key, 10)
+        policy.set_ratio(0.25)
+        assert engine.settle() == NOTHING
+        policy.set_ratio(0.75)
+        assert engine.settle() == Changes(drop=(5,))
+        assert engine.section_bytes[HOMOPHILY] == 10
+        policy.set_ratio(1.0)
+        assert engine.settle() == Changes(drop=(6,))
+
+    def test_the_nearest_hub_stands_in_so_often_and_then_the_next(self) -> None:
+        policy = Spider(ratio=0, max_stand_ins=2)
+        engine = Engine(policy, 100)
+        for each in (hub(1, 50, nearest=0.3), hub(2, 50, nearest=0.2), hub(3, 50, dataset="other")):
+            policy.hub_found(each)
+            engine.place(each.key, 10)
+        given = []
+        while (stand_in := policy.stand_in("train", 50)) is not None:
+            policy.stood_in(stand_in, 50)
+            given.append(stand_in)
+        assert given == [2, 2, 1, 1]
+        policy.new_epoch()
+        assert policy.stand_in("train", 50) == 2
+        assert policy.stand_in("other", 50) == 3
+
+    def test_a_cached_sample_has_no_stand_in(self) -> None:
+        policy = Spider(ratio=0.5)
+        engine = Engine(policy, 100)
+        policy.hub_found(hub(1, 50))
+        engine.place(1, 10)
+        engine.opened(50, 10)
+        assert policy.stand_in("train", 50) is None
+        engine.evict([50])
+        assert policy.stand_in("train", 50) == 1
+
+    def test_lists_are_short_and_name_nobody_twice(self) -> None:
+        section = Homophily(max_neighbours=3)
+        section.put(Hub(1, "train", [1, 5, 5, 6, 7, 8], [0, 0.1, 0.1, 0.2, 0.3, 0.4]))
+        assert section.hub(1).neighbours == (5, 6, 7)
+        assert section.hub(1).distances == (0.1, 0.2, 0.3)
+        section.remove(1)
+        assert (len(section), section.stand_in("train", 5)) == (0, None)
+
+    def test_impossible_ones_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="at least"):
+            Homophily(max_stand_ins=-1)
+        with pytest.raises(ValueError, match="distance"):
+            Hub(1, "train", [2], [])
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            Spider(ratio=2)
+
+
+def test_a_remount_goes_on_with_hubs_and_scores() -> None:
+    policy = Spider(ratio=0.5)
+    engine = engine_with(policy, 40, {1: 0.4, 2: 0.2})
+    for each in (hub(5, 50), hub(6, 50, nearest=0.05)):
+        policy.hub_found(each)
+        engine.place(each.key, 10)
+    policy.set_ratio(0.6)
+    state = msgpack.unpackb(msgpack.packb(engine.state()), use_list=False, strict_map_key=False)
+    again = Engine(Spider(), 40)
+    stored = [(key, member.size, member.section) for key, member in engine.members.items()]
+    changes = again.restore(stored, state)
+    # The ratio was saved too: 16 bytes of hubs are one.
+    assert changes == Changes(drop=(5,))
+    spider = again.policy
+    assert isinstance(spider, Spider)
+    assert (spider.ratio, spider.stand_in("train", 50)) == (0.6, 6)
+    assert (list(spider.eviction_order(IMPORTANCE)), spider.score(1)) == ([2, 1], 0.4)
+    assert spider.redirects_changed() == [("train", 50, 6)]
+    again.restore(stored, {})
+    assert spider.redirects_changed() == [("train", 50, None)]
+
+
+SAMPLES = st.integers(0, 24)
+DATASETS = {"even": 0, "all": 1}
+MAX_STAND_INS = 3
+
+
+def label_of(dataset: str, key: int) -> int:
+    """Two trainers may see the same samples under different labels."""
+    return key % 3 if dataset == "even" else key % 5
+
+
+class SpiderAgainstModel(RuleBasedStateMachine):
+    """Whatever comes in which order: labels agree, hubs age, nobody stands in too often, the books are right."""
+
+    @initialize(capacity=st.integers(0, 150), ratio=st.sampled_from([0.0, 0.5, 0.8, 1.0]))
+    def begin(self, capacity: int, ratio: float) -> None:
+        self.policy = Spider(ratio, MAX_STAND_INS)
+        self.engine = Engine(self.policy, capacity)
+        self.hubs: list[int] = []
+        self.lists: dict[int, Hub] = {}
+        self.scores: dict[int, float] = {}
+        self.stood_in: dict[int, int] = {}
+        self.published: dict[tuple[str, int], int] = {}
+
+    def follow(self, changes: Changes) -> None:
+        """Those that left were the oldest hubs, and the least important of the others."""
+        gone = [key for key in changes.drop if key in self.hubs]
+        assert gone == self.hubs[: len(gone)]
+        del self.hubs[: len(gone)]
+        for key, section in changes.keep:
+            if section == HOMOPHILY:
+                self.hubs.append(int(str(key)))
+
+    @rule(key=SAMPLES)
+    def opened(self, key: int) -> None:
+        members = dict(self.engine.members)
+        changes = self.engine.opened(key, size_of(key))
+        for victim in changes.drop:
+            if members[victim].section == IMPORTANCE and changes.keep[0][1] == IMPORTANCE:
+                assert self.scores.get(int(str(victim)), 0) < self.scores[key]
+        self.follow(changes)
+
+    @rule(key=SAMPLES, score=st.floats(0.01, 4))
+    def scored(self, key: int, score: float) -> None:
+        self.policy.scored(key, score)
+        self.scores[key] = score
+
+    @rule(
+        key=SAMPLES, others=st.lists(SAMPLES, max_size=8), dataset=st.sampled_from(sorted(DATASETS)), here=st.booleans()
+    )
+    def hub_found(self, key: int, others: list[int], dataset: str, here: bool) -> None:
+        alike = [other for other in others if label_of(dataset, other) == label_of(dataset, key)]
+        found = Hub(key, dataset, alike, [0.1 * other for other in alike])
+        self.policy.hub_found(found)
+        self.lists[key] = found
+        if here:
+            self.follow(self.engine.place(key, size_of(key)))
+
+    @rule(key=SAMPLES, dataset=st.sampled_from(sorted(DATASETS)))
+    def redirect(self, key: int, dataset: str) -> None:
+        stand_in = self.policy.stand_in(dataset, key)
+        if stand_in is None:
+            return
+        hub_key = int(str(stand_in))
+        found = self.lists[hub_key]
+        assert label_of(dataset, hub_key) == label_of(dataset, key)
+        assert self.engine.members[hub_key].section == HOMOPHILY
+        assert key not in self.engine.members
+        assert (found.dataset, key in found.neighbours) == (dataset, True)
+        self.policy.stood_in(hub_key, key)
+        self.stood_in[hub_key] = self.stood_in.get(hub_key, 0) + 1
+        assert self.stood_in[hub_key] <= MAX_STAND_INS
+
+    @rule()
+    def new_epoch(self) -> None:
+        self.policy.new_epoch()
+        self.stood_in.clear()
+
+    @rule(ratio=st.floats(0, 1))
+    def set_ratio(self, ratio: float) -> None:
+        self.policy.set_ratio(ratio)
+        self.follow(self.engine.settle())
+
+    @rule(capacity=st.integers(0, 150))
+    def resize(self, capacity: int) -> None:
+        self.follow(self.engine.resize(capacity, 0))
+
+    @rule(key=SAMPLES)
+    def lose(self, key: int) -> None:
+        self.engine.forget(key)
+        self.hubs = [each for each in self.hubs if each != key]
+
+    @rule(block=st.integers(0, 5))
+    def block_read(self, block: int) -> None:
+        self.follow(self.engine.block_read((99, block), 8))
+
+    @rule()
+    def publish(self) -> None:
+        for dataset, key, stand_in in self.policy.redirects_changed():
+            sample = int(str(key))
+            if stand_in is None:
+                del self.published[dataset, sample]
+            else:
+                assert self.published.get((dataset, sample)) != stand_in
+                self.published[dataset, sample] = int(str(stand_in))
+        for dataset in DATASETS:
+            for sample in range(25):
+                assert self.policy.stand_in(dataset, sample) == self.published.get((dataset, sample))
+
+    @invariant()
+    def sections_keep_their_limits_and_orders(self) -> None:
+        assert list(self.policy.eviction_order(HOMOPHILY)) == self.hubs
+        order = list(self.policy.eviction_order(IMPORTANCE))
+        assert all(self.policy.score(one) <= self.policy.score(other) for one, other in pairwise(order))
+        assert {*order, *self.hubs} == {key for key, member in self.engine.members.items() if member.section != BLOCKS}
+        for section in self.policy.sections:
+            held = sum(member.size for member in self.engine.members.values() if member.section == section)
+            assert held == self.engine.section_bytes[section]
+        assert self.engine.section_bytes[HOMOPHILY] <= self.engine.budget_bytes * (1 - self.policy.ratio) + 1
+        assert self.engine.used_bytes <= self.engine.budget_bytes
+
+
+def size_of(key: int) -> int:
+    return 5 + key * 7 % 17
+
+
+TestSpiderAgainstModel = SpiderAgainstModel.TestCase
+TestSpiderAgainstModel.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True, database=None
+)

@@ -1,0 +1,214 @@
+"""The rules of the house that a machine can check: who may import whom, what stays pure, how long a module may be."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "spiderfs"
+
+# Each row may import the rows above it, and each room itself. A new module or room needs a place here. An import for
+# types alone counts: who names another's types knows of it.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("spiderfs", "errors"),
+    ("core", "linux", "metrics", "protocol", "scorer"),
+    ("shared", "sources", "store", "policies.parts", "trace"),
+    ("packages", "policies"),
+    ("options", "simulation", "vfs"),
+    ("client", "fuse"),
+    ("daemon.background", "daemon.cache_directory", "daemon.child", "daemon.guard", "daemon.restarts", "daemon.pipes"),
+    ("daemon.context",),
+    ("daemon.caching",),
+    ("daemon.training",),
+    ("daemon.control", "testing"),
+    ("daemon.manager", "daemon.worker"),
+    ("daemon.supervisor",),
+    ("cli",),
+)
+LAYER_OF = {unit: number for number, units in enumerate(LAYERS) for unit in units}
+# Folders whose modules have a layer each, or whose inner rooms have.
+KNOTS = {("spiderfs.daemon.control.table", "spiderfs.daemon.manager")}
+OPENED = ("daemon", "policies")
+
+# Who alone may import a library; whatever else needs it asks them.
+ONLY_IMPORTERS = {
+    "lmdb": ("spiderfs/store/",),
+    "prometheus_client": ("spiderfs/metrics.py",),
+    "pydantic": ("spiderfs/options/",),
+    "click": ("spiderfs/cli/",),
+    "rich": ("spiderfs/cli/",),
+    "hnswlib": ("spiderfs/scorer/graph.py",),
+    "torch": ("trainer_hook/",),
+    "fsspec": ("spiderfs/client/fsspec_files.py",),
+}
+
+# What decides has no clock, file, socket or task: time and chance come in as arguments.
+IMPURE = {"os", "io", "time", "datetime", "random", "secrets", "socket", "pathlib", "tempfile", "threading", "logging"}
+IMPURE |= {"asyncio", "subprocess", "multiprocessing", "signal", "mmap", "shutil"}
+
+MAX_LINES = 400
+
+
+class Import(NamedTuple):
+    name: str  # the module's whole dotted name
+    line: int
+
+
+def modules() -> list[Path]:
+    found = [path for top in ("spiderfs", "trainer_hook") for path in sorted((ROOT / top).rglob("*.py"))]
+    assert found
+    return found
+
+
+def short(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def imports(path: Path) -> Iterator[Import]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{short(path)}:{node.lineno}: imports are written from the root"
+            assert node.module is not None
+            for alias in node.names:
+                # `from spiderfs import mountpoint` imports a module, `from spiderfs.errors import X` a name.
+                inner = f"{node.module}.{alias.name}"
+                module = inner if file_of(inner) else node.module
+                yield Import(module, node.lineno)
+
+
+def file_of(module: str) -> Path | None:
+    """Where a module of the project lies."""
+    base = ROOT.joinpath(*module.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.exists():
+            return path
+    return None
+
+
+def unit_of(module: str) -> str:
+    """The row entry that a module belongs to: the innermost room that has a layer of its own."""
+    top, *inner = module.split(".")
+    if not inner:
+        return top
+    return ".".join(inner[:2]) if inner[0] in OPENED and ".".join(inner[:2]) in LAYER_OF else inner[0]
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SPIDERFS_MODULES = [path for path in modules() if path.is_relative_to(PACKAGE)]
+
+
+def test_every_module_has_a_layer() -> None:
+    # The daemon as a whole is no room that somebody could import.
+    units = {unit_of(module_of(path)) for path in SPIDERFS_MODULES} - {"daemon"}
+    assert units == set(LAYER_OF)
+
+
+@pytest.mark.parametrize("path", SPIDERFS_MODULES, ids=short)
+def test_imports_point_down(path: Path) -> None:
+    own = unit_of(module_of(path))
+    wrong = [
+        f"line {found.line}: {found.name}"
+        for found in imports(path)
+        if found.name.split(".")[0] == "spiderfs"
+        and unit_of(found.name) != own
+        and (module_of(path), found.name) not in KNOTS
+        and LAYER_OF[unit_of(found.name)] >= LAYER_OF[own]
+    ]
+    assert wrong == []
+
+
+def test_no_two_modules_need_each_other() -> None:
+    needs = {
+        module_of(path): {
+            found.name
+            for found in imports(path)
+            if found.name.split(".")[0] == "spiderfs" and (module_of(path), found.name) not in KNOTS
+        }
+        for path in SPIDERFS_MODULES
+    }
+    # Raises CycleError, which names them.
+    assert len(list(graphlib.TopologicalSorter(needs).static_order())) >= len(SPIDERFS_MODULES)
+
+
+@pytest.mark.parametrize("path", modules(), ids=short)
+def test_each_heavy_library_has_one_importer(path: Path) -> None:
+    wrong = [
+        f"line {found.line}: {found.name}"
+        for found in imports(path)
+        if not short(path).startswith(ONLY_IMPORTERS.get(found.name.split(".")[0], ("",)))
+    ]
+    assert wrong == []
+
+
+def test_the_hook_needs_nothing_of_the_mount() -> None:
+    wrong = [
+        f"{short(path)}:{found.line}: {found.name}"
+        for path in modules()
+        if not path.is_relative_to(PACKAGE)
+        for found in imports(path)
+        if found.name.split(".")[0] == "spiderfs" and not found.name.startswith("spiderfs.protocol")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SPIDERFS_MODULES if unit_of(module_of(path)) in ("core", "policies", "policies.parts")],
+    ids=short,
+)
+def test_what_decides_is_pure(path: Path) -> None:
+    own = unit_of(module_of(path))
+    for found in imports(path):
+        top = found.name.split(".")[0]
+        if top == "spiderfs":
+            assert unit_of(found.name) in ("core", "policies.parts", own), found
+        else:
+            assert top == "numpy" or (top in sys.stdlib_module_names and top not in IMPURE), found
+    for node in ast.walk(tree_of(path)):
+        assert not isinstance(node, ast.AsyncFunctionDef | ast.Await), f"line {node.lineno}: a decision does not await"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("open", "print", "input"), f"line {node.lineno}: {node.func.id}()"
+
+
+@pytest.mark.parametrize("path", modules(), ids=short)
+def test_modules_say_what_they_are_and_why_they_are_long(path: Path) -> None:
+    text = path.read_text()
+    docstring = ast.get_docstring(tree_of(path)) or ""
+    assert docstring or path.name == "__init__.py"
+    lines = text.count("\n")
+    if lines > MAX_LINES:
+        assert " is long because " in docstring, f"{lines} lines: the docstring must say why the module is this long"
+
+
+def test_no_module_is_named_for_nothing() -> None:
+    names = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
+    assert [short(path) for path in modules() if path.stem in names or path.parent.name in names] == []
+
+
+@pytest.mark.parametrize("path", modules(), ids=short)
+def test_no_error_is_swallowed_unnamed(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ExceptHandler):
+            broad = node.type is None or (
+                isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+            )
+            silent = all(isinstance(statement, ast.Pass) for statement in node.body)
+            assert not (broad and silent), f"line {node.lineno}"

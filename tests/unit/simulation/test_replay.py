@@ -1,0 +1,294 @@
+"""Replays against closed forms, and the command around them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+
+from spiderfs.cli.main import main
+from spiderfs.core.accesses import Accesses
+from spiderfs.core.engine import Engine
+from spiderfs.core.hints import Hub
+from spiderfs.core.policy import Key
+from spiderfs.policies import POLICIES
+from spiderfs.policies.belady import Belady
+from spiderfs.policies.lru import LRU
+from spiderfs.policies.minio import MinIO
+from spiderfs.policies.spider import Spider
+from spiderfs.simulation.checks import Check, Relation, lru_on_permutations, self_test
+from spiderfs.simulation.replay import policy_for, replay
+from spiderfs.trace.format import HEADER, MAGIC, RECORD, RECORD_FIELDS, VERSION, Kind, TraceWriter, read_trace
+
+
+def test_counts_per_epoch() -> None:
+    accesses = Accesses.of([1, 2, 1, 3, 3], [10, 20, 10, 30, 30])
+    assert (accesses.distinct, accesses.distinct_bytes) == (3, 60)
+    result = replay(Engine(MinIO(), 30), accesses, 2)
+    assert result.opens.tolist() == [2, 2, 1]
+    assert result.hits.tolist() == [0, 1, 0]
+    assert result.served_bytes.tolist() == [30, 40, 30]
+    assert result.origin_bytes.tolist() == [30, 30, 30]
+    assert result.coverage.tolist() == pytest.approx([2 / 3, 2 / 3, 1 / 3])
+    assert result.hit_ratio == pytest.approx(1 / 5)
+    assert result.warm_hit_ratio == pytest.approx(1 / 3)
+    assert result.origin_bytes_per_sample == 18
+
+
+def test_a_single_epoch_is_its_own_warm_one() -> None:
+    result = replay(Engine(LRU(), 10), Accesses.of([1, 1], [1, 1]), 2)
+    assert result.warm_hit_ratio == 0.5
+
+
+def test_blocks_go_their_own_way() -> None:
+    accesses = Accesses.of([1, (7, 0), 1, (7, 0)], [10, 10, 10, 10])
+    policy = policy_for(Belady, accesses)
+    assert replay(Engine(policy, 20), accesses, 4).hits.tolist() == [2]
+
+
+def test_closed_form_at_its_ends() -> None:
+    assert lru_on_permutations(0) == 0
+    assert lru_on_permutations(1) == 1
+    assert lru_on_permutations(0.2) == pytest.approx(0.0215, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_policy_serves_more_of_a_permutation_than_it_held(name: str) -> None:
+    rng = np.random.default_rng(3)
+    keys = [int(key) for _ in range(4) for key in rng.permutation(200)]
+    size_of = rng.integers(1, 1000, 200)
+    accesses = Accesses.of(keys, size_of[keys].tolist())
+    engine = Engine(policy_for(POLICIES[name], accesses), int(size_of.sum()) // 3)
+    result = replay(engine, accesses, 200)
+    assert max(result.served_bytes - result.origin_bytes) <= engine.budget_bytes
+
+
+def test_self_test_passes() -> None:
+    checks = list(self_test())
+    assert len(checks) > 30
+    assert [check for check in checks if not check.passed] == []
+
+
+@pytest.mark.parametrize(
+    ("relation", "below", "above"),
+    [(Relation.EQUAL, False, False), (Relation.AT_MOST, True, False), (Relation.AT_LEAST, False, True)],
+)
+def test_checks_can_fail(relation: Relation, below: bool, above: bool) -> None:
+    outcomes = [Check("x", 0.5, measured, relation, 0.5, 0.01).passed for measured in (0.48, 0.495, 0.505, 0.52)]
+    assert outcomes == [below, True, True, above]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace"
+    writer = TraceWriter(path)
+    for epoch in range(3):
+        for key in np.random.default_rng(epoch).permutation(50).tolist():
+            writer.append(0, key, 100, served=epoch > 0 and key < 25)
+    writer.append(0, 99, 100, Kind.BLOCK, block=0)
+    writer.close()
+    return path
+
+
+def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
+    """Record what a mount would of a training of three epochs; whether each open hit, and what stood in for it."""
+    rng = np.random.default_rng(5)
+    policy = Spider(ratio=0.6, max_stand_ins=3)
+    engine = Engine(policy, 2000)
+    writer = TraceWriter(path)
+    weights, label = np.ones(100), rng.integers(0, 4, 100)
+    outcomes: list[tuple[bool, Key | None]] = []
+    for epoch in range(3):
+        policy.new_epoch()
+        policy.set_ratio(ratio := (0.6, 0.55, 0.5)[epoch])
+        engine.settle()
+        writer.epoch(0, 1)
+        writer.ratio(0, ratio)
+        for batch in rng.choice(100, (10, 10), p=weights / weights.sum()).tolist():
+            for key in batch:
+                hit, hub = key in engine.members, policy.stand_in("1", key)
+                outcomes.append((hit, hub))
+                if hub is None:
+                    engine.opened(key, 100)
+                    writer.append(0, key, 100, served=hit, dataset=1)
+                else:
+                    policy.stood_in(hub, key)
+                    engine.opened(hub, 100)
+                    writer.redirect(0, key, 100, int(str(hub)), 100, dataset=1)
+            for key in batch:
+                weights[key] = rng.uniform(0.05, 1.5)
+                policy.scored(key, weights[key])
+                writer.score(0, key, weights[key])
+            alike = np.flatnonzero(label == label[batch[0]]).tolist()[:12]
+            hub_found = Hub(batch[0], "1", alike, [0.01 * key for key in alike])
+            policy.hub_found(hub_found)
+            engine.place(batch[0], 100)
+            writer.hub(0, hub_found, 1)
+    writer.close()
+    return outcomes
+
+
+def test_spider_is_replayed_exactly(tmp_path: Path) -> None:
+    outcomes = spider_run(tmp_path / "trace")
+    trace = read_trace(tmp_path / "trace")
+    engine = Engine(Spider(max_stand_ins=3), 2000)
+    result = replay(engine, trace.accesses(), 1, trace.hints())
+    assert result.hits.tolist() == [int(hit or hub is not None) for hit, hub in outcomes]
+    assert result.redirects.tolist() == [int(hub is not None) for _, hub in outcomes]
+    assert 20 < result.redirects.sum() < result.hits.sum() < 290
+    assert result.hit_ratio == pytest.approx(trace.served_ratio())
+    # The same hints mean nothing to others, and less to one with less room.
+    assert replay(Engine(LRU(), 2000), trace.accesses(), 300, trace.hints()).redirects.tolist() == [0]
+    assert replay(Engine(Spider(), 500), trace.accesses(), 300, trace.hints()).hit_ratio < result.hit_ratio
+
+
+def test_command_varies_the_ratio(tmp_path: Path) -> None:
+    spider_run(tmp_path / "trace")
+    redirects = []
+    for options in ([], ["--ratio", 1], ["--ratio", 0.95]):
+        report_path = tmp_path / "report.json"
+        code, output = run(
+            tmp_path / "trace", "--policy", "spider", "--capacity", 2000, "--json", report_path, *options
+        )
+        assert code == 0, output
+        row = json.loads(report_path.read_text())["results"][0]
+        assert sum(epoch["redirects"] for epoch in row["epochs"]) == row["redirects"]
+        redirects.append(row["redirects"])
+    assert redirects[1] == 0 < redirects[2] < redirects[0]
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    # Rich takes the width of its table from here.
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["simulate", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_command_compares_policies(trace: Path, tmp_path: Path) -> None:
+    report_path = tmp_path / "report.json"
+    code, output = run(trace, "--policy", "lru, minio", "--capacity", "20%,2kB", "--epoch", 50, "--json", report_path)
+    assert code == 0, output
+    assert "belady (bound)" in output
+    assert "33.1% did not wait" in output
+    report = json.loads(report_path.read_text())
+    assert (report["accesses"], report["distinct"], report["distinct_bytes"]) == (151, 51, 5100)
+    rows = [(row["capacity"], row["policy"]) for row in report["results"]]
+    assert rows == [(capacity, policy) for capacity in ("20%", "2kB") for policy in ("lru", "minio", "belady")]
+    assert [epoch["hits"] for epoch in report["results"][1]["epochs"]] == [0, 10, 10, 0]
+
+
+def test_command_reads_text(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("a 10\nb 10\na 10\n")
+    code, output = run(path)
+    assert code == 0
+    assert "did not wait" not in output
+    assert all(name in output for name in POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--policy", "clock"], "no such policy: 'clock'"),
+        (["--capacity", "120%"], "capacity: "),
+        (["--capacity", "10%,"], "capacity: "),
+        (["--json", "/nonexistent/x"], "cannot write"),
+        (["--ratio", "nan"], "from 0 to 1"),
+        (["--neighbours", "9" * 30], "1000000"),
+    ],
+)
+def test_command_complains_in_one_line(trace: Path, options: list[str], complaint: str) -> None:
+    code, output = run(trace, *options)
+    assert code != 0
+    assert complaint in output.splitlines()[-1]
+
+
+def record(size: int, kind: int = Kind.OPEN, key: int = 1, block: int = 0) -> bytes:
+    return RECORD_FIELDS.pack(0.0, key, size, block, kind, 0, 1)
+
+
+def bits(number: float) -> int:
+    return int.from_bytes(struct.pack("<d", number), "little")
+
+
+HEAD = HEADER.pack(MAGIC, VERSION, RECORD.itemsize, 0)
+DAMAGED = {
+    "garbage": HEAD + random.Random(1).randbytes(32_000),
+    "a size beyond all files": HEAD + record(5) + record(2**64 - 1),
+    "a score that is none": HEAD + record(5) + record(bits(math.nan), Kind.SCORE) + record(5),
+    "a ratio that is none": HEAD + record(5) + record(bits(-3.0), Kind.RATIO) + record(5),
+    "a label that is none": HEAD + record(5) + record(bits(math.inf), Kind.LABEL) + record(5),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_trace_is_one_line(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "damaged"
+    path.write_bytes(DAMAGED[what])
+    for options in ([], ["--radius", "auto"]):
+        code, output = run(path, *options)
+        assert code == 1
+        assert output.startswith("spiderfs: ")
+        assert len(output.splitlines()) == 1
+        assert "is damaged at record" in output
+
+
+def test_what_is_no_file_is_one_line_and_read_no_further() -> None:
+    code, output = run("/dev/zero")
+    assert (code, len(output.splitlines())) == (1, 1)
+    assert "is not a regular file" in output
+
+
+@pytest.mark.parametrize("length", [151, 10**30])
+def test_an_epoch_longer_than_the_trace_is_all_of_it(trace: Path, tmp_path: Path, length: int) -> None:
+    report = tmp_path / "report"
+    code, output = run(trace, "--policy", "lru", "--epoch", length, "--json", report)
+    assert code == 0, output
+    assert json.loads(report.read_text())["epoch_length"] == 151
+
+
+@given(
+    st.lists(
+        st.builds(
+            record,
+            st.one_of(st.integers(0, 9), st.integers(0, 2**64 - 1), st.floats().map(bits)),
+            st.integers(0, 15),
+            st.integers(0, 5),
+            st.integers(0, 9),
+        ),
+        max_size=30,
+    )
+)
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_trace_holds_it_is_replayed_or_refused(tmp_path: Path, records: list[bytes]) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(HEAD + b"".join(records))
+    for options in ([], ["--radius", "0.5"]):
+        code, output = run(path, "--capacity", "20", *options)
+        assert code == 0 or (code, len(output.splitlines())) == (1, 1), output
+
+
+def test_command_needs_a_trace_with_something_in_it(tmp_path: Path) -> None:
+    assert "name a trace" in run()[1]
+    empty = tmp_path / "empty"
+    empty.touch()
+    assert "holds no accesses" in run(empty)[1]
+    assert run(tmp_path / "none")[0] == 1
+
+
+def test_command_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [Check("one", 0.5, 0.5, Relation.EQUAL, 0.5), Check("two", 0.5, 0.9, Relation.AT_MOST, 0.5)]
+    monkeypatch.setattr("spiderfs.simulation.checks.self_test", lambda: checks[:1])
+    assert run("--self-test")[0] == 0
+    monkeypatch.setattr("spiderfs.simulation.checks.self_test", lambda: checks)
+    code, output = run("--self-test")
+    assert code == 1
+    assert "FAIL" in output
+    assert "1 of 2 checks passed" in output

@@ -1,0 +1,220 @@
+"""What the batches of a trace are scored anew to: with the mount's settings the same, with others another thing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from click.testing import CliRunner
+
+from spiderfs.cli.main import main
+from spiderfs.core.hints import Epoch, Hub, Labels, Ratio, Scored
+from spiderfs.errors import UsageError
+from spiderfs.scorer import SCORINGS
+from spiderfs.scorer.scoring import ScorerOptions
+from spiderfs.simulation.rescoring import rescored
+from spiderfs.trace.format import TraceWriter, read_trace
+
+SAMPLES, CLASSES, DIMENSION, BATCH, SIZE = 120, 3, 16, 12, 100
+# Samples are known by inodes that are in no order.
+INODES = np.random.default_rng(5).permutation(10_000)[:SAMPLES].astype(np.uint64)
+LABELS = np.arange(SAMPLES) % CLASSES
+# A training of another manager, or of a program that is not spiderfs' own, may give lists any numbers.
+LIST = 7
+
+
+def training(path: Path, scoring: str = "graph", options: ScorerOptions | None = None, epochs: int = 4) -> None:
+    """Record a training as a mount does: embeddings of a class gather around a point of their own while it goes on."""
+    rng = np.random.default_rng(11)
+    scorer = SCORINGS[scoring](LABELS, DIMENSION, options or ScorerOptions())
+    centres = rng.standard_normal((CLASSES, DIMENSION))
+    writer = TraceWriter(path)
+    writer.labels(0, dict(zip(INODES.tolist(), LABELS.tolist(), strict=True)), LIST)
+    for epoch in range(epochs):
+        for places in rng.choice(SAMPLES, (SAMPLES // BATCH, BATCH)):
+            for place in places.tolist():
+                writer.append(0, int(INODES[place]), SIZE, served=False, dataset=LIST)
+            noise = rng.standard_normal((BATCH, DIMENSION))
+            embeddings = ((epoch + 1) * centres[LABELS[places]] + 2 * noise).astype(np.float16)
+            losses = rng.random(BATCH).astype(np.float16)
+            found = scorer.batch(places, embeddings.astype(np.float32), losses.astype(np.float32))
+            writer.ratio(0, 0.5)
+            writer.batch(0, LIST, INODES[places], embeddings, losses)
+            for place, score in zip(found.ids.tolist(), found.scores.tolist(), strict=True):
+                writer.score(0, int(INODES[place]), score)
+            if (hub := found.hub()) is not None:
+                neighbours = INODES[hub.neighbours].tolist()
+                writer.hub(0, Hub(int(INODES[hub.id]), str(LIST), neighbours, hub.distances.tolist()), LIST)
+        scorer.new_epoch()
+        writer.epoch(0, LIST, 0.5)
+        writer.ratio(0, 0.5)
+    writer.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace"
+
+
+@pytest.mark.parametrize(
+    ("scoring", "options"),
+    [
+        ("graph", ScorerOptions()),
+        ("graph", ScorerOptions(radius=0.7)),
+        ("graph", ScorerOptions(neighbours=9, index="graph")),
+        ("rank", ScorerOptions()),
+        ("loss", ScorerOptions()),
+    ],
+    ids=str,
+)
+def test_the_same_settings_find_the_same_again(path: Path, scoring: str, options: ScorerOptions) -> None:
+    training(path, scoring, options)
+    trace = read_trace(path)
+    found = rescored(trace, scoring, options)
+    assert found.hints == trace.hints()
+    assert sum(isinstance(hint, Scored) for _, hint in found.hints) > SAMPLES
+    assert any(isinstance(hint, Hub) for _, hint in found.hints) == (scoring == "graph")
+    assert list(found.described) == [str(LIST)]
+
+
+def test_another_radius_finds_other_neighbours(path: Path) -> None:
+    training(path)
+    trace = read_trace(path)
+    neighbours = []
+    for radius in (0.05, 0.4, 1.0):
+        hints = rescored(trace, "graph", ScorerOptions(radius=radius)).hints
+        neighbours.append(sum(len(hint.neighbours) for _, hint in hints if isinstance(hint, Hub)))
+        kinds = (Labels, Ratio, Epoch)
+        assert [hint for hint in hints if isinstance(hint[1], kinds)] == [
+            hint for hint in trace.hints() if isinstance(hint[1], kinds)
+        ]
+    assert neighbours[0] == 0 < neighbours[1] < neighbours[2]
+
+
+def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_anew(path: Path) -> None:
+    labels = dict(zip(INODES.tolist(), LABELS.tolist(), strict=True))
+    changed = dict.fromkeys(labels, 0)
+    vectors = np.random.default_rng(1).standard_normal((SAMPLES, 4)).astype(np.float16)
+    writer = TraceWriter(path)
+    for declared in (labels, labels, changed):
+        writer.labels(0, declared, LIST)
+        writer.batch(0, LIST, INODES[:60], vectors[:60], None)
+        writer.append(0, 1, 1)
+        writer.labels(0, declared, LIST)
+        writer.batch(0, LIST, INODES[60:], vectors[60:], None)
+        writer.append(0, 1, 1)
+    writer.close()
+    hints = rescored(read_trace(path), "graph", ScorerOptions(radius=0.5)).hints
+    scores = [[hint.score for at, hint in hints if at == number and isinstance(hint, Scored)] for number in range(6)]
+    assert scores[0] != scores[2], "the first half found neighbours in the second"
+    assert scores[1] == scores[3]
+    assert len(scores[4]) == 60
+    assert scores[4] != scores[2]
+
+
+def damaged(path: Path, inodes: npt.NDArray[np.uint64], vectors: npt.NDArray[np.float64], number: int = LIST) -> None:
+    writer = TraceWriter(path)
+    writer.labels(0, {5: 0, 6: 0}, LIST)
+    writer.append(0, 5, SIZE, dataset=LIST)
+    writer.batch(0, number, inodes, vectors, None)
+    writer.close()
+
+
+KNOWN = np.array([5, 6], np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("inodes", "vectors", "number", "complaint"),
+    [
+        (KNOWN, np.ones((2, 4)), LIST + 1, "list 8, but not that list"),
+        (KNOWN + 1, np.ones((2, 4)), LIST, "the file 7, which is not in it"),
+        (KNOWN, np.full((2, 4), np.inf), LIST, "not finite"),
+        (KNOWN[:0], np.ones((0, 4)), LIST, "a batch of 0 samples"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_damage_is_told_in_one_line(
+    path: Path, inodes: npt.NDArray[np.uint64], vectors: npt.NDArray[np.float64], number: int, complaint: str
+) -> None:
+    damaged(path, inodes, vectors, number)
+    with pytest.raises(UsageError, match="the trace is damaged") as caught:
+        rescored(read_trace(path), "graph", ScorerOptions())
+    assert complaint in str(caught.value)
+    code, output = run(path, "--radius", "auto")
+    assert code == 1
+    assert output.startswith("spiderfs: the trace is damaged")
+    assert len(output.splitlines()) == 1
+    assert run(path)[0] == 0, "without --radius the rest can be replayed"
+
+
+# -- the command
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    # Rich takes the width of its table from here.
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["simulate", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_command_varies_the_radius(path: Path, tmp_path: Path) -> None:
+    training(path)
+    report_path = tmp_path / "report.json"
+    code, output = run(
+        *(path, "--policy", "lru,spider,shade", "--capacity", "30%", "--radius", "0.05,auto,0.05,1"),
+        *("--json", report_path),
+    )
+    assert code == 0, output
+    report = json.loads(report_path.read_text())
+    rows = {(row["policy"], row["radius"]): row for row in report["results"]}
+    runs = [("lru", None), ("spider", "0.05"), ("spider", "auto"), ("spider", "1"), ("shade", None), ("belady", None)]
+    assert list(rows) == runs
+    assert rows["spider", "0.05"]["redirects"] == 0 < rows["spider", "auto"]["redirects"]
+    assert {row["neighbours"] for (policy, _), row in rows.items() if policy == "spider"} == {100}
+    same = {scoring["radius"]: scoring["scores_as_recorded"] / scoring["scores"] for scoring in report["scorings"]}
+    # None: by losses, which this training was not scored by.
+    assert same["auto"] == 1
+    assert max(same[radius] for radius in ("0.05", "1", None)) < 0.5
+    assert report["accuracies_when_recorded"] == {str(LIST): [0.5] * 4}
+    assert all(name in output for name in ("spider, 0.05 ", "spider, auto ", "shade  "))
+    assert "Scored anew (graph, radius auto), list 7: radius 0." in output
+    assert "Scored anew (rank), list 7: mean score" in output
+    # As it was recorded it is the same as with what the mount had.
+    code, output = run(path, "--policy", "spider", "--capacity", "30%", "--json", report_path)
+    assert "anew" not in output
+    assert json.loads(report_path.read_text())["results"][0]["redirects"] == rows["spider", "auto"]["redirects"]
+
+
+def test_command_varies_neighbours_and_keeps_to_a_ratio(path: Path, tmp_path: Path) -> None:
+    training(path)
+    redirects = []
+    for options in (["--neighbours", 3], ["--neighbours", 50], ["--neighbours", 50, "--ratio", 1]):
+        report_path = tmp_path / "report.json"
+        code, output = run(path, "--policy", "spider", "--capacity", "30%", "--json", report_path, *options)
+        assert code == 0, output
+        row = json.loads(report_path.read_text())["results"][0]
+        assert (row["radius"], row["neighbours"]) == ("auto", options[1])
+        redirects.append(row["redirects"])
+    assert redirects[2] == 0 < redirects[0] < redirects[1]
+
+
+@pytest.mark.parametrize("radius", ["0", "-1", "2.5", "nan", "wide", "", "auto,"])
+def test_command_refuses_what_is_no_radius(path: Path, radius: str) -> None:
+    training(path, epochs=1)
+    code, output = run(path, "--radius", radius)
+    assert code == 1
+    assert output.startswith("spiderfs: no radius: ")
+    assert output.endswith("give numbers above 0 and up to 2, or auto\n")
+
+
+def test_command_needs_embeddings_to_score_anew(path: Path) -> None:
+    writer = TraceWriter(path)
+    writer.append(0, 5, SIZE)
+    writer.close()
+    code, output = run(path, "--neighbours", 3)
+    assert code == 1
+    assert output.startswith("spiderfs: the trace holds no embeddings")
+    assert "trace_embeddings=on" in output
+    assert run(path, "--neighbours", 3, "--policy", "lru")[0] == 0, "nothing has to be scored for it"

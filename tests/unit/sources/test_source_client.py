@@ -1,0 +1,460 @@
+"""Time limits, retries, sharing and the knowledge whether the source is there."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from spiderfs.errors import SourceChanged, SourceDenied, SourceNotFound, SourceTimeout, SourceUnavailable
+from spiderfs.linux.worker_threads import Threads
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.faults import FaultState
+from spiderfs.sources.memory import MemorySource
+from spiderfs.sources.recent_timeouts import RecentTimeouts
+from spiderfs.sources.slow import SlowSource
+from spiderfs.sources.source import Source
+
+# Short enough for a test, and long enough for a thread to start on a busy machine.
+QUICK = SourceLimits(timeout_s=0.3, backoff_s=0.001, max_backoff_s=0.002, max_concurrent=4, probe_interval_s=0.01)
+
+
+class Harness:
+    """A client of a slow memory source, with its events counted."""
+
+    def __init__(self, path: Path) -> None:
+        self.memory = MemorySource()
+        self.version = self.memory.add(b"file", b"content").version
+        self.faults = FaultState.create(path)
+        self.events: Counter[str] = Counter()
+
+    def client(
+        self, limits: SourceLimits = QUICK, source: Source | None = None, timeouts: RecentTimeouts | None = None
+    ) -> SourceClient:
+        return SourceClient(
+            source or SlowSource(self.memory, self.faults),
+            limits,
+            rng=random.Random(1),
+            on_event=lambda event: self.events.update([event]),
+            timeouts=timeouts,
+        )
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path / "faults")
+    yield harness
+    # Ends the threads that the test left hanging; they still read the settings, so these are not closed here.
+    harness.faults.set("gone", 1)
+
+
+def test_every_question_of_the_source_can_be_asked(harness: Harness) -> None:
+    harness.memory.add_symlink(b"link", b"file")
+    harness.memory.set_xattr(b"file", "user.x", b"1")
+
+    async def main() -> None:
+        client = harness.client()
+        assert (await client.stat(b"file")).size == 7
+        assert {name for name, _ in await client.scan(b"")} == {b"file", b"link"}
+        assert await client.read(b"file", 1, 3, harness.version) == b"ont"
+        assert await client.readlink(b"link") == b"file"
+        assert await client.listxattr(b"file") == ["user.x"]
+        assert await client.getxattr(b"file", "user.x") == b"1"
+        assert (await client.statvfs()).f_blocks > 0
+        assert client.reachable
+
+    trio.run(main)
+    assert harness.events == {"source_requests": 7}
+
+
+def test_a_composed_function_needs_one_thread(harness: Harness) -> None:
+    def read_and_keep(path: bytes, kept: list[tuple[bytes, str]]) -> int:
+        data = harness.memory.read(path, 0, 7, harness.version)
+        kept.append((data, threading.current_thread().name))
+        return len(data)
+
+    async def main() -> None:
+        kept: list[tuple[bytes, str]] = []
+        assert await harness.client().call(read_and_keep, b"file", kept) == 7
+        assert kept[0][0] == b"content"
+        assert kept[0][1] != threading.current_thread().name
+
+    trio.run(main)
+
+
+def test_passing_faults_are_retried_and_counted(harness: Harness) -> None:
+    harness.memory.fail_next(SourceUnavailable("1"), SourceUnavailable("2"), SourceUnavailable("3"))
+
+    async def main() -> None:
+        client = harness.client()
+        assert (await client.stat(b"file")).size == 7
+        assert client.reachable
+
+    trio.run(main)
+    assert harness.events == {"source_requests": 4, "source_retries": 3}
+
+
+def test_attempts_are_bounded(harness: Harness) -> None:
+    harness.faults.set("gone", 1)
+
+    async def main() -> None:
+        client = harness.client()
+        with pytest.raises(SourceUnavailable):
+            await client.stat(b"file")
+        assert not client.reachable
+
+    trio.run(main)
+    assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
+
+
+def test_who_asks_just_after_a_timeout_shares_it(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in another process of the mount: the kernel asks for one reader after the other."""
+    harness.faults.set("hang", 1)
+    timeouts = RecentTimeouts()
+    asked: list[int] = []
+
+    async def main() -> None:
+        one, other = (harness.client(timeouts=timeouts) for _ in range(2))
+
+        async def ask(client: SourceClient, name: bytes) -> None:
+            async def stat() -> None:
+                asked.append(1)
+                await client.stat(name)
+
+            with pytest.raises(SourceTimeout):
+                await client.shared((1, name), stat)
+
+        await ask(one, b"file")
+        began = trio.current_time()
+        for client in (one, other):
+            await ask(client, b"file")
+        assert trio.current_time() - began < QUICK.timeout_s / 2
+        assert asked == [1]
+        assert other.reachable, "it has not asked by itself"
+        await ask(other, b"another")
+        assert asked == [1, 1]
+        monkeypatch.setattr("spiderfs.sources.recent_timeouts.SHARED_S", 0.0)
+        harness.faults.set("hang", 0)
+        assert await one.shared((1, b"file"), lambda: one.stat(b"file"))
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied, SourceChanged])
+def test_an_answer_is_not_retried(harness: Harness, kind: type[SourceNotFound | SourceDenied | SourceChanged]) -> None:
+    harness.memory.fail_next(kind("no"))
+
+    async def main() -> None:
+        client = harness.client()
+        with pytest.raises(kind):
+            await client.stat(b"file")
+        assert client.reachable
+
+    trio.run(main)
+    assert harness.events == {"source_requests": 1}
+
+
+def test_backoff_doubles_up_to_its_limit_with_full_jitter(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def without_thread(_: Threads, function: Callable[..., object], *args: object) -> object:
+        return function(*args)
+
+    # Threads and a mock clock do not go together: it jumps while a thread runs.
+    monkeypatch.setattr(Threads, "run", without_thread)
+    limits = SourceLimits(timeout_s=100, attempts=6, backoff_s=1, max_backoff_s=4)
+    asked: list[float] = []
+
+    async def main() -> None:
+        client = harness.client(limits, source=harness.memory)
+
+        def fail() -> None:
+            asked.append(trio.current_time())
+            raise SourceUnavailable("down")
+
+        with pytest.raises(SourceUnavailable):
+            await client.call(fail)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    waits = [after - before for before, after in itertools.pairwise(asked)]
+    expected = random.Random(1)
+    assert waits == pytest.approx([expected.uniform(0, longest) for longest in (1, 2, 4, 4, 4)])
+
+
+def test_a_hung_source_ends_in_a_timeout_for_a_hundred_waiters(harness: Harness) -> None:
+    harness.faults.set("hang", 1)
+    timeouts: list[SourceTimeout] = []
+
+    async def main() -> None:
+        client = harness.client()
+
+        async def ask(number: int) -> None:
+            with pytest.raises(SourceTimeout, match=r"not answered within 0\.3 s") as caught:
+                await client.stat(b"file%d" % number)
+            timeouts.append(caught.value)
+
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(ask, number)
+        # All of them wait at once, though only four threads do: the wait for a thread counts.
+        assert trio.current_time() - start < 2
+        assert not client.reachable
+
+    trio.run(main)
+    assert len(timeouts) == 100
+    assert harness.events == {"source_requests": 100, "source_timeouts": 100}
+
+
+def test_no_more_calls_run_at_once_than_allowed(harness: Harness) -> None:
+    running = most = 0
+    lock = threading.Lock()
+    everybody = threading.Barrier(QUICK.max_concurrent)
+
+    def occupy() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        everybody.wait(5)
+        with lock:
+            running -= 1
+
+    async def main() -> None:
+        client = harness.client()
+        async with trio.open_nursery() as nursery:
+            for _ in range(QUICK.max_concurrent * 3):
+                nursery.start_soon(client.call, occupy)
+
+    trio.run(main)
+    assert most == QUICK.max_concurrent
+
+
+def test_a_scan_has_a_time_limit_of_its_own(harness: Harness) -> None:
+    async def main() -> None:
+        client = harness.client(SourceLimits(timeout_s=0.001, scan_timeout_s=30))
+        harness.faults.set("latency_ms", 50)
+        with pytest.raises(SourceTimeout):
+            await client.stat(b"file")
+        assert len(await client.scan(b"")) == 1
+
+    trio.run(main)
+
+
+def test_the_probe_finds_a_source_that_is_back(harness: Harness) -> None:
+    harness.faults.set("hang", 1)
+
+    async def main() -> None:
+        client = harness.client()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.watch)
+            # As many as there are slots: the probe must not need one of those.
+            async with trio.open_nursery() as callers:
+                for _ in range(QUICK.max_concurrent):
+                    callers.start_soon(expect_timeout, client)
+            assert not client.reachable
+            harness.faults.set("hang", 0)
+            with trio.fail_after(5):
+                while not client.reachable:
+                    await trio.sleep(0.01)
+            asked = harness.memory.calls["statvfs"]
+            await trio.sleep(0.05)
+            assert harness.memory.calls["statvfs"] == asked, "a source that is back is left alone"
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def expect_timeout(client: SourceClient) -> None:
+    with pytest.raises(SourceTimeout):
+        await client.stat(b"file")
+
+
+def test_a_refusal_tells_the_probe_that_the_source_is_back(harness: Harness) -> None:
+    async def main() -> None:
+        client = harness.client()
+        harness.faults.set("gone", 1)
+        with pytest.raises(SourceUnavailable):
+            await client.stat(b"file")
+        harness.memory.fail_next(SourceDenied("no"))
+        harness.faults.set("gone", 0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.watch)
+            with trio.fail_after(5):
+                while not client.reachable:
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_one_unlucky_call_does_not_make_the_source_unreachable(harness: Harness) -> None:
+    async def main() -> None:
+        client = harness.client()
+        held = threading.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def unlucky() -> None:
+                with pytest.raises(SourceTimeout):
+                    await client.call(held.wait, 5)
+
+            nursery.start_soon(unlucky)
+            await trio.testing.wait_all_tasks_blocked()
+            await client.stat(b"file")
+        held.set()
+        assert client.reachable
+
+    trio.run(main)
+
+
+def test_an_answer_makes_it_reachable_again(harness: Harness) -> None:
+    async def main() -> None:
+        client = harness.client()
+        harness.faults.set("gone", 1)
+        with pytest.raises(SourceUnavailable):
+            await client.stat(b"file")
+        assert not client.reachable
+        harness.faults.set("gone", 0)
+        with pytest.raises(SourceNotFound):
+            await client.stat(b"missing")
+        assert client.reachable
+
+    trio.run(main)
+
+
+class Fetch:
+    """A fetch that a test lets through when it likes."""
+
+    def __init__(self, outcome: bytes | Exception = b"bytes") -> None:
+        self.outcome = outcome
+        self.started = 0
+        self.go = trio.Event()
+
+    async def __call__(self) -> bytes:
+        self.started += 1
+        await self.go.wait()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+def run_shared(harness: Harness, main: Callable[[SourceClient], Awaitable[None]]) -> None:
+    async def with_client() -> None:
+        await main(harness.client())
+
+    trio.run(with_client, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_identical_fetches_are_shared(harness: Harness) -> None:
+    async def main(client: SourceClient) -> None:
+        fetch, got = Fetch(), []
+
+        async def ask() -> None:
+            got.append(await client.shared(("inode", 0), fetch))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            fetch.go.set()
+        assert got == [b"bytes"] * 10
+        assert fetch.started == 1
+        await client.shared(("inode", 0), fetch)
+        assert fetch.started == 2, "a fetch that has ended is not remembered"
+
+    run_shared(harness, main)
+
+
+def test_different_keys_are_not_shared(harness: Harness) -> None:
+    async def main(client: SourceClient) -> None:
+        first, second = Fetch(b"1"), Fetch(b"2")
+        first.go.set()
+        second.go.set()
+        assert await client.shared(1, first) == b"1"
+        assert await client.shared(2, second) == b"2"
+
+    run_shared(harness, main)
+
+
+def test_an_error_goes_to_all_who_wait(harness: Harness) -> None:
+    async def main(client: SourceClient) -> None:
+        fetch, errors = Fetch(SourceChanged("changed")), []
+
+        async def ask() -> None:
+            with pytest.raises(SourceChanged) as caught:
+                await client.shared("key", fetch)
+            errors.append(str(caught.value))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            fetch.go.set()
+        assert errors == ["changed"] * 10
+        assert fetch.started == 1
+
+    run_shared(harness, main)
+
+
+@pytest.mark.parametrize("cancelled", [0, 1])
+def test_cancelling_one_does_not_fail_the_others(harness: Harness, cancelled: int) -> None:
+    async def main(client: SourceClient) -> None:
+        fetch, got = Fetch(), []
+        scopes = [trio.CancelScope() for _ in range(4)]
+
+        async def ask(number: int) -> None:
+            with scopes[number]:
+                got.append((number, await client.shared("key", fetch)))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(ask, number)
+                await trio.testing.wait_all_tasks_blocked()
+            scopes[cancelled].cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            fetch.go.set()
+        assert sorted(got) == [(number, b"bytes") for number in range(4) if number != cancelled]
+        assert fetch.started == (2 if cancelled == 0 else 1)
+
+    run_shared(harness, main)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"timeout_s": 0}, {"attempts": 0}, {"max_concurrent": 0}, {"backoff_s": 3.0}, {"probe_interval_s": -1}],
+)
+def test_limits_are_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        SourceLimits(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_process_that_stood_still_asks_once_more(harness: Harness) -> None:
+    """Stopped (SIGSTOP) beyond the limit, it finds its time up before it looks at what the source has answered."""
+    clock = trio.testing.MockClock()
+    asked, found = [], []
+
+    async def read(path: bytes, *_: object) -> bytes:
+        asked.append(path)
+        if len(asked) == 1:
+            await trio.sleep_forever()
+        return b"content"
+
+    async def main() -> None:
+        client = SourceClient(harness.memory, QUICK, rng=random.Random(1), on_event=harness.events.update, read=read)
+
+        async def ask() -> None:
+            found.append(await client.read(b"file", 0, 7, harness.version))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            clock.jump(QUICK.timeout_s + 20)
+        assert client.reachable
+
+    trio.run(main, clock=clock)
+    assert (asked, found) == ([b"file"] * 2, [b"content"])

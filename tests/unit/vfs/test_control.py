@@ -1,0 +1,329 @@
+"""Control files as a worker shows them, with a manager that only remembers what it was asked."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from spiderfs.errors import AccessDenied, ConfigError, IsADirectory, NoRoom, NotFound, ReadOnly, TryAgain
+from spiderfs.vfs.catalogue import FIRST_INODE
+from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, FILES, LOG_FILE, Control, is_control_handle
+
+OWNER, STRANGER = 1000, 1001
+
+
+class Manager:
+    """The other end of the channel."""
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[str, bytes]] = []
+        self.refuses: Exception | None = None
+        self.renders = 0
+        self.more: list[bytes] = []
+
+    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
+        self.renders += 1
+        take(f"{name} {self.renders}\n".encode())
+        for piece in self.more:
+            take(piece)
+        if self.refuses:
+            raise self.refuses
+
+    async def apply(self, name: str, text: bytes) -> None:
+        if self.refuses:
+            raise self.refuses
+        self.applied.append((name, text))
+
+
+class Harness:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.manager = Manager()
+        self.control = Control(self.manager, directory, OWNER)
+        # Another worker of the same mount.
+        self.other = Control(self.manager, directory, OWNER)
+
+    async def open(self, name: bytes, flags: int = os.O_RDONLY, uid: int = OWNER) -> int:
+        return await self.control.open(self.control.lookup(name).inode, flags, uid)
+
+    def snapshots(self) -> list[str]:
+        return [path.name for path in self.directory.iterdir() if not path.name.startswith(LOG_FILE)]
+
+
+def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+    trio.run(test, Harness(directory))
+
+
+def test_the_directory_is_found_by_name_and_lists_all_files(tmp_path: Path) -> None:
+    control = Harness(tmp_path).control
+    found = control.lookup(CONTROL_DIRECTORY)
+    assert found.inode == CONTROL_INODE
+    assert stat.S_ISDIR(found.mode)
+    listed = control.readdir()
+    assert [name for name, _, _ in listed] == [file.name for file in FILES]
+    assert [position for _, _, position in listed] == list(range(1, len(FILES) + 1))
+    for name, attributes, _ in listed:
+        assert control.lookup(name) == attributes
+        assert control.owns(attributes.inode)
+        assert attributes.inode < FIRST_INODE
+        assert stat.S_ISREG(attributes.mode)
+    assert len({attributes.inode for _, attributes, _ in listed}) == len(FILES)
+    with pytest.raises(NotFound):
+        control.lookup(b"nothing")
+    assert not control.owns(1)
+    assert not control.owns(CONTROL_INODE + len(FILES) + 1)
+
+
+def test_modes_tell_who_may_what(tmp_path: Path) -> None:
+    modes = {file.name: file.mode for file in FILES}
+    assert {name for name, mode in modes.items() if mode == 0o600} == {b"config", b"warm", b"evict", b"ratio"}
+    assert all(mode in (0o444, 0o600) for mode in modes.values())
+
+
+def test_a_reader_sees_one_state_whichever_worker_answers(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        first, second = await harness.open(b"stats"), await harness.open(b"stats")
+        assert first != second
+        assert is_control_handle(first)
+        assert not is_control_handle((1 << 63) - 1), "inodes are handles too"
+        assert await harness.control.read(first, 0, 100) == b"stats 1\n"
+        assert await harness.other.read(first, 6, 1) == b"1"
+        assert await harness.other.read(first, 100, 10) == b""
+        assert await harness.control.read(second, 0, 100) == b"stats 2\n"
+        assert len(harness.snapshots()) == 2
+        await harness.other.release(first)
+        await harness.control.release(second)
+        assert harness.snapshots() == []
+
+    run(tmp_path, test)
+
+
+def test_without_room_for_a_snapshot_the_manager_is_asked_again(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        handle = await harness.open(b"stats")
+        (name,) = harness.snapshots()
+        (tmp_path / name).unlink()
+        assert await harness.control.read(handle, 0, 100) == b"stats 2\n"
+        await harness.control.release(handle)
+        handle = await harness.open(b"config", os.O_WRONLY)
+        (name,) = harness.snapshots()
+        (tmp_path / name).unlink()
+        await harness.control.write(handle, b"policy=lru\n")
+        assert harness.manager.applied == [("config", b"policy=lru\n")]
+        await harness.control.release(handle)
+
+    run(tmp_path, test)
+
+
+def test_a_long_list_is_kept_piece_by_piece(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.manager.more = [bytes([number]) * 300_000 for number in range(10)]
+        handle = await harness.open(b"cache")
+        assert await harness.other.read(handle, 8, 300_001) == bytes(300_000) + b"\1"
+        assert await harness.control.read(handle, 8 + 2_999_999, 10) == b"\x09"
+        await harness.control.release(handle)
+        assert harness.snapshots() == []
+
+    run(tmp_path, test)
+
+
+def test_without_room_for_it_a_long_list_is_an_error_and_a_short_one_is_not(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def test(harness: Harness) -> None:
+        harness.manager.more = [bytes(100_000)]
+        handle = await harness.open(b"cache")
+        assert harness.snapshots() == []
+        harness.manager.more = [b"what is said by now"]
+        assert await harness.control.read(handle, 99_999, 100_000) == bytes(9), "one reader sees one state"
+        harness.manager.more = [bytes(100_000)] * 11
+        with pytest.raises(NoRoom):
+            await harness.open(b"cache")
+        assert harness.snapshots() == []
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        run(tmp_path, test)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_manager_that_ends_in_the_middle_leaves_no_snapshot(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.manager.refuses = TryAgain("it has ended")
+        with pytest.raises(TryAgain):
+            await harness.open(b"cache")
+        assert harness.snapshots() == []
+
+    run(tmp_path, test)
+
+
+def test_handles_fit_into_the_kernels_64_bits(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        for file in FILES:
+            handle = await harness.open(file.name, os.O_RDWR if file.mode & 0o200 else os.O_RDONLY)
+            assert 1 << 63 <= handle < 1 << 64
+            await harness.control.release(handle)
+
+    run(tmp_path, test)
+
+
+def test_the_directory_cannot_be_opened_as_a_file(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        with pytest.raises(IsADirectory):
+            await harness.control.open(CONTROL_INODE, os.O_RDONLY, OWNER)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR])
+def test_what_can_only_be_read_cannot_be_opened_to_write(tmp_path: Path, flags: int) -> None:
+    async def test(harness: Harness) -> None:
+        for file in FILES:
+            if not file.mode & 0o200:
+                with pytest.raises(ReadOnly):
+                    await harness.open(file.name, flags, uid=0)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY])
+def test_what_can_be_written_belongs_to_the_owner(tmp_path: Path, flags: int) -> None:
+    async def test(harness: Harness) -> None:
+        for name in (b"config", b"warm", b"evict"):
+            with pytest.raises(AccessDenied):
+                await harness.open(name, flags, STRANGER)
+            for uid in (OWNER, 0):
+                await harness.control.release(await harness.open(name, flags, uid))
+        await harness.control.release(await harness.open(b"stats", uid=STRANGER))
+
+    run(tmp_path, test)
+
+
+# -- writing
+
+
+async def written(harness: Harness, name: bytes, *pieces: bytes) -> list[bytes]:
+    """What the manager is asked to do when a program writes these pieces and closes the file."""
+    harness.manager.applied.clear()
+    handle = await harness.open(name, os.O_WRONLY)
+    for piece in pieces:
+        # Any worker may get any of them.
+        assert await harness.other.write(handle, piece) == len(piece)
+    await harness.control.release(handle)
+    assert harness.snapshots() == []
+    assert all(file == os.fsdecode(name) for file, _ in harness.manager.applied)
+    return [text for _, text in harness.manager.applied]
+
+
+def test_a_command_is_acted_on_at_once(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        handle = await harness.open(b"config", os.O_WRONLY)
+        await harness.control.write(handle, b"policy=lru\n")
+        assert harness.manager.applied == [("config", b"policy=lru\n")]
+        await harness.control.write(handle, b"capacity=1GiB")
+        assert harness.manager.applied[1:] == [("config", b"capacity=1GiB")], "echo -n"
+        await harness.control.release(handle)
+        assert len(harness.manager.applied) == 2
+
+    run(tmp_path, test)
+
+
+def test_opening_and_closing_does_nothing(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        assert await written(harness, b"warm") == []
+        assert await written(harness, b"warm", b"") == []
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("piece_bytes", [4096, 8192, 128 << 10])
+def test_a_long_list_is_never_torn_within_a_line(tmp_path: Path, piece_bytes: int) -> None:
+    # 4096 is what find(1) and awk(1) write at a time, 8192 what Python does, 128 KiB what cp(1) and the kernel do.
+    lines = [b"train/class-%03d/%0*d.png" % (number % 100, number % 60 + 1, number) for number in range(5000)]
+    text = b"\n".join(lines) + b"\n"
+    pieces = [text[start : start + piece_bytes] for start in range(0, len(text), piece_bytes)]
+
+    async def test(harness: Harness) -> None:
+        for all_pieces, expected in ((pieces, lines), ([*pieces[:-1], pieces[-1].rstrip(b"\n")], lines)):
+            applied = await written(harness, b"warm", *all_pieces)
+            assert [line for part in applied for line in part.splitlines()] == expected
+            assert len(applied) > 1, "the first files are warmed while the list is still being written"
+
+    run(tmp_path, test)
+
+
+def test_a_line_longer_than_a_piece_waits_for_its_end(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        assert await written(harness, b"warm", b"x" * 5000, b"y" * 5000) == [b"x" * 5000 + b"y" * 5000]
+        assert await written(harness, b"warm", b"x" * 5000, b"y\n") == [b"x" * 5000 + b"y\n"]
+
+    run(tmp_path, test)
+
+
+def test_a_refusal_reaches_the_writer_and_is_not_repeated(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        handle = await harness.open(b"config", os.O_WRONLY)
+        harness.manager.refuses = ConfigError("workers cannot be changed while mounted")
+        with pytest.raises(ConfigError, match="workers cannot"):
+            await harness.control.write(handle, b"workers=4\n")
+        harness.manager.refuses = None
+        await harness.control.write(handle, b"policy=lru\n")
+        await harness.control.release(handle)
+        assert harness.manager.applied == [("config", b"policy=lru\n")]
+
+    run(tmp_path, test)
+
+
+def test_a_refusal_at_the_end_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        handle = await harness.open(b"warm", os.O_WRONLY)
+        await harness.control.write(handle, b"x" * 5000)
+        harness.manager.refuses = ConfigError("no")
+        with pytest.raises(ConfigError):
+            await harness.control.release(handle)
+        assert harness.snapshots() == []
+
+    run(tmp_path, test)
+
+
+def test_without_a_manager_control_files_say_try_again(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.manager.refuses = TryAgain("starting")
+        with pytest.raises(TryAgain):
+            await harness.open(b"stats")
+        assert harness.snapshots() == []
+
+    run(tmp_path, test)
+
+
+# -- the log
+
+
+def test_the_log_is_live_and_asking_for_it_makes_it_wanted(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        wanted = tmp_path / f"{LOG_FILE}.wanted"
+        assert harness.control.lookup(b"log").size == 0
+        assert wanted.exists()
+        wanted.unlink()
+        handle = await harness.open(b"log", uid=STRANGER)
+        assert wanted.exists()
+        assert harness.manager.renders == 1, "the manager writes down what it remembers"
+        assert await harness.control.read(handle, 0, 100) == b""
+        (tmp_path / LOG_FILE).write_bytes(b"one\n")
+        assert await harness.control.read(handle, 0, 100) == b"one\n"
+        with open(tmp_path / LOG_FILE, "ab") as file:
+            file.write(b"two\n")
+        assert await harness.other.read(handle, 4, 100) == b"two\n"
+        assert harness.control.lookup(b"log").size == 8
+        await harness.control.release(handle)
+        assert (tmp_path / LOG_FILE).exists()
+        assert harness.snapshots() == []
+
+    run(tmp_path, test)

@@ -1,0 +1,632 @@
+"""Bringing bytes: once, whoever asks; into the store if it can take them; and past it if it cannot."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
+from spiderfs.errors import SourceChanged, SourceTimeout, SourceUnavailable, StoreCorrupt, StoreError, StoreFull
+from spiderfs.metrics import SharedCounters
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.memory import MemorySource
+from spiderfs.store.content import LmdbContent
+from spiderfs.store.memory import MemoryContent
+from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey, Keep
+from spiderfs.vfs import fetcher as module
+from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock, Transit
+from spiderfs.vfs.landing import ENTRY_BYTES, Landing
+
+PATIENCE_S = 20.0
+LIMITS = SourceLimits(timeout_s=PATIENCE_S, attempts=2, backoff_s=0.001, max_backoff_s=0.001)
+
+
+class FailingContent(MemoryContent):
+    """A store that answers with errors while there are some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.landing_fails: StoreError | None = None
+        self.fitting: set[bytes] = set()
+        self.reading_fails: StoreError | None = None
+
+    def land(self, key: ContentKey, payload: bytes) -> bool:
+        if self.landing_fails and payload not in self.fitting:
+            raise self.landing_fails
+        return super().land(key, payload)
+
+    def read(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | bytes | None:
+        if self.reading_fails:
+            raise self.reading_fails
+        return super().read(key, offset, size)
+
+    def has(self, key: ContentKey) -> bool:
+        if self.reading_fails:
+            raise self.reading_fails
+        return super().has(key)
+
+
+class Harness:
+    def __init__(self, directory: Path, content: Content | None = None) -> None:
+        self.source = MemorySource()
+        self.memory = FailingContent()
+        self.memory.set_capacity(1 << 30)
+        self.content = content or self.memory
+        self.counters = SharedCounters(1)
+        row = self.counters.row(0)
+        self.row = row
+        self.client = SourceClient(self.source, LIMITS, rng=random.Random(1), on_event=row.add)
+        self.interlock = Interlock(directory / "fetch.lock")
+        self.full_disk = Episode(directory / "full-disk")
+        self.fetcher = Fetcher(self.client, self.content, self.interlock, self.full_disk, row)
+
+    def add(self, content: bytes, inode: int = 100_000, path: bytes = b"file") -> Node:
+        return Node(inode, path, self.source.add(path, content))
+
+    def counted(self, *names: str) -> list[int]:
+        totals = self.counters.totals()
+        return [totals[name] for name in names]
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path)
+    yield harness
+    harness.interlock.close()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(PATIENCE_S):
+            await test()
+
+    trio.run(main)
+
+
+def local(fetcher: Fetcher, key: ContentKey) -> bytes | None:
+    payload = fetcher.local(key)
+    return None if payload is None else bytes(payload)
+
+
+def test_a_whole_file_is_fetched_and_lands(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        key = ContentKey(node.inode)
+        assert harness.fetcher.local(key) is None
+        assert not harness.fetcher.stored(key)
+        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
+        assert harness.fetcher.stored(key)
+        assert local(harness.fetcher, key) == b"content"
+        assert harness.counted("origin_reads", "origin_bytes") == [1, 7]
+
+    run(test)
+
+
+def test_blocks_are_fetched_by_number_and_the_last_is_short(harness: Harness) -> None:
+    data = random.Random(1).randbytes(2 * BLOCK_BYTES + 10)
+
+    async def test() -> None:
+        node = harness.add(data)
+        assert (await harness.fetcher.fetch(node, 1))[0] == data[:BLOCK_BYTES]
+        assert (await harness.fetcher.fetch(node, 3))[0] == data[2 * BLOCK_BYTES :]
+        assert harness.fetcher.stored(ContentKey(node.inode, 3))
+        assert not harness.fetcher.stored(ContentKey(node.inode, 2))
+        assert not harness.fetcher.stored(ContentKey(node.inode))
+
+    run(test)
+
+
+def test_many_who_want_the_same_share_one_fetch(harness: Harness) -> None:
+    async def test() -> None:
+        node, other = harness.add(b"content"), harness.add(b"other", 200_000, b"other")
+        found: list[bytes] = []
+
+        async def want(wanted: Node) -> None:
+            found.append((await harness.fetcher.fetch(wanted))[0])
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(30):
+                nursery.start_soon(want, node)
+            nursery.start_soon(want, other)
+        assert sorted(found) == [b"content"] * 30 + [b"other"]
+        assert harness.source.calls["read"] == 2
+
+    run(test)
+
+
+def test_a_changed_source_is_told_and_nothing_lands(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        harness.source.change(b"file", b"CONTENT")
+        with pytest.raises(SourceChanged):
+            await harness.fetcher.fetch(node)
+        assert not harness.fetcher.stored(ContentKey(node.inode))
+        assert harness.fetcher.local(ContentKey(node.inode)) is None
+        assert harness.counted("origin_reads") == [0]
+
+    run(test)
+
+
+def test_a_passing_fault_is_retried_and_counted_once(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        harness.source.fail_next(SourceUnavailable("1"))
+        assert (await harness.fetcher.fetch(node))[0] == b"content"
+        assert harness.counted("origin_reads", "origin_bytes", "source_retries") == [1, 7, 1]
+        other = harness.add(b"other", 100_001, b"other")
+        harness.source.fail_next(SourceUnavailable("1"), SourceUnavailable("2"))
+        with pytest.raises(SourceUnavailable):
+            await harness.fetcher.fetch(other)
+
+    run(test)
+
+
+# -- a store that cannot take them
+
+
+def test_what_the_store_has_no_room_for_is_in_transit(harness: Harness) -> None:
+    async def test() -> None:
+        harness.memory.set_capacity(3)
+        node = harness.add(b"content")
+        assert await harness.fetcher.fetch(node) == (b"content", REFUSED)
+        assert not harness.fetcher.stored(ContentKey(node.inode))
+        assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
+
+    run(test)
+
+
+def test_a_record_that_left_the_store_is_in_transit_still(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        await harness.fetcher.fetch(node)
+        harness.memory.apply([ContentKey(node.inode)], ())
+        assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
+
+    run(test)
+
+
+def test_transit_is_bounded_in_bytes() -> None:
+    transit = Transit(100 + 3 * ENTRY_BYTES)
+    for inode in range(10):
+        transit.put(ContentKey(inode), bytes(30))
+    assert [inode for inode in range(10) if transit.get(ContentKey(inode)) is not None] == [7, 8, 9]
+    transit.put(ContentKey(9), bytes(40))
+    assert [inode for inode in range(10) if transit.get(ContentKey(inode)) is not None] == [7, 8, 9]
+    transit.put(ContentKey(10), bytes(1000))
+    assert transit.get(ContentKey(10)) == bytes(1000), "the one that was fetched last is always there"
+    assert transit.get(ContentKey(9)) is None
+    transit.put(ContentKey(11), b"x")
+    assert transit.get(ContentKey(10)) is None
+
+
+def test_transit_is_bounded_for_the_smallest_files_too() -> None:
+    transit = Transit(1 << 20)
+    tracemalloc.start()
+    try:
+        for inode in range(100_000, 120_000):
+            transit.put(ContentKey(inode), b"%02d" % (inode % 100))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.5 * (1 << 20)
+
+
+def test_a_full_disk_is_passed_by_with_one_warning(
+    harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        harness.memory.landing_fails = StoreFull("no space left for the cache")
+        for inode in range(100_000, 100_020):
+            node = harness.add(b"%d" % inode, inode)
+            assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
+        assert harness.counted("store_failures") == [1], "while it is known to be full, nobody tries"
+        monkeypatch.setattr(module, "FULL_PAUSE_S", 0.0)
+        harness.fetcher._full_until = time.monotonic()
+        for inode in range(100_020, 100_023):
+            node = harness.add(b"%d" % inode, inode)
+            assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
+        assert harness.counted("store_failures") == [4]
+        harness.memory.landing_fails = None
+        assert await harness.fetcher.fetch(harness.add(b"room", 300_000)) == (b"room", FETCHED)
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no space left for the cache: files are read from the source until there is room again"
+    ]
+
+
+def test_a_store_that_cannot_be_read_is_passed_by(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        harness.memory.reading_fails = StoreError("too many readers")
+        assert harness.fetcher.local(ContentKey(node.inode)) is None
+        assert not harness.fetcher.stored(ContentKey(node.inode))
+        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
+        assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
+        assert harness.counted("store_failures") == [3]
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert {record.getMessage() for record in caplog.records} == {"too many readers: reading from the source instead"}
+
+
+def test_a_damaged_store_is_passed_up(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        harness.memory.landing_fails = StoreCorrupt("a page is missing")
+        with pytest.raises(StoreCorrupt):
+            await harness.fetcher.fetch(node)
+        assert harness.source.calls["read"] == 1, "the store's fault does not repeat the read"
+        harness.memory.reading_fails = StoreCorrupt("a page is missing")
+        for ask in (harness.fetcher.local, harness.fetcher.stored):
+            with pytest.raises(StoreCorrupt):
+                ask(ContentKey(node.inode))
+
+    run(test)
+
+
+def test_a_record_whose_bytes_are_damaged_is_fetched_anew(tmp_path: Path) -> None:
+    content = LmdbContent(tmp_path)
+    content.set_capacity(1 << 20)
+    harness = Harness(tmp_path, content)
+    payload = random.Random(1).randbytes(20_000)
+
+    async def test() -> None:
+        node = harness.add(payload)
+        key = ContentKey(node.inode)
+        content.land(key, payload)
+        file = tmp_path / "data.mdb"
+        at = file.read_bytes().index(payload[10_000:10_050])
+        with open(file, "r+b") as data:
+            data.seek(at)
+            data.write(b"damaged")
+        assert harness.fetcher.local(key) is None
+        assert harness.counted("checksum_failures") == [1]
+        content.apply((), [Keep(key, "samples")])
+        assert await harness.fetcher.fetch(node) == (payload, FETCHED)
+        content.end_read()
+        assert local(harness.fetcher, key) == payload
+        member = content.member(key)
+        assert member is not None
+        assert member.section == "samples"
+
+    run(test)
+    harness.interlock.close()
+    content.close()
+
+
+# -- between processes
+
+
+class Other:
+    """Another process of the mount, which holds the lock of a key and lands its bytes when it is told to."""
+
+    def __init__(self, directory: Path, key: ContentKey, payload: bytes | None) -> None:
+        ready, self._ready = os.pipe()
+        self._go, go = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            # Else the end of a test that failed would not be noticed here.
+            os.close(go)
+            try:
+                self._hold(directory, key, payload)
+            finally:
+                os._exit(1)
+        for fd in (self._ready, self._go):
+            os.close(fd)
+        self._tell = go
+        assert os.read(ready, 1) == b"r"
+        os.close(ready)
+
+    def _hold(self, directory: Path, key: ContentKey, payload: bytes | None) -> None:
+        lock = FetchLock(directory / "fetch.lock")
+        assert lock.try_hold(key)
+        os.write(self._ready, b"r")
+        os.read(self._go, 1)
+        if payload is None:
+            os._exit(0)
+        LmdbContent(directory).land(key, payload)
+        lock.let_go(key)
+
+    def go_on(self) -> None:
+        os.write(self._tell, b"g")
+
+    def __enter__(self) -> Other:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Whatever it still waited for, it ends now.
+        os.close(self._tell)
+        os.waitpid(self._pid, 0)
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_who_waited_for_another_process_takes_what_it_landed(tmp_path: Path, lands: bool) -> None:
+    content = LmdbContent(tmp_path)
+    content.set_capacity(1 << 20)
+    content.close()
+    key = ContentKey(100_000)
+    # Before the store is opened here: it must be opened after the fork.
+    with Other(tmp_path, key, b"content" if lands else None) as other:
+        check_waiting(tmp_path, key, other, lands)
+
+
+def check_limit(directory: Path, other: Other, go_on_after_s: float | None) -> None:
+    """A reader waits for another process and then for a source that hangs, for both together only once."""
+    limit_s = 0.6
+    harness = Harness(directory)
+    row = harness.row
+    hanging = threading.Event()
+    harness.source.read = lambda *args: hanging.wait() and b""  # type: ignore[assignment]
+    limits = SourceLimits(timeout_s=limit_s)
+    harness.client = SourceClient(harness.source, limits, rng=random.Random(1), on_event=row.add)
+    harness.fetcher = Fetcher(harness.client, harness.content, harness.interlock, harness.full_disk, row)
+    took_s = []
+
+    async def want(node: Node) -> None:
+        began = time.monotonic()
+        with pytest.raises(SourceTimeout):
+            await harness.fetcher.fetch(node)
+        took_s.append(time.monotonic() - began)
+
+    async def test() -> None:
+        node = harness.add(b"content")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(want, node)
+            if go_on_after_s is not None:
+                await trio.sleep(go_on_after_s)
+                other.go_on()
+        assert not harness.client.reachable
+        assert harness.counted("source_timeouts") == [1]
+
+    try:
+        run(test)
+    finally:
+        hanging.set()
+        harness.interlock.close()
+    (longest_s,) = took_s
+    assert longest_s == pytest.approx(limit_s, abs=0.3)
+
+
+@pytest.mark.parametrize("go_on_after_s", [0.5, None])
+def test_waiting_for_another_process_is_part_of_the_limit(tmp_path: Path, go_on_after_s: float | None) -> None:
+    with Other(tmp_path, ContentKey(100_000), None) as other:
+        check_limit(tmp_path, other, go_on_after_s)
+
+
+def check_waiting(directory: Path, key: ContentKey, other: Other, lands: bool) -> None:
+    content = LmdbContent(directory)
+    harness = Harness(directory, content)
+
+    async def test() -> None:
+        node = harness.add(b"content")
+        found: list[tuple[bytes, int]] = []
+
+        async def want() -> None:
+            # As an open does it: look first, then fetch.
+            assert not harness.fetcher.stored(key)
+            found.append(await harness.fetcher.fetch(node))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(want)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not found
+            other.go_on()
+        assert found == [(b"content", FETCHED)] * 3
+        # Where the other one died without a word, its lock was free and the source was asked.
+        assert harness.counted("origin_reads") == [0 if lands else 1]
+
+    run(test)
+    harness.interlock.close()
+    content.close()
+
+
+def test_what_another_process_landed_just_before_the_lock_was_free_is_not_fetched_again(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = harness.interlock.try_hold
+
+    def land_and_take(key: ContentKey) -> bool:
+        harness.memory.land(key, b"content")
+        return take(key)
+
+    monkeypatch.setattr(harness.interlock, "try_hold", land_and_take)
+
+    async def test() -> None:
+        node = harness.add(b"content")
+        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
+        assert harness.counted("origin_reads") == [0]
+        assert not harness.interlock.held(ContentKey(node.inode))
+        assert take(ContentKey(node.inode))
+
+    run(test)
+
+
+def test_no_look_at_the_store_is_open_while_the_source_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = LmdbContent(tmp_path)
+    content.set_capacity(1 << 20)
+    harness = Harness(tmp_path, content)
+    ask, open_looks = harness.client.read, []
+
+    async def read(*args: Any) -> bytes:
+        open_looks.append(content._reader)
+        return await ask(*args)
+
+    monkeypatch.setattr(harness.client, "read", read)
+
+    async def test() -> None:
+        node = harness.add(b"content")
+        assert not harness.fetcher.stored(ContentKey(node.inode))
+        await harness.fetcher.fetch(node)
+        assert open_looks == [None]
+
+    run(test)
+    harness.interlock.close()
+    content.close()
+
+
+def test_it_is_known_what_another_process_fetches(tmp_path: Path) -> None:
+    mine, theirs, none = ContentKey(100_000), ContentKey(200_000), ContentKey(300_000)
+    with Other(tmp_path, theirs, None) as other:
+        harness = Harness(tmp_path)
+
+        async def test() -> None:
+            assert [harness.interlock.held(key) for key in (mine, theirs, none)] == [False, True, False]
+            assert [harness.fetcher.under_way(key) for key in (mine, theirs, none)] == [False, True, False]
+            # One's own lock is none to wait for; a fetch of one's own is.
+            assert harness.interlock.try_hold(mine)
+            assert not harness.interlock.held(mine)
+            harness.interlock.let_go(mine)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(harness.fetcher.fetch, harness.add(b"content", mine.inode))
+                await trio.sleep(0)
+                while not harness.fetcher.under_way(mine):
+                    await trio.sleep(0)
+            assert not harness.fetcher.under_way(mine)
+            # It dies, and its lock with it.
+            other.go_on()
+            while harness.fetcher.under_way(theirs):
+                await trio.sleep(0.001)
+
+        run(test)
+        harness.interlock.close()
+
+
+def test_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+
+    async def test() -> None:
+        # Its blocks are other records than the whole file.
+        for node, block in ((harness.add(b"x", 200_000, b"one"), 0), (harness.add(b"x", 100_000, b"two"), 1)):
+            assert await harness.fetcher.fetch(node, block) == (b"x", FETCHED)
+
+    with Other(tmp_path, ContentKey(100_000), None):
+        run(test)
+    harness.interlock.close()
+
+
+def test_a_caller_that_gives_up_leaves_no_lock(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        harness.source.fail_next(SourceUnavailable("so that there is a pause to give up in"))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await harness.fetcher.bring(node)
+        assert scope.cancelled_caught
+        other = FetchLock(Path(harness.interlock._file.name))
+        assert other.try_hold(ContentKey(node.inode))
+        other.close()
+
+    run(test)
+
+
+# -- behind the reader's back
+
+
+def test_a_reader_has_its_bytes_before_they_are_in_the_store(harness: Harness) -> None:
+    """Between both, everybody of this process is given them, and nobody else fetches them."""
+    alone = Fetcher(harness.client, harness.content, harness.interlock, harness.full_disk, harness.row, alone=True)
+    told: list[int] = []
+
+    async def test() -> None:
+        node = harness.add(b"content")
+        key = ContentKey(node.inode)
+        other = FetchLock(Path(harness.interlock._file.name))
+        fetched = await alone.bring(node)
+        fetched.when_settled(told.append)
+        assert fetched.payload == b"content"
+        assert not harness.content.has(key)
+        assert not told
+        assert other.held(key)
+        assert alone.stored(key)
+        assert local(alone, key) == b"content"
+        assert await alone.bring(node) is fetched
+        assert await alone.fetch(node) == (b"content", FETCHED)
+        assert harness.content.has(key)
+        assert told == [FETCHED]
+        fetched.when_settled(told.append)
+        assert told == [FETCHED] * 2
+        assert not other.held(key)
+        assert harness.source.calls["read"] == 1
+        other.close()
+
+    run(test)
+
+
+def test_the_end_waits_until_everything_has_landed(harness: Harness) -> None:
+    async def test() -> None:
+        alone = Fetcher(
+            harness.client,
+            harness.content,
+            harness.interlock,
+            harness.full_disk,
+            harness.row,
+            alone=True,
+        )
+        nodes = [harness.add(b"%d" % number, 100_000 + number, b"%d" % number) for number in range(50)]
+        for node in nodes:
+            await alone.bring(node)
+        await alone.drain()
+        assert all(harness.content.has(ContentKey(node.inode)) for node in nodes)
+
+    run(test)
+
+
+def test_one_that_does_not_fit_on_the_disk_costs_the_others_nothing(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        harness.memory.landing_fails = StoreFull("no space left for the cache")
+        harness.memory.fitting = {b"fits"}
+        found = {}
+
+        async def want(node: Node) -> None:
+            payload, where = await harness.fetcher.fetch(node)
+            found[payload] = where
+
+        async with trio.open_nursery() as nursery:
+            for inode, payload in ((200_000, b"fits"), (200_001, b"does not")):
+                nursery.start_soon(want, harness.add(payload, inode, payload))
+        assert found == {b"fits": FETCHED, b"does not": UNSTORED}
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+
+
+def test_who_brings_more_than_may_wait_waits_for_room(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiderfs.vfs.landing.WAITING_BYTES", 100)
+    monkeypatch.setattr("spiderfs.vfs.landing.ENTRY_BYTES", 0)
+    held: list[int] = []
+
+    async def test() -> None:
+        landing = Landing(harness.content, 0.0)
+
+        async def put(number: int) -> None:
+            await landing.put(ContentKey(number), bytes(60), lambda _: None)
+            held.append(landing._bytes)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(put, number)
+        await landing.drain()
+        assert max(held) <= 100 + 60
+        assert all(harness.content.has(ContentKey(number)) for number in range(20))
+
+    run(test)

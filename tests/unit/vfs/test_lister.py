@@ -1,0 +1,276 @@
+"""Listings: complete when asked for, trusted only as long as they deserve it, and never lost with the source."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+import trio
+
+from spiderfs.core.settling import WINDOW_S
+from spiderfs.errors import SourceDenied, SourceUnavailable, Stale
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.memory import MemorySource
+from spiderfs.sources.source import SourceStat
+from spiderfs.store.memory import MemoryRecords
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
+from spiderfs.vfs.lister import Lister
+
+TTL_S = 10.0
+LIMITS = SourceLimits(timeout_s=20.0, attempts=2, backoff_s=0.001, max_backoff_s=0.001)
+
+
+class Source(MemorySource):
+    """One whose directories can be made unreadable while their attributes are not."""
+
+    scan_fails = False
+
+    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+        if self.scan_fails:
+            raise SourceUnavailable("no route")
+        return super().scan(path)
+
+
+class Harness:
+    """A lister of a source in memory, with a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.source = Source()
+        self.catalogue = Catalogue(MemoryRecords(TABLES), lambda: self.now)
+        # After all the times that the source gives to its entries.
+        self.now = 1_800_000_000.0
+        self.client = SourceClient(self.source, LIMITS, rng=random.Random(1), on_event=lambda event: None)
+        self.lister = Lister(self.catalogue, self.client, lambda: self.now)
+
+    def names(self, inode: int = ROOT_INODE) -> list[bytes]:
+        return sorted(entry.name for entry in self.catalogue.entries(inode, 0, 10_000))
+
+    def calls(self) -> dict[str, int]:
+        """The calls to the source since this was asked last."""
+        calls = dict(self.source.calls)
+        self.source.calls.clear()
+        return calls
+
+    def unreachable(self) -> None:
+        self.source.fail_next(*[SourceUnavailable("no route")] * LIMITS.attempts)
+
+    async def known(self, path: bytes) -> Node:
+        parent, name = self.catalogue.parent_of(path)
+        dentry = self.catalogue.find(parent, name)
+        assert dentry is not None
+        return self.catalogue.node(dentry.inode)
+
+
+def run(test: Callable[[Harness], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(20):
+            await test(Harness())
+
+    trio.run(main)
+
+
+def test_the_root_is_asked_for_once() -> None:
+    async def test(harness: Harness) -> None:
+        assert (await harness.lister.root()).inode == ROOT_INODE
+        assert harness.calls() == {"stat": 1}
+        assert (await harness.lister.root()).is_directory
+        assert harness.calls() == {}
+
+    run(test)
+
+
+def test_a_listing_is_complete_and_trusted_for_its_time() -> None:
+    async def test(harness: Harness) -> None:
+        for name in (b"a", b"sub/b", b"caf\xe9"):
+            harness.source.add(name)
+        root = await harness.lister.root()
+        await harness.lister.complete(root, TTL_S)
+        assert harness.names() == [b"a", b"caf\xe9", b"sub"]
+        harness.calls()
+        harness.source.add(b"new")
+        harness.now += TTL_S - 1
+        await harness.lister.complete(root, TTL_S)
+        assert harness.calls() == {}
+        harness.now += 1
+        await harness.lister.complete(root, TTL_S)
+        assert harness.names() == [b"a", b"caf\xe9", b"new", b"sub"]
+
+    run(test)
+
+
+def test_an_unchanged_mtime_saves_the_scan() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"a")
+        root = await harness.lister.root()
+        await harness.lister.complete(root, TTL_S)
+        harness.calls()
+        for _ in range(3):
+            harness.now += 2 * TTL_S
+            await harness.lister.complete(root, TTL_S)
+            assert harness.calls() == {"stat": 1}
+        harness.source.remove(b"a")
+        await harness.lister.complete(root, TTL_S)
+        assert harness.calls() == {"stat": 2, "scan": 1}
+        assert harness.names() == []
+
+    run(test)
+
+
+def test_a_directory_scanned_right_after_it_changed_is_not_trusted() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"a")
+        harness.now = harness.source.stat(b"").mtime_ns / 1e9 + WINDOW_S / 2
+        root = await harness.lister.root()
+        await harness.lister.complete(root, 0.0)
+        harness.calls()
+        harness.now += 100
+        await harness.lister.complete(root, 0.0)
+        assert harness.calls()["scan"] == 1, "another change may have had the same mtime"
+        await harness.lister.complete(root, 0.0)
+        assert "scan" not in harness.calls()
+
+    run(test)
+
+
+def test_a_clock_that_was_set_back_does_not_keep_a_listing_for_ever() -> None:
+    async def test(harness: Harness) -> None:
+        root = await harness.lister.root()
+        await harness.lister.complete(root, TTL_S)
+        harness.source.add(b"a")
+        harness.now -= 1000
+        await harness.lister.complete(root, TTL_S)
+        assert harness.names() == [b"a"]
+
+    run(test)
+
+
+def test_an_unreachable_source_makes_nothing_vanish() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"a")
+        root = await harness.lister.root()
+        await harness.lister.complete(root, TTL_S)
+        harness.now += 2 * TTL_S
+        harness.unreachable()
+        # The stat fails, so the mtime that is known stands.
+        await harness.lister.complete(root, TTL_S)
+        assert not harness.client.reachable
+        assert harness.calls() == {"stat": 2 + LIMITS.attempts, "scan": 1}, "no scan after a stat that failed"
+        assert harness.names() == [b"a"]
+        await harness.lister.complete(root, TTL_S)
+        assert await harness.lister.refresh(root) == root
+        assert harness.calls() == {}, "nobody waits for a source that is known to be away"
+
+    run(test)
+
+
+def test_a_scan_that_fails_leaves_the_old_listing() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"a")
+        root = await harness.lister.root()
+        await harness.lister.complete(root, TTL_S)
+        harness.source.add(b"b")
+        harness.now += 2 * TTL_S
+        harness.source.scan_fails = True
+        await harness.lister.complete(root, TTL_S)
+        assert harness.names() == [b"a"]
+        harness.source.scan_fails = False
+        await harness.client.stat(b"")
+        await harness.lister.complete(root, TTL_S)
+        assert harness.names() == [b"a", b"b"]
+
+    run(test)
+
+
+def test_without_any_listing_an_unreachable_source_is_an_error() -> None:
+    async def test(harness: Harness) -> None:
+        root = await harness.lister.root()
+        harness.unreachable()
+        with pytest.raises(SourceUnavailable):
+            await harness.lister.complete(root, TTL_S)
+        await harness.lister.complete(root, TTL_S)
+        assert harness.catalogue.listing(ROOT_INODE) is not None
+
+    run(test)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("becomes", ["gone", "file"])
+def test_a_directory_that_is_one_no_more_is_stale(listed: bool, becomes: str) -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"sub/a")
+        await harness.lister.complete(await harness.lister.root(), TTL_S)
+        node = await harness.known(b"sub")
+        if listed:
+            await harness.lister.complete(node, TTL_S)
+            harness.now += 2 * TTL_S
+        harness.source.remove(b"sub")
+        if becomes == "file":
+            harness.source.add(b"sub", b"now a file")
+        with pytest.raises(Stale):
+            await harness.lister.refresh(node)
+        with pytest.raises(Stale):
+            await harness.lister.complete(node, TTL_S)
+
+    run(test)
+
+
+def test_a_refusal_does_not_make_a_directory_stale() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"sub/a")
+        await harness.lister.complete(await harness.lister.root(), TTL_S)
+        node = await harness.known(b"sub")
+        harness.source.fail_next(SourceDenied("no"))
+        with pytest.raises(SourceDenied):
+            await harness.lister.refresh(node)
+
+    run(test)
+
+
+def test_many_who_ask_share_one_scan() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"a")
+        root = await harness.lister.root()
+        harness.calls()
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(harness.lister.complete, root, TTL_S)
+        assert harness.calls() == {"stat": 1, "scan": 1}
+
+    run(test)
+
+
+async def walked(harness: Harness, wanted: Callable[[bytes], bool] = lambda directory: True) -> list[bytes]:
+    paths: list[bytes] = []
+    async for files in harness.lister.walk(wanted, TTL_S):
+        paths += [file.path for file in files]
+    return sorted(paths)
+
+
+def test_a_walk_finds_every_regular_file() -> None:
+    async def test(harness: Harness) -> None:
+        expected = sorted([b"a", b"d/e/f/g", *(b"d/%04d" % number for number in range(2500))])
+        for path in expected:
+            harness.source.add(path)
+        harness.source.add_symlink(b"d/link", b"../a")
+        harness.source.add_directory(b"empty")
+        assert await walked(harness) == expected
+        assert await walked(harness, lambda directory: directory in (b"", b"d", b"d/e")) == [
+            path for path in expected if path != b"d/e/f/g"
+        ]
+
+    run(test)
+
+
+def test_a_walk_passes_over_what_cannot_be_read() -> None:
+    async def test(harness: Harness) -> None:
+        for path in (b"bad/x", b"good/y", b"z"):
+            harness.source.add(path)
+        await harness.lister.complete(await harness.lister.root(), TTL_S)
+        harness.source.remove(b"bad")
+        assert await walked(harness) == [b"good/y", b"z"]
+        harness.now += 2 * TTL_S
+        harness.source.fail_next(SourceDenied("no"))
+        assert await walked(harness) == [], "the root itself"
+
+    run(test)

@@ -1,0 +1,143 @@
+"""Which blocks are fetched ahead of whom."""
+
+from __future__ import annotations
+
+import random
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+
+from spiderfs.errors import SourceUnavailable
+from spiderfs.metrics import SharedCounters
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.memory import MemorySource
+from spiderfs.sources.source import SourceStat
+from spiderfs.store.memory import MemoryContent
+from spiderfs.store.store import BLOCK_BYTES, ContentKey
+from spiderfs.vfs import read_ahead as module
+from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.read_ahead import ReadAhead
+
+DEPTH = 4
+
+
+def node(blocks: float, inode: int = 100_000, mtime_ns: int = 1) -> Node:
+    return Node(inode, b"large", SourceStat(stat.S_IFREG | 0o644, 0, 0, int(blocks * BLOCK_BYTES), mtime_ns))
+
+
+class Harness:
+    def __init__(self, nursery: trio.Nursery, directory: Path) -> None:
+        self.source = MemorySource()
+        self.content = MemoryContent()
+        self.content.set_capacity(1 << 30)
+        self.counters = SharedCounters(1)
+        row = self.counters.row(0)
+        limits = SourceLimits(attempts=1)
+        client = SourceClient(self.source, limits, rng=random.Random(1), on_event=lambda event: None)
+        self.interlock = Interlock(directory / "fetch.lock")
+        fetcher = Fetcher(client, self.content, self.interlock, Episode(directory / "full-disk"), row)
+        self.ahead = ReadAhead(nursery, fetcher, row, DEPTH)
+
+
+def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> Harness:
+    async def main() -> Harness:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                harness = Harness(nursery, directory)
+                await test(harness)
+        harness.interlock.close()
+        return harness
+
+    return trio.run(main)
+
+
+def asked(directory: Path, size_blocks: float, *blocks: int) -> list[list[int]]:
+    """What each read of a block asks for."""
+    answers: list[list[int]] = []
+
+    async def test(harness: Harness) -> None:
+        answers.extend(list(harness.ahead.wanted(node(size_blocks), block)) for block in blocks)
+
+    run(directory, test)
+    return answers
+
+
+def test_a_reader_from_the_start_gets_a_window_that_moves_along(tmp_path: Path) -> None:
+    assert asked(tmp_path, 100, 1, 2, 3) == [[2, 3, 4, 5], [6], [7]]
+
+
+def test_several_reads_of_one_block_ask_once(tmp_path: Path) -> None:
+    assert asked(tmp_path, 100, 1, 1, 1, 2, 2) == [[2, 3, 4, 5], [], [], [6], []]
+
+
+def test_nothing_is_asked_past_the_end(tmp_path: Path) -> None:
+    assert asked(tmp_path, 3.5, 1, 2, 3, 4) == [[2, 3, 4], [], [], []]
+
+
+def test_a_jump_asks_for_nothing_until_it_goes_on_in_order(tmp_path: Path) -> None:
+    assert asked(tmp_path, 100, 50, 51, 20, 80, 81) == [[], [52, 53, 54, 55], [], [], [82, 83, 84, 85]]
+
+
+def test_reading_backwards_asks_for_nothing(tmp_path: Path) -> None:
+    assert asked(tmp_path, 100, 90, 89, 88, 87) == [[], [], [], []]
+
+
+def test_a_second_pass_is_followed_too(tmp_path: Path) -> None:
+    assert asked(tmp_path, 3, 1, 2, 3, 1, 2) == [[2, 3], [], [], [], [3]]
+
+
+def test_positions_of_many_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FILES", 3)
+
+    async def test(harness: Harness) -> None:
+        for inode in range(1, 10):
+            harness.ahead.wanted(node(100, inode), 1)
+        assert list(harness.ahead.wanted(node(100, 9), 2)) == [6]
+        assert list(harness.ahead.wanted(node(100, 1), 2)) == [], "forgotten, so this is a jump"
+
+    run(tmp_path, test)
+
+
+@given(reads=st.lists(st.integers(1, 12), max_size=40), size=st.integers(1, 12))
+def test_blocks_asked_for_lie_ahead_and_in_the_file(
+    tmp_path_factory: pytest.TempPathFactory, reads: list[int], size: int
+) -> None:
+    reads = [block for block in reads if block <= size]
+    directory = tmp_path_factory.getbasetemp()
+    for block, ahead in zip(reads, asked(directory, size, *reads), strict=True):
+        assert all(block < further <= min(block + DEPTH, size) for further in ahead)
+
+
+def test_blocks_ahead_are_fetched_unless_they_are_there(tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(3 * BLOCK_BYTES + 5)
+
+    async def test(harness: Harness) -> None:
+        version = harness.source.add(b"large", data).version
+        file = node(0, mtime_ns=version.mtime_ns)._replace(stat=harness.source.stat(b"large"))
+        harness.content.land(ContentKey(file.inode, 2), data[BLOCK_BYTES : 2 * BLOCK_BYTES])
+        for block in harness.ahead.wanted(file, 1):
+            harness.ahead.start(file, block)
+
+    harness = run(tmp_path, test)
+    assert harness.counters.totals()["readahead_blocks"] == 2
+    assert harness.source.calls["read"] == 2
+    assert harness.content.read(ContentKey(100_000, 3)) == data[2 * BLOCK_BYTES : 3 * BLOCK_BYTES]
+    assert harness.content.read(ContentKey(100_000, 4)) == data[3 * BLOCK_BYTES :]
+
+
+def test_a_fetch_ahead_that_fails_is_nobodys_error(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.fail_next(SourceUnavailable("down"))
+        harness.ahead.start(node(3), 2)
+        await trio.testing.wait_all_tasks_blocked()
+        harness.ahead.start(node(3), 3)
+
+    harness = run(tmp_path, test)
+    assert harness.counters.totals()["origin_reads"] == 0

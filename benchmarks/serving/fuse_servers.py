@@ -28,7 +28,9 @@ from benchmarks.serving.bare import Bare, bare_filesystem
 from spiderfs.daemon.worker import keep_freed_memory
 from spiderfs.errors import SpiderfsError
 from spiderfs.fuse import session, wire
-from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.handles import Handles
+from spiderfs.fuse.kernel import Serving
+from spiderfs.fuse.kernel_binding import KernelBinding
 from spiderfs.linux.mounts import FSTYPE, mounted_at, widen_read_ahead
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
@@ -167,15 +169,8 @@ def _fill(entry: Any, found: Attributes) -> None:
 
 async def serve_own(bare: Bare, source: str, mountpoint: Path) -> None:
     descriptor = session.mount(mountpoint, source, allow_other=False, programs_run=True)
-    operations = Operations(bare.filesystem, bare.counters)
-    await session.serve(
-        descriptor,
-        operations.handlers(),
-        operations.error_number,
-        bare.counters,
-        bare.content.end_read,
-        lambda: bare.filesystem.at_rest,
-    )
+    serving = Serving(bare.filesystem, bare.counters, bare.content.end_read, Handles(sole=False))
+    await KernelBinding(descriptor).serve(serving)
 
 
 async def serve_pyfuse3(bare: Bare, source: str, mountpoint: Path, polled: bool = False) -> None:

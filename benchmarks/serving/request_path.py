@@ -91,7 +91,7 @@ async def measure(directory: Path, rounds: int) -> dict[str, float]:
         entries = {entry.name: entry.inode for entry in bare.catalogue.entries(root.inode, 0, FILES)}
         inodes = random.Random(0).sample(list(entries.values()), FILES)
         # As the one worker of a mount has them.
-        operations = Operations(bare.filesystem, bare.counters, Handles(sole=True))
+        operations = Operations(bare.filesystem, bare.counters, lambda inode, content: None, Handles(sole=True))
         asked = Asked(operations, bare.content, inodes, rounds)
         for inode in inodes:
             await bare.filesystem.open(inode, os.O_RDONLY, asked.caller)

@@ -8,13 +8,13 @@ import os
 import random
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from spiderfs.daemon.cache_directory import CHOOSE_ANOTHER
 from spiderfs.daemon.pipes.event_pipe import open_pipe
 from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt, StoreError
-from spiderfs.fuse import session
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.packages.format import WithoutPackages
@@ -104,13 +104,15 @@ class MountContext:
     def row(self, index: int) -> Counters:
         return self.counters.row(index)
 
-    def reading(self, deliver_to: int | None = None, cautious: bool = False) -> ReadProcess:
+    def reading(
+        self, before: Callable[[], object] = lambda: None, deliver_to: int | None = None, cautious: bool = False
+    ) -> ReadProcess:
         """A process that reads for this one; make it before any thread, and before a store is opened: it is forked.
 
-        `deliver_to` is the FUSE descriptor, for what waits there for the bytes. `cautious`: see `ReadProcess`.
+        It calls `before` first. `deliver_to` is the FUSE descriptor, for what waits there for the bytes. `cautious`:
+        see `ReadProcess`.
         """
         longest = max(self.options.sample_max_bytes, BLOCK_BYTES)
-        before = session.leave if deliver_to is None else lambda: None
         return ReadProcess(self.source, self.options.fetches, longest, before, deliver_to, cautious)
 
     def client(self, counters: Counters, read: Read) -> SourceClient:

@@ -47,7 +47,8 @@ from spiderfs.daemon.manager import manage
 from spiderfs.daemon.restarts import Restarts
 from spiderfs.daemon.worker import work
 from spiderfs.errors import MountError, SpiderfsError
-from spiderfs.fuse import session
+from spiderfs.fuse.bindings import mount
+from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import mounts
 from spiderfs.linux.process_table import ended_status
 from spiderfs.options.model import Options
@@ -129,28 +130,28 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     publish_options(directories, options)
     # Blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    descriptor = session.mount(options.mountpoint, os.fspath(options.source), options.allow_other, options.exec)
+    kernel = mount(options.mountpoint, os.fspath(options.source), options.allow_other, options.exec)
     connection = mounts.open_abort(options.mountpoint)
     start_log = partial(start_logging, options.log_level, options.log_file, options.cache_dir, foreground)
-    Supervisor(context, descriptor, connection, lock, log_place, start_log).run(report)
+    Supervisor(context, kernel, connection, lock, log_place, start_log).run(report)
 
 
 class Supervisor:
     def __init__(
         self,
         context: MountContext,
-        descriptor: int,
+        kernel: Kernel,
         connection: int | None,
         lock: int,
         log_place: str,
         start_log: Callable[[], str],
     ) -> None:
-        """`descriptor`: of /dev/fuse. `connection`: see `mounts.open_abort`. `lock`: of the cache directory."""
+        """`connection`: see `mounts.open_abort`. `lock`: of the cache directory."""
         self._lock = lock
         self._log_place = log_place
         self._start_log = start_log
         self._context = context
-        self._descriptor = descriptor
+        self._kernel = kernel
         self._connection = connection
         self._guard = Guard(connection, lock)
         self._counters = context.row(SUPERVISOR_ROW)
@@ -160,9 +161,8 @@ class Supervisor:
         # Worker index, or _MANAGER -> how often it has begun once the present one has; until when that is waited for.
         self._starts: dict[int, int] = {}
         self._late_at = math.inf
-        self._cache_is_lost = False
         self._crashes: deque[float] = deque(maxlen=CRASHES)
-        self._ready = False
+        self._cache_is_lost = self._ready = False
 
     def run(self, report: Callable[[str], None]) -> None:
         """Serve until unmounted or told to stop; children and mount are gone when this returns.
@@ -201,9 +201,9 @@ class Supervisor:
         if os.getppid() != supervisor:
             os._exit(1)
         if index == _MANAGER:
-            session.leave()
+            self._kernel.leave()
             live(partial(manage, self._context))
-        live(partial(work, self._context, self._descriptor, index, again))
+        live(partial(work, self._context, self._kernel, index, again))
 
     def _reap(self) -> list[tuple[int, int]]:
         """(index, exit status as of os.waitstatus_to_exitcode) of every child that has ended."""
@@ -296,7 +296,7 @@ class Supervisor:
 
     def _resend(self) -> None:
         self._counters.add("resends")
-        if not session.resend(self._descriptor):
+        if not self._kernel.resend():
             # The dead worker's readers would wait for ever; an error is better.
             raise MountError("this kernel cannot hand requests out again (Linux 6.9 can): the mount ends")
 
@@ -373,7 +373,7 @@ class Supervisor:
         """Readers get an error from now on, whatever becomes of the children; without `abort`, once these end."""
         if self._connection is not None:
             mounts.abort(self._connection)
-        session.leave()
+        self._kernel.leave()
 
     def _end_children(self, number: int, patience_s: float, pids: list[int] | None = None) -> None:
         """Send a signal to these children, or all; kill those that are still there after `patience_s`."""

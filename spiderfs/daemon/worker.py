@@ -15,9 +15,8 @@ from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext, published_op
 from spiderfs.daemon.control.channel import ControlClient
 from spiderfs.daemon.pipes.event_pipe import EventWriter
 from spiderfs.fuse.handles import Handles
-from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.kernel import Kernel, Serving
 from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
-from spiderfs.fuse.session import serve
 from spiderfs.metrics import Counters
 from spiderfs.shared.editions import edition_of
 from spiderfs.sources.client import SourceClient
@@ -58,13 +57,16 @@ def keep_freed_memory() -> None:
             mallopt(parameter, value)
 
 
-async def work(context: MountContext, descriptor: int, index: int, again: bool = False) -> None:
+async def work(context: MountContext, kernel: Kernel, index: int, again: bool = False) -> None:
     """Answer requests until the file system is unmounted; `again`: in the place of a worker that has died."""
     keep_freed_memory()
     counters = context.row(FIRST_WORKER_ROW + index)
     # What a worker before this one has handed out is not known here.
     sole = context.options.workers == 1 and not counters.value("process_starts")
-    reading = context.reading(descriptor if sole else None, cautious=again)
+    if sole:
+        reading = context.reading(deliver_to=kernel.descriptor, cautious=again)
+    else:
+        reading = context.reading(before=kernel.leave, cautious=again)
     handles = Handles(sole)
     directories = context.directories
     content, records = context.open_content(), context.open_records()
@@ -120,18 +122,10 @@ async def work(context: MountContext, descriptor: int, index: int, again: bool =
         # Several workers do not know of each other's handles.
         passthrough = None
         if context.options.workers == 1:
-            passthrough = Passthrough(KernelBackingFiles(descriptor), filesystem, directories.run)
+            passthrough = Passthrough(KernelBackingFiles(kernel.descriptor), filesystem, directories.run)
             nursery.start_soon(_tidy, passthrough)
-        operations = Operations(filesystem, counters, handles, passthrough)
         counters.add("process_starts")
-        await serve(
-            descriptor,
-            operations.handlers(),
-            operations.error_number,
-            counters,
-            content.end_read,
-            lambda: filesystem.at_rest,
-        )
+        await kernel.serve(Serving(filesystem, counters, content.end_read, handles, passthrough))
         await fetcher.drain()
         events.flush()
         nursery.cancel_scope.cancel()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Callable
 
 from spiderfs.errors import AttributeTooLong, InvalidArgument, ReadOnly, SourceTimeout, SpiderfsError, StoreCorrupt
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles, open_out
 from spiderfs.fuse.passthrough import Passthrough, passing_out
-from spiderfs.fuse.session import Body, Handler, store
+from spiderfs.fuse.session import Body, Handler
 from spiderfs.fuse.wire import Opcode, OpenFlag
 from spiderfs.metrics import Counters
 from spiderfs.store.environment import end_as_corrupt
@@ -26,13 +27,15 @@ class Operations:
         self,
         filesystem: Filesystem,
         counters: Counters,
-        handles: Handles | None = None,
+        push: Callable[[int, bytes], None],
+        handles: Handles,
         passthrough: Passthrough | None = None,
     ) -> None:
-        """`passthrough`: where no other process answers now."""
+        """`push`: see `Kernel.push`. `passthrough`: where no other process answers now."""
         self._fs = filesystem
         self._counters = counters
-        self._handles = handles or Handles(sole=False)
+        self._push = push
+        self._handles = handles
         self._passthrough = passthrough
 
     def handlers(self) -> dict[int, Handler]:
@@ -90,7 +93,7 @@ class Operations:
         if answered:
             return None
         if fetched is not None and self._handles.may_push(inode, len(fetched)):
-            store(inode, fetched)
+            self._push(inode, fetched)
         if large and self._passthrough is not None:
             past_pages = bool(flags & os.O_DIRECT)
             may_begin = not past_pages and self._handles.alone(inode)

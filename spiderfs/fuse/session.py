@@ -17,7 +17,6 @@ itself. That costs a tenth of a pass of trio's loop, and of several workers that
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -53,13 +52,10 @@ BURST = 16
 PASS_INTERVAL_S = 0.005
 STANDBY_S = 0.1
 _INIT_PATIENCE_MS = 10_000
-# Of this process and those it forks; a process serves one mount.
-_descriptor = -1
 
 
 def mount(at: Path, source: str, allow_other: bool, programs_run: bool) -> int:
     """Mount, answer INIT, and return the FUSE descriptor; raises MountError."""
-    global _descriptor
     descriptor = mounts.mount(at, source, allow_other, programs_run)
     if not select.select([descriptor], [], [], _INIT_PATIENCE_MS / 1000)[0]:
         raise MountError(f"the kernel does not talk to the mount on {at}")
@@ -69,16 +65,7 @@ def mount(at: Path, source: str, allow_other: bool, programs_run: bool) -> int:
     _write(descriptor, unique, 0, wire.init_out(request[wire.IN_HEADER.size :]))
     mounts.widen_read_ahead(at)
     os.set_blocking(descriptor, False)
-    _descriptor = descriptor
     return descriptor
-
-
-def leave() -> None:
-    """For a process that does not answer the kernel: the mount must not live for as long as it does."""
-    global _descriptor
-    if _descriptor >= 0:
-        os.close(_descriptor)
-        _descriptor = -1
 
 
 def resend(descriptor: int) -> bool:
@@ -90,13 +77,6 @@ def resend(descriptor: int) -> bool:
             return False
         raise
     return True
-
-
-def store(inode: int, content: bytes) -> None:
-    """Give the kernel a whole file's content unasked. Blocks while a page of the file waits for an answer to a READ."""
-    # ENOENT: the kernel does not know the inode any more. Nor is it an error that it has no memory for this.
-    with contextlib.suppress(OSError):
-        os.writev(_descriptor, (wire.store(inode, len(content)), content))
 
 
 async def serve(

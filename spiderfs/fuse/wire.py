@@ -46,6 +46,7 @@ _ENTRY = struct.Struct("<QQQQII" + _ATTR.format[1:])
 _ATTR_OUT = struct.Struct("<QIxxxx" + _ATTR.format[1:])
 _DIRENT = struct.Struct("<QQII")
 _STORE = struct.Struct("<QQII")  # fuse_notify_store_out: inode, offset, size, padding
+_FORGET_NAME = struct.Struct("<QII")  # fuse_notify_inval_entry_out: inode of the directory, length of the name, flags
 _DIRENT_PLUS_BYTES = _ENTRY.size + _DIRENT.size
 
 # The largest write, and what a buffer for requests must hold: no other request is longer.
@@ -99,6 +100,7 @@ class Opcode(IntEnum):
 class Notice(IntEnum):
     """What is told to the kernel unasked: an out header without a request, with this where an error would be."""
 
+    INVAL_ENTRY = 3
     STORE = 4
     RESEND = 7
 
@@ -250,3 +252,9 @@ def resend() -> bytes:
 def store(inode: int, size: int) -> bytes:
     """What comes before `size` bytes, the first ones of a file, that the kernel is to have as if it had read them."""
     return OUT_HEADER.pack(OUT_HEADER.size + _STORE.size + size, Notice.STORE, 0) + _STORE.pack(inode, 0, size, 0)
+
+
+def forget_name(parent: int, name: bytes) -> bytes:
+    """What makes the kernel look up a name anew the next time."""
+    body = _FORGET_NAME.pack(parent, len(name), 0) + name + b"\0"
+    return OUT_HEADER.pack(OUT_HEADER.size + len(body), Notice.INVAL_ENTRY, 0) + body

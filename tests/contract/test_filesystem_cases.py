@@ -21,6 +21,7 @@ from mounting import Mounted, eventually, mounted
 
 from spiderfs.errors import NotFound, SpiderfsError
 from spiderfs.fuse import wire
+from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -29,6 +30,7 @@ from spiderfs.store.content import LmdbContent
 from spiderfs.store.memory import MemoryContent, MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Content, Records
+from spiderfs.testing import FakeKernel
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.control_files import Control
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
@@ -128,7 +130,7 @@ class Plain:
                 counters=counters,
                 settings=self._settings,
             )
-            self._operations = Operations(self._fs, counters)
+            self._operations = Operations(self._fs, counters, FakeKernel().push, Handles(sole=False))
             await lister.root()
             self._ready.set()
             await self._end.wait()

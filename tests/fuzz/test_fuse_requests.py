@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 
 from spiderfs.errors import ConfigError, SpiderfsError
 from spiderfs.fuse import session, wire
+from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.memory import MemorySource
 from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.testing import FakeKernel
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_INODE, Control
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
@@ -87,7 +89,7 @@ class Served:
             counters=self.counters,
             settings=Settings(sample_max_bytes=1 << 16),
         )
-        self.operations = Operations(self.filesystem, self.counters)
+        self.operations = Operations(self.filesystem, self.counters, FakeKernel().push, Handles(sole=False))
 
     async def inodes(self) -> list[int]:
         """Those of all that there is."""

@@ -1,0 +1,57 @@
+"""The port to the kernel: all that the daemon asks of whatever speaks FUSE for it.
+
+What speaks it is called a **binding**; `kernel_binding.py` speaks the kernel's own protocol. The supervisor mounts and
+makes one `Kernel` before it forks. A worker serves with it, every other process leaves it. `spiderfs.testing` has one
+for tests, without any mount.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from spiderfs.fuse.handles import Handles
+from spiderfs.fuse.passthrough import Passthrough
+from spiderfs.metrics import Counters
+from spiderfs.vfs.filesystem import Filesystem
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a worker answers requests with."""
+
+    filesystem: Filesystem
+    counters: Counters
+    idle: Callable[[], None]
+    """To be called before a request is looked for: what the last answer was a view of may go."""
+    handles: Handles
+    passthrough: Passthrough | None = None
+    """Where no other process answers."""
+
+
+class Kernel(Protocol):
+    """The kernel's side of one mount, as each process of the mount has it."""
+
+    @property
+    def descriptor(self) -> int:
+        """The open file of /dev/fuse."""
+
+    async def serve(self, serving: Serving) -> None:
+        """Answer requests until the file system is unmounted."""
+
+    def push(self, inode: int, content: bytes) -> None:
+        """Give the kernel a whole file's content unasked.
+
+        Blocks while a page of the file waits for an answer to a READ. Nothing happens if the kernel does not know the
+        inode.
+        """
+
+    def forget_name(self, parent: int, name: bytes) -> None:
+        """Have the kernel look this name up anew. Blocks while a request about it, or its directory, is under way."""
+
+    def resend(self) -> bool:
+        """Have the kernel hand out again what was not answered; False where it cannot (Linux < 6.9)."""
+
+    def leave(self) -> None:
+        """For a process that does not answer the kernel: the mount must not live for as long as it does."""

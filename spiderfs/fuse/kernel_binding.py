@@ -1,0 +1,46 @@
+"""The binding that speaks the kernel's own protocol: `session.py` takes requests, `operations.py` answers them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from spiderfs.fuse import session, wire
+from spiderfs.fuse.kernel import Serving
+from spiderfs.fuse.operations import Operations
+
+
+class KernelBinding:
+    """A `Kernel` over the descriptor that `session.mount` has returned."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    async def serve(self, serving: Serving) -> None:
+        operations = Operations(serving.filesystem, serving.counters, self.push, serving.handles, serving.passthrough)
+        await session.serve(
+            self.descriptor,
+            operations.handlers(),
+            operations.error_number,
+            serving.counters,
+            serving.idle,
+            lambda: serving.filesystem.at_rest,
+        )
+
+    def push(self, inode: int, content: bytes) -> None:
+        # ENOENT: the kernel does not know the inode any more. Nor is it an error that it has no memory for this.
+        with contextlib.suppress(OSError):
+            os.writev(self.descriptor, (wire.store(inode, len(content)), content))
+
+    def forget_name(self, parent: int, name: bytes) -> None:
+        # ENOENT: the kernel does not know the name.
+        with contextlib.suppress(FileNotFoundError):
+            os.write(self.descriptor, wire.forget_name(parent, name))
+
+    def resend(self) -> bool:
+        return session.resend(self.descriptor)
+
+    def leave(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1

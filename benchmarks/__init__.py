@@ -1,0 +1,1 @@
+"""Measurements, each run as `.venv/bin/python -m benchmarks.ROOM.NAME`; `--help` says what it measures."""

@@ -1,0 +1,1 @@
+"""What several benchmarks share: sources, mounts, readers, and the one way to write results."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the engine and the scorer alone, without a mount."""

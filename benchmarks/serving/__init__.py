@@ -1,0 +1,1 @@
+"""Benchmarks of a mount as readers see it."""

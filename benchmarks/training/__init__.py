@@ -1,0 +1,1 @@
+"""Benchmarks of real trainings, through mounts or in one process."""

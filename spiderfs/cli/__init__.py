@@ -1,0 +1,1 @@
+"""The commands of `spiderfs`, one module each; nothing but what a person types and sees."""

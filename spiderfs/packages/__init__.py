@@ -1,0 +1,1 @@
+"""Packages: many small samples in one file at the source."""

@@ -1,0 +1,1 @@
+"""What several processes, or several rooms, have to agree on."""

@@ -1,0 +1,1 @@
+"""Replays of recorded traces through the engine, as `spiderfs simulate` shows them."""

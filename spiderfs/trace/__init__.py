@@ -1,0 +1,1 @@
+"""The format of recorded traces."""

@@ -23,8 +23,9 @@ from spiderfs.vfs.control_files import Control
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.filesystem import Filesystem, Settings
 from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.read_ahead import ReadAhead
-from spiderfs.vfs.redirects import PendingReads, Redirects
+from spiderfs.vfs.redirects import Redirects
 
 CAPACITY_BYTES = 4 << 30
 

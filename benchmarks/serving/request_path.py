@@ -31,11 +31,11 @@ from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.wire import Opcode
 from spiderfs.linux.process_table import started_at
+from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.filesystem import Caller
-from spiderfs.vfs.redirects import Attached
 
 FILES = 1000
 FILE_BYTES = 2000

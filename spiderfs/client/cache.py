@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from spiderfs.errors import Stale, StoreDamaged, StoreError
+from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.shared.bypass_terms import Terms, hit_record, lost_record, opened_pipe, pid_namespace, published_terms
 from spiderfs.shared.editions import Edition, edition_of
 from spiderfs.sources.source import SourceStat
@@ -34,8 +35,9 @@ from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry, Node
 from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Credentials, Ownership
-from spiderfs.vfs.redirects import PendingReads, Redirects, Who, published_trainers
+from spiderfs.vfs.redirects import Redirects, Who
 
 # How often changed options and trainers are looked for: as often as workers do.
 FOLLOW_S = 0.02

@@ -6,7 +6,7 @@ workers read several batches ahead, so the same sample may be on its way more th
 first served is the first to arrive.
 
 A read that never reaches a batch (an abandoned iterator, a copy of the file, an open that was taken for one of another
-name, see `redirects.PendingReads`) would shift all later ones of its sample.
+name, see `vfs/pending_reads.py`) would shift all later ones of its sample.
 So a trainer's entries are forgotten at the start of an epoch, and the oldest when there are too many.
 """
 

@@ -31,8 +31,8 @@ from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES
 from spiderfs.vfs.catalogue import TABLES
 from spiderfs.vfs.filesystem import Settings
+from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Ownership
-from spiderfs.vfs.redirects import PendingReads
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Kernel, Serving
 from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
 from spiderfs.metrics import Counters
+from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.shared.editions import edition_of
 from spiderfs.sources.client import SourceClient
 from spiderfs.vfs.catalogue import Catalogue
@@ -26,7 +27,7 @@ from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.read_ahead import ReadAhead
-from spiderfs.vfs.redirects import Redirects, published_trainers
+from spiderfs.vfs.redirects import Redirects
 
 log = logging.getLogger(__name__)
 

@@ -51,6 +51,7 @@ from spiderfs.errors import (
     StoreError,
 )
 from spiderfs.metrics import Counters
+from spiderfs.shared.attached_trainers import Attached
 from spiderfs.shared.bypass_terms import CLIENT_XATTR
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
@@ -60,9 +61,10 @@ from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, Catalogue, Dentry, N
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Credentials, Ownership
 from spiderfs.vfs.read_ahead import ReadAhead
-from spiderfs.vfs.redirects import Attached, PendingReads, Redirects
+from spiderfs.vfs.redirects import Redirects
 
 log = logging.getLogger(__name__)
 

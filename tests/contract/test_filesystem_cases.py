@@ -36,9 +36,10 @@ from spiderfs.vfs.control_files import Control
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.filesystem import Caller, Filesystem, Settings
 from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Ownership
 from spiderfs.vfs.read_ahead import ReadAhead
-from spiderfs.vfs.redirects import PendingReads, Redirects
+from spiderfs.vfs.redirects import Redirects
 
 NOT_UTF8 = b"caf\xe9-\xff.bin"
 LONGEST_NAME = b"n" * 255

@@ -31,8 +31,9 @@ from spiderfs.vfs.control_files import CONTROL_INODE, Control
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.filesystem import Caller, Filesystem, Settings
 from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.read_ahead import ReadAhead
-from spiderfs.vfs.redirects import PendingReads, Redirects
+from spiderfs.vfs.redirects import Redirects
 
 CONTENT = bytes(range(256)) * 40
 PATIENCE_S = 20.0

@@ -17,8 +17,8 @@ from spiderfs.daemon.control.channel import Send
 from spiderfs.errors import ConfigError, NotFound
 from spiderfs.metrics import prometheus_text
 from spiderfs.options.units import round_size
+from spiderfs.shared.redirect_table import each_redirect
 from spiderfs.store.store import LANDING, Member
-from spiderfs.vfs.redirects import each_redirect
 
 if TYPE_CHECKING:
     from spiderfs.daemon.manager import Manager

@@ -35,12 +35,13 @@ from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, EpochEnd, Plan
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
+from spiderfs.shared.attached_trainers import Attached, publish_trainers
+from spiderfs.shared.redirect_table import redirect_row, redirect_rows
 from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Records
 from spiderfs.trace.format import TraceWriter
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.redirects import Attached, publish_trainers, redirect_row, redirect_rows
 
 log = logging.getLogger(__name__)
 

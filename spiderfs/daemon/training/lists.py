@@ -15,8 +15,8 @@ from spiderfs.daemon.caching.cache_control import Keeper
 from spiderfs.daemon.training.dataset import Dataset
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.errors import ProtocolError
+from spiderfs.shared.redirect_table import redirect_row, redirect_rows
 from spiderfs.store.store import Records
-from spiderfs.vfs.redirects import redirect_row, redirect_rows
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ PACKAGE = ROOT / "spiderfs"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("spiderfs", "errors"),
     ("core", "linux", "metrics", "protocol", "scorer"),
-    ("shared", "sources", "store", "policies.parts", "trace"),
-    ("packages", "policies"),
+    ("sources", "store", "policies.parts", "trace"),
+    ("packages", "policies", "shared"),
     ("options", "simulation", "vfs"),
     ("client", "fuse"),
     ("daemon.background", "daemon.cache_directory", "daemon.child", "daemon.guard", "daemon.restarts", "daemon.pipes"),

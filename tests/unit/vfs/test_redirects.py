@@ -8,27 +8,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from spiderfs.linux.process_table import started_at, status_of
+from spiderfs.shared.attached_trainers import Attached
+from spiderfs.shared.redirect_table import redirect_row
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory import MemoryRecords
 from spiderfs.vfs.catalogue import TABLES
+from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Credentials, Ownership
-from spiderfs.vfs.redirects import (
-    LEASE_S,
-    NOTED_S,
-    PLACED_S,
-    Attached,
-    PendingReads,
-    Redirects,
-    publish_trainers,
-    published_trainers,
-    redirect_row,
-    redirect_rows,
-)
+from spiderfs.vfs.redirects import IDENTITY_S, LEASE_S, NOTED_S, Redirects
 
 WANTED, GIVEN, OTHER = 70_001, 70_002, 70_003
 
@@ -136,7 +127,7 @@ def test_what_was_found_of_a_thread_is_looked_up_again(harness: Harness, monkeyp
     assert harness.redirects.trainer_of(os.getpid()) == trainer
     monkeypatch.setattr("spiderfs.vfs.redirects.status_of", lambda thread: status_of(1))
     assert harness.redirects.trainer_of(os.getpid()) == trainer
-    harness.clock.now += PLACED_S + 0.01
+    harness.clock.now += IDENTITY_S + 0.01
     assert harness.redirects.trainer_of(os.getpid()) is None
 
 
@@ -216,22 +207,6 @@ def test_what_is_at_hand_needs_no_stand_in(harness: Harness) -> None:
     assert asked == [WANTED] * 3
 
 
-def test_rows_are_taken_away_again(harness: Harness) -> None:
-    harness.redirect(1, WANTED, GIVEN)
-    harness.redirect(2, WANTED, OTHER)
-    assert sorted(redirect_rows(harness.records)) == [(WANTED, 1, GIVEN), (WANTED, 2, OTHER)]
-    harness.redirect(1, WANTED, None)
-    assert redirect_rows(harness.records) == [(WANTED, 2, OTHER)]
-
-
-def test_a_table_of_redirects_is_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.vfs.redirects._ROWS_AT_A_TIME", 3)
-    records = MemoryRecords(TABLES)
-    rows = [(wanted, dataset, 7) for wanted in range(5) for dataset in (1, 2)]
-    records.put([redirect_row(dataset, wanted, given) for wanted, dataset, given in rows])
-    assert redirect_rows(records) == rows
-
-
 def test_an_open_knows_what_was_asked_for_once(harness: Harness) -> None:
     redirects = harness.redirects
     redirects.note(5, WANTED, GIVEN)
@@ -267,22 +242,13 @@ def test_threads_that_share_a_slot_lose_a_note_and_never_mix_them_up(harness: Ha
     assert redirects.wanted(5 + 8192, GIVEN) == OTHER
 
 
-def test_workers_read_what_the_manager_published(tmp_path: Path) -> None:
-    path = tmp_path / "trainers"
-    assert published_trainers(path) == []
-    trainers = [Attached(1, 2, 3, (4, 5)), Attached(6, 7, 8, ())]
-    publish_trainers(path, trainers)
-    assert published_trainers(path) == trainers
-    publish_trainers(path, [])
-    assert published_trainers(path) == []
-    assert list(tmp_path.iterdir()) == [path]
-
-
 # As the first process of a pid namespace: a trainer, with a worker of its loader and an orphan of somebody else's.
 _FIRST = r"""
 import os, signal, sys, time
 from spiderfs.linux.process_table import is_our_own, started_at
-from spiderfs.vfs.redirects import Attached, PendingReads, Redirects
+from spiderfs.shared.attached_trainers import Attached
+from spiderfs.vfs.pending_reads import PendingReads
+from spiderfs.vfs.redirects import Redirects
 from spiderfs.store.memory import MemoryRecords
 assert os.getpid() == 1
 def child(orphaned=False):
@@ -343,7 +309,7 @@ def test_the_rights_of_a_reader_are_those_of_its_thread(harness: Harness) -> Non
         assert harness.redirects.credentials_of(process.pid, 0, 0) is None
         assert process.stdin is not None
         process.stdin.close()
-    harness.clock.now += PLACED_S + 0.01
+    harness.clock.now += IDENTITY_S + 0.01
     assert harness.redirects.credentials_of(process.pid, 6, 5) is None, "it has gone"
 
 

@@ -16,12 +16,12 @@ from spiderfs.daemon.caching.cache_control import Keeper
 from spiderfs.daemon.control.table import ControlTable
 from spiderfs.errors import NotFound
 from spiderfs.metrics import SharedCounters
+from spiderfs.shared.redirect_table import redirect_row
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey, Keep
 from spiderfs.vfs.catalogue import TABLES, Catalogue
-from spiderfs.vfs.redirects import redirect_row
 
 # Their lists are some 3 MB.
 FILES = 30_000

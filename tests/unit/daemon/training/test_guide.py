@@ -29,6 +29,8 @@ from spiderfs.policies.parts.pins import PINNED
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions
+from spiderfs.shared.attached_trainers import published_trainers
+from spiderfs.shared.redirect_table import redirect_rows
 from spiderfs.simulation.rescoring import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.memory import MemorySource
@@ -37,7 +39,6 @@ from spiderfs.store.store import ContentKey
 from spiderfs.trace.format import Kind, TraceWriter, read_trace
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.redirects import published_trainers, redirect_rows
 
 SAMPLES, SIZE = 40, 100
 

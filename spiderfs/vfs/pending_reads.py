@@ -1,0 +1,46 @@
+"""What a thread's latest look-up has found, kept for the open that follows it: memory that all workers share.
+
+The kernel sends a look-up and then an open, perhaps to another worker, and the open only says which inode it opens. So
+the look-up leaves a note under the number of the thread: which file the thread had asked for, and which one it got.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+
+
+class PendingReads:
+    """A table with one slot for each thread, by the thread's number.
+
+    A thread does one thing at a time, so a slot has one writer. Where two threads share a slot, the earlier note can
+    only get lost, and the open is then taken at face value.
+
+    No open need follow a look-up: stat(2) makes a look-up too. Its note is void once the thread looks another name up,
+    opens something, or lets time pass. One mistake remains possible: a thread calls stat on X, is given H, and as its
+    very next open opens H by H's own name, which the kernel still knew. That open is taken for an open of X.
+    """
+
+    _SLOTS = 8192
+    _SLOT = struct.Struct("<QQQd")  # thread, wanted inode, given inode, time
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, self._SLOTS * self._SLOT.size)
+
+    def put(self, thread: int, wanted: int, given: int, now: float) -> None:
+        self._SLOT.pack_into(self._map, self._at(thread), thread, wanted, given, now)
+
+    def take(self, thread: int, given: int, since: float) -> int | None:
+        """What the thread had asked for when it was given `given`, if it noted that no earlier than `since`.
+
+        The note is gone afterwards.
+        """
+        at = self._at(thread)
+        noted, wanted, was_given, when = self._SLOT.unpack_from(self._map, at)
+        if noted != thread:
+            return None
+        self._SLOT.pack_into(self._map, at, 0, 0, 0, 0.0)
+        return int(wanted) if was_given == given and when >= since else None
+
+    def _at(self, thread: int) -> int:
+        return thread % self._SLOTS * self._SLOT.size

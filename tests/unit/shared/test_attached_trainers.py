@@ -1,0 +1,18 @@
+"""What workers read is what the manager has published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spiderfs.shared.attached_trainers import Attached, publish_trainers, published_trainers
+
+
+def test_workers_read_what_the_manager_published(tmp_path: Path) -> None:
+    path = tmp_path / "trainers"
+    assert published_trainers(path) == []
+    trainers = [Attached(1, 2, 3, (4, 5)), Attached(6, 7, 8, ())]
+    publish_trainers(path, trainers)
+    assert published_trainers(path) == trainers
+    publish_trainers(path, [])
+    assert published_trainers(path) == []
+    assert list(tmp_path.iterdir()) == [path]

@@ -32,7 +32,7 @@ import trio
 from rich.console import Console
 
 from benchmarks.common.results import machine, plain_table, save
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.hook_connection import ServerLimits
 from spiderfs.daemon.training.hook_server import HookServer, listen
@@ -117,10 +117,10 @@ def _serve(place: Path, samples: int, together: int, counters: Counters, ready: 
         catalogue = Catalogue(records)
         client = SourceClient(source, SourceLimits(), rng=random.Random(0), on_event=counters.add)
         lister = Lister(catalogue, client)
-        keeper = Keeper(MemoryContent(), "spider", 0.5, counters)
-        keeper.restore(0, None)
+        cache = CacheControl(MemoryContent(), "spider", 0.5, counters)
+        cache.restore(0, None)
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
-        arguments = catalogue, lister, records, keeper, counters, place / "trainers", place / "scores", options
+        arguments = catalogue, lister, records, cache, counters, place / "trainers", place / "scores", options
         limits = ServerLimits(together=together)
         server = HookServer(FilledGuide(*arguments), counters.add, limits)
         await lister.root()

@@ -21,18 +21,18 @@ from spiderfs.core.policy import Key
 MAX_ON_THE_WAY = 1 << 16
 
 
-class Ledger:
+class ServedSamples:
     """Trainers are named by anything hashable; each has its own entries, and its own limit of them."""
 
     def __init__(self, max_on_the_way: int = MAX_ON_THE_WAY) -> None:
         if max_on_the_way < 1:
-            raise ValueError("a ledger needs room for at least one entry")
+            raise ValueError("served samples need room for at least one entry")
         self._max = max_on_the_way
         self._trainers: dict[Hashable, _Reads] = {}
         self.forgotten = 0
         """Entries given up because there were too many."""
 
-    def served(self, trainer: Hashable, wanted: Key, served: Key) -> None:
+    def note(self, trainer: Hashable, wanted: Key, served: Key) -> None:
         """Note one read: `served` is the substitute, or `wanted` itself. Each read of a trainer is to be noted once."""
         reads = self._trainers.setdefault(trainer, _Reads())
         reads.add(wanted, served)

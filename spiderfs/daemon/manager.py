@@ -1,8 +1,8 @@
 """The manager: the one process in which decisions are made.
 
-It folds the workers' events through the keeper, measures the source where the capacity is a share of it, answers for
-the control files, records traces, and keeps the store in order. It may die at any time: reads go on without it, events
-wait in the pipe, and the next manager learns everything from the store.
+It folds the workers' events through the cache control, measures the source where the capacity is a share of it, answers
+for the control files, records traces, and keeps the store in order. It may die at any time: reads go on without it,
+events wait in the pipe, and the next manager learns everything from the store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from spiderfs.core.events import Access
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.daemon.caching.patterns import Pattern
 from spiderfs.daemon.caching.prefetcher import Prefetcher
@@ -97,14 +97,14 @@ class Manager:
             self.options.sample_max_bytes,
             self._events.note,
         )
-        self.keeper = Keeper(self.content, self.options.policy, self.options.large_share, self.counters)
+        self.cache = CacheControl(self.content, self.options.policy, self.options.large_share, self.counters)
         known = self.catalogue.fact(_SOURCE_BYTES_FACT)
         self.survey = Survey(lister, _SOURCE_BYTES.unpack(known)[0] if known else 0)
         self.guide = Guide(
             self.catalogue,
             lister,
             self.records,
-            self.keeper,
+            self.cache,
             self.counters,
             directories.trainers,
             directories.scores,
@@ -113,7 +113,7 @@ class Manager:
             lambda: self.prefetcher.wake(),
         )
         self.prefetcher = Prefetcher(
-            self.keeper,
+            self.cache,
             self.catalogue,
             fetcher,
             self.client,
@@ -124,7 +124,7 @@ class Manager:
             lambda inode: self.options.substitute_when == "miss" and self.guide.has_stand_in(inode),
         )
         self._packer = Packer(
-            self.keeper,
+            self.cache,
             self.catalogue,
             fetcher,
             self.client,
@@ -141,14 +141,14 @@ class Manager:
             size_of=self._size_of,
             dataset_of=self.guide.dataset_of,
         )
-        self._superseded = Superseded(self.catalogue, self.content, self.keeper)
+        self._superseded = Superseded(self.catalogue, self.content, self.cache)
         self.hook_server = HookServer(self.guide, self.counters.add)
         self._reserve_failed = False
 
     async def run(self, nursery: trio.Nursery) -> None:
         try:
             with exit_if_corrupt():
-                self.keeper.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
+                self.cache.restore(self._budget_bytes(), self.catalogue.fact(_STATE_FACT))
         except StoreError as exc:
             # Taken stock of as soon as the disk allows it (`reconcile`).
             log.warning("%s: nothing enters or leaves the cache until the disk can be written to", exc)
@@ -210,7 +210,7 @@ class Manager:
     def _fold(self, events: list[Access]) -> None:
         try:
             with exit_if_corrupt():
-                self.keeper.fold(events)
+                self.cache.fold(events)
             self.guide.note(events)
         except SpiderfsError as exc:
             # What was fetched stays in landing until it is pushed out; nobody waits for it to be kept.
@@ -244,7 +244,7 @@ class Manager:
             # A worker that was killed may have written what it could not record any more.
             before, restarts = restarts, self.context.counters.totals()["worker_restarts"]
             await trio.to_thread.run_sync(self._free, restarts != before)
-            self.keeper.engine.compare_paces(time.time())
+            self.cache.engine.compare_paces(time.time())
             await self.guide.let_go()
             with exit_if_corrupt():
                 self.content.clear_dead_readers()
@@ -285,14 +285,14 @@ class Manager:
                 with exit_if_corrupt():
                     self._save()
                     self.access_log.flush()
-                    self.keeper.reconcile()
+                    self.cache.reconcile()
             except (SpiderfsError, OSError) as exc:
                 log.warning("%s", exc)
             took_s = time.monotonic() - started
 
     def _save(self) -> None:
-        self.catalogue.record_fact(_STATE_FACT, self.keeper.saved_state())
-        self.catalogue.record_fact(_RATIO_FACT, self.guide.balance.state())
+        self.catalogue.record_fact(_STATE_FACT, self.cache.saved_state())
+        self.catalogue.record_fact(_RATIO_FACT, self.guide.ratio.state())
 
     # -- the capacity and other things that can be changed
 
@@ -302,7 +302,7 @@ class Manager:
     def _measured(self) -> None:
         try:
             with exit_if_corrupt():
-                self.keeper.set_capacity(self._budget_bytes())
+                self.cache.set_capacity(self._budget_bytes())
                 if self.survey.done:
                     self.catalogue.record_fact(_SOURCE_BYTES_FACT, _SOURCE_BYTES.pack(self.survey.source_bytes))
         except StoreError as exc:
@@ -310,7 +310,7 @@ class Manager:
 
     async def evict(self, patterns: Sequence[Pattern]) -> None:
         """Drop what the patterns mean from the cache."""
-        await self.warmer.evict(patterns, self.keeper.evict)
+        await self.warmer.evict(patterns, self.cache.evict)
 
     def change(self, options: Options, nursery: trio.Nursery) -> None:
         """Take over options of which some live ones are different; the workers follow within a moment.
@@ -340,9 +340,9 @@ class Manager:
 
     def _act_on(self, before: Options, after: Options) -> None:
         if after.capacity != before.capacity:
-            self.keeper.set_capacity(after.capacity.budget_bytes(self.survey.source_bytes))
+            self.cache.set_capacity(after.capacity.budget_bytes(self.survey.source_bytes))
         if after.policy != before.policy:
-            self.keeper.set_policy(after.policy)
+            self.cache.set_policy(after.policy)
 
     # -- what control files show
 

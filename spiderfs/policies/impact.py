@@ -32,7 +32,7 @@ from spiderfs.core.heap import Heap
 from spiderfs.core.policy import SAMPLES, Key, in_saved_order, saved_keys
 from spiderfs.policies.parts.importance import UNKNOWN
 from spiderfs.policies.parts.pins import PINNED, Pins, pinned_limit
-from spiderfs.policies.parts.single_use_stand_ins import Lenders
+from spiderfs.policies.parts.single_use_stand_ins import SingleUseStandIns
 
 # The paper leaves the length of the list open.
 H_SHARE = 0.5
@@ -104,7 +104,7 @@ class Impact(Guided):
         self._pins = Pins()
         # Members of that section, the first that entered first.
         self._pinned: dict[Key, None] = {}
-        self._lenders = Lenders(self._needs_stand_in)
+        self._stand_ins = SingleUseStandIns(self._needs_stand_in)
         self._reads = dict(FIRST_READS)
         self.missed_ids: OrderedDict[Key, None] = OrderedDict()
 
@@ -121,13 +121,13 @@ class Impact(Guided):
 
     def missed(self, key: Key, size: int) -> None:
         self._read(key)
-        self._lenders.settled(key)
+        self._stand_ins.settled(key)
         if self._parts.listed and key in self._losses and self.packable(key):
             self._miss(key)
 
     def inserted(self, key: Key, size: int) -> None:
         self._sizes[key] = size
-        self._lenders.settled(key)
+        self._stand_ins.settled(key)
         if key in self._pins:
             self._pinned[key] = None
         else:
@@ -140,7 +140,7 @@ class Impact(Guided):
             del self._pinned[key]
         else:
             (self._parts if key in self._parts else self._old).remove(key, size)
-        self._lenders.discard(key)
+        self._stand_ins.discard(key)
         self._used.pop(key, None)
 
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
@@ -197,7 +197,7 @@ class Impact(Guided):
             key for key in used if key in members and not any(key in some for some in outside)
         )
         self._asked_for.update(self._used)
-        self._lenders.clear()
+        self._stand_ins.clear()
         self._sizes = dict(members)
         for key in in_saved_order(members, state.get("order", ())):
             self.inserted(key, members[key])
@@ -210,27 +210,27 @@ class Impact(Guided):
         self._losses[key] = score
 
     def listed(self, dataset: str, labels: Mapping[Key, int]) -> None:
-        self._lenders.listed(dataset, labels)
+        self._stand_ins.listed(dataset, labels)
 
     def forget_list(self, dataset: str, keys: Iterable[Key]) -> None:
         """The list of samples with high losses stays: it is what the cache is filled with."""
-        self._lenders.unlisted(dataset)
+        self._stand_ins.unlisted(dataset)
         for key in keys:
             if key not in self._sizes and key not in self._parts.listed:
                 self._losses.pop(key, None)
 
     def stand_in(self, dataset: str, key: Key) -> Key | None:
-        return None if key in self._sizes else self._lenders.stand_in(dataset, key)
+        return None if key in self._sizes else self._stand_ins.stand_in(dataset, key)
 
     def stood_in(self, hub: Key, wanted: Key) -> None:
         self._asked_for.add(wanted)
-        self._lenders.settled(wanted)
+        self._stand_ins.settled(wanted)
         self._miss(wanted)
 
     def pin(self, dataset: str, keys: Collection[Key]) -> Collection[Key]:
         changed = self._pins.replace(dataset, keys)
         for key in keys:
-            self._lenders.settled(key)
+            self._stand_ins.settled(key)
         return changed
 
     @property
@@ -254,10 +254,10 @@ class Impact(Guided):
         return self._needs_stand_in(key)
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
-        return self._lenders.drain_changes()
+        return self._stand_ins.drain_changes()
 
     def forget_told(self) -> None:
-        self._lenders.change_all()
+        self._stand_ins.change_all()
 
     def new_epoch(self) -> None:
         """A new list of H-samples; every L-member may stand in again."""
@@ -265,7 +265,7 @@ class Impact(Guided):
         self._reads = {high: reads / 2 for high, reads in self._reads.items()}
         self._used.clear()
         self._asked_for.clear()
-        self._lenders.clear()
+        self._stand_ins.clear()
         self._old, self._parts = self._parts, _Parts(self._highest())
         self._to_pass.extend(self._sizes)
         self._pass_members(PASSED_AT_ONCE)
@@ -285,7 +285,7 @@ class Impact(Guided):
             self._reads[key in self._parts.listed] += 1
         if key in self._parts.low:
             self._used.setdefault(key)
-            self._lenders.discard(key)
+            self._stand_ins.discard(key)
 
     def _miss(self, key: Key) -> None:
         self.missed_ids[key] = None
@@ -300,7 +300,7 @@ class Impact(Guided):
         if key in self._asked_for:
             self._used.setdefault(key)
         elif self._parts.listed:
-            self._lenders.add(key)
+            self._stand_ins.add(key)
 
     def _pass_members(self, count: int) -> None:
         for _ in range(min(count, len(self._to_pass))):

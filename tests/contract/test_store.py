@@ -294,7 +294,7 @@ class ContentMachine(RuleBasedStateMachine):
 
     @rule(capacity=st.integers(0, 3000))
     def resize(self, capacity: int) -> None:
-        # The keeper drops what is kept before it makes the budget smaller.
+        # The cache control drops what is kept before it makes the budget smaller.
         going = []
         for member in list(self.members.values()):
             if member.section != LANDING and self.bytes_in(False) > capacity:

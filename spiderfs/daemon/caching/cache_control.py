@@ -34,7 +34,7 @@ LANDING_MAX_BYTES = 64 << 20
 LANDING_FILES = 4
 
 
-class Keeper:
+class CacheControl:
     def __init__(self, content: Content, policy: str, large_share: float, counters: Counters) -> None:
         self._content = content
         self._counters = counters

@@ -24,7 +24,7 @@ from itertools import islice
 import trio
 
 from spiderfs.core.guided import Guided
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, Stale, StoreCorrupt, StoreDamaged
 from spiderfs.metrics import Counters
 from spiderfs.packages.format import (
@@ -86,7 +86,7 @@ class Packer:
 
     def __init__(
         self,
-        keeper: Keeper,
+        cache: CacheControl,
         catalogue: Catalogue,
         fetcher: Fetcher,
         client: SourceClient,
@@ -96,7 +96,7 @@ class Packer:
         directory: PackageDirectory,
         package_bytes: int = PACKAGE_BYTES,
     ) -> None:
-        self._keeper = keeper
+        self._cache = cache
         self._catalogue = catalogue
         self._fetcher = fetcher
         self._client = client
@@ -132,7 +132,7 @@ class Packer:
             nursery.start_soon(self._keep_loading)
 
     def _policy_has_a_use(self) -> bool:
-        policy = self._keeper.guided
+        policy = self._cache.guided
         return policy is not None and (policy.spare_bytes() > 0 or any(True for _ in policy.missed_samples()))
 
     # -- what there is
@@ -215,7 +215,7 @@ class Packer:
     async def _keep_packing(self) -> None:
         while self._may_write:
             await trio.sleep(COLLECT_PAUSE_S)
-            policy = self._keeper.guided
+            policy = self._cache.guided
             room = len(self._packages) < MAX_PACKAGES and len(self._packed) < MAX_PACKED
             if policy is not None and room:
                 self._collect(policy)
@@ -268,8 +268,8 @@ class Packer:
     async def _keep_loading(self) -> None:
         while True:
             await trio.sleep(PAUSE_S)
-            policy = self._keeper.guided
-            while policy is self._keeper.guided and policy is not None and self._client.reachable:
+            policy = self._cache.guided
+            while policy is self._cache.guided and policy is not None and self._client.reachable:
                 package = await self._best(policy)
                 if package is None:
                     break
@@ -304,7 +304,7 @@ class Packer:
 
     def _useful(self, policy: Guided, package: _Package) -> Iterator[int]:
         """The places of the samples that the policy would take, and has not been asked for."""
-        engine = self._keeper.engine
+        engine = self._cache.engine
         for place, inode in enumerate(package.inodes):
             if inode and inode not in engine.members and policy.refreshes(inode):
                 yield place
@@ -368,6 +368,6 @@ class Packer:
         with exit_if_corrupt():
             landed = await trio.to_thread.run_sync(self._content.land_all, records)
             inodes = [key.inode for (key, _), there in zip(records, landed, strict=True) if there]
-            self._keeper.place(*inodes)
-        members = self._keeper.engine.members
+            self._cache.place(*inodes)
+        members = self._cache.engine.members
         return sum(inode in members for inode in inodes)

@@ -8,7 +8,8 @@ worth fetching either. The number of fetches at a time follows what the source g
 readers the earlier deadline decides, so a slow one cannot hold up a fast one. Readers that wait for a file fetch it
 themselves, in their worker: a demand miss never queues behind what is fetched ahead.
 
-All state belongs to the manager's event loop. Samples that have arrived are handed to the keeper together, once a turn.
+All state belongs to the manager's event loop. Samples that have arrived are handed to the cache control
+together, once a turn.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from spiderfs.core.concurrency import Concurrency
 from spiderfs.core.events import FETCHED, UNSTORED
 from spiderfs.core.schedule import PlannedEpoch, PlannedReader
 from spiderfs.core.window import LEAST, Window
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SpiderfsError, Stale, StoreCorrupt
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceClient
@@ -67,7 +68,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        keeper: Keeper,
+        cache: CacheControl,
         catalogue: Catalogue,
         fetcher: Fetcher,
         client: SourceClient,
@@ -77,8 +78,8 @@ class Prefetcher:
         most_fetches: int,
         has_stand_in: Callable[[int], bool],
     ) -> None:
-        self._keeper = keeper
-        self._schedule = keeper.engine.schedule
+        self._cache = cache
+        self._schedule = cache.engine.schedule
         self._catalogue = catalogue
         self._fetcher = fetcher
         self._client = client
@@ -108,7 +109,7 @@ class Prefetcher:
                 try:
                     with exit_if_corrupt():
                         self._keep_arrived()
-                        self._keeper.expect(self.concurrency.limit if self._schedule.active else None)
+                        self._cache.expect(self.concurrency.limit if self._schedule.active else None)
                         if (
                             self._schedule.active
                             and self._client.reachable
@@ -123,7 +124,7 @@ class Prefetcher:
 
     def window(self, reader: PlannedReader) -> int:
         """Positions ahead of a reader that may be fetched now."""
-        engine = self._keeper.engine
+        engine = self._cache.engine
         ahead_s = max(AHEAD_S, AHEAD_LATENCIES * self.concurrency.latency_s)
         mean_bytes = engine.used_bytes / len(engine.members) if engine.members else 1.0
         cached = engine.budget_bytes / mean_bytes
@@ -137,7 +138,7 @@ class Prefetcher:
 
     def ready_ahead(self, reader: PlannedReader) -> int:
         """Samples that the reader could take one after the other now without waiting for the source."""
-        members = self._keeper.engine.members
+        members = self._cache.engine.members
         ready = 0
         for _, inode in islice(reader.coming(_AT_A_TIME), _AT_A_TIME):
             assert isinstance(inode, int)
@@ -188,9 +189,9 @@ class Prefetcher:
             _, inode, reader = min(waiting, key=lambda candidate: candidate[0])
             node = self._missing(inode)
             if node is not None:
-                if self._keeper.engine.would_keep(inode, node.stat.size):
+                if self._cache.engine.would_keep(inode, node.stat.size):
                     yield node
-                elif self._keeper.engine.could_keep(inode, node.stat.size):
+                elif self._cache.engine.could_keep(inode, node.stat.size):
                     return
             heads[reader] = next(readers[reader], None)
         self.wake()
@@ -203,7 +204,7 @@ class Prefetcher:
 
     def _missing(self, inode: int) -> Node | None:
         """The file, if it is one to be fetched."""
-        if not inode or inode in self._keeper.engine.members or inode in self.under_way or inode in self._failed:
+        if not inode or inode in self._cache.engine.members or inode in self.under_way or inode in self._failed:
             return None
         key = ContentKey(inode)
         if self._fetcher.stored(key) or self._fetcher.under_way(key) or self._has_stand_in(inode):
@@ -249,7 +250,7 @@ class Prefetcher:
     def _keep_arrived(self) -> None:
         if self._arrived:
             arrived, self._arrived = self._arrived, []
-            self._keeper.place(*arrived)
+            self._cache.place(*arrived)
 
 
 class _Cursor:

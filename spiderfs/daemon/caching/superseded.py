@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import trio
 
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SpiderfsError, Stale
 from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Content
@@ -35,11 +35,11 @@ _READ_WITHIN_S = 60.0
 
 class Superseded:
     def __init__(
-        self, catalogue: Catalogue, content: Content, keeper: Keeper, wall_clock: Callable[[], float] = time.time
+        self, catalogue: Catalogue, content: Content, cache: CacheControl, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self._catalogue = catalogue
         self._content = content
-        self._keeper = keeper
+        self._cache = cache
         self._now = wall_clock
         self._after = 0
 
@@ -58,7 +58,7 @@ class Superseded:
         inodes = self._catalogue.gone(self._after, _AT_A_TIME)
         self._after = inodes[-1] if len(inodes) == _AT_A_TIME else 0
         keys = {inode: self._content.keys(inode) for inode in inodes if not self._catalogue.is_current(inode)}
-        self._keeper.release([key for of_one in keys.values() for key in of_one])
+        self._cache.release([key for of_one in keys.values() for key in of_one])
         finished = [inode for inode in inodes if inode not in keys or not (keys[inode] or self._is_in_transit(inode))]
         if finished:
             await trio.to_thread.run_sync(self._catalogue.forget, finished)

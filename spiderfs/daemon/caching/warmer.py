@@ -30,7 +30,7 @@ _CONCURRENT = 8
 # Records looked at between two chances for other tasks.
 _AT_A_TIME = 1000
 
-# (inode, size, where, pid, block): the event that tells the keeper of a candidate
+# (inode, size, where, pid, block): the event that tells the cache control of a candidate
 Note = Callable[[int, int, int, int, int], None]
 
 

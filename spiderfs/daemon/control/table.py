@@ -92,7 +92,7 @@ class ControlTable:
 
     def _sections(self) -> dict[str, dict[str, int]]:
         usage = self._manager.content.usage()
-        engine = self._manager.keeper.engine
+        engine = self._manager.cache.engine
         return {
             LANDING: {"bytes": usage.landing_bytes, "entries": usage.landing_entries},
             **{
@@ -214,7 +214,7 @@ class ControlTable:
             some = list(islice(members, _AT_A_TIME))
             return some, self._manager.catalogue.paths(member.key.inode for member in some)
 
-        score = self._manager.keeper.score
+        score = self._manager.cache.score
         while (rows := await trio.to_thread.run_sync(read))[0]:
             yield b"".join(
                 b"%-12s %12d %10s %s%s\n"
@@ -285,7 +285,7 @@ class ControlTable:
         """How each planned reader and the fetches ahead of it are doing."""
         prefetcher = self._manager.prefetcher
         rows = []
-        for (trainer, name), reader in self._manager.keeper.engine.schedule.readers.items():
+        for (trainer, name), reader in self._manager.cache.engine.schedule.readers.items():
             ready = prefetcher.ready_ahead(reader)
             rows.append(
                 {
@@ -332,7 +332,7 @@ class ControlTable:
         return "".join(lines).encode(errors="surrogateescape")
 
     def _ratio(self) -> bytes:
-        elastic, policy = self._manager.guide.balance.elastic, self._manager.keeper.guided
+        elastic, policy = self._manager.guide.ratio.elastic, self._manager.cache.guided
         ratio = "none: the policy has no sections for it" if policy is None else f"{policy.ratio:.4f}"
         pinned = "no" if elastic.pinned is None else f"{elastic.pinned:g}"
         return (
@@ -344,7 +344,7 @@ class ControlTable:
         word = text.decode(errors="replace").strip()
         try:
             share = None if word == "auto" else float(word)
-            self._manager.guide.balance.pin(share)
+            self._manager.guide.ratio.pin(share)
         except ValueError as exc:
             raise ConfigError(f"{word}: write a share from 0 to 1, or auto") from exc
 

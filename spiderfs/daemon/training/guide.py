@@ -3,7 +3,7 @@
 One dataset per list of samples, by its content: the ranks of a distributed training share one, and a training that goes
 on after a restart finds its scores. Scoring runs in a thread, one batch at a time; everything else on the manager's
 event loop, where the engine lives. What was really served for a sample comes from the workers' events, through the
-ledger, so that a stand-in's embedding is never filed under the sample that it stood in for.
+served samples, so that a stand-in's embedding is never filed under the sample that it stood in for.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from spiderfs.core.events import Access
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
 from spiderfs.core.schedule import PlannedEpoch
-from spiderfs.core.served_samples import Ledger
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.core.served_samples import ServedSamples
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.dataset import Dataset, delete_older_scores, inodes_of, leave_out_contradictions
 from spiderfs.daemon.training.lists import Lists
 from spiderfs.daemon.training.pinboard import Pinboard
-from spiderfs.daemon.training.ratio import Balance
+from spiderfs.daemon.training.ratio import SectionRatio
 from spiderfs.daemon.training.trainer import SampleList, Trainer
 from spiderfs.linux.process_table import started_at
 from spiderfs.metrics import Counters
@@ -54,7 +54,7 @@ class Guide:
         catalogue: Catalogue,
         lister: Lister,
         records: Records,
-        keeper: Keeper,
+        cache: CacheControl,
         counters: Counters,
         trainers_file: Path,
         scores_directory: Path,
@@ -65,7 +65,7 @@ class Guide:
         self._catalogue = catalogue
         self._lister = lister
         self._records = records
-        self._keeper = keeper
+        self._cache = cache
         self._counters = counters
         self._trainers_file = trainers_file
         self._scores_directory = scores_directory
@@ -73,18 +73,18 @@ class Guide:
         self._trace_embeddings = options.trace_embeddings
         self._planned = planned
         self._follow_plans = options.plan
-        self._ledger = Ledger()
+        self._served_samples = ServedSamples()
         self._scoring = trio.CapacityLimiter(1)
         self._publishing = trio.Lock()
         self._numbers: dict[Trainer, int] = {}
         self._attached = 0
-        self._lists = Lists(keeper, records, self._scoring, self._publishing)
+        self._lists = Lists(cache, records, self._scoring, self._publishing)
         self._using = self._lists.using
         # The lists that a trainer teaches. One that only publishes plans is never given a stand-in.
         self._taught: set[tuple[Trainer, str]] = set()
         self.datasets = self._lists.datasets
-        self.balance = Balance(keeper, options)
-        self._pinboard = Pinboard(catalogue, keeper, trace)
+        self.ratio = SectionRatio(cache, options)
+        self._pinboard = Pinboard(catalogue, cache, trace)
         self._planning = False
         self._scorer_options = ScorerOptions(radius=options.radius)
 
@@ -93,7 +93,7 @@ class Guide:
         self._publish_trainers()
         self.withdraw_redirects()
         if state is not None:
-            self.balance.restore(state)
+            self.ratio.restore(state)
 
     # -- trainers
 
@@ -109,8 +109,8 @@ class Guide:
             log.warning("a trainer is of another pid namespace: it gets no stand-ins, see HOOK_PROTOCOL.md")
 
     async def detached(self, trainer: Trainer) -> None:
-        self._ledger.forget(self._numbers[trainer])
-        self._keeper.engine.unplan(self._numbers[trainer])
+        self._served_samples.forget(self._numbers[trainer])
+        self._cache.engine.unplan(self._numbers[trainer])
         del self._numbers[trainer]
         for key in [key for key in self._using if key[0] is trainer]:
             del self._using[key]
@@ -159,16 +159,16 @@ class Guide:
 
     async def _remember(self, dataset: Dataset) -> None:
         """Let the policy know the list; go on with the scores of an earlier training on the same, if there are any."""
-        name = self._keeper.engine.policy.scoring
+        name = self._cache.engine.policy.scoring
         await trio.to_thread.run_sync(dataset.remember, name, self._scorer_options, limiter=self._scoring)
         # By now it may be another policy's.
-        policy, scoring = self._keeper.guided, self.scoring_of(dataset)
+        policy, scoring = self._cache.guided, self.scoring_of(dataset)
         if policy is not None:
             policy.listed(dataset.digest, dataset.label_of)
         if policy is not None and scoring is not None:
             for inode, score in zip(dataset.keys, scoring.scores.tolist(), strict=True):
                 if inode:
-                    self._keeper.engine.scored(inode, score)
+                    self._cache.engine.scored(inode, score)
 
     async def policy_changed(self) -> None:
         """Tell a policy that was just chosen all scores there are of its kind, and readers its redirects alone."""
@@ -179,7 +179,7 @@ class Guide:
 
     def scoring_of(self, dataset: Dataset) -> Scoring | None:
         """What learns about a list for the policy there is now, once there was something to learn."""
-        return dataset.scorings.get(self._keeper.engine.policy.scoring)
+        return dataset.scorings.get(self._cache.engine.policy.scoring)
 
     # -- what training says
 
@@ -191,7 +191,7 @@ class Guide:
             self._publish_trainers()
         served: list[Key] = []
         for batch in batches:
-            served += self._ledger.arrived(self._numbers[trainer], dataset.inodes[batch.indices].tolist())
+            served += self._served_samples.arrived(self._numbers[trainer], dataset.inodes[batch.indices].tolist())
         all_places = np.array([dataset.place_of.get(inode, -1) for inode in served], np.int64)
         known = np.flatnonzero(all_places >= 0)
         if not len(known):
@@ -202,7 +202,7 @@ class Guide:
         embeddings = np.concatenate([batch.embeddings for batch in batches])[rows].astype(np.float32)
         given = [batch.losses for batch in batches if batch.losses is not None]
         losses = np.concatenate(given)[rows].astype(np.float32) if given else None
-        name = self._keeper.engine.policy.scoring
+        name = self._cache.engine.policy.scoring
         started = time.perf_counter()
         scored = await trio.to_thread.run_sync(
             lambda: dataset.scoring_for(name, embeddings.shape[1], self._scorer_options).batch(
@@ -212,7 +212,7 @@ class Guide:
         )
         dataset.scorings_made += 1
         dataset.scoring_s += time.perf_counter() - started
-        policy = self._keeper.guided
+        policy = self._cache.guided
         now = time.time()
         trace = self._trace()
         if trace and policy is not None:
@@ -224,7 +224,7 @@ class Guide:
         for place, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
             inode = int(dataset.inodes[place])
             if inode:
-                self._keeper.engine.scored(inode, score)
+                self._cache.engine.scored(inode, score)
                 if trace:
                     trace.score(now, inode, score)
         hub = scored.hub()
@@ -236,12 +236,12 @@ class Guide:
             if trace:
                 trace.hub(now, Hub(inode, dataset.digest, neighbours, distances), dataset.number)
             with exit_if_corrupt():
-                self._keeper.place(inode)
+                self._cache.place(inode)
         await self.publish_redirects()
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
-        self._ledger.forget(self._numbers[trainer])
-        self._keeper.engine.end_epoch(self._numbers[trainer], end.epoch)
+        self._served_samples.forget(self._numbers[trainer])
+        self._cache.engine.end_epoch(self._numbers[trainer], end.epoch)
         if trainer.rank != 0:
             return
         sigmas = []
@@ -251,11 +251,11 @@ class Guide:
             if scoring is not None:
                 await trio.to_thread.run_sync(scoring.new_epoch, limiter=self._scoring)
                 sigmas.append(scoring.sigma)
-        policy = self._keeper.guided
+        policy = self._cache.guided
         if policy is not None:
             policy.new_epoch()
         await self._pinboard.epoch_ended()
-        self.balance.epoch_ended(end.epoch, sigmas, end.accuracy)
+        self.ratio.epoch_ended(end.epoch, sigmas, end.accuracy)
         if trace := self._trace():
             for dataset in datasets:
                 trace.epoch(time.time(), dataset.number, end.accuracy)
@@ -273,22 +273,22 @@ class Guide:
         # Now, for the option may have changed meanwhile.
         if not self._follow_plans:
             return
-        self._keeper.engine.plan(self._numbers[trainer], samples.name, epoch, time.time(), plan.begun)
+        self._cache.engine.plan(self._numbers[trainer], samples.name, epoch, time.time(), plan.begun)
         self._follow_schedule()
         self._planned()
 
     def _follow_schedule(self) -> None:
         """Whether a plan is followed has a say in how the cache is shared."""
-        if self._keeper.engine.schedule.active != self._planning:
+        if self._cache.engine.schedule.active != self._planning:
             self._planning = not self._planning
-            self.balance.apply()
+            self.ratio.apply()
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         scoring = self.scoring_of(self._using[trainer, samples.name])
         return np.empty(0, np.float32) if scoring is None else scoring.to_draw_by()
 
     async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
-        members = self._keeper.engine.members
+        members = self._cache.engine.members
         return np.array([inode in members for inode in self._using[trainer, samples.name].inodes.tolist()], np.bool_)
 
     async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
@@ -307,26 +307,26 @@ class Guide:
         return 0
 
     def note(self, accesses: list[Access]) -> None:
-        """Keep the ledger, and let the policy know who stood in for whom."""
-        policy = self._keeper.guided
+        """Note what was served, and let the policy know who stood in for whom."""
+        policy = self._cache.guided
         for access in accesses:
             if access.trainer:
-                self._ledger.served(access.trainer, access.wanted, access.inode)
+                self._served_samples.note(access.trainer, access.wanted, access.inode)
             if access.wanted not in (0, access.inode) and policy is not None:
                 policy.stood_in(access.inode, access.wanted)
         self._follow_schedule()
 
     def change(self, options: Options) -> None:
         """Take over live options; the ratio follows at the end of the epoch."""
-        self.balance.change(options)
+        self.ratio.change(options)
         self._follow_plans = options.plan
         if not options.plan:
             for number in self._numbers.values():
-                self._keeper.engine.unplan(number)
+                self._cache.engine.unplan(number)
 
     def has_stand_in(self, inode: int) -> bool:
         """Whether readers of some list are given another file for this one while it is not cached."""
-        policy = self._keeper.guided
+        policy = self._cache.guided
         return policy is not None and any(policy.stand_in(digest, inode) is not None for digest in self.datasets)
 
     # -- redirects
@@ -335,8 +335,8 @@ class Guide:
         """Publish every redirect anew: hubs of an earlier mount belong to a dataset that has only now been declared."""
         async with self._publishing:
             self.withdraw_redirects()
-            if self._keeper.guided is not None:
-                self._keeper.guided.forget_told()
+            if self._cache.guided is not None:
+                self._cache.guided.forget_told()
         await self.publish_redirects()
 
     def withdraw_redirects(self) -> None:
@@ -353,7 +353,7 @@ class Guide:
                 await self._publish_redirects()
 
     async def _publish_redirects(self) -> None:
-        policy = self._keeper.guided
+        policy = self._cache.guided
         changes = policy.redirects_changed() if policy is not None else []
         if not changes:
             return

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import trio
 
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.dataset import Dataset
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.errors import ProtocolError
@@ -34,8 +34,10 @@ _MAX_NUMBER = 0xFFFF
 class Lists:
     """`scoring` is held by whoever uses a dataset's scorings, `publishing` by whoever writes redirects."""
 
-    def __init__(self, keeper: Keeper, records: Records, scoring: trio.CapacityLimiter, publishing: trio.Lock) -> None:
-        self._keeper = keeper
+    def __init__(
+        self, cache: CacheControl, records: Records, scoring: trio.CapacityLimiter, publishing: trio.Lock
+    ) -> None:
+        self._cache = cache
         self._records = records
         self._scoring = scoring
         self._publishing = publishing
@@ -104,7 +106,7 @@ class Lists:
         others = [other.place_of for other in self.datasets.values()]
         lonely = [inode for inode in dataset.place_of if not any(inode in places for places in others)]
         for first in range(0, len(lonely), _AT_A_TIME):
-            policy = self._keeper.guided
+            policy = self._cache.guided
             if policy is not None:
                 policy.forget_list(dataset.digest, lonely[first : first + _AT_A_TIME])
             await trio.lowlevel.checkpoint()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.core.policy import Key
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.dataset import Dataset
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.errors import Stale
@@ -30,9 +30,9 @@ _AT_A_TIME = 500
 
 
 class Pinboard:
-    def __init__(self, catalogue: Catalogue, keeper: Keeper, trace: Callable[[], TraceWriter | None]) -> None:
+    def __init__(self, catalogue: Catalogue, cache: CacheControl, trace: Callable[[], TraceWriter | None]) -> None:
         self._catalogue = catalogue
-        self._keeper = keeper
+        self._cache = cache
         self._trace = trace
         self._said: dict[tuple[Trainer, str], tuple[Dataset, list[int]]] = {}
         # Bytes that were passed on of each dataset, by its digest.
@@ -48,7 +48,7 @@ class Pinboard:
         if before is not None and before[0] is not dataset:
             await self._pass_on(before[0].digest, before[0].number)
         await self._pass_on(dataset.digest, dataset.number)
-        policy = self._keeper.guided
+        policy = self._cache.guided
         held = policy.pinned.get(dataset.digest, ()) if policy is not None else ()
         return sum(inode in held for inode in inodes)
 
@@ -60,7 +60,7 @@ class Pinboard:
 
     async def epoch_ended(self) -> None:
         """What nobody has said since the mount was made is no longer meant."""
-        policy = self._keeper.guided
+        policy = self._cache.guided
         meant = {dataset.digest for dataset, _ in self._said.values()}
         for digest in [] if policy is None else [digest for digest in policy.pinned if digest not in meant]:
             await self._pass_on(digest, 0)
@@ -73,10 +73,10 @@ class Pinboard:
     async def _pass_on(self, digest: str, number: int) -> None:
         """Let the policy know, the engine place what is there, and the trace have it; one at a time."""
         async with self._passing:
-            room = pinned_limit(self._keeper.engine.budget_bytes)
+            room = pinned_limit(self._cache.engine.budget_bytes)
             room -= sum(size for other, size in self._bytes.items() if other != digest)
             accepted, taken = await self._fitting(self._inodes_of(digest), room)
-            policy = self._keeper.guided
+            policy = self._cache.guided
             if policy is None:
                 return
             changed = list(policy.pin(digest, accepted))
@@ -112,5 +112,5 @@ class Pinboard:
     async def _place(self, changed: list[Key]) -> None:
         for first in range(0, len(changed), _AT_A_TIME):
             with exit_if_corrupt():
-                self._keeper.place(*(key for key in changed[first : first + _AT_A_TIME] if isinstance(key, int)))
+                self._cache.place(*(key for key in changed[first : first + _AT_A_TIME] if isinstance(key, int)))
             await trio.lowlevel.checkpoint()

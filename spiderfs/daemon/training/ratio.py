@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgpack
 
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.options.model import Options
 from spiderfs.policies.parts.elastic import Elastic, ElasticOptions
 from spiderfs.store.environment import exit_if_corrupt
@@ -18,9 +18,9 @@ from spiderfs.store.environment import exit_if_corrupt
 PLANNED_RATIO = 0.98
 
 
-class Balance:
-    def __init__(self, keeper: Keeper, options: Options) -> None:
-        self._keeper = keeper
+class SectionRatio:
+    def __init__(self, cache: CacheControl, options: Options) -> None:
+        self._cache = cache
         self.elastic = Elastic(_elastic_options(options))
         self._epochs = options.ratio_epochs
         self._only_late = options.substitute_when == "late"
@@ -56,16 +56,16 @@ class Balance:
 
     def apply(self) -> None:
         """Let the policy and the store follow: to be called when plans have come or gone, too."""
-        policy = self._keeper.guided
+        policy = self._cache.guided
         if policy is None:
             return
         ratio = self.elastic.ratio(self._epoch / self._epochs)
-        if self.elastic.pinned is None and self._only_late and self._keeper.engine.schedule.active:
+        if self.elastic.pinned is None and self._only_late and self._cache.engine.schedule.active:
             ratio = max(ratio, PLANNED_RATIO)
         if ratio != policy.ratio:
             policy.set_ratio(ratio)
             with exit_if_corrupt():
-                self._keeper.settle()
+                self._cache.settle()
 
 
 def _elastic_options(options: Options) -> ElasticOptions:

@@ -26,7 +26,7 @@ _LOOKED_AT = 8 * SAMPLES_EACH
 Change = tuple[str, Key, Key | None]
 
 
-class Lenders:
+class SingleUseStandIns:
     """`needs(key)` says of a sample whether it is one to stand in for."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Lenders:
         self._offered: dict[Key, list[tuple[str, Key]]] = {}
         self._idle: dict[Key, None] = {}
         self._idle_in: dict[tuple[str, int], OrderedDict[Key, None]] = {}
-        self._lender: dict[Key, dict[str, Key]] = {}
+        self._stand_ins_of: dict[Key, dict[str, Key]] = {}
         self._changes: dict[tuple[str, Key], Key | None] = {}
 
     def __len__(self) -> int:
@@ -94,10 +94,10 @@ class Lenders:
         self._waiting.pop(key, None)
         self._wake(key)
         for dataset, wanted in self._offered.pop(key, ()):
-            lenders = self._lender[wanted]
-            del lenders[dataset]
-            if not lenders:
-                del self._lender[wanted]
+            stand_ins = self._stand_ins_of[wanted]
+            del stand_ins[dataset]
+            if not stand_ins:
+                del self._stand_ins_of[wanted]
             self._changes[dataset, wanted] = None
             idle = self._idle_in.get((dataset, self._labels[dataset][wanted]))
             if idle:
@@ -107,13 +107,13 @@ class Lenders:
 
     def settled(self, key: Key) -> None:
         """This sample needs nobody any more: it came into the cache, or was read."""
-        for dataset, lender in self._lender.pop(key, {}).items():
-            rows = self._offered[lender]
+        for dataset, stand_in in self._stand_ins_of.pop(key, {}).items():
+            rows = self._offered[stand_in]
             rows.remove((dataset, key))
             self._changes[dataset, key] = None
             if not rows:
-                del self._offered[lender]
-                self._waiting[lender] = None
+                del self._offered[stand_in]
+                self._waiting[stand_in] = None
 
     def clear(self) -> None:
         """Forget all members."""
@@ -125,19 +125,19 @@ class Lenders:
 
     def stand_in(self, dataset: str, key: Key) -> Key | None:
         self._offer()
-        return self._lender.get(key, {}).get(dataset)
+        return self._stand_ins_of.get(key, {}).get(dataset)
 
     def drain_changes(self) -> list[Change]:
         """Dataset, sample and stand-in (None: no longer any) that have changed since the last call."""
         self._offer()
-        changes = [(dataset, key, lender) for (dataset, key), lender in self._changes.items()]
+        changes = [(dataset, key, stand_in) for (dataset, key), stand_in in self._changes.items()]
         self._changes.clear()
         return changes
 
     def change_all(self) -> None:
         """Let the next `drain_changes` name all."""
-        for key, lenders in self._lender.items():
-            self._changes.update({(dataset, key): lender for dataset, lender in lenders.items()})
+        for key, stand_ins in self._stand_ins_of.items():
+            self._changes.update({(dataset, key): stand_in for dataset, stand_in in stand_ins.items()})
 
     def _offer(self) -> None:
         """Offer those that wait, the first in first, as many as there is room for."""
@@ -152,7 +152,7 @@ class Lenders:
                 continue
             self._offered[key] = rows
             for dataset, wanted in rows:
-                self._lender.setdefault(wanted, {})[dataset] = key
+                self._stand_ins_of.setdefault(wanted, {})[dataset] = key
                 self._changes[dataset, wanted] = key
 
     def _in_need(self, dataset: str, label: int) -> list[tuple[str, Key]]:
@@ -160,7 +160,7 @@ class Lenders:
         begin = self._next.get((dataset, label), 0)
         for step in range(min(_LOOKED_AT, len(alike))):
             key = alike[(begin + step) % len(alike)]
-            if dataset not in self._lender.get(key, ()) and self._needs(key):
+            if dataset not in self._stand_ins_of.get(key, ()) and self._needs(key):
                 found.append((dataset, key))
                 if len(found) == self._samples_each:
                     break

@@ -1,4 +1,4 @@
-"""The serve ledger against a plain list of reads."""
+"""Served samples against a plain list of reads."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from spiderfs.core.served_samples import Ledger
+from spiderfs.core.served_samples import ServedSamples
 
 
 def test_first_served_is_first_to_arrive() -> None:
-    ledger = Ledger()
+    served_samples = ServedSamples()
     for served in (70, 7, 71):
-        ledger.served("one", 7, served)
-    ledger.served("two", 7, 99)
-    assert ledger.arrived("one", [7, 5, 7]) == [70, 5, 7]
-    assert ledger.arrived("two", [7, 7]) == [99, 7]
-    assert ledger.arrived("one", [7]) == [71]
-    assert ledger.on_the_way("one") == ledger.on_the_way("two") == ledger.on_the_way("nobody") == 0
+        served_samples.note("one", 7, served)
+    served_samples.note("two", 7, 99)
+    assert served_samples.arrived("one", [7, 5, 7]) == [70, 5, 7]
+    assert served_samples.arrived("two", [7, 7]) == [99, 7]
+    assert served_samples.arrived("one", [7]) == [71]
+    assert (
+        served_samples.on_the_way("one") == served_samples.on_the_way("two") == served_samples.on_the_way("nobody") == 0
+    )
 
 
 def test_an_abandoned_epoch_is_forgotten() -> None:
-    ledger = Ledger()
-    ledger.served("one", 7, 70)
-    ledger.forget("one")
-    ledger.forget("one")
-    ledger.served("one", 7, 71)
-    assert ledger.arrived("one", [7]) == [71]
+    served_samples = ServedSamples()
+    served_samples.note("one", 7, 70)
+    served_samples.forget("one")
+    served_samples.forget("one")
+    served_samples.note("one", 7, 71)
+    assert served_samples.arrived("one", [7]) == [71]
 
 
 def test_the_oldest_give_way() -> None:
-    ledger = Ledger(max_on_the_way=2)
+    served_samples = ServedSamples(max_on_the_way=2)
     for served in (70, 71, 72):
-        ledger.served("one", 7, served)
-    ledger.served("one", 8, 80)
-    assert (ledger.on_the_way("one"), ledger.forgotten) == (2, 2)
-    assert ledger.arrived("one", [7, 8, 7]) == [72, 80, 7]
+        served_samples.note("one", 7, served)
+    served_samples.note("one", 8, 80)
+    assert (served_samples.on_the_way("one"), served_samples.forgotten) == (2, 2)
+    assert served_samples.arrived("one", [7, 8, 7]) == [72, 80, 7]
 
 
 def test_a_ledger_needs_room() -> None:
     with pytest.raises(ValueError, match="room"):
-        Ledger(0)
+        ServedSamples(0)
 
 
 TRAINERS = st.sampled_from(["one", "two"])
@@ -52,7 +54,7 @@ ROOM = 7
 class LedgerAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(ROOM)
+        self.served_samples = ServedSamples(ROOM)
         self.model: dict[str, list[tuple[int, int]]] = {"one": [], "two": []}
         self.number = 100
 
@@ -60,7 +62,7 @@ class LedgerAgainstModel(RuleBasedStateMachine):
     def served(self, trainer: str, wanted: int) -> None:
         # Every read is served by another one: so that each is seen to come back exactly once.
         self.number += 1
-        self.ledger.served(trainer, wanted, self.number)
+        self.served_samples.note(trainer, wanted, self.number)
         self.model[trainer] = [*self.model[trainer], (wanted, self.number)][-ROOM:]
 
     @rule(trainer=TRAINERS, batch=st.lists(SAMPLES, max_size=4))
@@ -71,17 +73,17 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             if first is not None:
                 self.model[trainer].remove(first)
             expected.append(first[1] if first else wanted)
-        assert self.ledger.arrived(trainer, batch) == expected
+        assert self.served_samples.arrived(trainer, batch) == expected
 
     @rule(trainer=TRAINERS)
     def forget(self, trainer: str) -> None:
-        self.ledger.forget(trainer)
+        self.served_samples.forget(trainer)
         self.model[trainer] = []
 
     @invariant()
     def counts_agree(self) -> None:
         for trainer, reads in self.model.items():
-            assert self.ledger.on_the_way(trainer) == len(reads)
+            assert self.served_samples.on_the_way(trainer) == len(reads)
 
 
 TestLedgerAgainstModel = LedgerAgainstModel.TestCase
@@ -91,10 +93,10 @@ TestLedgerAgainstModel.settings = settings(
 
 
 def test_memory_follows_what_is_on_the_way() -> None:
-    ledger = Ledger()
-    ledger.served("one", "stays", "stays")
+    served_samples = ServedSamples()
+    served_samples.note("one", "stays", "stays")
     for number in range(1000):
-        ledger.served("one", number, number)
-        ledger.arrived("one", [number])
-    assert ledger.on_the_way("one") == 1
-    assert len(ledger._trainers["one"]._ages) < 100
+        served_samples.note("one", number, number)
+        served_samples.arrived("one", [number])
+    assert served_samples.on_the_way("one") == 1
+    assert len(served_samples._trainers["one"]._ages) < 100

@@ -17,7 +17,7 @@ from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
 from spiderfs.policies.parts.pins import PINNED, pinned_limit
-from spiderfs.policies.parts.single_use_stand_ins import SAMPLES_EACH, Lenders
+from spiderfs.policies.parts.single_use_stand_ins import SAMPLES_EACH, SingleUseStandIns
 from spiderfs.simulation.replay import replay
 
 SIZE = 10
@@ -277,33 +277,33 @@ class TestPins:
 
 class TestLenders:
     def test_offer_themselves_to_few_and_to_nobody_twice(self) -> None:
-        lenders = Lenders(lambda key: key >= 100)
-        lenders.listed("train", dict.fromkeys([1, 2, *range(100, 120)], 0))
+        stand_ins = SingleUseStandIns(lambda key: key >= 100)
+        stand_ins.listed("train", dict.fromkeys([1, 2, *range(100, 120)], 0))
         for key in (1, 2, 3):
-            lenders.add(key)
-        rows = lenders.drain_changes()
+            stand_ins.add(key)
+        rows = stand_ins.drain_changes()
         assert [lender for _, _, lender in rows] == [1] * SAMPLES_EACH + [2] * SAMPLES_EACH
         assert len({key for _, key, _ in rows}) == 2 * SAMPLES_EACH
-        assert len(lenders) == 3
+        assert len(stand_ins) == 3
 
     def test_wait_while_there_are_many(self) -> None:
-        lenders = Lenders(lambda key: key >= 100, samples_each=1, max_offered=2)
-        lenders.listed("train", dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
+        stand_ins = SingleUseStandIns(lambda key: key >= 100, samples_each=1, max_offered=2)
+        stand_ins.listed("train", dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
         for key in (1, 2, 3):
-            lenders.add(key)
-        assert [lenders.stand_in("train", key) for key in (100, 101, 102)] == [1, 2, None]
-        lenders.discard(1)
-        assert lenders.stand_in("train", 102) == 3
-        lenders.settled(101)
-        assert lenders.stand_in("train", 100) == 2
+            stand_ins.add(key)
+        assert [stand_ins.stand_in("train", key) for key in (100, 101, 102)] == [1, 2, None]
+        stand_ins.discard(1)
+        assert stand_ins.stand_in("train", 102) == 3
+        stand_ins.settled(101)
+        assert stand_ins.stand_in("train", 100) == 2
 
     def test_a_list_declared_anew_has_other_labels(self) -> None:
-        lenders = Lenders(lambda key: key >= 100)
-        lenders.listed("train", {1: 0, 100: 0, 101: 1})
-        lenders.add(1)
-        assert lenders.stand_in("train", 100) == 1
-        lenders.listed("train", {1: 1, 100: 0, 101: 1})
-        assert [lenders.stand_in("train", key) for key in (100, 101)] == [None, 1]
+        stand_ins = SingleUseStandIns(lambda key: key >= 100)
+        stand_ins.listed("train", {1: 0, 100: 0, 101: 1})
+        stand_ins.add(1)
+        assert stand_ins.stand_in("train", 100) == 1
+        stand_ins.listed("train", {1: 1, 100: 0, 101: 1})
+        assert [stand_ins.stand_in("train", key) for key in (100, 101)] == [None, 1]
 
 
 def test_losses_are_positive() -> None:

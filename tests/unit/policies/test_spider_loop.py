@@ -1,4 +1,4 @@
-"""Scorer, ledger, policy and engine together, as a training loop with a loader that reads ahead drives them."""
+"""Scorer, served samples, policy and engine together, as a training loop with a loader that reads ahead drives them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
-from spiderfs.core.served_samples import Ledger
+from spiderfs.core.served_samples import ServedSamples
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.parts.elastic import Elastic
 from spiderfs.policies.spider import HOMOPHILY, Spider
@@ -35,7 +35,7 @@ class Training:
         self.engine = Engine(self.policy, CACHED)
         self.lru = Engine(LRU(), CACHED)
         self.scorer = Scorer(self.labels, 16, ScorerOptions(neighbours=50))
-        self.ledger, self.elastic = Ledger(), Elastic()
+        self.served_samples, self.elastic = ServedSamples(), Elastic()
         self.on_the_way: deque[tuple[list[int], list[int]]] = deque()
         self.spider_hits = self.lru_hits = self.redirects = 0
 
@@ -52,11 +52,11 @@ class Training:
             self.redirects += 1
             given = hub
         self.engine.opened(given, 1)
-        self.ledger.served("trainer", wanted, given)
+        self.served_samples.note("trainer", wanted, given)
         return int(str(given)) - FIRST_INODE
 
     def train(self, wanted: list[int], given: list[int]) -> None:
-        arrived = self.ledger.arrived("trainer", [FIRST_INODE + sample for sample in wanted])
+        arrived = self.served_samples.arrived("trainer", [FIRST_INODE + sample for sample in wanted])
         served = [int(str(key)) - FIRST_INODE for key in arrived]
         assert served == given
         assert (self.labels[served] == self.labels[wanted]).all()
@@ -74,7 +74,7 @@ class Training:
         self.spider_hits = self.lru_hits = self.redirects = 0
         self.scorer.new_epoch()
         self.policy.new_epoch()
-        self.ledger.forget("trainer")
+        self.served_samples.forget("trainer")
         self.elastic.observe_sigma(self.scorer.sigma)
         self.policy.set_ratio(self.elastic.ratio(progress))
         self.engine.settle()
@@ -99,4 +99,4 @@ def test_a_training_loop() -> None:
     assert training.spider_hits > training.lru_hits
     assert training.spider_hits + training.redirects > 1.5 * training.lru_hits
     assert 0 < training.redirects <= 8 * training.engine.section_bytes[HOMOPHILY] + 8 * SAMPLES // BATCH
-    assert training.ledger.on_the_way("trainer") == 0
+    assert training.served_samples.on_the_way("trainer") == 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import StoreCorrupt, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.store import environment
@@ -324,7 +324,7 @@ def test_a_restart_with_100000_entries_takes_under_two_seconds(tmp_path: Path) -
     for inode in range(1, RESTART_ENTRIES + 1):
         content.land(ContentKey(inode), b"payload of %d" % inode)
     content.apply((), [Keep(ContentKey(inode), "samples", 1.0) for inode in range(1, RESTART_ENTRIES + 1)])
-    before = Keeper(content, "lru", 0.5, counters)
+    before = CacheControl(content, "lru", 0.5, counters)
     before.restore(1 << 30, None)
     state = before.saved_state()
     content.close()
@@ -335,12 +335,12 @@ def test_a_restart_with_100000_entries_takes_under_two_seconds(tmp_path: Path) -
         assert environment.claim(tmp_path) is None
         walked = time.perf_counter()
         content = LmdbContent(tmp_path / "content")
-        keeper = Keeper(content, "lru", 0.5, counters)
-        keeper.restore(1 << 30, state)
+        cache = CacheControl(content, "lru", 0.5, counters)
+        cache.restore(1 << 30, state)
         took_s = time.perf_counter() - started
         print(f"restart with {RESTART_ENTRIES} entries: {took_s:.2f} s, of which the walk {walked - started:.2f} s")
-        assert len(keeper.engine.members) == RESTART_ENTRIES
-        assert keeper.engine.used_bytes == content.usage().kept_bytes
+        assert len(cache.engine.members) == RESTART_ENTRIES
+        assert cache.engine.used_bytes == content.usage().kept_bytes
         content.close()
         if took_s < RESTART_MAX_S:
             break

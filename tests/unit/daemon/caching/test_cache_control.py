@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from spiderfs.core.engine import BLOCKS
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.schedule import PlannedEpoch
-from spiderfs.daemon.caching.cache_control import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, Keeper
+from spiderfs.daemon.caching.cache_control import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, CacheControl
 from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
@@ -33,14 +33,14 @@ class Harness:
     def __init__(self, policy: str = "lru", capacity: int = CAPACITY, content: MemoryContent | None = None) -> None:
         self.content = content or MemoryContent()
         self.counters = SharedCounters(1)
-        self.keeper = Keeper(self.content, policy, 0.5, self.counters.row(0))
-        self.keeper.restore(capacity, None)
+        self.cache = CacheControl(self.content, policy, 0.5, self.counters.row(0))
+        self.cache.restore(capacity, None)
 
     def fetched(self, *inodes: int, size: int = 500, block: int = 0) -> None:
-        """Land records and tell the keeper, one event each."""
+        """Land records and tell the cache, one event each."""
         for inode in inodes:
             landed = self.content.land(ContentKey(inode, block), bytes(size))
-            self.keeper.fold([event(inode, size, FETCHED if landed else REFUSED, block)])
+            self.cache.fold([event(inode, size, FETCHED if landed else REFUSED, block)])
 
     def kept(self, section: str | None = None) -> list[int]:
         """The inodes in a section, or in those that hold small files."""
@@ -61,10 +61,10 @@ class Harness:
             for member in self.content.members()
             if member.section != LANDING
         }
-        assert kept == {key: tuple(member) for key, member in self.keeper.engine.members.items()}
+        assert kept == {key: tuple(member) for key, member in self.cache.engine.members.items()}
         usage = self.content.usage()
         assert usage.used_bytes <= usage.capacity_bytes
-        assert usage.kept_bytes == self.keeper.engine.used_bytes
+        assert usage.kept_bytes == self.cache.engine.used_bytes
 
 
 class FullContent(MemoryContent):
@@ -92,20 +92,20 @@ def test_what_the_store_could_not_do_is_undone_and_can_be_tried_again() -> None:
     harness.fetched(*range(1, 16))
     before = harness.kept()
     for change in (
-        lambda: harness.keeper.set_capacity(3000),
-        lambda: harness.keeper.set_policy("spider"),
-        lambda: harness.keeper.evict([ContentKey(before[0])]),
+        lambda: harness.cache.set_capacity(3000),
+        lambda: harness.cache.set_policy("spider"),
+        lambda: harness.cache.evict([ContentKey(before[0])]),
     ):
         content.failing = 1
         with pytest.raises(StoreFull):
             change()
         assert harness.kept() == before
-        assert harness.keeper.engine.policy.name == "lru"
+        assert harness.cache.engine.policy.name == "lru"
         harness.check()
-    harness.keeper.set_capacity(3000)
+    harness.cache.set_capacity(3000)
     assert harness.content.usage().used_bytes <= 3000
     harness.check()
-    harness.keeper.set_policy("spider")
+    harness.cache.set_policy("spider")
     harness.check()
 
 
@@ -126,15 +126,15 @@ def test_blocks_go_into_their_own_section() -> None:
     harness.fetched(7, block=2)
     harness.check()
     assert harness.kept(BLOCKS) == [7]
-    assert harness.keeper.score(ContentKey(7, 2)) == 0.0
+    assert harness.cache.score(ContentKey(7, 2)) == 0.0
 
 
 def test_the_least_recently_used_leaves_when_there_is_no_room() -> None:
     harness = Harness()
-    budget = harness.keeper.engine.budget_bytes
+    budget = harness.cache.engine.budget_bytes
     fits = budget // 500
     harness.fetched(*range(1, fits + 1))
-    harness.keeper.fold([event(1, 500, HIT)])
+    harness.cache.fold([event(1, 500, HIT)])
     harness.fetched(100)
     harness.check()
     assert harness.kept() == [1, *range(3, fits + 1), 100]
@@ -143,21 +143,21 @@ def test_the_least_recently_used_leaves_when_there_is_no_room() -> None:
 
 def test_many_events_are_one_transaction_and_the_last_word_counts() -> None:
     harness = Harness(capacity=4000)
-    budget = harness.keeper.engine.budget_bytes
+    budget = harness.cache.engine.budget_bytes
     rows = []
     for inode in range(1, 20):
         harness.content.land(ContentKey(inode), bytes(1000))
         rows.append(event(inode, 1000))
-    # Landing pushed most of them out before the keeper came to them; of the others the last ones stay.
-    harness.keeper.fold(rows)
+    # Landing pushed most of them out before the cache control came to them; of the others the last ones stay.
+    harness.cache.fold(rows)
     harness.check()
     assert harness.kept() == [17, 18, 19]
-    assert harness.keeper.engine.used_bytes <= budget
+    assert harness.cache.engine.used_bytes <= budget
 
 
 def test_a_keep_that_comes_too_late_is_undone() -> None:
     harness = Harness()
-    harness.keeper.fold([event(1, 500), event(2, 500, HIT)])
+    harness.cache.fold([event(1, 500), event(2, 500, HIT)])
     harness.check()
     assert harness.kept() == []
     assert harness.counted("admitted", "landing_lost") == [0, 2]
@@ -167,15 +167,15 @@ def test_a_keep_that_comes_too_late_is_undone() -> None:
 
 def test_an_empty_file_is_no_candidate() -> None:
     harness = Harness()
-    harness.keeper.fold([event(1, 0, HIT)])
-    harness.keeper.fold([])
+    harness.cache.fold([event(1, 0, HIT)])
+    harness.cache.fold([])
     assert harness.counted("events_folded", "landing_lost") == [1, 0]
 
 
 def test_what_was_warmed_is_a_candidate() -> None:
     harness = Harness()
     harness.content.land(ContentKey(1), bytes(500))
-    harness.keeper.fold([event(1, 500, WARMED)])
+    harness.cache.fold([event(1, 500, WARMED)])
     assert harness.kept() == [1]
 
 
@@ -190,55 +190,55 @@ def test_a_file_that_landing_refused_enlarges_it() -> None:
     assert harness.content.land(ContentKey(200), bytes(900)), "the next reader finds room for it"
     assert CAPACITY - harness.content.usage().kept_bytes >= LANDING_FILES * 900
     evicted = harness.counted("evicted")
-    harness.keeper.fold([event(201, 900, REFUSED), event(202, 800, REFUSED)])
+    harness.cache.fold([event(201, 900, REFUSED), event(202, 800, REFUSED)])
     assert harness.counted("evicted") == evicted, "there is room enough now"
 
 
 def test_a_file_too_large_for_the_cache_changes_nothing() -> None:
     harness = Harness()
     harness.fetched(*range(1, 10))
-    harness.keeper.fold([event(200, CAPACITY // 2 + 1, REFUSED)])
+    harness.cache.fold([event(200, CAPACITY // 2 + 1, REFUSED)])
     assert harness.counted("evicted") == [0]
     harness.check()
 
 
 def test_landing_is_a_small_share_and_bounded() -> None:
-    assert Harness().keeper.engine.budget_bytes == CAPACITY - int(CAPACITY * LANDING_SHARE)
+    assert Harness().cache.engine.budget_bytes == CAPACITY - int(CAPACITY * LANDING_SHARE)
     large = Harness(capacity=1 << 40)
-    assert large.keeper.engine.budget_bytes == (1 << 40) - LANDING_MAX_BYTES
+    assert large.cache.engine.budget_bytes == (1 << 40) - LANDING_MAX_BYTES
 
 
 @pytest.mark.parametrize("policy", mountable_policies())
 def test_landing_needs_less_room_while_it_is_known_what_lands(policy: str) -> None:
     harness = Harness(policy, capacity=100_000)
     harness.fetched(*range(1, 300), size=500)
-    budget = harness.keeper.engine.budget_bytes
+    budget = harness.cache.engine.budget_bytes
     assert budget == 95_000
-    harness.keeper.expect(3)
+    harness.cache.expect(3)
     harness.check()
-    assert harness.keeper.engine.budget_bytes == 98_500
-    harness.keeper.expect(1_000_000)
-    assert harness.keeper.engine.budget_bytes == budget
-    harness.keeper.expect(3)
+    assert harness.cache.engine.budget_bytes == 98_500
+    harness.cache.expect(1_000_000)
+    assert harness.cache.engine.budget_bytes == budget
+    harness.cache.expect(3)
     harness.fetched(*range(300, 310), size=500)
     harness.check()
-    harness.keeper.expect(None)
+    harness.cache.expect(None)
     harness.check()
-    assert harness.keeper.engine.budget_bytes == budget
+    assert harness.cache.engine.budget_bytes == budget
     # However few, some of the largest size met find room.
-    harness.keeper.fold([event(999, 2000, REFUSED)])
-    harness.keeper.expect(1)
-    assert harness.keeper.engine.budget_bytes == 100_000 - LANDING_FILES * 2000
+    harness.cache.fold([event(999, 2000, REFUSED)])
+    harness.cache.expect(1)
+    assert harness.cache.engine.budget_bytes == 100_000 - LANDING_FILES * 2000
 
 
 def test_opening_a_large_file_is_a_step_of_the_plan_and_no_candidate() -> None:
     harness = Harness()
     order = np.array([0, 1, 2], np.uint32)
     epoch = PlannedEpoch(0, [11, 12, 13], {11: 0, 12: 1, 13: 2}, order)
-    harness.keeper.engine.plan(7, "train", epoch, 0.0)
+    harness.cache.engine.plan(7, "train", epoch, 0.0)
     opened = Access(1.0, 11, 11, 0, 0, 1, 7, OPENED)
-    harness.keeper.fold([opened])
-    (reader,) = harness.keeper.engine.schedule.believed
+    harness.cache.fold([opened])
+    (reader,) = harness.cache.engine.schedule.believed
     assert (reader.reached, reader.opens, reader.late) == (1, 1, 0)
     assert harness.counted("planned_opens", "planned_late", "admitted") == [1, 0, 0]
 
@@ -251,13 +251,13 @@ def test_a_smaller_capacity_evicts_down_to_it(policy: str) -> None:
     harness = Harness(policy)
     harness.fetched(*range(1, 18))
     harness.fetched(50, block=1)
-    harness.keeper.set_capacity(3000)
+    harness.cache.set_capacity(3000)
     harness.check()
     assert 0 < harness.content.usage().used_bytes <= 3000
-    harness.keeper.set_capacity(0)
+    harness.cache.set_capacity(0)
     harness.check()
     assert harness.content.usage().used_bytes == 0
-    harness.keeper.set_capacity(CAPACITY)
+    harness.cache.set_capacity(CAPACITY)
     harness.fetched(1, 2)
     harness.check()
     assert harness.kept() == [1, 2]
@@ -269,7 +269,7 @@ def test_another_policy_takes_over_what_is_cached() -> None:
     kept = harness.kept()
     harness.fetched(100)
     assert harness.kept() == kept, "minio evicts nothing"
-    harness.keeper.set_policy("lru")
+    harness.cache.set_policy("lru")
     assert harness.kept() == kept
     harness.fetched(101)
     harness.check()
@@ -282,7 +282,7 @@ def test_evicting_by_hand_drops_from_every_section() -> None:
     harness.fetched(3, block=1)
     harness.content.land(ContentKey(4), bytes(500))
     keys = [ContentKey(1), ContentKey(3, 1), ContentKey(4), ContentKey(99)]
-    assert harness.keeper.evict(keys) == 3
+    assert harness.cache.evict(keys) == 3
     harness.check()
     assert [member.key for member in harness.content.members()] == [ContentKey(2)]
 
@@ -295,16 +295,16 @@ def test_a_restart_knows_what_is_cached_and_in_which_order(policy: str) -> None:
     first = Harness(policy)
     first.fetched(*range(1, 10))
     first.fetched(50, block=1)
-    first.keeper.fold([event(2, 500, HIT), event(2, 500, HIT), event(1, 500, HIT)])
+    first.cache.fold([event(2, 500, HIT), event(2, 500, HIT), event(1, 500, HIT)])
     first.content.land(ContentKey(77), bytes(500))
-    state = first.keeper.saved_state()
-    order = list(first.keeper.engine.policy.eviction_order())
+    state = first.cache.saved_state()
+    order = list(first.cache.engine.policy.eviction_order())
 
     second = Harness(policy, content=first.content)
-    second.keeper.restore(CAPACITY, state)
+    second.cache.restore(CAPACITY, state)
     second.check()
     assert second.kept() == [*range(1, 10), 77], "what waited in landing is a candidate still"
-    again = [key for key in second.keeper.engine.policy.eviction_order() if key != 77]
+    again = [key for key in second.cache.engine.policy.eviction_order() if key != 77]
     assert again == order
 
 
@@ -319,9 +319,9 @@ def test_a_restart_with_a_smaller_capacity_evicts() -> None:
 def test_a_restart_under_another_policy_keeps_what_is_cached() -> None:
     first = Harness("lfu")
     first.fetched(*range(1, 10))
-    state = first.keeper.saved_state()
+    state = first.cache.saved_state()
     second = Harness("lru", content=first.content)
-    second.keeper.restore(CAPACITY, state)
+    second.cache.restore(CAPACITY, state)
     second.check()
     assert second.kept() == list(range(1, 10))
 
@@ -342,7 +342,7 @@ def test_a_state_that_cannot_be_read_begins_a_new_order(state: bytes, caplog: py
     first.fetched(1, 2)
     second = Harness(content=first.content)
     with caplog.at_level(logging.WARNING):
-        second.keeper.restore(CAPACITY, state)
+        second.cache.restore(CAPACITY, state)
     assert [record.message for record in caplog.records] == [
         "the order of the cached files could not be read: starting a new one"
     ]
@@ -353,15 +353,15 @@ def test_a_state_that_cannot_be_read_begins_a_new_order(state: bytes, caplog: py
 def test_taking_stock_when_the_store_holds_something_else(caplog: pytest.LogCaptureFixture) -> None:
     harness = Harness()
     harness.fetched(1, 2, 3)
-    harness.keeper.fold([event(2, 500, HIT)])
+    harness.cache.fold([event(2, 500, HIT)])
     with caplog.at_level(logging.WARNING):
-        harness.keeper.reconcile()
+        harness.cache.reconcile()
         assert caplog.records == []
         harness.content.apply([ContentKey(3)], ())
-        harness.keeper.reconcile()
+        harness.cache.reconcile()
     assert len(caplog.records) == 1
     harness.check()
-    assert list(harness.keeper.engine.policy.eviction_order()) == [1, 2], "the order is kept"
+    assert list(harness.cache.engine.policy.eviction_order()) == [1, 2], "the order is kept"
 
 
 # -- against the store, at random
@@ -390,31 +390,31 @@ class KeeperMachine(RuleBasedStateMachine):
 
     @rule()
     def fold(self) -> None:
-        self.harness.keeper.fold(self.waiting)
+        self.harness.cache.fold(self.waiting)
         self.waiting = []
         self.harness.check()
 
     @rule(capacity=st.integers(0, 8000))
     def resize(self, capacity: int) -> None:
         self.capacity = capacity
-        self.harness.keeper.set_capacity(capacity)
+        self.harness.cache.set_capacity(capacity)
         self.harness.check()
 
     @rule(policy=st.sampled_from(sorted(mountable_policies())))
     def switch(self, policy: str) -> None:
-        self.harness.keeper.set_policy(policy)
+        self.harness.cache.set_policy(policy)
         self.harness.check()
 
     @rule(inodes=st.lists(INODES, max_size=3), block=st.integers(0, 1))
     def evict(self, inodes: list[int], block: int) -> None:
-        self.harness.keeper.evict([ContentKey(inode, block) for inode in inodes])
+        self.harness.cache.evict([ContentKey(inode, block) for inode in inodes])
         self.harness.check()
 
     @rule(policy=st.sampled_from(sorted(mountable_policies())), saved=st.booleans())
     def restart(self, policy: str, saved: bool) -> None:
-        state = self.harness.keeper.saved_state() if saved else None
+        state = self.harness.cache.saved_state() if saved else None
         self.harness = Harness(policy, self.capacity, self.harness.content)
-        self.harness.keeper.restore(self.capacity, state)
+        self.harness.cache.restore(self.capacity, state)
         self.harness.check()
 
     @invariant()

@@ -12,7 +12,7 @@ import trio
 
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.daemon.caching import packer as packing
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.metrics import SharedCounters
 from spiderfs.packages.format import DIRECTORY, PackageDirectory, WithoutPackages, own_prefix, pack
@@ -58,12 +58,12 @@ class Harness:
             WithoutPackages(self.source), SourceLimits(attempts=1), rng=random.Random(1), on_event=lambda event: None
         )
         self.catalogue, self.content = Catalogue(MemoryRecords(TABLES)), MemoryContent()
-        self.keeper = Keeper(self.content, "impact", 0.5, row)
-        self.keeper.restore(20 * SIZE, None)
+        self.cache = CacheControl(self.content, "impact", 0.5, row)
+        self.cache.restore(20 * SIZE, None)
         self.lock = Interlock(root / "lock")
         fetcher = Fetcher(self.client, self.content, self.lock, Episode(root / "full"), row)
         self.packer = Packer(
-            self.keeper,
+            self.cache,
             self.catalogue,
             fetcher,
             self.client,
@@ -76,8 +76,8 @@ class Harness:
 
     @property
     def policy(self) -> Impact:
-        assert isinstance(self.keeper.engine.policy, Impact)
-        return self.keeper.engine.policy
+        assert isinstance(self.cache.engine.policy, Impact)
+        return self.cache.engine.policy
 
     @property
     def packages(self) -> list[Path]:
@@ -111,7 +111,7 @@ class Harness:
             here = self.content.has(ContentKey(inode))
             if not here:
                 self.content.land(ContentKey(inode), (self.root / f"train/{number:03d}").read_bytes())
-            self.keeper.fold(_events(inode, HIT if here else FETCHED))
+            self.cache.fold(_events(inode, HIT if here else FETCHED))
 
     def read_and_collect(self, *numbers: int) -> None:
         for number in numbers:
@@ -129,7 +129,7 @@ class Harness:
         return package is not None
 
     def cached(self) -> list[int]:
-        return [number for number in range(SAMPLES) if self.inode(number) in self.keeper.engine.members]
+        return [number for number in range(SAMPLES) if self.inode(number) in self.cache.engine.members]
 
 
 def _events(inode: int, where: int) -> list[Access]:
@@ -159,7 +159,7 @@ async def with_a_package(harness: Harness) -> None:
     harness.read_and_collect(*range(10))
     await harness.pack()
     assert len(harness.packages) == 1
-    harness.keeper.evict(ContentKey(harness.inode(number)) for number in range(10))
+    harness.cache.evict(ContentKey(harness.inode(number)) for number in range(10))
     harness.policy.new_epoch()
     harness.read(*range(10, 20))
 
@@ -180,7 +180,7 @@ def test_what_is_missed_is_packed_without_reading_it_again(tmp_path: Path) -> No
         assert [package.suffix for package in harness.packages] == [".package"]
         # What is missed again is in a package already.
         harness.policy.new_epoch()
-        harness.keeper.evict(ContentKey(harness.inode(number)) for number in range(10))
+        harness.cache.evict(ContentKey(harness.inode(number)) for number in range(10))
         harness.read_and_collect(*range(10))
         assert harness.packer._collected_bytes == 0
 
@@ -204,7 +204,7 @@ def test_one_read_brings_fresh_samples_with_their_bytes(tmp_path: Path) -> None:
         assert not await harness.load(), "there is nothing more to win"
         # They stand in for others, as long as nobody has read them.
         first, *others = map(harness.inode, fresh)
-        harness.keeper.evict([ContentKey(first)])
+        harness.cache.evict([ContentKey(first)])
         assert harness.policy.stand_in("train", first) in others
 
     run(tmp_path, test)
@@ -340,8 +340,8 @@ def test_what_is_mostly_not_packed_any_more_is_removed(tmp_path: Path) -> None:
 def test_another_policy_leaves_packages_alone(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await with_a_package(harness)
-        harness.keeper.set_policy("spider")
-        guided = harness.keeper.guided
+        harness.cache.set_policy("spider")
+        guided = harness.cache.guided
         assert guided is not None
         assert await harness.packer._best(guided) is None
         harness.packer._collect(guided)
@@ -388,7 +388,7 @@ def test_both_tasks_do_their_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                     await trio.sleep(0.005)
                 while not harness.packages:
                     await trio.sleep(0.005)
-                harness.keeper.evict(ContentKey(harness.inode(number)) for number in range(10))
+                harness.cache.evict(ContentKey(harness.inode(number)) for number in range(10))
                 harness.policy.new_epoch()
                 harness.read(*range(10, 20))
                 while not harness.count("packaged_samples"):

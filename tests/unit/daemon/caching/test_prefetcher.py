@@ -17,7 +17,7 @@ import trio.testing
 from spiderfs.core.events import HIT, REFUSED, Access
 from spiderfs.core.policy import Key
 from spiderfs.core.schedule import PROVEN_OPENS, PlannedEpoch, PlannedReader
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES, Prefetcher
 from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
 from spiderfs.metrics import SharedCounters
@@ -148,13 +148,13 @@ class Harness:
         self.interlock = Interlock(directory / "fetch.lock")
         self.fetcher = Elsewhere(self.client, self.content, self.interlock, Episode(directory / "full-disk"), row)
         self.fetcher._landing._thread = InPlace()  # type: ignore[assignment]
-        self.keeper = Keeper(self.content, policy, 0.5, row)
+        self.cache = CacheControl(self.content, policy, 0.5, row)
         # The engine leaves 5 % of the capacity to landing, or room for four files.
-        self.keeper.restore(max(-(-cached * SIZE * 20 // 19), (cached + 4) * SIZE if cached else 0), None)
-        self.keeper.fold(events(0, 1, SIZE, REFUSED, 0))
+        self.cache.restore(max(-(-cached * SIZE * 20 // 19), (cached + 4) * SIZE if cached else 0), None)
+        self.cache.fold(events(0, 1, SIZE, REFUSED, 0))
         self.stand_ins: set[int] = set()
         self.prefetcher = Prefetcher(
-            self.keeper,
+            self.cache,
             catalogue,
             self.fetcher,
             self.client,
@@ -180,12 +180,12 @@ class Harness:
     ) -> None:
         place_of: dict[Key, int] = {inode: place for place, inode in enumerate(self.inodes) if inode}
         made = PlannedEpoch(epoch, self.inodes, place_of, np.array(list(order), np.uint32))
-        self.keeper.engine.plan(trainer, "train", made, trio.current_time(), begun)
+        self.cache.engine.plan(trainer, "train", made, trio.current_time(), begun)
         self.reader(trainer).proven |= proven
         self.prefetcher.wake()
 
     def reader(self, trainer: int = TRAINER) -> PlannedReader:
-        return self.keeper.engine.schedule.readers[trainer, "train"]
+        return self.cache.engine.schedule.readers[trainer, "train"]
 
     def has_pace(self, trainer: int, pace_s: float) -> None:
         reader = self.reader(trainer)
@@ -197,7 +197,7 @@ class Harness:
         inode, size, where = self.inodes[number], self.sizes[number], HIT
         if not self.fetcher.stored(ContentKey(inode)):
             _, where = await self.fetcher.fetch(self.catalogue.node(inode))
-        self.keeper.fold(events(trio.current_time(), inode, size, where, trainer))
+        self.cache.fold(events(trio.current_time(), inode, size, where, trainer))
         self.prefetcher.wake()
         return where == HIT
 
@@ -368,7 +368,7 @@ def test_a_slow_reader_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
             nursery.start_soon(read_all, harness, 2, orders[2], 0.1)
             for _ in range(10):
                 await trio.sleep(0.5)
-                harness.keeper.engine.compare_paces(trio.current_time())
+                harness.cache.engine.compare_paces(trio.current_time())
 
     run(tmp_path, test, files=2000, cached=400)
     assert sum(hits[1][200:]) > 0.98 * len(hits[1][200:])
@@ -383,7 +383,7 @@ def test_the_next_epoch_is_brought_before_it_begins(tmp_path: Path) -> None:
             await harness.read(number)
             await trio.sleep(0.02)
         await trio.sleep(2)
-        harness.keeper.engine.end_epoch(TRAINER, 0)
+        harness.cache.engine.end_epoch(TRAINER, 0)
         assert {100, 101, 102} <= harness.kept
         harness.plan(range(100, 200), epoch=1)
         hits = [await harness.read(number) for number in range(100, 110)]
@@ -431,7 +431,7 @@ def test_who_leaves_is_fetched_for_no_more(tmp_path: Path) -> None:
         harness.client.line_s = 0.1
         harness.plan(range(100))
         await trio.sleep(1)
-        harness.keeper.engine.unplan(TRAINER)
+        harness.cache.engine.unplan(TRAINER)
         under_way = len(harness.prefetcher.under_way)
         before = len(harness.fetched)
         await trio.sleep(60)
@@ -448,7 +448,7 @@ def test_a_plan_that_is_not_followed_is_not_fetched_for(tmp_path: Path) -> None:
         for number in rng.sample(range(1500), 400):
             await harness.read(number)
         await trio.sleep(1)
-        assert not harness.keeper.engine.schedule.active
+        assert not harness.cache.engine.schedule.active
         before = len(harness.fetched)
         await trio.sleep(60)
         assert len(harness.fetched) == before

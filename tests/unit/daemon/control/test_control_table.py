@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control.table import ControlTable
 from spiderfs.errors import NotFound
 from spiderfs.metrics import SharedCounters
@@ -47,7 +47,7 @@ class Harness:
             content=self.content,
             records=self.records,
             catalogue=catalogue,
-            keeper=Keeper(self.content, "spider", 0.5, SharedCounters(1).row(0)),
+            cache=CacheControl(self.content, "spider", 0.5, SharedCounters(1).row(0)),
             guide=self.guide,
         )
 

@@ -17,7 +17,7 @@ import trio.testing
 
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.hints import Pinning
-from spiderfs.daemon.caching.cache_control import Keeper
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.dataset import KEPT_LISTS, Dataset
 from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.lists import GRACE_S
@@ -53,8 +53,8 @@ class Harness:
         client = SourceClient(self.source, SourceLimits(), rng=random.Random(1), on_event=lambda event: None)
         counters = SharedCounters(1).row(0)
         self.records, self.content = records, MemoryContent()
-        self.keeper = Keeper(self.content, policy, 0.5, counters)
-        self.keeper.restore(10 * SIZE, None)
+        self.cache = CacheControl(self.content, policy, 0.5, counters)
+        self.cache.restore(10 * SIZE, None)
         self.trainers_file = directory / "trainers"
         source, point = directory / "source", directory / "point"
         source.mkdir()
@@ -65,7 +65,7 @@ class Harness:
             catalogue,
             Lister(catalogue, client),
             records,
-            self.keeper,
+            self.cache,
             counters,
             self.trainers_file,
             directory / "scores",
@@ -90,7 +90,7 @@ class Harness:
         """A batch in which samples of all labels lie so close together that only labels tell them apart."""
         for index in indices:
             self.content.land(ContentKey(self.inodes[index]), bytes(SIZE))
-            self.keeper.fold(_events(self.inodes[index]))
+            self.cache.fold(_events(self.inodes[index]))
         vectors = (np.ones((len(indices), 8)) + 0.1 * rng.standard_normal((len(indices), 8))).astype(np.float16)
         made = Batch(self.list.name, 0, 0, np.array(indices, np.uint32), vectors, losses)
         await self.guide.learn(self.trainer, self.list, [made])
@@ -198,7 +198,7 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path) -> No
 def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        harness.guide.balance.pin(0.5)
+        harness.guide.ratio.pin(0.5)
         rng, seen = np.random.default_rng(3), 0
         label = dict(zip(harness.inodes, harness.list.labels.tolist(), strict=True))
         for epoch in range(4):
@@ -207,7 +207,7 @@ def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
                 rows = redirect_rows(harness.records)
                 seen += len(rows)
                 assert all(dataset == 1 and label[wanted] == label[given] for wanted, dataset, given in rows)
-                members = harness.keeper.engine.members
+                members = harness.cache.engine.members
                 assert all(given in members and wanted not in members for wanted, _, given in rows)
             await harness.guide.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
         assert seen > 0
@@ -248,16 +248,16 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
 def test_a_ratio_can_be_pinned_and_let_go(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        policy = harness.keeper.guided
+        policy = harness.cache.guided
         assert policy is not None
-        harness.guide.balance.pin(0.25)
+        harness.guide.ratio.pin(0.25)
         await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert policy.ratio == 0.25
-        harness.guide.balance.pin(None)
+        harness.guide.ratio.pin(None)
         await harness.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
         assert policy.ratio == 0.9
         with pytest.raises(ValueError, match="between 0 and 1"):
-            harness.guide.balance.pin(1.5)
+            harness.guide.ratio.pin(1.5)
 
     run(tmp_path, test)
 
@@ -270,7 +270,7 @@ def test_losses_are_filed_under_what_was_served(tmp_path: Path) -> None:
         await harness.declare()
         harness.guide.note([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
         await harness.batch(np.random.default_rng(1), [3, 4, 5, 6], LOSSES)
-        score = harness.keeper.engine.score
+        score = harness.cache.engine.score
         assert [score(harness.inodes[index]) for index in (3, 7, 5, 6, 4)] == pytest.approx(
             [np.log(10), np.log(13), np.log(12), np.log(11), 0]
         )
@@ -282,7 +282,7 @@ def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path
     async def test(harness: Harness) -> None:
         await harness.declare()
         await harness.batch(np.random.default_rng(1), [3, 4])
-        assert [harness.keeper.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
+        assert [harness.cache.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
         (dataset,) = harness.guide.datasets.values()
         scoring = harness.guide.scoring_of(dataset)
         assert scoring is not None
@@ -297,7 +297,7 @@ def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path
 def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         async def change(name: str) -> None:
-            harness.keeper.set_policy(name)
+            harness.cache.set_policy(name)
             await harness.guide.policy_changed()
 
         await harness.declare()
@@ -307,18 +307,18 @@ def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path:
         await change("spider")
         assert len(await harness.guide.scores(harness.trainer, harness.list)) == 0
         await harness.batch(rng, list(range(16)))
-        assert harness.keeper.engine.score(harness.inodes[4]) not in (0, ranks[4])
+        assert harness.cache.engine.score(harness.inodes[4]) not in (0, ranks[4])
         await change("shade")
         assert (await harness.guide.scores(harness.trainer, harness.list)).tolist() == ranks.tolist()
-        assert harness.keeper.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
+        assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
         # All that was learned is there after a remount, whichever policy is the first to ask.
         harness.guide.save()
         (dataset,) = harness.guide.datasets.values()
         dataset.scorings.clear()
         await change("spider")
-        assert harness.keeper.engine.score(harness.inodes[4]) > 0
+        assert harness.cache.engine.score(harness.inodes[4]) > 0
         await change("shade")
-        assert harness.keeper.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
+        assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
 
     run(tmp_path, test, "shade")
 
@@ -346,7 +346,7 @@ def test_scores_of_lists_long_unused_are_deleted(tmp_path: Path) -> None:
 
 
 def known_scores(harness: Harness, inodes: list[int]) -> int:
-    return sum(harness.keeper.engine.score(inode) > 0 for inode in inodes)
+    return sum(harness.cache.engine.score(inode) > 0 for inode in inodes)
 
 
 @pytest.mark.parametrize("policy", ["spider", "shade", "impact"])
@@ -357,8 +357,8 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
         await harness.declare()
         inodes, digest = harness.inodes, next(iter(harness.guide.datasets))
         await harness.batch(np.random.default_rng(1), list(range(30)), np.ones(30, np.float16))
-        scores = [harness.keeper.engine.score(inode) for inode in inodes[:30]]
-        members = set(harness.keeper.engine.members)
+        scores = [harness.cache.engine.score(inode) for inode in inodes[:30]]
+        members = set(harness.cache.engine.members)
         assert known_scores(harness, inodes) > len(members)
         clock.jump(10 * GRACE_S)
         await harness.guide.let_go()
@@ -385,11 +385,11 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
         assert harness.guide.datasets == {}
         assert redirect_rows(harness.records) == []
         assert known_scores(harness, inodes) <= len(members)
-        assert set(harness.keeper.engine.members) == members
+        assert set(harness.cache.engine.members) == members
         # And finds what was learned when it is declared anew, under its old number.
         await harness.declare()
         assert [dataset.number for dataset in harness.guide.datasets.values()] == [1]
-        assert [harness.keeper.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
+        assert [harness.cache.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
 
     async def main() -> None:
         await test(Harness(tmp_path, policy))
@@ -483,7 +483,7 @@ def planned(order: list[int], epoch: int = 0, position: int = 0, begun: bool = T
 def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        schedule = harness.keeper.engine.schedule
+        schedule = harness.cache.engine.schedule
         await harness.guide.plan(harness.trainer, harness.list, planned([5, 3, 5, 9]))
         await harness.guide.plan(harness.trainer, harness.list, planned([7, 3], 1, begun=False))
         (reader,) = schedule.believed
@@ -493,10 +493,10 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
         assert uses[5] < uses[3] < uses[9] < uses[7]  # type: ignore[operator]
         # The events of its own process tree count, under the number that it was attached by.
         inode = harness.inodes[5]
-        harness.keeper.fold([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
+        harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
         assert reader.reached == 1
         assert uses[3] < schedule.next_use_s(inode) < uses[9]  # type: ignore[operator]
-        harness.keeper.fold([Access(1.0, inode, inode, SIZE, 0, 1, 2, HIT)])
+        harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 2, HIT)])
         assert reader.reached == 1
         await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert schedule.next_use_s(harness.inodes[9]) is None
@@ -512,8 +512,8 @@ def test_an_open_of_a_stand_in_uses_up_what_was_asked_for(tmp_path: Path) -> Non
         await harness.declare()
         await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
         wanted, given = harness.inodes[5], harness.inodes[3]
-        harness.keeper.fold([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
-        schedule = harness.keeper.engine.schedule
+        harness.cache.fold([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
+        schedule = harness.cache.engine.schedule
         assert [schedule.next_use_s(inode) is None for inode in (wanted, given)] == [True, False]
 
     run(tmp_path, test)
@@ -524,7 +524,7 @@ def test_a_file_that_is_listed_twice_is_read_twice(tmp_path: Path) -> None:
         harness.list = listed([b"train/001", b"train/002", b"train/003", b"train/001"])
         await harness.declare()
         await harness.guide.plan(harness.trainer, harness.list, planned([0, 1, 3, 2]))
-        (reader,) = harness.keeper.engine.schedule.believed
+        (reader,) = harness.cache.engine.schedule.believed
         inode = harness.inodes[0]
         assert inode == harness.inodes[3]
         assert [position for position, key in reader.coming(4) if key == inode] == [0, 2]
@@ -539,7 +539,7 @@ def test_a_file_that_is_listed_twice_is_read_twice(tmp_path: Path) -> None:
 def test_plans_are_not_acted_on_while_the_option_is_off(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        schedule = harness.keeper.engine.schedule
+        schedule = harness.cache.engine.schedule
         await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
         assert schedule.active
         harness.guide.change(harness.options.changed("plan", "off"))
@@ -563,7 +563,7 @@ def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCapt
         await harness.guide.detached(harness.trainer)
         assert published_trainers(harness.trainers_file) == [], "rather nobody than who has left"
         harness.guide.begin(None)
-        assert harness.keeper.engine.schedule.readers == {}
+        assert harness.cache.engine.schedule.readers == {}
 
     run(tmp_path, test)
     assert [record.getMessage() for record in caplog.records] == [
@@ -579,7 +579,7 @@ def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:
         await harness.guide.samples(other, harness.list)
         await harness.guide.plan(harness.trainer, harness.list, planned([1, 2]))
         await harness.guide.plan(other, harness.list, planned([8, 9]))
-        schedule = harness.keeper.engine.schedule
+        schedule = harness.cache.engine.schedule
         assert sorted(schedule.readers) == [(1, "train"), (2, "train")]
         # A rank that is not the first ends its own epoch too.
         await harness.guide.epoch_end(other, EpochEnd(0, 0.5))
@@ -625,7 +625,7 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
 
 def pinned(harness: Harness) -> list[int]:
     """The samples whose files are in that section, by their places in the list."""
-    members = harness.keeper.engine.members
+    members = harness.cache.engine.members
     return [
         place for place, inode in enumerate(harness.inodes) if inode in members and members[inode].section == PINNED
     ]
@@ -657,7 +657,7 @@ def test_pins_end_with_the_trainer_and_with_the_policy(tmp_path: Path) -> None:
         await harness.declare()
         await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
         await said(harness, 5, 4)
-        harness.keeper.set_policy("icache")
+        harness.cache.set_policy("icache")
         await harness.guide.policy_changed()
         assert pinned(harness) == []
         await said(harness, 5, 4)
@@ -674,9 +674,9 @@ def test_pins_of_an_earlier_mount_last_for_an_epoch(tmp_path: Path) -> None:
         await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
         # A new mount leaves more room for landing.
         await said(harness, 5)
-        again = Keeper(harness.content, "impact", 0.5, SharedCounters(1).row(0))
-        again.restore(10 * SIZE, harness.keeper.saved_state())
-        harness.keeper.engine = again.engine
+        again = CacheControl(harness.content, "impact", 0.5, SharedCounters(1).row(0))
+        again.restore(10 * SIZE, harness.cache.saved_state())
+        harness.cache.engine = again.engine
         await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert pinned(harness) == [5], "it was said in this epoch"
         # A trainer whose manager was another one.

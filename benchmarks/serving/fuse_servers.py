@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import pyfuse3
 import trio
 
-from benchmarks.serving.bare import Bare, bare_filesystem
+from benchmarks.serving.bare import bare_on_disk
 from spiderfs.daemon.worker import keep_freed_memory
 from spiderfs.errors import SpiderfsError
 from spiderfs.fuse import session, wire
@@ -36,6 +36,7 @@ from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source
+from spiderfs.testing import Bare
 from spiderfs.vfs.filesystem import Attributes, Caller, Entry
 
 T = TypeVar("T")
@@ -244,7 +245,7 @@ async def run(server: str, root: str, mountpoint: Path, place: Path, latency_ms:
     source: Source = LocalSource(root)
     if latency_ms:
         source = SlowSource(source, FaultState.create(place / "faults", latency_ms=latency_ms))
-    async with bare_filesystem(source, place) as bare:
+    async with bare_on_disk(source, place) as bare:
         await SERVERS[server](bare, root, mountpoint)
 
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.sources import write
-from benchmarks.serving.bare import Bare, bare_filesystem
+from benchmarks.serving.bare import bare_on_disk
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
@@ -33,8 +33,8 @@ from spiderfs.fuse.wire import Opcode
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.local import LocalSource
-from spiderfs.store.content import LmdbContent
-from spiderfs.store.store import ContentKey
+from spiderfs.store.store import Content, ContentKey
+from spiderfs.testing import Bare
 from spiderfs.vfs.filesystem import Caller
 
 FILES = 1000
@@ -47,7 +47,7 @@ TARGETS = {"store: is it there": 10.0, "catalogue: what is it": 10.0, "who asks,
 class Asked:
     """Parts of the request path, each a function of an inode."""
 
-    def __init__(self, operations: Operations, content: LmdbContent, inodes: list[int], rounds: int) -> None:
+    def __init__(self, operations: Operations, content: Content, inodes: list[int], rounds: int) -> None:
         self.handlers = operations.handlers()
         self.content = content
         self.inodes = inodes
@@ -85,7 +85,7 @@ async def measure(directory: Path, rounds: int) -> dict[str, float]:
     names = [b"%04d" % number for number in range(FILES)]
     for name in names:
         write(source_root / os.fsdecode(name), os.urandom(FILE_BYTES))
-    async with bare_filesystem(LocalSource(os.fspath(source_root)), directory / "cache") as bare:
+    async with bare_on_disk(LocalSource(os.fspath(source_root)), directory / "cache") as bare:
         root = await bare.lister.root()
         await bare.lister.complete(root, 1.0)
         entries = {entry.name: entry.inode for entry in bare.catalogue.entries(root.inode, 0, FILES)}

@@ -19,27 +19,19 @@ import pytest
 import trio
 from mounting import Mounted, eventually, mounted
 
-from spiderfs.errors import NotFound, SpiderfsError
+from spiderfs.errors import SpiderfsError
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
-from spiderfs.metrics import SharedCounters
-from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.memory import MemoryContent, MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Content, Records
-from spiderfs.testing import FakeKernel
-from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
-from spiderfs.vfs.control_files import Control
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
-from spiderfs.vfs.filesystem import Caller, Filesystem, Settings
-from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.pending_reads import PendingReads
+from spiderfs.testing import FakeKernel, bare_filesystem
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.filesystem import Caller, Settings
 from spiderfs.vfs.permissions import Ownership
-from spiderfs.vfs.read_ahead import ReadAhead
-from spiderfs.vfs.redirects import Redirects
 
 NOT_UTF8 = b"caf\xe9-\xff.bin"
 LONGEST_NAME = b"n" * 255
@@ -100,7 +92,6 @@ class Plain:
 
     async def _live(self) -> None:
         self._token, self._end = trio.lowlevel.current_trio_token(), trio.Event()
-        counters = SharedCounters(1).row(0)
         content: Content
         records: Records
         if self._store == "lmdb":
@@ -110,36 +101,15 @@ class Plain:
             content, records = MemoryContent(), MemoryRecords(TABLES)
         content.set_capacity(CAPACITY_BYTES)
         source = LocalSource(os.fspath(self._root))
-        client = SourceClient(source, SourceLimits(), rng=Random(0), on_event=counters.add)
-        catalogue = Catalogue(records)
-        lister = Lister(catalogue, client)
-        interlock = Interlock(self._place / "fetch.lock")
-        fetcher = Fetcher(client, content, interlock, Episode(self._place / "full-disk"), counters)
-        async with trio.open_nursery() as nursery:
-            self._content = content
-            self._fs = Filesystem(
-                catalogue=catalogue,
-                content=content,
-                client=client,
-                lister=lister,
-                fetcher=fetcher,
-                read_ahead=ReadAhead(nursery, fetcher, counters, 8),
-                redirects=Redirects(records, PendingReads()),
-                brought=PendingReads(),
-                control=Control(_NoManager(), self._place, os.getuid()),
-                events=_Unheard(),
-                counters=counters,
-                settings=self._settings,
-            )
-            self._operations = Operations(self._fs, counters, FakeKernel().push, Handles(sole=False))
-            await lister.root()
+        self._content = content
+        async with bare_filesystem(source, content, records, self._place, settings=self._settings) as bare:
+            self._fs = bare.filesystem
+            self._operations = Operations(bare.filesystem, bare.counters, FakeKernel().push, Handles(sole=False))
             self._ready.set()
             await self._end.wait()
-            nursery.cancel_scope.cancel()
         content.close()
         records.close()
         source.close()
-        interlock.close()
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         async def call() -> Any:
@@ -332,21 +302,6 @@ CHANGES = (
     "setxattr",
     "removexattr",
 )
-
-
-class _Unheard:
-    def note(
-        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
-    ) -> None:
-        pass
-
-
-class _NoManager:
-    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
-        raise NotFound(name)
-
-    async def apply(self, name: str, text: bytes) -> None:
-        raise NotFound(name)
 
 
 def _words(*values: int) -> memoryview:

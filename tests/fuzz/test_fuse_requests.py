@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import random
 import socket
 import stat
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 from fuzzing import examples, integers, packed
@@ -21,29 +20,17 @@ from spiderfs.fuse import session, wire
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.wire import Opcode
-from spiderfs.metrics import SharedCounters
-from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.metrics import Counters
+from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.memory import MemorySource
 from spiderfs.store.memory import MemoryContent, MemoryRecords
-from spiderfs.testing import FakeKernel
-from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
-from spiderfs.vfs.control_files import CONTROL_INODE, Control
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.testing import FakeKernel, bare_filesystem
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.control_files import CONTROL_INODE
 from spiderfs.vfs.filesystem import Caller, Filesystem, Settings
-from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.pending_reads import PendingReads
-from spiderfs.vfs.read_ahead import ReadAhead
-from spiderfs.vfs.redirects import Redirects
 
 CONTENT = bytes(range(256)) * 40
 PATIENCE_S = 20.0
-
-
-class _Unheard:
-    def note(
-        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
-    ) -> None:
-        pass
 
 
 class _Manager:
@@ -63,54 +50,33 @@ def _source() -> MemorySource:
     return source
 
 
-class Served:
-    """Everything that answers requests, over a source and a store in memory."""
-
-    def __init__(self, nursery: trio.Nursery, place: Path) -> None:
-        self.counters = SharedCounters(1).row(0)
-        content, records = MemoryContent(), MemoryRecords(TABLES)
-        content.set_capacity(1 << 20)
-        limits = SourceLimits(attempts=1)
-        client = SourceClient(_source(), limits, rng=random.Random(0), on_event=self.counters.add)
-        self.catalogue = Catalogue(records)
-        self.lister = Lister(self.catalogue, client)
-        self.interlock = Interlock(place / "lock")
-        self.fetcher = Fetcher(client, content, self.interlock, Episode(place / "full"), self.counters)
-        self.filesystem = Filesystem(
-            catalogue=self.catalogue,
-            content=content,
-            client=client,
-            lister=self.lister,
-            fetcher=self.fetcher,
-            read_ahead=ReadAhead(nursery, self.fetcher, self.counters, 2),
-            redirects=Redirects(records, PendingReads()),
-            brought=PendingReads(),
-            control=Control(_Manager(), place, os.getuid()),
-            events=_Unheard(),
-            counters=self.counters,
-            settings=Settings(sample_max_bytes=1 << 16),
-        )
-        self.operations = Operations(self.filesystem, self.counters, FakeKernel().push, Handles(sole=False))
-
-    async def inodes(self) -> list[int]:
-        """Those of all that there is."""
-        await self.lister.root()
-        found = [ROOT_INODE, CONTROL_INODE, CONTROL_INODE + 1, CONTROL_INODE + 4]
-        for name in (b"small", b"empty", b"directory", b"link"):
-            found.append((await self.filesystem.lookup(ROOT_INODE, name, Caller(0, 0, 1))).attributes.inode)
-        return found
+class Served(NamedTuple):
+    operations: Operations
+    filesystem: Filesystem
+    counters: Counters
+    inodes: list[int]
+    """The inodes of all that there is."""
 
 
 @asynccontextmanager
-async def serving(place: Path) -> AsyncIterator[tuple[Served, list[int]]]:
-    async with trio.open_nursery() as nursery:
-        served = Served(nursery, place)
-        try:
-            yield served, await served.inodes()
-            await served.fetcher.drain()
-        finally:
-            served.interlock.close()
-            nursery.cancel_scope.cancel()
+async def serving(place: Path) -> AsyncIterator[Served]:
+    """All that answers requests, over a source and a store in memory."""
+    content, records = MemoryContent(), MemoryRecords(TABLES)
+    content.set_capacity(1 << 20)
+    settings, limits = Settings(sample_max_bytes=1 << 16), SourceLimits(attempts=1)
+    async with bare_filesystem(
+        _source(), content, records, place, settings=settings, limits=limits, control=_Manager()
+    ) as bare:
+        inodes = [ROOT_INODE, CONTROL_INODE, CONTROL_INODE + 1, CONTROL_INODE + 4]
+        for name in (b"small", b"empty", b"directory", b"link"):
+            entry = await bare.filesystem.lookup(ROOT_INODE, name, Caller(0, 0, 1))
+            inodes.append(entry.attributes.inode)
+        yield Served(
+            Operations(bare.filesystem, bare.counters, FakeKernel().push, Handles(sole=False)),
+            bare.filesystem,
+            bare.counters,
+            inodes,
+        )
 
 
 # What a body begins with, as linux/fuse.h has it, and whether bytes of the caller's follow.
@@ -156,8 +122,8 @@ REQUESTS = st.sampled_from(sorted({int(opcode) for opcode in Opcode} - {Opcode.I
 @given(requests=st.lists(REQUESTS, min_size=10, max_size=40))
 def test_any_request_is_answered(requests: list[tuple[int, int, bytes]], tmp_path: Path) -> None:
     async def live() -> None:
-        async with serving(tmp_path) as (served, inodes):
-            handlers = served.operations.handlers()
+        async with serving(tmp_path) as served:
+            inodes, handlers = served.inodes, served.operations.handlers()
             for opcode, inode, body in requests:
                 given = inodes[inode] if inode < len(inodes) else inode
                 try:
@@ -208,7 +174,7 @@ def test_any_message_leaves_a_worker_that_answers(messages: list[bytes], tmp_pat
                 return
 
     async def live() -> None:
-        async with serving(tmp_path) as (served, _), trio.open_nursery() as nursery:
+        async with serving(tmp_path) as served, trio.open_nursery() as nursery:
             nursery.start_soon(
                 session.serve,
                 theirs.fileno(),

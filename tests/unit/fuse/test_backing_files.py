@@ -8,19 +8,20 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+import trio
 
 from spiderfs.core.events import HIT
 from spiderfs.fuse import wire
 from spiderfs.fuse.passthrough import LINGER_S, Passthrough
-from spiderfs.metrics import SharedCounters
+from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory import MemoryContent, MemoryRecords
 from spiderfs.store.store import BLOCK_BYTES
-from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
-from spiderfs.vfs.filesystem import PASSED_BLOCKS, PASSED_PAUSE_S, Filesystem, Settings
+from spiderfs.testing import bare_filesystem
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.filesystem import PASSED_BLOCKS, PASSED_PAUSE_S
 
 WHOLE, PARTIAL = 11, 12
 
@@ -228,35 +229,26 @@ class Heard:
         self.sizes.add(size)
 
 
-def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many() -> None:
-    catalogue = Catalogue(MemoryRecords(TABLES))
-    directory = SourceStat(stat.S_IFDIR | 0o755, 0, 0, 0, 0)
-    catalogue.record_root(directory)
+def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many(tmp_path: Path) -> None:
+    records = MemoryRecords(TABLES)
     blocks = PASSED_BLOCKS + 10
     size = blocks * BLOCK_BYTES - 5
-    inode = catalogue.record(ROOT_INODE, b"f", SourceStat(stat.S_IFREG | 0o644, 0, 0, size, 1), 0.0).inode
     heard, now = Heard(), 100.0
-    nothing: Any = None
-    filesystem = Filesystem(
-        catalogue=catalogue,
-        content=Whole(),
-        client=nothing,
-        lister=nothing,
-        fetcher=nothing,
-        read_ahead=nothing,
-        redirects=nothing,
-        brought=nothing,
-        control=nothing,
-        events=heard,
-        counters=SharedCounters(1).row(0),
-        settings=Settings(),
-        wall_clock=lambda: now,
-    )
-    for _ in range(5):
-        filesystem.passed_through(inode)
-    assert heard.blocks == list(range(1, PASSED_BLOCKS + 1))
-    now += PASSED_PAUSE_S
-    filesystem.passed_through(inode)
-    assert heard.blocks[PASSED_BLOCKS:][:11] == [*range(PASSED_BLOCKS + 1, blocks + 1), 1]
-    assert heard.sizes == {BLOCK_BYTES, BLOCK_BYTES - 5}
-    filesystem.passed_through(99)
+
+    async def live() -> None:
+        nonlocal now
+        async with bare_filesystem(
+            MemorySource(), Whole(), records, tmp_path, events=heard, wall_clock=lambda: now
+        ) as bare:
+            found = SourceStat(stat.S_IFREG | 0o644, 0, 0, size, 1)
+            inode = bare.catalogue.record(ROOT_INODE, b"f", found, 0.0).inode
+            for _ in range(5):
+                bare.filesystem.passed_through(inode)
+            assert heard.blocks == list(range(1, PASSED_BLOCKS + 1))
+            now += PASSED_PAUSE_S
+            bare.filesystem.passed_through(inode)
+            assert heard.blocks[PASSED_BLOCKS:][:11] == [*range(PASSED_BLOCKS + 1, blocks + 1), 1]
+            assert heard.sizes == {BLOCK_BYTES, BLOCK_BYTES - 5}
+            bare.filesystem.passed_through(99)
+
+    trio.run(live)

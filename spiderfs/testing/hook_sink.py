@@ -1,4 +1,4 @@
-"""Stand-ins for what a test does without: a kernel, and whoever hears trainers. Each remembers what it was told."""
+"""A `HookSink` that remembers what it was told: for tests, and for trying a trainer out without a mount."""
 
 from __future__ import annotations
 
@@ -10,47 +10,12 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.daemon.training.trainer import SampleList, Trainer
-from spiderfs.fuse.kernel import Serving
 from spiderfs.protocol import Batch, EpochEnd, Plan
 
 
 @dataclass
-class FakeKernel:
-    """A `Kernel` that asks nothing; it serves until `unmounted` is set."""
-
-    descriptor: int = -1
-    resends: bool = True
-    pushed: list[tuple[int, bytes]] = field(default_factory=list)
-    forgotten: list[tuple[int, bytes]] = field(default_factory=list)
-    served: list[Serving] = field(default_factory=list)
-    resent: int = 0
-    left: bool = False
-    unmounted: trio.Event = field(default_factory=trio.Event)
-
-    async def serve(self, serving: Serving) -> None:
-        self.served.append(serving)
-        await self.unmounted.wait()
-
-    def push(self, inode: int, content: bytes) -> None:
-        self.pushed.append((inode, content))
-
-    def forget_name(self, parent: int, name: bytes) -> None:
-        self.forgotten.append((parent, name))
-
-    def resend(self) -> bool:
-        self.resent += 1
-        return self.resends
-
-    def leave(self) -> None:
-        self.left = True
-
-
-@dataclass
 class RecordingSink:
-    """Hears trainers (`HookSink`), for tests, and for trying a trainer out without a mount.
-
-    `known` are the paths that exist (None: all of them); every call of `learn` takes `batch_s`.
-    """
+    """`known` are the paths that exist (None: all of them); every call of `learn` takes `batch_s`."""
 
     known: frozenset[bytes] | None = None
     batch_s: float = 0.0

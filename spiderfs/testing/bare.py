@@ -1,0 +1,115 @@
+"""The one wiring of a `Filesystem` without daemon, manager and kernel."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+
+import trio
+
+from spiderfs.errors import TryAgain
+from spiderfs.metrics import Counters, SharedCounters
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.source import Source
+from spiderfs.store.store import Content, Records
+from spiderfs.vfs.catalogue import Catalogue
+from spiderfs.vfs.control_files import Control, ControlChannel
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.filesystem import EventSink, Filesystem, Settings
+from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.pending_reads import PendingReads
+from spiderfs.vfs.read_ahead import ReadAhead
+from spiderfs.vfs.redirects import Redirects
+
+READ_AHEAD_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class Bare:
+    """The file system, and the parts of it that tests and benchmarks look at one by one."""
+
+    filesystem: Filesystem
+    content: Content
+    catalogue: Catalogue
+    lister: Lister
+    fetcher: Fetcher
+    redirects: Redirects
+    events: EventSink
+    counters: Counters
+
+
+class NoEvents:
+    """An `EventSink` that drops all events."""
+
+    def note(
+        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+    ) -> None:
+        pass
+
+
+class NoManager:
+    """A `ControlChannel` with nobody behind it; `spiderfs status` says so of such a mount, and goes on."""
+
+    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
+        raise TryAgain("there is no manager")
+
+    async def apply(self, name: str, text: bytes) -> None:
+        raise TryAgain("there is no manager")
+
+
+@asynccontextmanager
+async def bare_filesystem(
+    source: Source,
+    content: Content,
+    records: Records,
+    directory: Path,
+    *,
+    settings: Settings | None = None,
+    limits: SourceLimits | None = None,
+    events: EventSink | None = None,
+    control: ControlChannel | None = None,
+    counters: Counters | None = None,
+    alone: bool = False,
+    wall_clock: Callable[[], float] = time,
+) -> AsyncIterator[Bare]:
+    """The file system over these parts, which stay the caller's to close; its locks and snapshots lie in `directory`.
+
+    `alone` has the meaning that it has for `Fetcher`. The root is known, and all that was fetched is in the store at
+    the end.
+    """
+    counters = counters or SharedCounters(1).row(0)
+    events = events or NoEvents()
+    client = SourceClient(source, limits or SourceLimits(), rng=random.Random(0), on_event=counters.add)
+    catalogue = Catalogue(records)
+    lister = Lister(catalogue, client)
+    fetch_lock = Interlock(directory / "fetch.lock")
+    fetcher = Fetcher(client, content, fetch_lock, Episode(directory / "full-disk"), counters, alone=alone)
+    redirects = Redirects(records, PendingReads())
+    async with trio.open_nursery() as nursery:
+        filesystem = Filesystem(
+            catalogue=catalogue,
+            content=content,
+            client=client,
+            lister=lister,
+            fetcher=fetcher,
+            read_ahead=ReadAhead(nursery, fetcher, counters, READ_AHEAD_BLOCKS),
+            redirects=redirects,
+            brought=PendingReads(),
+            control=Control(control or NoManager(), directory, os.getuid()),
+            events=events,
+            counters=counters,
+            settings=settings or Settings(),
+            wall_clock=wall_clock,
+        )
+        try:
+            await lister.root()
+            yield Bare(filesystem, content, catalogue, lister, fetcher, redirects, events, counters)
+            await fetcher.drain()
+        finally:
+            fetch_lock.close()
+            nursery.cancel_scope.cancel()

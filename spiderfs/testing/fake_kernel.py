@@ -1,0 +1,40 @@
+"""A kernel that remembers what it was told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import trio
+
+from spiderfs.fuse.kernel import Serving
+
+
+@dataclass
+class FakeKernel:
+    """A `Kernel` that asks nothing; it serves until `unmounted` is set."""
+
+    descriptor: int = -1
+    resends: bool = True
+    pushed: list[tuple[int, bytes]] = field(default_factory=list)
+    forgotten: list[tuple[int, bytes]] = field(default_factory=list)
+    served: list[Serving] = field(default_factory=list)
+    resent: int = 0
+    left: bool = False
+    unmounted: trio.Event = field(default_factory=trio.Event)
+
+    async def serve(self, serving: Serving) -> None:
+        self.served.append(serving)
+        await self.unmounted.wait()
+
+    def push(self, inode: int, content: bytes) -> None:
+        self.pushed.append((inode, content))
+
+    def forget_name(self, parent: int, name: bytes) -> None:
+        self.forgotten.append((parent, name))
+
+    def resend(self) -> bool:
+        self.resent += 1
+        return self.resends
+
+    def leave(self) -> None:
+        self.left = True

@@ -43,9 +43,8 @@ from spiderfs.protocol import Batch, Hello
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.sources.client import SourceClient, SourceLimits
-from spiderfs.sources.memory import MemorySource
-from spiderfs.store.memory import MemoryContent
 from spiderfs.store.records import LmdbRecords
+from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 from trainer_hook import Client, Declaration

@@ -21,7 +21,7 @@ from typing import TypeVar
 import xxhash
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
-from spiderfs.store.memory import MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Left, Row
 

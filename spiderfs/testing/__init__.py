@@ -1,10 +1,22 @@
 """What tests and benchmarks use in place of the real parts, and the file system without a daemon around it.
 
-The fakes here pass the contract tests of what they stand for (`tests/contract`).
+`MemoryContent` and `MemorySource` pass the same contract tests as the store and the sources of a mount
+(`tests/contract`).
 """
 
 from spiderfs.testing.bare import Bare, NoEvents, NoManager, bare_filesystem
 from spiderfs.testing.fake_kernel import FakeKernel
 from spiderfs.testing.hook_sink import RecordingSink
+from spiderfs.testing.memory_content import MemoryContent
+from spiderfs.testing.memory_source import MemorySource
 
-__all__ = ["Bare", "FakeKernel", "NoEvents", "NoManager", "RecordingSink", "bare_filesystem"]
+__all__ = [
+    "Bare",
+    "FakeKernel",
+    "MemoryContent",
+    "MemorySource",
+    "NoEvents",
+    "NoManager",
+    "RecordingSink",
+    "bare_filesystem",
+]

@@ -25,10 +25,10 @@ from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.content import LmdbContent
-from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Content, Records
-from spiderfs.testing import FakeKernel, bare_filesystem
+from spiderfs.testing import FakeKernel, MemoryContent, bare_filesystem
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.filesystem import Caller, Settings
 from spiderfs.vfs.permissions import Ownership

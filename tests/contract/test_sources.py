@@ -14,9 +14,9 @@ import pytest
 from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.testing import MemorySource
 
 NOT_UTF8 = b"caf\xe9-\xff.bin"
 

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spiderfs.store.content import LmdbContent
-from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member, Records
+from spiderfs.testing import MemoryContent
 
 PATIENCE_S = 20.0
 

@@ -22,9 +22,8 @@ from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceLimits
-from spiderfs.sources.memory import MemorySource
-from spiderfs.store.memory import MemoryContent, MemoryRecords
-from spiderfs.testing import FakeKernel, bare_filesystem
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.control_files import CONTROL_INODE
 from spiderfs.vfs.filesystem import Caller, Filesystem, Settings

@@ -15,11 +15,10 @@ import trio
 from spiderfs.core.events import HIT
 from spiderfs.fuse import wire
 from spiderfs.fuse.passthrough import LINGER_S, Passthrough
-from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.source import SourceStat
-from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import BLOCK_BYTES
-from spiderfs.testing import bare_filesystem
+from spiderfs.testing import MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.filesystem import PASSED_BLOCKS, PASSED_PAUSE_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spiderfs.shared.redirect_table import redirect_row, redirect_rows, stand_in_of, stand_ins_of
-from spiderfs.store.memory import MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 
 TABLES = ("redirect",)
 WANTED, GIVEN, OTHER = 70_001, 70_002, 70_003

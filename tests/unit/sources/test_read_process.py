@@ -17,10 +17,10 @@ from mounting import eventually, is_running
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source, Version
+from spiderfs.testing import MemorySource
 
 PATIENCE_S = 20.0
 LONGEST = 3 << 20

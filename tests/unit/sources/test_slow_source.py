@@ -17,8 +17,8 @@ import pytest
 
 from spiderfs.errors import ConfigError, SourceUnavailable
 from spiderfs.sources.faults import FAULTS, FaultState
-from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.slow import SlowSource
+from spiderfs.testing import MemorySource
 
 
 class Clock:

@@ -15,9 +15,9 @@ from spiderfs.daemon.caching.survey import Survey
 from spiderfs.fuse import wire
 from spiderfs.options.units import Capacity
 from spiderfs.sources.client import SourceClient, SourceLimits
-from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.source import MAX_SIZE, SourceStat
-from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.filesystem import Attributes, Entry
 from spiderfs.vfs.lister import Lister

@@ -17,10 +17,10 @@ from spiderfs.errors import SourceChanged, SourceDenied, SourceNotFound, SourceT
 from spiderfs.linux.worker_threads import Threads
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
-from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.recent_timeouts import RecentTimeouts
 from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source
+from spiderfs.testing import MemorySource
 
 # Short enough for a test, and long enough for a thread to start on a busy machine.
 QUICK = SourceLimits(timeout_s=0.3, backoff_s=0.001, max_backoff_s=0.002, max_concurrent=4, probe_interval_s=0.01)

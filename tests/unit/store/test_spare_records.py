@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from spiderfs.errors import StoreCorrupt, StoreError
-from spiderfs.store.memory import MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import INODES, SharedRows, SpareRecords
 from spiderfs.store.store import Left, Row

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from spiderfs.errors import Stale
 from spiderfs.sources.source import SourceStat, Version
-from spiderfs.store.memory import MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.vfs import catalogue as module
 from spiderfs.vfs.catalogue import FIRST_INODE, PROVISIONAL, ROOT_INODE, TABLES, Catalogue, join
 

@@ -11,9 +11,9 @@ import trio
 from spiderfs.core.settling import WINDOW_S
 from spiderfs.errors import SourceDenied, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceClient, SourceLimits
-from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.source import SourceStat
-from spiderfs.store.memory import MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import MemorySource
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 from spiderfs.vfs.lister import Lister
 

@@ -16,10 +16,9 @@ from hypothesis import given
 from spiderfs.errors import SourceUnavailable
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
-from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.source import SourceStat
-from spiderfs.store.memory import MemoryContent
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
+from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs import read_ahead as module
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock

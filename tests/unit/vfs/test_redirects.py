@@ -15,7 +15,7 @@ from spiderfs.linux.process_table import started_at, status_of
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.shared.redirect_table import redirect_row
 from spiderfs.sources.source import SourceStat
-from spiderfs.store.memory import MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.vfs.catalogue import TABLES
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Credentials, Ownership
@@ -249,7 +249,7 @@ from spiderfs.linux.process_table import is_our_own, started_at
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.redirects import Redirects
-from spiderfs.store.memory import MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 assert os.getpid() == 1
 def child(orphaned=False):
     read, write = os.pipe()

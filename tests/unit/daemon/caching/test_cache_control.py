@@ -19,8 +19,8 @@ from spiderfs.daemon.caching.cache_control import LANDING_FILES, LANDING_MAX_BYT
 from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
-from spiderfs.store.memory import MemoryContent
 from spiderfs.store.store import LANDING, ContentKey, Keep
+from spiderfs.testing import MemoryContent
 
 CAPACITY = 10_000
 

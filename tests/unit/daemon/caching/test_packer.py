@@ -20,8 +20,9 @@ from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.local import LocalSource
-from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
+from spiderfs.testing import MemoryContent
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.lister import Lister

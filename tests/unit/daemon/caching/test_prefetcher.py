@@ -23,10 +23,10 @@ from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import Patience, SourceClient, SourceLimits
 from spiderfs.sources.delivery import Delivery
-from spiderfs.sources.memory import MemorySource
 from spiderfs.sources.source import Version
-from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import LANDING, ContentKey
+from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 

@@ -33,9 +33,9 @@ from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.shared.redirect_table import redirect_rows
 from spiderfs.simulation.rescoring import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
-from spiderfs.sources.memory import MemorySource
-from spiderfs.store.memory import MemoryContent, MemoryRecords
+from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
+from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.trace.format import Kind, TraceWriter, read_trace
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister

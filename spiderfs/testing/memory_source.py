@@ -1,4 +1,4 @@
-"""A source that lives in memory: the fake that tests and simulations use in place of a directory."""
+"""A source that lives in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How benchmarks show what they have measured, and keep it."""
+"""How benchmarks show what they have measured, and how they keep it."""
 
 from __future__ import annotations
 
@@ -6,28 +6,40 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 
-def plain_table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False)
+def wide_console(columns: int) -> Console:
+    """A console with room for tables of so many columns, which most terminals do not have."""
+    return Console(width=max(columns, shutil.get_terminal_size().columns))
+
+
+def plain_table(title: str, *headings: str, words: Collection[str] = ("",)) -> Table:
+    """A table without lines around it: columns whose heading is in `words` hold words, all others hold numbers."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in words else "right", no_wrap=True)
+    return table
 
 
 def spread(values: Sequence[float], form: str, factor: float = 1.0) -> str:
-    """Mean and standard deviation over seeds."""
+    """The mean of the values and, if there are several, their standard deviation."""
     text = format(statistics.fmean(values) * factor, form)
     return text if len(values) < 2 else f"{text} ± {format(statistics.stdev(values) * factor, form.removeprefix('+'))}"
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on, and when."""
+    """A description of the machine and of the time, to be kept with every result."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
@@ -39,8 +51,27 @@ def machine() -> dict[str, Any]:
 
 
 def save(path: Path, result: dict[str, Any]) -> None:
-    """In one go, so that a measurement that is broken off leaves a whole file."""
+    """Write the result as JSON in one go, so that a measurement that is interrupted leaves a whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
     unfinished.write_text(json.dumps(result, indent=1) + "\n")
     unfinished.replace(path)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target, and whether the measurement reached it; there is one figure for each seed or run."""
+
+    what: str
+    target: str
+    measured: list[float]
+    reached: bool
+
+
+def verdict_table(title: str, verdicts: Iterable[Verdict], forms: Iterable[str]) -> Table:
+    """A row for each verdict, whose figures are written in the form at the same position."""
+    table = plain_table(title, "", "target", "measured", " ", words=("", " "))
+    for verdict, form in zip(verdicts, forms, strict=False):
+        word, style = ("reached", "green") if verdict.reached else ("missed", "red")
+        table.add_row(verdict.what, verdict.target, spread(verdict.measured, form), word, style=style)
+    return table

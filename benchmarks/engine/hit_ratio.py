@@ -36,12 +36,13 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.common.command import add_data, command_line
 from benchmarks.common.extent import Extent
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import min_by_epoch
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.training.in_process import Configuration, decode, train
-from benchmarks.training.training import BATCH, find_data
+from benchmarks.training.training import BATCH, IMAGES, find_data
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Guided
@@ -170,12 +171,8 @@ def show(points: list[Point], console: Console) -> None:
         ("Hits, % of reads", "hit_ratio", ".1f", 100),
         ("Origin bytes per sample served", "origin_bytes_per_sample", ".0f", 1),
     ):
-        table = plain_table(title)
-        table.add_column("cache")
-        for name in POLICIES_SHOWN:
-            table.add_column(name, justify="right", no_wrap=True)
-        if field == "hit_ratio":
-            table.add_column("lru, uniform", justify="right", no_wrap=True)
+        more = ("lru, uniform",) if field == "hit_ratio" else ()
+        table = plain_table(title, "cache", *POLICIES_SHOWN, *more, words=("cache",))
         for capacity in CAPACITIES:
             found = {point.policy: getattr(point, field) * factor for point in points if point.capacity == capacity}
             cells = [format(found[name], form) for name in POLICIES_SHOWN if name in found]
@@ -258,16 +255,12 @@ def measure(trace: Path, arguments: argparse.Namespace, console: Console) -> Non
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command_line(__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--data", type=Path, metavar="DIR", help="DIR/train/CLASS/NAME, DIR/test/...: record a training"
-    )
-    source.add_argument("--trace", type=Path, metavar="FILE", help="replay this one, as `-o trace=FILE` records it")
-    parser.add_argument("--quick", action="store_true", help="record a small training")
+    add_data(source, f"record a training on these images: {IMAGES}")
+    source.add_argument("--trace", type=Path, metavar="FILE", help="replay what `-o trace=FILE` has recorded")
     parser.add_argument("--epoch", type=int, metavar="N", help="reads per epoch (default: one per sample)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture to FILE")
     arguments = parser.parse_args()
     arguments.extent = QUICK if arguments.quick else FULL
     return arguments
@@ -275,7 +268,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
+    console = wide_console(TABLE_WIDTH)
 
     def measure_either() -> None:
         if arguments.trace is not None:

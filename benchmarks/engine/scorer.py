@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +27,12 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
 
+from benchmarks.common.command import command_line
+from benchmarks.common.interruption import exit_status
+from benchmarks.common.results import machine, plain_table, save
 from spiderfs.scorer.index import Ids, Vectors, normalised
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions
@@ -173,38 +179,50 @@ class Results:
     def keep(self) -> None:
         if self.path is not None:
             report = {
+                "machine": machine(),
                 "batch": BATCH,
                 "rows": [asdict(row) for row in self.rows],
                 "correlation_with_k_500": self.correlations,
             }
-            self.path.write_text(json.dumps(report, indent=2) + "\n")
+            save(self.path, report)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sets only, some seconds")
-    parser.add_argument("--large", action="store_true", help="a million samples too: half an hour of one core, some GB")
-    parser.add_argument("--json", type=Path, help="keep all figures here, and go on with those that it has")
-    options = parser.parse_args()
-
+def run(options: argparse.Namespace, console: Console) -> None:
     sizes = (2_000,) if options.quick else (10_000, 100_000, 1_000_000) if options.large else (10_000, 100_000)
     dimensions = (16, 64) if options.quick else (16, 64, 128, 512)
     batches = 5 if options.quick else 20
     kinds: tuple[Literal["exact", "graph"], ...] = ("exact", "graph")
     results = Results.of(options.json)
-    print(f"{'index':6} {'samples':>9} {'dim':>4} {'fill ms':>8} {'ms':>7} {'CPU ms':>7} {'B/sample':>9} {'recall':>7}")
-    for samples, dimension, kind in itertools.product(sizes, dimensions, kinds):
+    headings = ("index", "samples", "dimension", "fill ms", "ms", "CPU ms", "bytes a sample", "recall")
+    table = plain_table(f"What a batch of {BATCH} samples costs", *headings, words=("index",))
+    cases = list(itertools.product(sizes, dimensions, kinds))
+    for samples, dimension, kind in track(cases, console=console, transient=True):
         row = results.row(kind, samples, dimension, batches)
-        print(
-            f"{row.index:6} {row.samples:9,} {row.dimension:4} {row.fill_cpu_ms_per_batch:8.1f} {row.ms_per_batch:7.1f}"
-            f" {row.cpu_ms_per_batch:7.1f}"
-            f" {row.bytes_per_sample:9.0f} {row.recall:7.3f}",
-            flush=True,
+        table.add_row(
+            row.index,
+            f"{row.samples:,}",
+            f"{row.dimension}",
+            f"{row.fill_cpu_ms_per_batch:.1f}",
+            f"{row.ms_per_batch:.1f}",
+            f"{row.cpu_ms_per_batch:.1f}",
+            f"{row.bytes_per_sample:.0f}",
+            f"{row.recall:.3f}",
         )
-    print("\nrank correlation of the scores with those of k = 500:")
+    console.print(table)
+    table = plain_table(f"Rank correlation of the scores with those of k = {PAPERS_K}", "k", "correlation")
     for k, correlation in results.correlations_of(2_000 if options.quick else 10_000, 64).items():
-        print(f"k = {k:>3}: {correlation:.3f}")
+        table.add_row(k, f"{correlation:.3f}")
+    console.print(table)
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    parser.add_argument(
+        "--large", action="store_true", help="measure a million samples too: half an hour of one core, some GB"
+    )
+    arguments = parser.parse_args()
+    return exit_status("scorer", lambda: run(arguments, Console()), "interrupted")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

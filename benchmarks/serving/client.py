@@ -13,25 +13,23 @@ from __future__ import annotations
 
 import argparse
 import builtins
-import json
 import multiprocessing
 import os
 import resource
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.interruption import unwind_on_signals
-from benchmarks.common.results import machine
+from benchmarks.common.command import command_line
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import Mounted, mounted
 from benchmarks.serving.readers import open_read_close, read_all
@@ -43,6 +41,7 @@ from spiderfs.shared.bypass_terms import lost_record
 READER_COUNTS = (1, 4)
 PASSES = {"new": 0, "again": 1}
 TARGET = 0.5  # of native, for read_bytes
+TABLE_WIDTH = 100
 
 
 def _read_bytes(path: bytes) -> int:
@@ -144,10 +143,7 @@ def parts(root: Path, files: FileSet) -> dict[str, float]:
 
 def table(case: Case) -> Table:
     title = f"{case.readers} reader{'s' * (case.readers > 1)}, {case.process}"
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False)
-    shown.add_column("", no_wrap=True)
-    for heading in ("files/s", "spread", "p50 us", "p99 us", "CPU us a file", "x native", "x mount"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+    shown = plain_table(title, "", "files/s", "spread", "p50 us", "p99 us", "CPU us a file", "x native", "x mount")
     for way, runs in case.runs.items():
         rates = [run.files_per_s for run in runs]
         shown.add_row(
@@ -165,10 +161,10 @@ def table(case: Case) -> Table:
 
 def run(console: Console, count: int, size: int, rounds: int) -> dict[str, object]:
     cases = []
-    with tempfile.TemporaryDirectory(prefix="spiderfs-client.") as scratch, ExitStack() as stack:
-        files = made_files(Path(scratch) / "src", count, size)
+    with scratch_directory("client") as scratch, ExitStack() as stack:
+        files = made_files(scratch / "src", count, size)
         os.sync()
-        peers = {name: stack.enter_context(mounted(name, files.root, Path(scratch))) for name in ("native", "spiderfs")}
+        peers = {name: stack.enter_context(mounted(name, files.root, scratch)) for name in ("native", "spiderfs")}
         for peer in peers.values():
             read_all(paths_below(peer, files), 1, seed=0)
         console.print(f"{files.name}, {rounds} rounds")
@@ -196,26 +192,25 @@ def run(console: Console, count: int, size: int, rounds: int) -> dict[str, objec
     }
 
 
+def parse_arguments() -> argparse.Namespace:
+    parser = command_line(__doc__)
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each case (default 9, quick 3)")
+    parser.add_argument(
+        "--size", type=int, default=112_000, metavar="BYTES", help="bytes of each file (default %(default)s)"
+    )
+    return parser.parse_args()
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure how fast spiderfs.client reads a warm cache.")
-    parser.add_argument("--quick", action="store_true", help="fewer files and rounds")
-    parser.add_argument("--rounds", type=int, help="rounds of each case (default 9, quick 3)")
-    parser.add_argument("--size", type=int, default=112_000, help="bytes of each file (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
-    arguments = parser.parse_args()
-    unwind_on_signals()
-    console = Console(width=max(100, Console().width))
-    try:
+    arguments = parse_arguments()
+
+    def run_all() -> None:
         rounds = arguments.rounds or (3 if arguments.quick else 9)
-        result = run(console, 500 if arguments.quick else 2000, arguments.size, rounds)
-    except KeyboardInterrupt:
-        return 130
-    except RuntimeError as error:
-        console.print(f"benchmark: {error}", style="red", markup=False)
-        return 1
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+        result = run(wide_console(TABLE_WIDTH), 500 if arguments.quick else 2000, arguments.size, rounds)
+        if arguments.json is not None:
+            save(arguments.json, result)
+
+    return exit_status("client", run_all, "interrupted; everything is unmounted and deleted")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ computes is not in it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import tempfile
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,11 +24,13 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.common.interruption import unwind_on_signals
-from benchmarks.common.results import machine
+from benchmarks.common.command import check_names, command_line
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.results import machine, plain_table, save
 from benchmarks.serving import process_cost
-from benchmarks.serving.peers import PEERS, Mounted, mounted
+from benchmarks.serving.peers import PEERS, Mounted, install_missing, mounted
 from benchmarks.serving.readers import read_all
 from benchmarks.serving.serve import FileSet, made_files, paths_below
 
@@ -58,12 +59,12 @@ def measure(
 ) -> dict[str, dict[str, Split]]:
     """Medians over the rounds, by files and system."""
     found: dict[str, dict[str, Split]] = {}
-    with tempfile.TemporaryDirectory(prefix="spiderfs-cpu-split.") as name:
+    with scratch_directory("cpu_split") as scratch:
         for count, size in file_sets:
-            files = made_files(Path(name) / str(size), count, size)
+            files = made_files(scratch / str(size), count, size)
             os.sync()
             with ExitStack() as stack:
-                shown = [stack.enter_context(mounted(peer, files.root, Path(name) / f"at-{size}")) for peer in peers]
+                shown = [stack.enter_context(mounted(peer, files.root, scratch / f"at-{size}")) for peer in peers]
                 for peer in shown:
                     read_all(paths_below(peer, files), 1, seed=0)
                 runs: dict[str, list[Split]] = {peer: [] for peer in peers}
@@ -74,12 +75,19 @@ def measure(
                 system: {part: statistics.median(run[part] for run in of_system) for part in PARTS}
                 for system, of_system in runs.items()
             }
-            for system, parts in found[files.name].items():
-                figures = "  ".join(f"{part} {parts[part]:6.1f}" for part in PARTS)
-                console.print(
-                    f"{files.name:18} {system:9} {figures}  together {sum(parts.values()):7.1f} us", highlight=False
-                )
+            console.print(split_table(files.name, found[files.name]))
     return found
+
+
+def split_table(files: str, by_system: dict[str, Split]) -> Table:
+    title = f"{files}, {READERS} readers: microseconds of processor time a file"
+    table = plain_table(title, "", *PARTS, "together", "x native")
+    native = by_system.get("native")
+    for system, parts in by_system.items():
+        together = sum(parts.values())
+        ratio = f"{together / sum(native.values()):.2f}" if native is not None else ""
+        table.add_row(system, *(f"{parts[part]:.1f}" for part in PARTS), f"{together:.1f}", ratio)
+    return table
 
 
 def plot(found: dict[str, dict[str, Split]], path: Path) -> None:
@@ -102,24 +110,32 @@ def plot(found: dict[str, dict[str, Split]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer files and rounds")
-    parser.add_argument("--rounds", type=int, help=f"default {ROUNDS}, quick {QUICK_ROUNDS}")
-    parser.add_argument("--peers", default=",".join(PEERS))
-    parser.add_argument("--plot", type=Path, metavar="FILE")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+def parse_arguments() -> argparse.Namespace:
+    parser = command_line(__doc__)
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"default {ROUNDS}, quick {QUICK_ROUNDS}")
+    parser.add_argument("--peers", default=",".join(PEERS), help="the systems to measure (default %(default)s)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture to FILE")
     arguments = parser.parse_args()
-    unwind_on_signals()
-    file_sets, rounds = (QUICK_FILE_SETS, QUICK_ROUNDS) if arguments.quick else (FILE_SETS, ROUNDS)
-    rounds = arguments.rounds or rounds
-    found = measure(file_sets, rounds, arguments.peers.split(","), Console())
-    if arguments.plot is not None:
-        plot(found, arguments.plot)
-    if arguments.json is not None:
-        text = json.dumps({"machine": machine(), "rounds": rounds, "us_per_file": found}, indent=1)
-        arguments.json.write_text(text + "\n")
+    arguments.peers = arguments.peers.split(",")
+    check_names(parser, arguments.peers, PEERS)
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+
+    def run() -> None:
+        install_missing(arguments.peers)
+        file_sets, rounds = (QUICK_FILE_SETS, QUICK_ROUNDS) if arguments.quick else (FILE_SETS, ROUNDS)
+        rounds = arguments.rounds or rounds
+        found = measure(file_sets, rounds, arguments.peers, Console())
+        if arguments.plot is not None:
+            plot(found, arguments.plot)
+        if arguments.json is not None:
+            save(arguments.json, {"machine": machine(), "rounds": rounds, "us_per_file": found})
+
+    return exit_status("cpu_split", run, "interrupted; everything is unmounted and deleted")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

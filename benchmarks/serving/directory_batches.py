@@ -1,6 +1,7 @@
 """What fetching small files directory by directory could save: what a path costs, and how many of a window share one.
 
-    .venv/bin/python -m benchmarks.serving.directory_batches     some seconds
+    .venv/bin/python -m benchmarks.serving.directory_batches             some seconds
+    .venv/bin/python -m benchmarks.serving.directory_batches --quick     a moment
 
 A file is read by its path, as the source does it: from the root on, directory by directory. A batch would open the
 directory once and its files relative to that. Both are timed in turns, on files in memory or wherever temporary files
@@ -10,42 +11,49 @@ counts how many come after another one of the same directory there: the only ope
 
 from __future__ import annotations
 
-import argparse
 import os
-import tempfile
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
 
+from benchmarks.common.command import command_line
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.results import machine, plain_table, save
 from spiderfs.sources.local import LocalSource
 
 FILES, FILE_BYTES = 2_000, 20_000
 DEPTH = 3
-ROUNDS = 7
+ROUNDS, QUICK_ROUNDS = 7, 3
 CLASSES = (10, 100, 1_000)
 WINDOWS = (64, 256, 1_600)
 SAMPLES = 100_000
 
 
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    with tempfile.TemporaryDirectory() as root:
-        by_path_us, in_directory_us = read_times(Path(root))
-    print(f"read by path, {DEPTH} directories deep   {by_path_us:6.1f} us a file")
-    print(f"read relative to its directory     {in_directory_us:6.1f} us a file")
-    print("share of a window's samples that follow another one of their directory in it:")
-    print(f"{'':>18}", *(f"{f'window {window:,}':>14}" for window in WINDOWS))
+def run(rounds: int, console: Console) -> dict[str, object]:
+    with scratch_directory("directory_batches") as root:
+        by_path_us, in_directory_us = read_times(root, rounds)
+    table = plain_table(f"Reading a file that lies {DEPTH} directories deep", "", "us a file", "x by path")
+    table.add_row("by its path", f"{by_path_us:.1f}", "1.00")
+    table.add_row("relative to its open directory", f"{in_directory_us:.1f}", f"{in_directory_us / by_path_us:.2f}")
+    console.print(table)
+    title = "Share of a window's samples that come after another sample of their directory"
+    table = plain_table(title, "", *(f"window {window:,}" for window in WINDOWS))
     rng = np.random.default_rng(0)
+    shares = {}
     for classes in CLASSES:
         order = rng.integers(0, classes, SAMPLES)
-        shares = (shared(order, window) for window in WINDOWS)
-        print(f"{f'{classes:,} directories':>18}", *(f"{share:>14.1%}" for share in shares))
+        shares[classes] = {window: shared(order, window) for window in WINDOWS}
+        table.add_row(f"{classes:,} directories", *(f"{share:.1%}" for share in shares[classes].values()))
+    console.print(table)
+    return {"by_path_us": by_path_us, "in_directory_us": in_directory_us, "shares": shares}
 
 
-def read_times(root: Path) -> tuple[float, float]:
+def read_times(root: Path, rounds: int) -> tuple[float, float]:
     """Microseconds a file: by its path, and relative to its open directory."""
     folder = root.joinpath(*(f"level {level}" for level in range(DEPTH)))
     folder.mkdir(parents=True)
@@ -67,11 +75,11 @@ def read_times(root: Path) -> tuple[float, float]:
             here.read(name, 0, FILE_BYTES, versions[name])
 
     try:
-        rounds = [(seconds(by_path), seconds(in_directory)) for _ in range(ROUNDS)]
+        times_s = [(seconds(by_path), seconds(in_directory)) for _ in range(rounds)]
     finally:
         source.close()
         here.close()
-    fastest = np.min(rounds, axis=0) / FILES * 1e6
+    fastest = np.min(times_s, axis=0) / FILES * 1e6
     return float(fastest[0]), float(fastest[1])
 
 
@@ -87,5 +95,16 @@ def shared(directories: npt.NDArray[np.int64], window: int) -> float:
     return 1 - float(np.mean([len(np.unique(row)) for row in whole])) / window
 
 
+def main() -> int:
+    arguments = command_line(__doc__).parse_args()
+
+    def measure() -> None:
+        result = run(QUICK_ROUNDS if arguments.quick else ROUNDS, Console())
+        if arguments.json is not None:
+            save(arguments.json, {"machine": machine()} | result)
+
+    return exit_status("directory_batches", measure, "interrupted")
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,17 +13,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common.mounts import SPIDERFS, is_mounted
 from benchmarks.serving.process_cost import process_tree
 
 START_PATIENCE_S = 30.0
 STOP_PATIENCE_S = 15.0
 SPIDERFS_CAPACITY = "100GiB"
-SPIDERFS = str(Path(sys.executable).parent / "spiderfs")
+INSTALL_PEERS = Path(__file__).resolve().parents[1] / "install-peers"
 # Where install-peers puts pyfuse3, which is not one of the systems below: it serves what we give it.
 PYFUSE3_PYTHON = Path(__file__).resolve().parents[2] / ".peers" / "pyfuse3" / "bin" / "python"
 
@@ -54,7 +55,7 @@ def _rclone(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
 def _spiderfs(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
     # Everything fits: this benchmark is about serving, not about what to keep.
     options = f"capacity={SPIDERFS_CAPACITY},cache_dir={scratch / 'spiderfs'}"
-    return [SPIDERFS, "mount", str(source), str(mountpoint), "--foreground", "-o", options]
+    return [str(SPIDERFS), "mount", str(source), str(mountpoint), "--foreground", "-o", options]
 
 
 MountCommand = Callable[[Path, Path, Path], list[str]]
@@ -67,7 +68,7 @@ PEERS: dict[str, MountCommand | None] = {
 VERSION_COMMANDS = {
     "bindfs": ["bindfs", "--version"],
     "rclone": ["rclone", "version"],
-    "spiderfs": [SPIDERFS, "--version"],
+    "spiderfs": [str(SPIDERFS), "--version"],
 }
 
 
@@ -79,9 +80,10 @@ def version(name: str) -> str:
     return (done.stdout or done.stderr).partition("\n")[0].strip()
 
 
-def missing(names: list[str]) -> list[str]:
-    """Those of `names` whose program is not installed."""
-    return [name for name in names if name in VERSION_COMMANDS and shutil.which(VERSION_COMMANDS[name][0]) is None]
+def install_missing(names: Collection[str]) -> None:
+    """Install bindfs and rclone if one of them is among the names and its program is missing."""
+    if any(name in ("bindfs", "rclone") and shutil.which(name) is None for name in names):
+        subprocess.run([INSTALL_PEERS], check=True)
 
 
 @contextmanager
@@ -126,22 +128,17 @@ def shown(name: str, command: list[str], mountpoint: Path, log_path: Path) -> It
 
 def _wait_until_mounted(daemon: subprocess.Popen[bytes], mountpoint: Path, log_path: Path) -> None:
     deadline = time.monotonic() + START_PATIENCE_S
-    while not _is_mounted(mountpoint):
+    while not is_mounted(mountpoint):
         if daemon.poll() is not None or time.monotonic() > deadline:
             said = log_path.read_text(errors="replace")[-2000:]
             raise RuntimeError(f"{daemon.args!r} did not mount; it said:\n{said}")
         time.sleep(0.02)
 
 
-def _is_mounted(mountpoint: Path) -> bool:
-    """Asks the kernel's table, not the mount point: a stat of a hanging mount would hang too."""
-    return any(line.split()[1] == str(mountpoint) for line in Path("/proc/self/mounts").read_text().splitlines())
-
-
 def _stop(daemon: subprocess.Popen[bytes], mountpoint: Path) -> None:
     """Unmount, and see the whole process tree out."""
     tree = process_tree(daemon.pid)
-    if _is_mounted(mountpoint):
+    if is_mounted(mountpoint):
         # Fails only if the mount is busy or gone just now; the signal below ends the daemon in any case.
         subprocess.run(["fusermount3", "-u", str(mountpoint)], capture_output=True, check=False)
     try:
@@ -151,7 +148,7 @@ def _stop(daemon: subprocess.Popen[bytes], mountpoint: Path) -> None:
         for pid in tree:
             _kill(pid)
         daemon.wait()
-    if _is_mounted(mountpoint):
+    if is_mounted(mountpoint):
         subprocess.run(["fusermount3", "-u", "-z", str(mountpoint)], capture_output=True, check=False)
 
 

@@ -9,21 +9,20 @@ kernel adds (waking the daemon, copying, waking the reader) is the rest of what 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import trio
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.common.command import command_line
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.results import machine, plain_table, save
 from benchmarks.common.sources import write
 from benchmarks.serving.bare import bare_on_disk
 from spiderfs.fuse import wire
@@ -138,24 +137,27 @@ def parts(asked: Asked, bare: Bare, names: dict[int, bytes]) -> dict[str, float]
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="spiderfs-request-path.") as directory:
-        found = trio.run(measure, Path(directory), QUICK_ROUNDS if arguments.quick else ROUNDS)
-    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
-    for heading in ("part", "us", "target", ""):
-        table.add_column(heading, justify="right" if heading in ("us", "target") else "left")
+def show(found: dict[str, float], console: Console) -> None:
+    table = plain_table("Parts of a cached request", "", "us", "target", " ", words=("", " "))
     for part, microseconds in found.items():
         target = TARGETS.get(part)
         word = "" if target is None else "reached" if microseconds < target else "missed"
         table.add_row(part, f"{microseconds:.2f}", "" if target is None else f"< {target:g}", word)
-    Console().print(table)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    console.print(table)
+
+
+def main() -> int:
+    arguments = command_line(__doc__).parse_args()
+
+    def run() -> None:
+        with scratch_directory("request_path") as directory:
+            found = trio.run(measure, directory, QUICK_ROUNDS if arguments.quick else ROUNDS)
+        show(found, Console())
+        if arguments.json is not None:
+            save(arguments.json, {"machine": machine(), "us": found})
+
+    return exit_status("request_path", run, "interrupted")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,19 +22,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.common.command import add_data, add_numbers, check_names, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.results import machine, save
+from benchmarks.common.results import machine, plain_table, save
 from benchmarks.common.sources import write
 from benchmarks.serving import process_cost
-from benchmarks.serving.peers import PEERS, Mounted, missing, mounted, version
+from benchmarks.serving.peers import PEERS, Mounted, install_missing, mounted, version
 from benchmarks.serving.readers import read_all
 
-BENCHMARKS = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
 READER_COUNTS = (1, 4)
 # (peer, number of readers or None for any, at least so many times as fast as it)
@@ -51,7 +49,7 @@ class Extent:
 
     file_sets: tuple[tuple[int, int], ...]  # (number of files, bytes of each)
     rounds: int
-    opens: int
+    opens: int  # over which spiderfs' memory is watched; 0 leaves that part out
 
 
 FULL = Extent(((2_000, 112_000), (20_000, 2_000)), rounds=5, opens=1_000_000)
@@ -203,10 +201,7 @@ def judge(case: Case) -> Iterator[Verdict]:
 
 def case_table(case: Case) -> Table:
     title = f"{case.file_set}, {case.readers} reader{'s' * (case.readers > 1)}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for heading in ("files/s", "spread", "p50 us", "p99 us", "daemon", "client", "MiB"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table(title, "", "files/s", "spread", "p50 us", "p99 us", "daemon", "client", "MiB")
     for peer, runs in case.runs.items():
         rates = [run.files_per_s for run in runs]
         resident, heap = (case.median(peer, f"daemon_{kind}_bytes") / MIB for kind in ("pss", "anonymous"))
@@ -224,11 +219,9 @@ def case_table(case: Case) -> Table:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    table = Table(
-        title="spiderfs against the others", title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False
-    )
-    for heading in ("files", "readers", "times as fast as", "ratio", "target", ""):
-        table.add_column(heading, justify="left" if heading in ("files", "times as fast as", "") else "right")
+    words = ("files", "times as fast as", "")
+    headings = ("files", "readers", "times as fast as", "ratio", "target", "")
+    table = plain_table("spiderfs against the others", *headings, words=words)
     for verdict in verdicts:
         style = {"reached": "green", "missed": "red", "-": ""}[verdict.word]
         target = f">= {verdict.target:g}" if verdict.target is not None else "-"
@@ -305,19 +298,13 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure how fast a warm spiderfs serves files, beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="fewer files and rounds: under a minute")
-    parser.add_argument("--rounds", type=int, help=f"rounds per case (default {FULL.rounds}, quick {QUICK.rounds})")
-    parser.add_argument("--opens", type=int, help="opens to watch spiderfs' memory over; 0 leaves that part out")
-    parser.add_argument("--peers", default=",".join(PEERS), help="which to measure (default %(default)s)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="serve this directory instead of made files")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
+    parser = command_line(__doc__)
+    add_data(parser, "serve the files in DIR, in place of files that are made for the run")
+    add_numbers(parser, FULL, QUICK, rounds="rounds", opens="opens")
+    parser.add_argument("--peers", default=",".join(PEERS), help="the systems to measure (default %(default)s)")
     arguments = parser.parse_args()
     arguments.peers = arguments.peers.split(",")
-    if unknown := set(arguments.peers) - set(PEERS):
-        parser.error(f"no such peer: {', '.join(sorted(unknown))}; choose from {','.join(PEERS)}")
-    if arguments.data is not None and not arguments.data.is_dir():
-        parser.error(f"{arguments.data} is not a directory")
+    check_names(parser, arguments.peers, PEERS)
     return arguments
 
 
@@ -325,8 +312,7 @@ def main() -> int:
     arguments = parse_arguments()
 
     def measure_all() -> None:
-        if {"bindfs", "rclone"} & set(missing(arguments.peers)):
-            subprocess.run([BENCHMARKS / "install-peers"], check=True)
+        install_missing(arguments.peers)
         result = run(arguments, Console())
         if arguments.json is not None:
             save(arguments.json, result)

@@ -27,9 +27,8 @@ list, and against what MIN fetches that knows as many epochs as the daemon, the 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -43,16 +42,29 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import trainer_hook
-from benchmarks.common.extent import check_names
+from benchmarks.common.command import add_data, add_numbers, check_names, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
-from benchmarks.common.results import machine, plain_table, save, spread
+from benchmarks.common.results import machine, save, verdict_table, wide_console
 from benchmarks.common.sources import write
+from benchmarks.serving.stall_report import (
+    CACHED_SHARE,
+    CONFIGURATIONS,
+    ENOUGH,
+    FIRST_BATCHES,
+    TOO_LITTLE,
+    Configuration,
+    Epoch,
+    Run,
+    judge,
+    print_run,
+    replacement_table,
+    time_table,
+)
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.policies import POLICIES
@@ -63,20 +75,14 @@ from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
 from trainer_hook.mounts import socket_finder
 
-CACHED_SHARE = 0.20
 CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
 TABLE_WIDTH = 144
-ENOUGH, TOO_LITTLE = 1.3, 0.7  # times the bandwidth that is needed
 LATENCY_MS = 5.0
 BATCH = 16
 LOADER_WORKERS = 2
 CLASSES = 10
 WIDTH = 16  # of the embeddings
-# The loader's workers fill their queues first: with 1.3 times the bandwidth that takes 13 batches, for its 64 samples
-# are asked for at once, and only what exceeds the need makes up for them.
-FIRST_BATCHES = 16
 READ_BYTES = 1 << 20
-LEAST_HITS, MOST_OF_ORACLE, MOST_OF_BOUND, MOST_OF_MIN, MOST_OF_NO_PLAN = 0.99, 1.10, 1.15, 1.03, 1.05
 
 
 @dataclass(frozen=True)
@@ -97,28 +103,6 @@ QUICK = Extent(640, 20, epochs=2, seeds=1, capacities=(0.20,), replacement_sampl
 
 
 @dataclass(frozen=True)
-class Configuration:
-    policy: str = "spider"
-    guided: bool = False  # by hook and SpiderSampler
-    plan: bool = False
-    lies: bool = False
-
-
-CONFIGURATIONS: dict[str, Configuration | None] = {
-    "direct": None,
-    "lru": Configuration("lru"),
-    "minio": Configuration("minio"),
-    "no plan": Configuration(),
-    "wrong plan": Configuration(lies=True),
-    "spider": Configuration(guided=True),
-    "plan+uniform": Configuration(plan=True),
-    "plan+spider": Configuration(guided=True, plan=True),
-    "oracle": None,
-}
-PLANNED = ("plan+uniform", "plan+spider")
-
-
-@dataclass(frozen=True)
 class Data:
     root: Path
     samples: list[tuple[str, int]]  # CLASS/NAME and label
@@ -128,70 +112,6 @@ class Data:
     @property
     def total_bytes(self) -> int:
         return sum(self.sizes)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    seconds: float
-    stall_s: float
-    hit_ratio: float
-    settled_hit_ratio: float  # after the first batches
-    redirected_share: float
-    origin_bytes: int
-    min_bytes: int  # that MIN fetches in this epoch, for the lists of all epochs
-    three_epochs_min_bytes: int  # the same if it knows three epochs, as the daemon does
-    bound_s: float
-
-
-@dataclass(frozen=True)
-class Run:
-    configuration: str
-    seed: int
-    bandwidth_factor: float
-    cached_share: float
-    epochs: list[Epoch]
-    draws: int  # in an epoch
-    plan: str = ""  # what the daemon said of it at the end
-
-    def later(self, figure: Callable[[Epoch], float]) -> float:
-        return statistics.fmean(figure(epoch) for epoch in self.epochs[1:])
-
-    @property
-    def seconds(self) -> float:
-        return self.later(lambda epoch: epoch.seconds)
-
-    @property
-    def of_bound(self) -> float:
-        return self.seconds / self.later(lambda epoch: epoch.bound_s)
-
-    @property
-    def of_min(self) -> float:
-        """Without the last epoch too: what is fetched for the one after it is not read any more.
-
-        What is fetched ahead over the end of an epoch counts to the one before, so this may even be below 1.
-        """
-        return self._of(lambda epoch: epoch.min_bytes)
-
-    @property
-    def of_min_in_all(self) -> float:
-        """With the first epoch, which fetches what no cache can have, and what is fetched for one that never comes."""
-        return sum(epoch.origin_bytes for epoch in self.epochs) / sum(epoch.min_bytes for epoch in self.epochs)
-
-    @property
-    def of_three_epochs_min(self) -> float:
-        return self._of(lambda epoch: epoch.three_epochs_min_bytes)
-
-    def _of(self, least: Callable[[Epoch], float]) -> float:
-        counted = self.epochs[1:-1] or self.epochs[1:]
-        return sum(epoch.origin_bytes for epoch in counted) / sum(least(epoch) for epoch in counted)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    what: str
-    target: str
-    measured: list[float]  # by seed
-    reached: bool
 
 
 class Files(Dataset[tuple[int, int]]):
@@ -470,146 +390,6 @@ def log_rank_weights(samples: int) -> Any:
     return np.log(ranks + 10.0)
 
 
-# -- what it shows
-
-
-def of_case(runs: list[Run], name: str, factor: float) -> dict[int, Run]:
-    """By seed."""
-    return {run.seed: run for run in runs if run.configuration == name and run.bandwidth_factor == factor}
-
-
-def against(runs: list[Run], name: str, other: str, factor: float) -> list[float]:
-    """Seconds of an epoch, as a multiple of another configuration's of the same seed."""
-    ours, theirs = of_case(runs, name, factor), of_case(runs, other, factor)
-    return [ours[seed].seconds / theirs[seed].seconds for seed in ours if seed in theirs]
-
-
-def judge(runs: list[Run], replaced: list[Run]) -> Iterator[Verdict]:
-    mean = statistics.fmean
-    for name in PLANNED:
-        ran = list(of_case(runs, name, ENOUGH).values())
-        hits = [100 * run.later(lambda epoch: epoch.settled_hit_ratio) for run in ran]
-        if hits:
-            yield Verdict(
-                f"{name}, x {ENOUGH}: hits % after {FIRST_BATCHES} batches",
-                f">= {100 * LEAST_HITS:g}",
-                hits,
-                mean(hits) >= 100 * LEAST_HITS,
-            )
-        times = against(runs, name, "oracle", ENOUGH)
-        if times:
-            yield Verdict(
-                f"{name}, x {ENOUGH}: of the oracle", f"<= {MOST_OF_ORACLE}", times, mean(times) <= MOST_OF_ORACLE
-            )
-        bounds = [run.of_bound for run in of_case(runs, name, TOO_LITTLE).values()]
-        if bounds:
-            yield Verdict(
-                f"{name}, x {TOO_LITTLE}: of the bound", f"<= {MOST_OF_BOUND}", bounds, mean(bounds) <= MOST_OF_BOUND
-            )
-    for factor in (ENOUGH, TOO_LITTLE):
-        times = against(runs, "wrong plan", "no plan", factor)
-        if times:
-            yield Verdict(
-                f"wrong plan, x {factor}: of no plan", f"<= {MOST_OF_NO_PLAN}", times, mean(times) <= MOST_OF_NO_PLAN
-            )
-    for share, ran in by_share(replaced).items():
-        fetched = [run.of_min_in_all for run in ran]
-        yield Verdict(
-            f"{share:.0%} cached, replacement: of MIN's bytes",
-            f"<= {MOST_OF_MIN}",
-            fetched,
-            mean(fetched) <= MOST_OF_MIN,
-        )
-
-
-def by_share(runs: list[Run]) -> dict[float, list[Run]]:
-    return {
-        share: [run for run in runs if run.cached_share == share]
-        for share in sorted({run.cached_share for run in runs})
-    }
-
-
-def time_table(runs: list[Run], factor: float) -> Table:
-    table = plain_table(f"Bandwidth {factor:g} x what uniform sampling needs; mean of later epochs")
-    headings = (
-        "",
-        "epoch s",
-        "stall s",
-        "x oracle",
-        "x bound",
-        "hits %",
-        "hits % later",
-        "origin kB",
-        "MIN kB",
-        "redirected %",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for name, configuration in CONFIGURATIONS.items():
-        ran = list(of_case(runs, name, factor).values())
-        if not ran:
-            continue
-        of_oracle = against(runs, name, "oracle", factor)
-        figures = [
-            spread([run.seconds for run in ran], ".2f"),
-            spread([run.later(lambda epoch: epoch.stall_s) for run in ran], ".2f"),
-            spread(of_oracle, ".2f") if of_oracle else "",
-            spread([run.of_bound for run in ran], ".2f"),
-        ]
-        if name != "oracle":
-            kilobytes = [run.later(lambda epoch: epoch.origin_bytes) / run.draws / 1000 for run in ran]
-            least = [run.later(lambda epoch: epoch.min_bytes) / run.draws / 1000 for run in ran]
-            hits = [run.later(lambda epoch: epoch.hit_ratio) for run in ran]
-            redirected = [run.later(lambda epoch: epoch.redirected_share) for run in ran]
-            settled = [run.later(lambda epoch: epoch.settled_hit_ratio) for run in ran]
-            figures += [spread(hits, ".1f", 100), spread(settled, ".1f", 100)]
-            figures += [spread(kilobytes, ".1f"), spread(least, ".1f")]
-            figures.append(spread(redirected, ".1f", 100) if configuration is not None else "")
-        table.add_row(name, *figures)
-    return table
-
-
-def replacement_table(runs: list[Run]) -> Table:
-    table = plain_table("Drawn with replacement by log-rank weights, published")
-    headings = (
-        "cached",
-        "origin kB",
-        "MIN kB",
-        "x MIN",
-        "x MIN, all epochs",
-        "x MIN of three epochs",
-        "hits %",
-        "stall s",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for share, ran in by_share(runs).items():
-        kilobytes = [run.later(lambda epoch: epoch.origin_bytes) / run.draws / 1000 for run in ran]
-        least = [run.later(lambda epoch: epoch.min_bytes) / run.draws / 1000 for run in ran]
-        hits = [run.later(lambda epoch: epoch.hit_ratio) for run in ran]
-        table.add_row(
-            f"{share:.0%}",
-            spread(kilobytes, ".1f"),
-            spread(least, ".1f"),
-            spread([run.of_min for run in ran], ".3f"),
-            spread([run.of_min_in_all for run in ran], ".3f"),
-            spread([run.of_three_epochs_min for run in ran], ".3f"),
-            spread(hits, ".1f", 100),
-            spread([run.later(lambda epoch: epoch.stall_s) for run in ran], ".2f"),
-        )
-    return table
-
-
-def verdict_table(verdicts: list[Verdict]) -> Table:
-    table = plain_table("Targets")
-    for heading in ("", "target", "measured", " "):
-        table.add_column(heading, justify="right" if heading.strip() else "left", no_wrap=True)
-    for verdict in verdicts:
-        word, style = ("reached", "green") if verdict.reached else ("missed", "red")
-        table.add_row(verdict.what, verdict.target, spread(verdict.measured, ".3f"), word, style=style)
-    return table
-
-
 # -- the program
 
 
@@ -645,18 +425,6 @@ def run_all(arguments: argparse.Namespace, console: Console) -> None:
             show(arguments, data, runs, replaced, console)
 
 
-def print_run(run: Run, console: Console) -> None:
-    console.print(
-        f"{run.configuration:12} x {run.bandwidth_factor:g} cached {run.cached_share:.0%} seed {run.seed}:  "
-        f"{run.seconds:6.2f} s, stall {run.later(lambda epoch: epoch.stall_s):5.2f} s  "
-        f"{run.of_bound:.2f} x bound  hits {run.later(lambda epoch: epoch.hit_ratio):5.1%}, "
-        f"later {run.later(lambda epoch: epoch.settled_hit_ratio):5.1%}  "
-        f"{run.of_min:.3f} x MIN's bytes",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
 def show(arguments: argparse.Namespace, data: Data, runs: list[Run], replaced: list[Run], console: Console) -> None:
     for factor in arguments.factors:
         if any(run.bandwidth_factor == factor for run in runs):
@@ -665,7 +433,7 @@ def show(arguments: argparse.Namespace, data: Data, runs: list[Run], replaced: l
         console.print(replacement_table(replaced))
     verdicts = list(judge(runs, replaced))
     if verdicts:
-        console.print(verdict_table(verdicts))
+        console.print(verdict_table("Targets", verdicts, itertools.repeat(".3f")))
     if arguments.json is not None and (runs or replaced):
         result = {
             "machine": machine(),
@@ -682,18 +450,14 @@ def show(arguments: argparse.Namespace, data: Data, runs: list[Run], replaced: l
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer files, epochs and seeds: under a minute")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="read DIR/CLASS/NAME instead of made files")
-    for name in ("samples", "epochs", "seeds"):
-        default = f"default {getattr(FULL, name)}, quick {getattr(QUICK, name)}"
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=default)
-    parser.add_argument("--factors", metavar="A,B", help="of the bandwidth (default 1.3,0.7; quick 1.3)")
+    parser = command_line(__doc__)
+    add_data(parser, "read the files DIR/CLASS/NAME, in place of files that are made for the run")
+    add_numbers(parser, FULL, QUICK, samples="samples", epochs="epochs", seeds="seeds")
+    parser.add_argument("--factors", metavar="A,B", help="factors of the bandwidth (default 1.3,0.7; quick 1.3)")
     parser.add_argument(
         "--configs", default=",".join(CONFIGURATIONS), metavar="A,B", help="which to run (default %(default)s)"
     )
-    parser.add_argument("--no-replacement", action="store_true", help="without the lists drawn with replacement")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
+    parser.add_argument("--no-replacement", action="store_true", help="leave out the draws with replacement")
     arguments = parser.parse_args()
     arguments.configs = [name for name in arguments.configs.split(",") if name]
     check_names(parser, arguments.configs, CONFIGURATIONS)
@@ -704,19 +468,14 @@ def parse_arguments() -> argparse.Namespace:
         name: value for name in ("samples", "epochs", "seeds") if (value := getattr(arguments, name)) is not None
     }
     if extent["epochs"] < 2 or extent["seeds"] < 1 or extent["samples"] < BATCH:
-        parser.error(f"at least 2 epochs (the first fills the cache), 1 seed and {BATCH} samples")
+        parser.error(f"choose at least 2 epochs (the first fills the cache), 1 seed and {BATCH} samples")
     arguments.extent = Extent(**extent)
-    if arguments.data is not None:
-        if not arguments.data.is_dir():
-            parser.error(f"{arguments.data} is not a directory")
-        arguments.data = arguments.data.resolve()
     return arguments
 
 
 def main() -> int:
     arguments = parse_arguments()
-    # Its tables are wider than most terminals.
-    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
+    console = wide_console(TABLE_WIDTH)
     return exit_status("stall", lambda: run_all(arguments, console), "interrupted; everything is unmounted and deleted")
 
 

@@ -12,14 +12,13 @@ Systems take turns round by round; a ratio is the median of the ratios within a 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
 import shutil
 import socket
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,12 +27,14 @@ from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.common.interruption import unwind_on_signals
-from benchmarks.common.results import machine
+from benchmarks.common.command import command_line
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.common.sources import make_older
 from benchmarks.serving import process_cost
-from benchmarks.serving.peers import Mounted, mounted
+from benchmarks.serving.peers import Mounted, install_missing, mounted
 from benchmarks.serving.readers import READ_BYTES, open_read_close, read_all
 from benchmarks.serving.serve import made_files, paths_below
 from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
@@ -286,40 +287,52 @@ WORKLOADS = {
     "workers": Workload(workers, 2000, 200, "1 workers", False),
 }
 ROUNDS, QUICK_ROUNDS = 5, 2
+TABLE_WIDTH = 110
 
 
-def lines(figures: Figures, base: str, less_is_better: bool) -> Iterator[str]:
+def figure_table(title: str, figures: Figures, base: str, less_is_better: bool) -> Table:
+    words = ("system", "what")
+    table = plain_table(title, "system", "what", "median", "least", "most", f"x {base}", words=words)
     for system, rows in figures.items():
         for what, values in rows.items():
-            spread = f"{min(values):,.4g} to {max(values):,.4g}"
             others = figures[base].get(what, [])
             ratios = [b / a if less_is_better else a / b for a, b in zip(values, others, strict=False)]
-            ratio = f"{statistics.median(ratios):6.2f} x {base}" if ratios else ""
-            yield f"{system:12} {what:24} {statistics.median(values):14,.4g}   ({spread}) {ratio}"
+            cells = [f"{figure:,.4g}" for figure in (statistics.median(values), min(values), max(values))]
+            table.add_row(system, what, *cells, f"{statistics.median(ratios):.2f}" if ratios else "")
+    return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--extent", type=int, help="names, MiB or files")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--quick", action="store_true", help="less of everything, unless it is said")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    arguments = parser.parse_args()
-    unwind_on_signals()
-    console = Console()
+def run(arguments: argparse.Namespace, console: Console) -> None:
     workload = WORKLOADS[arguments.workload]
     extent = arguments.extent or (workload.quick_extent if arguments.quick else workload.extent)
     rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
-    with tempfile.TemporaryDirectory(prefix="spiderfs-workloads.") as scratch:
-        figures = workload.measure(Path(scratch), extent, rounds, console.log)
-    console.print(f"{arguments.workload}: {workload.measure.__doc__}", highlight=False, soft_wrap=True)
-    for line in lines(figures, workload.base, workload.less_is_better):
-        console.print(line, highlight=False, soft_wrap=True)
+    with scratch_directory("workloads") as scratch:
+        figures = workload.measure(scratch, extent, rounds, console.log)
+    title = f"{arguments.workload}: {(workload.measure.__doc__ or '').partition(chr(10))[0]}"
+    console.print(figure_table(title, figures, workload.base, workload.less_is_better))
     if arguments.json is not None:
         result = {"workload": arguments.workload, "extent": extent, "machine": machine()}
-        arguments.json.write_text(json.dumps(result | {"figures": figures}, indent=1) + "\n")
+        save(arguments.json, result | {"figures": figures})
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = command_line(__doc__)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--extent", type=int, metavar="N", help="the number of names, MiB or files")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"default {ROUNDS}, quick {QUICK_ROUNDS}")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse_arguments()
+
+    def measure() -> None:
+        if arguments.workload in ("scan", "large"):
+            install_missing(PEERS)
+        run(arguments, wide_console(TABLE_WIDTH))
+
+    return exit_status("workloads", measure, "interrupted; everything is unmounted and deleted")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shutil
 import statistics
 import sys
 from dataclasses import asdict, dataclass
@@ -30,12 +29,13 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.common.extent import Extent, add_extent, check_names, extent_of
+from benchmarks.common.command import add_data, check_names, command_line
+from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import LIST_CACHES, MIN_BY_EPOCH
-from benchmarks.common.results import machine, plain_table, save, spread
+from benchmarks.common.results import machine, plain_table, save, spread, wide_console
 from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Run, decode, train
-from benchmarks.training.training import BATCH, CACHED_SHARE, LEARNING_RATE, find_data
+from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE, find_data
 
 TABLE_WIDTH = 132
 MOST_ORIGIN, MOST_TOP1_LOSS = 0.5, 0.005
@@ -125,9 +125,8 @@ def rows_of(runs: list[Run]) -> list[Row]:
 
 
 def show(rows: list[Row], console: Console) -> None:
-    table = plain_table("What was read and trained on")
-    for heading in ("", "seeds", "hits %", "redirected %", "drawn %", "trained on %", "top-1 %", "- uniform"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    headings = ("", "seeds", "hits %", "redirected %", "drawn %", "trained on %", "top-1 %", "- uniform")
+    table = plain_table("What was read and trained on", *headings)
     for row in rows:
         table.add_row(
             row.name,
@@ -140,9 +139,8 @@ def show(rows: list[Row], console: Console) -> None:
             spread(row.gained, "+.1f", 100),
         )
     console.print(table)
-    table = plain_table("Origin bytes per sample, in times of LRU's with uniform sampling; others on the same list")
-    for heading in ("", "its cache", *LIST_CACHES, "reached by"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    title = "Origin bytes per sample, in times of LRU's with uniform sampling; others on the same list"
+    table = plain_table(title, "", "its cache", *LIST_CACHES, "reached by")
     for row in rows:
         table.add_row(
             row.name,
@@ -275,24 +273,22 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="DIR/train/CLASS/NAME, DIR/test/...")
+    parser = command_line(__doc__)
+    add_data(parser, IMAGES, required=True)
     add_extent(parser, FULL, QUICK)
     parser.add_argument("--configs", metavar="A,B", help=f"which to run, of {','.join(CONFIGURATIONS)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there, after each run")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture to FILE")
     arguments = parser.parse_args()
     default = QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS
     arguments.configs = arguments.configs.split(",") if arguments.configs else list(default)
     check_names(parser, arguments.configs, CONFIGURATIONS)
-    arguments.extent = extent_of(parser, arguments, QUICK if arguments.quick else FULL)
+    arguments.extent = extent_of(parser, arguments, FULL, QUICK)
     return arguments
 
 
 def main() -> int:
     arguments = parse_arguments()
-    # Its tables are wider than most terminals.
-    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
+    console = wide_console(TABLE_WIDTH)
     return exit_status("accuracy", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
 
 

@@ -12,12 +12,8 @@ almost nothing.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import multiprocessing
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -31,9 +27,13 @@ from typing import Any
 import numpy as np
 import torch
 import trio
+from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.common.command import command_line
+from benchmarks.common.interruption import exit_status
+from benchmarks.common.results import machine, plain_table, save
 from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.testing import RecordingSink
 from trainer_hook import Hook, attach
@@ -203,26 +203,36 @@ def measure(mount: Path, extent: Extent) -> Result:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer steps")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    arguments = parser.parse_args()
-    with daemon() as mount:
-        result = measure(mount, QUICK if arguments.quick else FULL)
-    print(f"a step takes {result.step_ms:.1f} ms without the hook, on {torch.get_num_threads()} threads")
-    print(
-        f"with it {result.overhead_percent:+.2f} % "
-        f"(95 %: {result.overhead_low_percent:+.2f} to {result.overhead_high_percent:+.2f}), in turns"
-    )
-    print(f"the hook by itself adds {result.hook_us:.0f} us a step, {result.hook_percent:.2f} % of it")
-    print(f"{result.batches_sent} batches sent, {result.batches_dropped} dropped")
-    if arguments.json:
-        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
-        arguments.json.write_text(json.dumps(asdict(result) | {"machine": machine}, indent=2) + "\n")
+def show(result: Result, console: Console) -> None:
+    table = plain_table("What the hook adds to a step of the training", "", "%", "microseconds")
+    for what, percent in (
+        ("in turns", result.overhead_percent),
+        ("in turns, lower end of 95 %", result.overhead_low_percent),
+        ("in turns, upper end of 95 %", result.overhead_high_percent),
+        ("the hook by itself", result.hook_percent),
+    ):
+        table.add_row(what, f"{percent:+.2f}", f"{10 * percent * result.step_ms:+.0f}")
+    console.print(table)
     reached = max(result.overhead_percent, result.hook_percent) < TARGET_PERCENT
-    print(f"target, under {TARGET_PERCENT:.0f} %: {'reached' if reached else 'missed'}")
-    return 0 if reached else 1
+    console.print(
+        f"a step takes {result.step_ms:.1f} ms without the hook, on {torch.get_num_threads()} threads; "
+        f"the hook sent {result.batches_sent} batches and dropped {result.batches_dropped}\n"
+        f"target: less than {TARGET_PERCENT:.0f} %: {'reached' if reached else 'missed'}",
+        highlight=False,
+    )
+
+
+def main() -> int:
+    arguments = command_line(__doc__).parse_args()
+
+    def run() -> None:
+        with daemon() as mount:
+            result = measure(mount, QUICK if arguments.quick else FULL)
+        show(result, Console())
+        if arguments.json is not None:
+            save(arguments.json, asdict(result) | {"machine": machine()})
+
+    return exit_status("hook_overhead", run, "interrupted")
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ loader workers take a batch each at once.
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +32,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.common.results import plain_table
+from benchmarks.common.command import command_line
+from benchmarks.common.interruption import exit_status
+from benchmarks.common.results import machine, plain_table, save
 from benchmarks.serving.stall import log_rank_weights
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
@@ -224,18 +225,13 @@ def fetched_by_min(orders: list[npt.NDArray[np.uint32]]) -> float:
     return float(result.origin_bytes[1:].sum() / SAMPLE_BYTES / samples / (len(orders) - 1))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer samples and epochs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
-    arguments = parser.parse_args()
+def run(arguments: argparse.Namespace, console: Console) -> None:
     extent = QUICK if arguments.quick else FULL
     rng = np.random.default_rng(SEED)
     weights = rng.lognormal(0, SPREAD, extent.samples)
     chances = weights / weights.sum()
     orders = [rng.choice(extent.samples, extent.samples, p=chances).astype(np.uint32) for _ in range(extent.epochs)]
     best = fetched_by_min(orders)
-    console = Console()
     variants = [(table, name, variant) for table, rows in TABLES.items() for name, variant in rows.items()]
     rows = []
     for table, name, variant in track(variants, console=console, transient=True):
@@ -250,30 +246,31 @@ def main() -> None:
         highlight=False,
     )
     for table in TABLES:
-        shown = plain_table(table)
-        for heading in ("", "fetched", "x MIN"):
-            shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        shown = plain_table(table, "", "fetched", "x MIN")
         for row in rows:
             if row.table == table:
                 shown.add_row(row.variant, f"{row.fetched_share:.3f}", f"{row.times_min:.3f}")
         console.print(shown)
     if not arguments.quick:
         console.print(mount_table(rows))
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"extent": asdict(extent), "min": best, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
-        )
+    if arguments.json is not None:
+        found = {"extent": asdict(extent), "min": best, "rows": [asdict(row) for row in rows]}
+        save(arguments.json, {"machine": machine()} | found)
 
 
 def mount_table(rows: list[Row]) -> Table:
-    table = plain_table("settings of the mount in stall.py, x MIN, by the share that is cached")
-    for heading in ("", *(f"{share:.0%}" for share in MOUNT_CAPACITIES)):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    shares = (f"{share:.0%}" for share in MOUNT_CAPACITIES)
+    table = plain_table("settings of the mount in stall.py, x MIN, by the share that is cached", "", *shares)
     for name in MOUNT_ROWS:
         found = [row for row in rows if row.variant == name and row.table.startswith(MOUNT)]
         table.add_row(name, *(f"{row.times_min:.3f}" for row in found))
     return table
 
 
+def main() -> int:
+    arguments = command_line(__doc__).parse_args()
+    return exit_status("lookahead", lambda: run(arguments, Console()), "interrupted")
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import counts, mounted
 from benchmarks.common.results import machine, plain_table, save
@@ -182,9 +183,9 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     extent: Extent = arguments.extent
     rows: list[dict[str, Any]] = []
     for size, files in extent.files.items():
-        table = plain_table(f"{files} files of {size} bytes, {LATENCY_MS:g} ms away: means of an epoch")
-        for column in ("", "seconds", "reads", "MB", "hits", "stand-ins", "loaded", "written"):
-            table.add_column(column, justify="right" if column else "left")
+        headings = ("", "seconds", "reads", "MB", "hits", "stand-ins", "loaded", "written")
+        title = f"{files} files of {size} bytes, {LATENCY_MS:g} ms away: means of an epoch"
+        table = plain_table(title, *headings)
         for variant, options in VARIANTS.items():
             with scratch_directory("packages") as place:
                 source = place / "source"
@@ -219,10 +220,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few files and epochs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__).parse_args()
     arguments.extent = QUICK if arguments.quick else FULL
     return exit_status("packages", lambda: measure(arguments, Console()), "interrupted", (OSError, RuntimeError))
 

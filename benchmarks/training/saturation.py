@@ -31,6 +31,8 @@ import numpy as np
 import trio
 from rich.console import Console
 
+from benchmarks.common.command import command_line
+from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.guide import Guide
@@ -237,30 +239,30 @@ def limits(rows: list[Row]) -> dict[tuple[int, int], float]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="a small list and few rates")
-    size.add_argument("--large", action="store_true", help="a list of a million samples too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    arguments = parser.parse_args()
+def run(arguments: argparse.Namespace, console: Console) -> None:
     extent = QUICK if arguments.quick else LARGE if arguments.large else FULL
     rows = list(measure(extent))
-    table = plain_table("Batches of 128, 64 numbers a sample")
-    for head in ("samples", "together", "offered/s", "batches dropped", "scored/s", "rows left out"):
-        table.add_column(head, justify="right")
+    headings = ("samples", "together", "offered/s", "batches dropped", "scored/s", "rows left out")
+    table = plain_table("Batches of 128 samples; an embedding has 64 numbers", *headings)
     for row in rows:
         shares = f"{row.dropped_share:.1%}", f"{row.scored_per_s:,.0f}", f"{row.left_out_share:.1%}"
         table.add_row(f"{row.samples:,}", str(row.together), f"{row.offered_per_s:,.0f}", *shares)
-    console = Console()
     console.print(table)
     for (samples, together), rate in limits(rows).items():
         console.print(
             f"{samples:,} samples, up to {together} together: no batch is dropped at {rate:,.0f} samples a second"
         )
-    if arguments.json:
+    if arguments.json is not None:
         save(arguments.json, {"machine": machine(), "rows": [asdict(row) for row in rows]})
-    return 0
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    parser.add_argument("--large", action="store_true", help="measure a list of a million samples too")
+    arguments = parser.parse_args()
+    if arguments.quick and arguments.large:
+        parser.error("choose --quick or --large, not both")
+    return exit_status("saturation", lambda: run(arguments, Console()), "interrupted")
 
 
 if __name__ == "__main__":

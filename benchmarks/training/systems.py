@@ -31,7 +31,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shutil
 import sys
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -42,13 +41,14 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.common.extent import Extent, add_extent, check_names, extent_of
+from benchmarks.common.command import add_data, check_names, command_line
+from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch, served
-from benchmarks.common.results import machine, save
+from benchmarks.common.results import machine, save, wide_console
 from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Pool, Run, decode, train
 from benchmarks.training.systems_report import WIDTH, Measured, plot, print_measured, show
-from benchmarks.training.training import BATCH, CACHED_SHARE, LEARNING_RATE, find_data
+from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE, find_data
 from spiderfs.simulation.replay import Replay
 from trainer_hook import SpiderSampler
 
@@ -261,8 +261,8 @@ def rounds(arguments: argparse.Namespace, extent: Extent) -> Iterator[tuple[int,
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="DIR/train/CLASS/NAME, DIR/test/...")
+    parser = command_line(__doc__)
+    add_data(parser, IMAGES, required=True)
     add_extent(parser, FULL, QUICK)
     parser.add_argument(
         "--shares",
@@ -280,10 +280,9 @@ def parse_arguments() -> argparse.Namespace:
         "--seeds-elsewhere", type=int, default=1, metavar="N", help="with all other sizes (default %(default)s)"
     )
     parser.add_argument("--again", default="", metavar="A,B", help="systems to measure anew: shade,icache")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there, after each run")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture to FILE")
     arguments = parser.parse_args()
-    arguments.extent = extent_of(parser, arguments, QUICK if arguments.quick else FULL)
+    arguments.extent = extent_of(parser, arguments, FULL, QUICK)
     default = (CACHED_SHARE,) if arguments.quick else CACHED_SHARES
     arguments.shares = [float(share) for share in arguments.shares.split(",")] if arguments.shares else list(default)
     arguments.again = [name for name in arguments.again.split(",") if name]
@@ -293,7 +292,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    console = Console(width=max(WIDTH, shutil.get_terminal_size().columns))
+    console = wide_console(WIDTH)
     return exit_status("systems", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
 
 

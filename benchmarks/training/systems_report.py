@@ -121,11 +121,8 @@ def by_size(
     form: str,
     console: Console,
 ) -> None:
-    table = plain_table(title)
+    table = plain_table(title, "", *(f"{share:.0%}" for share in sizes))
     table.min_width = len(title)
-    table.add_column("", no_wrap=True)
-    for share in sizes:
-        table.add_column(f"{share:.0%}", justify="right", no_wrap=True)
     for system in rows:
         cells = []
         for share in sizes:
@@ -140,8 +137,8 @@ def by_size(
 
 def show_costs(group: Group, size: float, console: Console) -> None:
     """What whole trainings fetch and reach, at the size where all seeds were measured."""
-    table = plain_table(f"Whole trainings with {size:.0%} cached: what they fetch, first epoch included, and reach")
-    headings = (
+    table = plain_table(
+        f"Whole trainings with {size:.0%} cached: what they fetch, first epoch included, and reach",
         "",
         "seeds",
         "epochs",
@@ -153,8 +150,6 @@ def show_costs(group: Group, size: float, console: Console) -> None:
         "- uniform",
         "uniform fetches",
     )
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for (system, share), ran in group.items():
         if share != size:
             continue

@@ -34,7 +34,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -47,11 +46,13 @@ from rich.progress import Progress
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.common.extent import Extent, add_extent, check_names, extent_of
+from benchmarks.common.command import add_data, check_names, command_line
+from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
-from benchmarks.common.results import machine, save
+from benchmarks.common.results import machine, save, verdict_table, wide_console
 from benchmarks.training.train_report import (
+    FORMS,
     TRAFFIC,
     TRAINING,
     Epoch,
@@ -61,11 +62,11 @@ from benchmarks.training.train_report import (
     print_run,
     ratio_table,
     summary_table,
-    verdict_table,
 )
 from benchmarks.training.training import (
     BATCH,
     CACHED_SHARE,
+    IMAGES,
     SAMPLERS,
     Data,
     Images,
@@ -279,7 +280,7 @@ def show(arguments: argparse.Namespace, extent: Extent, data: Data, runs: list[R
     console.print(summary_table("How training went", runs, TRAINING))
     if verdicts := list(judge(runs, "spider")):
         console.print(ratio_table(runs))
-        console.print(verdict_table(verdicts))
+        console.print(verdict_table("spider against its targets", verdicts, FORMS))
     if arguments.json is not None:
         save(arguments.json, result_of(arguments, extent, data, runs))
     if arguments.plot is not None:
@@ -287,8 +288,8 @@ def show(arguments: argparse.Namespace, extent: Extent, data: Data, runs: list[R
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="DIR/train/CLASS/NAME, DIR/test/...")
+    parser = command_line(__doc__)
+    add_data(parser, IMAGES, required=True)
     add_extent(parser, FULL, QUICK)
     parser.add_argument("--configs", metavar="A,B", help=f"which to run, of {','.join(CONFIGURATIONS)}")
     parser.add_argument(
@@ -297,24 +298,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bandwidth", type=int, metavar="BYTES", help="that the source delivers in a second (default: no limit)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="write train.png there")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="write train.png into DIR")
     arguments = parser.parse_args()
     default = QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS
     arguments.configs = arguments.configs.split(",") if arguments.configs else list(default)
     check_names(parser, arguments.configs, CONFIGURATIONS)
-    arguments.extent = extent_of(parser, arguments, QUICK if arguments.quick else FULL)
+    arguments.extent = extent_of(parser, arguments, FULL, QUICK)
     for part in ("train", "test"):
         if not (arguments.data / part).is_dir():
             parser.error(f"{arguments.data / part} is not a directory")
-    arguments.data = arguments.data.resolve()
     return arguments
 
 
 def main() -> int:
     arguments = parse_arguments()
-    # Its tables are wider than some terminals.
-    console = Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))
+    console = wide_console(TABLE_WIDTH)
     return exit_status("train", lambda: measure(arguments, console), "interrupted; everything is unmounted and deleted")
 
 

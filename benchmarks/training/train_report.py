@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.results import plain_table, spread
+from benchmarks.common.results import Verdict, plain_table, spread
 
 BASELINE = "lru"
 LEAST_ORIGIN_SAVING, LEAST_SPEEDUP, MOST_TOP1_LOSS = 0.5, 2.2, 0.005
@@ -48,14 +48,6 @@ class Run:
 
     def figure(self, field: str) -> float:
         return self.epochs[-1].top1 if field == "top1" else self.later(field)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    what: str
-    target: str
-    measured: list[float]  # by seed
-    reached: bool
 
 
 def by_configuration(runs: list[Run]) -> dict[str, list[Run]]:
@@ -106,10 +98,7 @@ TRAINING: tuple[Column, ...] = (
 
 
 def summary_table(title: str, runs: list[Run], columns: tuple[Column, ...]) -> Table:
-    table = plain_table(title)
-    table.add_column("", no_wrap=True)
-    for heading, *_ in columns:
-        table.add_column(heading, justify="right")
+    table = plain_table(title, "", *(heading for heading, *_ in columns))
     for name, ran in by_configuration(runs).items():
         table.add_row(
             name, *(spread([run.figure(field) for run in ran], form, factor) for _, field, form, factor in columns)
@@ -118,9 +107,8 @@ def summary_table(title: str, runs: list[Run], columns: tuple[Column, ...]) -> T
 
 
 def ratio_table(runs: list[Run]) -> Table:
-    table = plain_table("Against lru of the same seed")
-    for heading in ("", "origin bytes a sample x", "an epoch x", "times as fast", "top-1 points"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    headings = ("", "origin bytes a sample x", "an epoch x", "times as fast", "top-1 points")
+    table = plain_table("Against lru of the same seed", *headings)
     for name in by_configuration(runs):
         verdicts = list(judge(runs, name))
         if verdicts and name != BASELINE:
@@ -131,17 +119,6 @@ def ratio_table(runs: list[Run]) -> Table:
 
 
 FORMS = (".2f", ".2f", "+.1f")
-
-
-def verdict_table(verdicts: list[Verdict]) -> Table:
-    table = plain_table("spider against its targets")
-    for heading in ("", "target", "measured", " "):
-        table.add_column(heading, justify="left" if not heading.strip() else "right", no_wrap=True)
-    for verdict, form in zip(verdicts, FORMS, strict=True):
-        word = "reached" if verdict.reached else "missed"
-        style = "green" if verdict.reached else "red"
-        table.add_row(verdict.what, verdict.target, spread(verdict.measured, form), word, style=style)
-    return table
 
 
 def print_run(run: Run, console: Console) -> None:

@@ -25,7 +25,8 @@ BATCH = 64
 EVALUATED = 500  # images at a time
 PIXELS = 32
 LEARNING_RATE = 4e-3
-# Of the images, not of the training: all seeds train on the same ones.
+IMAGES = "DIR holds train/CLASS/NAME and test/CLASS/NAME"
+# This seed chooses the images; all trainings, whatever their own seeds, train on the same ones.
 DRAW_SEED = 0
 
 

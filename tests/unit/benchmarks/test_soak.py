@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.serving.soak_contents import (
+from benchmarks.soak.contents import (
     MIXED,
     RACING,
     SAME,
@@ -20,7 +20,7 @@ from benchmarks.serving.soak_contents import (
     cells,
     parsed,
 )
-from benchmarks.serving.soak_schedule import schedule
+from benchmarks.soak.schedule import schedule
 
 SIZE = 1000
 CLASSES = {1: 0, 2: 0, 3: 1}

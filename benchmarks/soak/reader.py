@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.serving.soak_contents import Key, Range, Seen, parsed
+from benchmarks.soak.contents import Key, Range, Seen, parsed
 from spiderfs.client import read_bytes
 
 T = TypeVar("T")

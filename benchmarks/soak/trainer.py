@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.soak_reader import Reader, Timed, Waits
+from benchmarks.soak.reader import Reader, Timed, Waits
 from spiderfs.protocol import (
     Batch,
     CachedRequest,

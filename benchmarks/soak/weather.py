@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.serving.soak_contents import History, Seen
-from benchmarks.serving.soak_schedule import TIMEOUT_S, TTL_S
+from benchmarks.soak.contents import History, Seen
+from benchmarks.soak.schedule import TIMEOUT_S, TTL_S
 
 # How much longer than promised something may take where eight processes share two cores.
 SLACK_S = 4.0

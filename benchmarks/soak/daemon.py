@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.common.mounts import counts, is_mounted, spiderfs
-from benchmarks.serving.soak_weather import Weather
+from benchmarks.soak.weather import Weather
 from spiderfs.daemon.context import Directories
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.environment import is_sound

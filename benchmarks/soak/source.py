@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.soak_contents import CELL_BYTES, Held, History, Key, Segment, State, cells
-from benchmarks.serving.soak_schedule import File
+from benchmarks.soak.contents import CELL_BYTES, Held, History, Key, Segment, State, cells
+from benchmarks.soak.schedule import File
 
 _PAGE = 4096
 # A page that is mapped sets the mtime when it is first written to, so each is a change of its own.

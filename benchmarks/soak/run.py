@@ -1,11 +1,11 @@
 """Readers, writers at the source, trainers, changed options, faults and kills, all at once, against a model.
 
-    .venv/bin/python -m benchmarks.serving.soak --minutes 10 --seed 1 --json FILE
-    .venv/bin/python -m benchmarks.serving.soak --quick               in a minute, for a look
+    .venv/bin/python -m benchmarks.soak.run --minutes 10 --seed 1 --json FILE
+    .venv/bin/python -m benchmarks.soak.run --quick               in a minute, for a look
 
-One seed says all that happens (`soak_schedule.py`); what the machine makes of it differs from run to run. Every byte
-that is read is compared with everything that its file has ever held (`soak_contents.py`), and every error and every
-late answer with what has befallen the mount (`soak_weather.py`). No call of a reader may wait longer than the limit
+One seed says all that happens (`schedule.py`); what the machine makes of it differs from run to run. Every byte
+that is read is compared with everything that its file has ever held (`contents.py`), and every error and every
+late answer with what has befallen the mount (`weather.py`). No call of a reader may wait longer than the limit
 that docs/SEMANTICS.md names. After each stretch the faults end, and once names have had the time to expire the mount
 must show exactly what the source holds; then memory, descriptors, processes and files of the daemon are counted. At the
 end nothing may be left of it, and its store must be whole.
@@ -20,7 +20,6 @@ import errno
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,14 +34,15 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.results import machine, plain_table, save
-from benchmarks.serving.soak_contents import MIXED, SAME, WRONG, Seen
-from benchmarks.serving.soak_daemon import Daemon, Usage
-from benchmarks.serving.soak_reader import Reader, Timed, Waits
-from benchmarks.serving.soak_schedule import HOT_LARGE, HOT_SMALL, READERS, TTL_S, Event, Schedule, Stretch, schedule
-from benchmarks.serving.soak_source import Source
-from benchmarks.serving.soak_weather import LIMIT_S, SLACK_S, Weather
+from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.soak.contents import MIXED, SAME, WRONG, Seen
+from benchmarks.soak.daemon import Daemon, Usage
+from benchmarks.soak.reader import Reader, Timed, Waits
+from benchmarks.soak.schedule import HOT_LARGE, HOT_SMALL, READERS, TTL_S, Event, Schedule, Stretch, schedule
+from benchmarks.soak.source import Source
+from benchmarks.soak.weather import LIMIT_S, SLACK_S, Weather
 
 ROOT = Path(__file__).resolve().parents[2]
 READER_PAUSE_S = 0.005
@@ -191,7 +191,7 @@ class Soak:
         rng = random.Random(event.arguments["seed"])
         files = rng.sample(self._plan.files, event.arguments["samples"])
         self._trainers[slot] = self._start(
-            "soak_trainer", event.arguments | {"slot": slot, "files": [(file.number, file.path) for file in files]}
+            "trainer", event.arguments | {"slot": slot, "files": [(file.number, file.path) for file in files]}
         )
 
     # -- processes that read
@@ -202,13 +202,13 @@ class Soak:
         hot = files[:HOT_SMALL] + files[-HOT_LARGE:]
         files = rng.sample(hot, len(hot)) + files[HOT_SMALL:-HOT_LARGE]
         given = {"slot": slot, "pause_s": READER_PAUSE_S, "files": [(file.number, file.path) for file in files]}
-        return self._start("soak_reader", given | {"seed": rng.randrange(1 << 30)})
+        return self._start("reader", given | {"seed": rng.randrange(1 << 30)})
 
     def _start(self, program: str, given: dict[str, Any]) -> subprocess.Popen[bytes]:
         self._waits.put(given["slot"], 0.0, 0)
         given |= {"mount": str(self.daemon.mountpoint), "waits": str(self._waits_path), "slots": SLOTS}
         process = subprocess.Popen(
-            [sys.executable, "-m", f"benchmarks.serving.{program}", json.dumps(given)],
+            [sys.executable, "-m", f"benchmarks.soak.{program}", json.dumps(given)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -250,12 +250,12 @@ class Soak:
                 self.found(f"a reader has waited for {now_s - since_s:.1f} s: {_stack(process.pid)}")
                 return
             if slot < READERS and process.poll() is not None and process.pid not in self._killed:
-                self.found(f"reader {slot} has ended with {process.returncode}: see {self._scratch}/soak_reader.py.log")
+                self.found(f"reader {slot} has ended with {process.returncode}: see {self._scratch}/reader.log")
                 return
         for slot, process in list(self._trainers.items()):
             if (status := process.poll()) is not None:
                 if status not in (0, -signal.SIGKILL):
-                    self.found(f"a trainer has ended with {status}: {_tail(self._scratch / 'soak_trainer.log')}")
+                    self.found(f"a trainer has ended with {status}: {_tail(self._scratch / 'trainer.log')}")
                 del self._trainers[slot]
         self._drain()
 
@@ -387,10 +387,8 @@ def _tail(path: Path, lines: int = 30) -> str:
 
 def show(soak: Soak, seed: int, seconds: float, console: Console) -> None:
     tally = soak.tally
-    table = plain_table(f"{seconds / 60:.1f} minutes, seed {seed}")
-    table.add_column("", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("")
+    table = plain_table(f"{seconds / 60:.1f} minutes, seed {seed}", "", "number", " ", words=("", " "))
+    table.columns[-1].no_wrap = False
     for what, counted in (
         ("reads", tally.reads),
         ("what was read", tally.verdicts),
@@ -457,11 +455,13 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="N", help="about so long (default 10)")
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of all that happens (default 1)")
-    parser.add_argument("--quick", action="store_true", help="about a minute")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was counted there")
+    parser = command_line(__doc__)
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, metavar="N", help="how long it takes, about (default 10, quick 1)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="S", help="the seed of everything that happens (default 1)"
+    )
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.minutes = QUICK_MINUTES
@@ -474,7 +474,7 @@ def main() -> int:
     arguments = parse_arguments()
     return exit_status(
         "soak",
-        lambda: run(arguments, Console(width=max(TABLE_WIDTH, shutil.get_terminal_size().columns))),
+        lambda: run(arguments, wide_console(TABLE_WIDTH)),
         "interrupted; everything is unmounted and deleted",
         (RuntimeError, Wrong),
     )

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -39,6 +39,7 @@ from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.hook_connection import ServerLimits
 from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.daemon.training.trainer import SampleList, Trainer
+from spiderfs.daemon.training.training import Training
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, Hello
@@ -89,7 +90,7 @@ class FilledGuide(Guide):
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> int:
         unknown = await super().samples(trainer, samples)
-        (dataset,) = self.datasets.values()
+        dataset = self.trainers.list_of(trainer, samples.name)
         scorer = dataset.scoring_for("graph", DIMENSION, ScorerOptions())
         assert isinstance(scorer, Scorer)
         rng = np.random.default_rng(0)
@@ -121,9 +122,11 @@ def _serve(place: Path, samples: int, together: int, counters: Counters, ready: 
         cache = CacheControl(MemoryContent(), "spider", 0.5, counters)
         cache.restore(0, None)
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
-        arguments = catalogue, lister, records, cache, counters, place / "trainers", place / "scores", options
+        files = place / "trainers", place / "scores"
+        training = Training(catalogue, lister, records, cache, counters, *files, options, lambda: None, lambda: None)
         limits = ServerLimits(together=together)
-        server = HookServer(FilledGuide(*arguments), counters.add, limits)
+        parts = {field.name: getattr(training.guide, field.name) for field in fields(Guide)}
+        server = HookServer(FilledGuide(**parts), counters.add, limits)
         await lister.root()
         listener = listen(place / "hook.sock")
         ready.set()

@@ -35,8 +35,8 @@ from spiderfs.daemon.control.channel import answer_questions
 from spiderfs.daemon.control.table import ControlTable
 from spiderfs.daemon.pipes.client_pipe import ClientPipe
 from spiderfs.daemon.pipes.event_pipe import EventWriter, read_events
-from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.hook_server import HookServer, listen
+from spiderfs.daemon.training.training import Training
 from spiderfs.errors import SpiderfsError, Stale, StoreError
 from spiderfs.options.model import Options
 from spiderfs.packages.format import PackageDirectory
@@ -100,7 +100,7 @@ class Manager:
         self.cache = CacheControl(self.content, self.options.policy, self.options.large_share, self.counters)
         known = self.catalogue.fact(_SOURCE_BYTES_FACT)
         self.survey = Survey(lister, _SOURCE_BYTES.unpack(known)[0] if known else 0)
-        self.guide = Guide(
+        self.training = Training(
             self.catalogue,
             lister,
             self.records,
@@ -121,7 +121,7 @@ class Manager:
             self.counters,
             self.options.sample_max_bytes,
             self.options.fetches,
-            lambda inode: self.options.substitute_when == "miss" and self.guide.has_stand_in(inode),
+            lambda inode: self.options.substitute_when == "miss" and self.training.redirects.has_stand_in(inode),
         )
         self._packer = Packer(
             self.cache,
@@ -139,10 +139,10 @@ class Manager:
             self.options.trace,
             self.path_of,
             size_of=self._size_of,
-            dataset_of=self.guide.dataset_of,
+            dataset_of=self.training.trainers.number_of_list,
         )
         self._superseded = Superseded(self.catalogue, self.content, self.cache)
-        self.hook_server = HookServer(self.guide, self.counters.add)
+        self.hook_server = HookServer(self.training.guide, self.counters.add)
         self._reserve_failed = False
 
     async def run(self, nursery: trio.Nursery) -> None:
@@ -152,7 +152,7 @@ class Manager:
         except StoreError as exc:
             # Taken stock of as soon as the disk allows it (`reconcile`).
             log.warning("%s: nothing enters or leaves the cache until the disk can be written to", exc)
-        self.guide.begin(self.catalogue.fact(_RATIO_FACT))
+        self.training.begin(self.catalogue.fact(_RATIO_FACT))
         nursery.start_soon(self.client.watch)
         try:
             nursery.start_soon(self.hook_server.serve, listen(self.context.directories.hook_socket))
@@ -178,7 +178,7 @@ class Manager:
             self.counters.add("process_starts")
             async for _ in signals:
                 break
-        self.guide.ending()
+        self.training.end()
 
     def close(self) -> None:
         self._events.flush()
@@ -186,7 +186,7 @@ class Manager:
             while events := read():
                 self._fold(events)
         try:
-            self.guide.save()
+            self.training.scoring.save()
             with exit_if_corrupt():
                 self._save()
         except (SpiderfsError, OSError) as exc:
@@ -204,14 +204,14 @@ class Manager:
             await trio.lowlevel.wait_readable(fd)
             self._fold(read())
             self.prefetcher.wake()
-            await self.guide.publish_redirects()
+            await self.training.redirects.publish()
             await trio.sleep(FOLD_PAUSE_S)
 
     def _fold(self, events: list[Access]) -> None:
         try:
             with exit_if_corrupt():
                 self.cache.fold(events)
-            self.guide.note(events)
+            self.training.note(events)
         except SpiderfsError as exc:
             # What was fetched stays in landing until it is pushed out; nobody waits for it to be kept.
             log.warning("%s", exc)
@@ -245,7 +245,7 @@ class Manager:
             before, restarts = restarts, self.context.counters.totals()["worker_restarts"]
             await trio.to_thread.run_sync(self._free, restarts != before)
             self.cache.engine.compare_paces(time.time())
-            await self.guide.let_go()
+            await self.training.declared_lists.let_go()
             with exit_if_corrupt():
                 self.content.clear_dead_readers()
                 self.records.clear_dead_readers()
@@ -281,7 +281,7 @@ class Manager:
             await trio.sleep(max(SAVE_INTERVAL_S, took_s / SAVE_SHARE))
             started = time.monotonic()
             try:
-                await self.guide.save_in_thread()
+                await self.training.scoring.save_in_thread()
                 with exit_if_corrupt():
                     self._save()
                     self.access_log.flush()
@@ -292,7 +292,7 @@ class Manager:
 
     def _save(self) -> None:
         self.catalogue.record_fact(_STATE_FACT, self.cache.saved_state())
-        self.catalogue.record_fact(_RATIO_FACT, self.guide.ratio.state())
+        self.catalogue.record_fact(_RATIO_FACT, self.training.ratio.state())
 
     # -- the capacity and other things that can be changed
 
@@ -330,8 +330,8 @@ class Manager:
             nursery.start_soon(self.survey.run, self._measured)
         if options.policy != before.policy:
             # The new policy knows nothing of what the old one had learned and published.
-            nursery.start_soon(self.guide.policy_changed)
-        self.guide.change(options)
+            nursery.start_soon(self.training.policy_changed)
+        self.training.change(options)
         faults = options.source_faults()
         for name in FAULTS:
             if faults[name] != before.source_faults()[name]:

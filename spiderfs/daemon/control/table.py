@@ -252,8 +252,8 @@ class ControlTable:
             yield piece
 
     async def _scores(self) -> AsyncGenerator[bytes]:
-        for dataset in list(self._manager.guide.datasets.values()):
-            scoring = self._manager.guide.scoring_of(dataset)
+        for dataset in self._manager.training.lists:
+            scoring = self._manager.training.scoring.of(dataset)
             if scoring is None:
                 continue
             # Of one moment: a batch may be scored while they are written down.
@@ -269,9 +269,9 @@ class ControlTable:
     async def _graph(self) -> AsyncGenerator[bytes]:
         lines = []
         # Of the lists there are now: others may be declared while these are looked at.
-        for dataset in list(self._manager.guide.datasets.values()):
+        for dataset in self._manager.training.lists:
             lines.append(f"dataset {dataset.number}: {dataset.name}, {len(dataset.labels)} samples\n")
-            found = await self._manager.guide.described(dataset, _RECALL_SAMPLE)
+            found = await self._manager.training.scoring.described(dataset, _RECALL_SAMPLE)
             if found is None:
                 lines.append("  nothing scored yet\n")
                 continue
@@ -332,7 +332,7 @@ class ControlTable:
         return "".join(lines).encode(errors="surrogateescape")
 
     def _ratio(self) -> bytes:
-        elastic, policy = self._manager.guide.ratio.elastic, self._manager.cache.guided
+        elastic, policy = self._manager.training.ratio.elastic, self._manager.cache.guided
         ratio = "none: the policy has no sections for it" if policy is None else f"{policy.ratio:.4f}"
         pinned = "no" if elastic.pinned is None else f"{elastic.pinned:g}"
         return (
@@ -344,7 +344,7 @@ class ControlTable:
         word = text.decode(errors="replace").strip()
         try:
             share = None if word == "auto" else float(word)
-            self._manager.guide.ratio.pin(share)
+            self._manager.training.ratio.pin(share)
         except ValueError as exc:
             raise ConfigError(f"{word}: write a share from 0 to 1, or auto") from exc
 

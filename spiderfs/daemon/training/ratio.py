@@ -25,6 +25,7 @@ class SectionRatio:
         self._epochs = options.ratio_epochs
         self._only_late = options.substitute_when == "late"
         self._epoch = 0
+        self._planned = False
 
     def restore(self, state: bytes) -> None:
         self.elastic.restore(msgpack.unpackb(state))
@@ -40,13 +41,13 @@ class SectionRatio:
         if accuracy is not None:
             self.elastic.observe_accuracy(accuracy)
         self._epoch = epoch
-        self.apply()
+        self._apply()
 
     def pin(self, share: float | None) -> None:
         """Fix the share of the importance section, or let training decide again; raises ValueError for no share."""
         self.elastic.pin(share)
         if share is not None:
-            self.apply()
+            self._apply()
 
     def change(self, options: Options) -> None:
         """Take over live options; the ratio follows at the end of the epoch."""
@@ -54,8 +55,14 @@ class SectionRatio:
         self._epochs = options.ratio_epochs
         self._only_late = options.substitute_when == "late"
 
-    def apply(self) -> None:
-        """Let the policy and the store follow: to be called when plans have come or gone, too."""
+    def follow_schedule(self) -> None:
+        """Share the cache anew if a plan is followed now and none was before, or the other way round."""
+        if self._cache.engine.schedule.active != self._planned:
+            self._planned = not self._planned
+            self._apply()
+
+    def _apply(self) -> None:
+        """Tell the policy of the ratio, and let the store follow."""
         policy = self._cache.guided
         if policy is None:
             return

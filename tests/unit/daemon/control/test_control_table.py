@@ -14,6 +14,7 @@ import trio
 
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control.table import ControlTable
+from spiderfs.daemon.training.lists_in_memory import ListsInMemory
 from spiderfs.errors import NotFound
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared.redirect_table import redirect_row
@@ -42,13 +43,14 @@ class Harness:
         names = [(b"sample-of-some-class-%06d.jpg" % number, _file(number)) for number in range(FILES)]
         catalogue.record_listing(1, names, 0, 1.0)
         self.inodes = {entry.name: entry.inode for entry in catalogue.entries(1, 0, FILES)}
-        self.guide = SimpleNamespace(datasets={}, scoring_of=lambda dataset: dataset.scoring, described=self._described)
+        self.lists = ListsInMemory()
+        scoring = SimpleNamespace(of=lambda dataset: dataset.scoring, described=self._described)
         self.manager: Any = SimpleNamespace(
             content=self.content,
             records=self.records,
             catalogue=catalogue,
             cache=CacheControl(self.content, "spider", 0.5, SharedCounters(1).row(0)),
-            guide=self.guide,
+            training=SimpleNamespace(lists=self.lists, scoring=scoring),
         )
 
     async def _described(self, dataset: Any, sample: int) -> list[tuple[str, str]]:
@@ -58,20 +60,27 @@ class Harness:
         return [("radius", "0.5")]
 
     def declare(self) -> None:
-        number = len(self.guide.datasets) + 1
+        number = len(list(self.lists)) + 1
         inodes = np.array([*list(self.inodes.values())[1:], 0], np.uint64)
         scoring = SimpleNamespace(scores=np.arange(FILES, dtype=np.float32))
-        self.guide.datasets[str(number)] = SimpleNamespace(
-            number=number,
-            name="train",
-            labels=inodes,
-            inodes=inodes,
-            scoring=scoring,
-            scoring_s=0.0,
-            scorings_made=0,
-            rows_scored=0,
-            rows_left_out=0,
+        self.lists.put(
+            SimpleNamespace(
+                digest=str(number),
+                number=number,
+                name="train",
+                labels=inodes,
+                inodes=inodes,
+                scoring=scoring,
+                scoring_s=0.0,
+                scorings_made=0,
+                rows_scored=0,
+                rows_left_out=0,
+            )
         )
+
+    def forget_lists(self) -> None:
+        for dataset in self.lists:
+            self.lists.remove(dataset)
 
     def text(self, name: str) -> tuple[bytes, int]:
         """A control file, and how many bytes of memory more than the text itself it took to write it."""
@@ -132,7 +141,7 @@ def test_the_list_of_redirects_takes_no_memory(harness: Harness) -> None:
 
 
 def test_the_list_of_scores_takes_no_memory(harness: Harness) -> None:
-    harness.guide.datasets.clear()
+    harness.forget_lists()
     assert harness.text("scores")[0] == b""
     harness.declare()
     text, taken = harness.text("scores")
@@ -142,12 +151,12 @@ def test_the_list_of_scores_takes_no_memory(harness: Harness) -> None:
 
 
 def test_the_graph_is_told_while_lists_are_declared(harness: Harness) -> None:
-    harness.guide.datasets.clear()
+    harness.forget_lists()
     harness.declare()
     harness.declare()
     text, _ = harness.text("graph")
     assert text.count(b"dataset ") == 2
-    assert len(harness.guide.datasets) == 4
+    assert len(list(harness.lists)) == 4
 
 
 def test_what_is_no_control_file_is_not_found(harness: Harness) -> None:

@@ -19,9 +19,9 @@ from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.hints import Pinning
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.dataset import KEPT_LISTS, Dataset
-from spiderfs.daemon.training.guide import Guide
-from spiderfs.daemon.training.lists import GRACE_S
+from spiderfs.daemon.training.declared_lists import GRACE_S
 from spiderfs.daemon.training.trainer import SampleList, SamplePaths, Trainer
+from spiderfs.daemon.training.training import Training
 from spiderfs.errors import ProtocolError
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
@@ -61,7 +61,8 @@ class Harness:
         point.mkdir()
         options = Options(source=source, mountpoint=point, cache_dir=directory / "cache")
         self.options = options
-        self.guide = Guide(
+        self.writer: TraceWriter | None = None
+        self.training = Training(
             catalogue,
             Lister(catalogue, client),
             records,
@@ -70,19 +71,21 @@ class Harness:
             self.trainers_file,
             directory / "scores",
             options,
+            lambda: self.writer,
+            lambda: None,
         )
         self.trainer = Trainer(os.getpid(), os.getuid(), Hello("test"))
         self.list = listed([b"train/%03d" % number for number in range(SAMPLES)])
 
     @property
     def inodes(self) -> list[int]:
-        (dataset,) = self.guide.datasets.values()
+        (dataset,) = self.training.lists
         found: list[int] = dataset.inodes.tolist()
         return found
 
     async def declare(self) -> int:
-        await self.guide.attached(self.trainer)
-        return await self.guide.samples(self.trainer, self.list)
+        await self.training.guide.attached(self.trainer)
+        return await self.training.guide.samples(self.trainer, self.list)
 
     async def batch(
         self, rng: np.random.Generator, indices: list[int], losses: npt.NDArray[np.float16] | None = None
@@ -93,7 +96,7 @@ class Harness:
             self.cache.fold(_events(self.inodes[index]))
         vectors = (np.ones((len(indices), 8)) + 0.1 * rng.standard_normal((len(indices), 8))).astype(np.float16)
         made = Batch(self.list.name, 0, 0, np.array(indices, np.uint32), vectors, losses)
-        await self.guide.learn(self.trainer, self.list, [made])
+        await self.training.guide.learn(self.trainer, self.list, [made])
 
 
 def _events(inode: int) -> list[Access]:
@@ -119,7 +122,7 @@ def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> N
         assert [inode > 0 for inode in harness.inodes] == [True, False, False, False, True]
         (attached,) = published_trainers(harness.trainers_file)
         assert (attached.pid, attached.datasets) == (os.getpid(), ())
-        await harness.guide.detached(harness.trainer)
+        await harness.training.guide.detached(harness.trainer)
         assert published_trainers(harness.trainers_file) == []
 
     run(tmp_path, test)
@@ -133,13 +136,13 @@ def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> Non
         await harness.batch(np.random.default_rng(3), [*range(8)])
         (attached,) = published_trainers(harness.trainers_file)
         assert attached.datasets == (1,)
-        await harness.guide.detached(harness.trainer)
+        await harness.training.guide.detached(harness.trainer)
         await harness.declare()
-        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
-        await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         (attached,) = published_trainers(harness.trainers_file)
         assert attached.datasets == ()
-        assert await harness.guide.scores(harness.trainer, harness.list) is not None
+        assert await harness.training.guide.scores(harness.trainer, harness.list) is not None
 
     run(tmp_path, test)
 
@@ -153,9 +156,9 @@ def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_lon
             parts = rng.permutation(SAMPLES).reshape(5, 8).astype(np.uint32)
             vectors = rng.standard_normal((5, 8, 8)).astype(np.float16)
             made = [Batch("train", 0, 0, ids, rows, None) for ids, rows in zip(parts, vectors, strict=True)]
-            await harness.guide.learn(harness.trainer, harness.list, made)
-            (dataset,) = harness.guide.datasets.values()
-            scoring = harness.guide.scoring_of(dataset)
+            await harness.training.guide.learn(harness.trainer, harness.list, made)
+            (dataset,) = harness.training.lists
+            scoring = harness.training.scoring.of(dataset)
             assert scoring is not None
             scored.append(round(scoring.scored_share * SAMPLES))
         assert scored == [8, 16, 24, 32, 40], "each sample once before any is scored again"
@@ -174,7 +177,7 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path) -> No
         ones = np.ones((1, 8), np.float16)
 
         def read(wanted: int, given: int) -> None:
-            harness.guide.note([Access(1.0, wanted, given, SIZE, 0, 1, number, HIT)])
+            harness.training.note([Access(1.0, wanted, given, SIZE, 0, 1, number, HIT)])
 
         read(one, other)
         read(harness.inodes[0], harness.inodes[0])
@@ -182,11 +185,11 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path) -> No
         batches = [
             Batch("train", 0, step, np.array([index], np.uint32), ones, None) for step, index in enumerate((0, 1))
         ]
-        await harness.guide.learn(harness.trainer, harness.list, batches)
+        await harness.training.guide.learn(harness.trainer, harness.list, batches)
         read(one, one)
-        await harness.guide.learn(harness.trainer, harness.list, batches[1:])
-        (dataset,) = harness.guide.datasets.values()
-        scoring = harness.guide.scoring_of(dataset)
+        await harness.training.guide.learn(harness.trainer, harness.list, batches[1:])
+        (dataset,) = harness.training.lists
+        scoring = harness.training.scoring.of(dataset)
         assert scoring is not None
         assert (dataset.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
         assert isinstance(scoring, Scorer)
@@ -198,7 +201,7 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path) -> No
 def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        harness.guide.ratio.pin(0.5)
+        harness.training.ratio.pin(0.5)
         rng, seen = np.random.default_rng(3), 0
         label = dict(zip(harness.inodes, harness.list.labels.tolist(), strict=True))
         for epoch in range(4):
@@ -209,12 +212,12 @@ def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
                 assert all(dataset == 1 and label[wanted] == label[given] for wanted, dataset, given in rows)
                 members = harness.cache.engine.members
                 assert all(given in members and wanted not in members for wanted, _, given in rows)
-            await harness.guide.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
+            await harness.training.guide.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
         assert seen > 0
-        scores = await harness.guide.scores(harness.trainer, harness.list)
+        scores = await harness.training.guide.scores(harness.trainer, harness.list)
         assert len(scores) == SAMPLES
         assert (scores > 0).all()
-        harness.guide.withdraw_redirects()
+        harness.training.redirects.begin()
         assert redirect_rows(harness.records) == []
 
     run(tmp_path, test)
@@ -224,8 +227,8 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
     async def test(harness: Harness) -> None:
         await harness.declare()
         filed: list[list[int]] = []
-        (dataset,) = harness.guide.datasets.values()
-        scorer = dataset.scoring_for("graph", 8, harness.guide._scorer_options)
+        (dataset,) = harness.training.lists
+        scorer = dataset.scoring_for("graph", 8, harness.training.scoring._options)
         score = scorer.batch
 
         def batch(
@@ -236,7 +239,7 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
 
         monkeypatch.setattr(scorer, "batch", batch)
         wanted, given = harness.inodes[4], harness.inodes[7]
-        harness.guide.note([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
+        harness.training.note([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
         rng = np.random.default_rng(1)
         await harness.batch(rng, [4, 5])
         await harness.batch(rng, [4, 5])
@@ -250,14 +253,14 @@ def test_a_ratio_can_be_pinned_and_let_go(tmp_path: Path) -> None:
         await harness.declare()
         policy = harness.cache.guided
         assert policy is not None
-        harness.guide.ratio.pin(0.25)
-        await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        harness.training.ratio.pin(0.25)
+        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert policy.ratio == 0.25
-        harness.guide.ratio.pin(None)
-        await harness.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
+        harness.training.ratio.pin(None)
+        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
         assert policy.ratio == 0.9
         with pytest.raises(ValueError, match="between 0 and 1"):
-            harness.guide.ratio.pin(1.5)
+            harness.training.ratio.pin(1.5)
 
     run(tmp_path, test)
 
@@ -268,7 +271,7 @@ LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)
 def test_losses_are_filed_under_what_was_served(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        harness.guide.note([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
+        harness.training.note([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
         await harness.batch(np.random.default_rng(1), [3, 4, 5, 6], LOSSES)
         score = harness.cache.engine.score
         assert [score(harness.inodes[index]) for index in (3, 7, 5, 6, 4)] == pytest.approx(
@@ -283,11 +286,11 @@ def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path
         await harness.declare()
         await harness.batch(np.random.default_rng(1), [3, 4])
         assert [harness.cache.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
-        (dataset,) = harness.guide.datasets.values()
-        scoring = harness.guide.scoring_of(dataset)
+        (dataset,) = harness.training.lists
+        scoring = harness.training.scoring.of(dataset)
         assert scoring is not None
         assert dict(scoring.described())["without losses"].startswith("1 ")
-        described = await harness.guide.described(dataset, 10)
+        described = await harness.training.scoring.described(dataset, 10)
         assert described is not None
         assert "recall" not in dict(described)
 
@@ -298,22 +301,22 @@ def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path:
     async def test(harness: Harness) -> None:
         async def change(name: str) -> None:
             harness.cache.set_policy(name)
-            await harness.guide.policy_changed()
+            await harness.training.policy_changed()
 
         await harness.declare()
         rng = np.random.default_rng(1)
         await harness.batch(rng, [3, 4, 5, 6], LOSSES)
-        ranks = await harness.guide.scores(harness.trainer, harness.list)
+        ranks = await harness.training.guide.scores(harness.trainer, harness.list)
         await change("spider")
-        assert len(await harness.guide.scores(harness.trainer, harness.list)) == 0
+        assert len(await harness.training.guide.scores(harness.trainer, harness.list)) == 0
         await harness.batch(rng, list(range(16)))
         assert harness.cache.engine.score(harness.inodes[4]) not in (0, ranks[4])
         await change("shade")
-        assert (await harness.guide.scores(harness.trainer, harness.list)).tolist() == ranks.tolist()
+        assert (await harness.training.guide.scores(harness.trainer, harness.list)).tolist() == ranks.tolist()
         assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
         # All that was learned is there after a remount, whichever policy is the first to ask.
-        harness.guide.save()
-        (dataset,) = harness.guide.datasets.values()
+        harness.training.scoring.save()
+        (dataset,) = harness.training.lists
         dataset.scorings.clear()
         await change("spider")
         assert harness.cache.engine.score(harness.inodes[4]) > 0
@@ -327,7 +330,7 @@ def test_scores_of_lists_long_unused_are_deleted(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         await harness.batch(np.random.default_rng(1), list(range(16)))
-        harness.guide.save()
+        harness.training.scoring.save()
         scores = tmp_path / "scores"
         (in_use,) = scores.iterdir()
         for number in range(KEPT_LISTS + 2):
@@ -335,10 +338,10 @@ def test_scores_of_lists_long_unused_are_deleted(tmp_path: Path) -> None:
             (scores / f"{number}" / "scores.npz").write_bytes(b"of an earlier training")
             os.utime(scores / f"{number}", (1e9 + number, 1e9 + number))
         # Even if it were the oldest of all: it is not written anew if that fails.
-        (dataset,) = harness.guide.datasets.values()
+        (dataset,) = harness.training.lists
         dataset.scorings.clear()
         os.utime(in_use, (1.0, 1.0))
-        harness.guide.save()
+        harness.training.scoring.save()
         latest = {str(number) for number in range(2, KEPT_LISTS + 2)}
         assert {path.name for path in scores.iterdir()} == {in_use.name, *latest}
 
@@ -355,40 +358,40 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
 
     async def test(harness: Harness) -> None:
         await harness.declare()
-        inodes, digest = harness.inodes, next(iter(harness.guide.datasets))
+        inodes, digest = harness.inodes, next(iter(harness.training.lists)).digest
         await harness.batch(np.random.default_rng(1), list(range(30)), np.ones(30, np.float16))
         scores = [harness.cache.engine.score(inode) for inode in inodes[:30]]
         members = set(harness.cache.engine.members)
         assert known_scores(harness, inodes) > len(members)
         clock.jump(10 * GRACE_S)
-        await harness.guide.let_go()
-        assert list(harness.guide.datasets) == [digest], "a trainer uses it"
-        await harness.guide.detached(harness.trainer)
+        await harness.training.declared_lists.let_go()
+        assert [dataset.digest for dataset in harness.training.lists] == [digest], "a trainer uses it"
+        await harness.training.guide.detached(harness.trainer)
         for _ in range(3):
-            await harness.guide.let_go()
+            await harness.training.declared_lists.let_go()
             clock.jump(GRACE_S / 4)
         # Who comes again in time finds it as it was.
-        kept = harness.guide.datasets[digest]
+        kept = harness.training.lists.get(digest)
         await harness.declare()
-        assert harness.guide.datasets[digest] is kept
+        assert harness.training.lists.get(digest) is kept
         clock.jump(10 * GRACE_S)
-        await harness.guide.let_go()
-        assert harness.guide.datasets[digest] is kept
-        await harness.guide.detached(harness.trainer)
+        await harness.training.declared_lists.let_go()
+        assert harness.training.lists.get(digest) is kept
+        await harness.training.guide.detached(harness.trainer)
         gone = weakref.ref(kept)
         del kept
-        await harness.guide.let_go()
+        await harness.training.declared_lists.let_go()
         clock.jump(GRACE_S)
-        await harness.guide.let_go()
+        await harness.training.declared_lists.let_go()
         gc.collect()
         assert gone() is None
-        assert harness.guide.datasets == {}
+        assert list(harness.training.lists) == []
         assert redirect_rows(harness.records) == []
         assert known_scores(harness, inodes) <= len(members)
         assert set(harness.cache.engine.members) == members
         # And finds what was learned when it is declared anew, under its old number.
         await harness.declare()
-        assert [dataset.number for dataset in harness.guide.datasets.values()] == [1]
+        assert [dataset.number for dataset in harness.training.lists] == [1]
         assert [harness.cache.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
 
     async def main() -> None:
@@ -398,47 +401,47 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
 
 
 def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.lists.GRACE_S", 0.0)
+    monkeypatch.setattr("spiderfs.daemon.training.declared_lists.GRACE_S", 0.0)
 
     async def test(harness: Harness) -> None:
         await harness.declare()
         inodes = harness.inodes
         await harness.batch(np.random.default_rng(1), list(range(30)))
         other = Trainer(os.getpid(), os.getuid(), Hello("other"))
-        await harness.guide.attached(other)
-        await harness.guide.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
-        numbers = [dataset.number for dataset in harness.guide.datasets.values()]
+        await harness.training.guide.attached(other)
+        await harness.training.guide.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
+        numbers = [dataset.number for dataset in harness.training.lists]
         assert numbers == [1, 2]
-        await harness.guide.detached(harness.trainer)
-        await harness.guide._lists.let_go(0.0)
-        assert [dataset.number for dataset in harness.guide.datasets.values()] == [2]
+        await harness.training.guide.detached(harness.trainer)
+        await harness.training.declared_lists.let_go(0.0)
+        assert [dataset.number for dataset in harness.training.lists] == [2]
         assert known_scores(harness, inodes[:20]) == 20
         # The third list does not take the second one's number.
-        await harness.guide.attached(harness.trainer)
-        await harness.guide.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
-        assert [dataset.number for dataset in harness.guide.datasets.values()] == [2, 3]
+        await harness.training.guide.attached(harness.trainer)
+        await harness.training.guide.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
+        assert [dataset.number for dataset in harness.training.lists] == [2, 3]
 
     run(tmp_path, test)
 
 
 def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.lists.MAX_SAMPLES", SAMPLES + 10)
+    monkeypatch.setattr("spiderfs.daemon.training.declared_lists.MAX_SAMPLES", SAMPLES + 10)
 
     async def test(harness: Harness) -> None:
         await harness.declare()
         other = Trainer(os.getpid(), os.getuid(), Hello("other"))
-        await harness.guide.attached(other)
-        await harness.guide.samples(other, harness.list)
+        await harness.training.guide.attached(other)
+        await harness.training.guide.samples(other, harness.list)
         part = listed([b"train/%03d" % number for number in range(11)], "part")
         with pytest.raises(ProtocolError, match="all lists of this mount together") as refused:
-            await harness.guide.samples(other, part)
+            await harness.training.guide.samples(other, part)
         assert refused.value.code == "too-large"
         # Those that nobody uses are let go for it, without waiting.
-        await harness.guide.detached(other)
-        await harness.guide.detached(harness.trainer)
-        await harness.guide.attached(other)
-        await harness.guide.samples(other, part)
-        assert [len(dataset.keys) for dataset in harness.guide.datasets.values()] == [11]
+        await harness.training.guide.detached(other)
+        await harness.training.guide.detached(harness.trainer)
+        await harness.training.guide.attached(other)
+        await harness.training.guide.samples(other, part)
+        assert [len(dataset.keys) for dataset in harness.training.lists] == [11]
 
     run(tmp_path, test)
 
@@ -451,14 +454,14 @@ def test_a_list_whose_scores_cannot_be_saved_is_kept(
 
     async def test(harness: Harness) -> None:
         await harness.declare()
-        await harness.guide.detached(harness.trainer)
+        await harness.training.guide.detached(harness.trainer)
         with monkeypatch.context() as patched:
             patched.setattr(Dataset, "save", full)
-            await harness.guide._lists.let_go(0.0)
-        assert len(harness.guide.datasets) == 1
+            await harness.training.declared_lists.let_go(0.0)
+        assert len(list(harness.training.lists)) == 1
         assert "unused list (No space left on device)" in caplog.text
-        await harness.guide._lists.let_go(0.0)
-        assert harness.guide.datasets == {}
+        await harness.training.declared_lists.let_go(0.0)
+        assert list(harness.training.lists) == []
 
     run(tmp_path, test)
 
@@ -467,7 +470,7 @@ def test_other_policies_still_give_scores(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         await harness.batch(np.random.default_rng(1), list(range(16)))
-        assert len(await harness.guide.scores(harness.trainer, harness.list)) == SAMPLES
+        assert len(await harness.training.guide.scores(harness.trainer, harness.list)) == SAMPLES
         assert redirect_rows(harness.records) == []
 
     run(tmp_path, test, "lru")
@@ -484,8 +487,8 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         schedule = harness.cache.engine.schedule
-        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3, 5, 9]))
-        await harness.guide.plan(harness.trainer, harness.list, planned([7, 3], 1, begun=False))
+        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3, 5, 9]))
+        await harness.training.guide.plan(harness.trainer, harness.list, planned([7, 3], 1, begun=False))
         (reader,) = schedule.believed
         assert (reader.epoch.number, [epoch.number for epoch in reader.later]) == (0, [1])
         uses = {index: schedule.next_use_s(harness.inodes[index]) for index in (5, 3, 9, 7, 0)}
@@ -498,10 +501,10 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
         assert uses[3] < schedule.next_use_s(inode) < uses[9]  # type: ignore[operator]
         harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 2, HIT)])
         assert reader.reached == 1
-        await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert schedule.next_use_s(harness.inodes[9]) is None
         assert schedule.next_use_s(harness.inodes[7]) is not None
-        await harness.guide.detached(harness.trainer)
+        await harness.training.guide.detached(harness.trainer)
         assert schedule.readers == {}
 
     run(tmp_path, test)
@@ -510,7 +513,7 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
 def test_an_open_of_a_stand_in_uses_up_what_was_asked_for(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3]))
         wanted, given = harness.inodes[5], harness.inodes[3]
         harness.cache.fold([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
         schedule = harness.cache.engine.schedule
@@ -523,7 +526,7 @@ def test_a_file_that_is_listed_twice_is_read_twice(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.list = listed([b"train/001", b"train/002", b"train/003", b"train/001"])
         await harness.declare()
-        await harness.guide.plan(harness.trainer, harness.list, planned([0, 1, 3, 2]))
+        await harness.training.guide.plan(harness.trainer, harness.list, planned([0, 1, 3, 2]))
         (reader,) = harness.cache.engine.schedule.believed
         inode = harness.inodes[0]
         assert inode == harness.inodes[3]
@@ -540,14 +543,14 @@ def test_plans_are_not_acted_on_while_the_option_is_off(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         schedule = harness.cache.engine.schedule
-        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3]))
         assert schedule.active
-        harness.guide.change(harness.options.changed("plan", "off"))
+        harness.training.change(harness.options.changed("plan", "off"))
         assert (schedule.active, schedule.readers) == (False, {})
-        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3]))
         assert not schedule.active
-        harness.guide.change(harness.options)
-        await harness.guide.plan(harness.trainer, harness.list, planned([5, 3], position=1))
+        harness.training.change(harness.options)
+        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3], position=1))
         assert schedule.active
         assert schedule.next_use_s(harness.inodes[5]) is None
 
@@ -560,9 +563,9 @@ def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCapt
         assert len(published_trainers(harness.trainers_file)) == 1
         # A name that is taken stands for a disk that is full.
         harness.trainers_file.with_suffix(".new").mkdir()
-        await harness.guide.detached(harness.trainer)
+        await harness.training.guide.detached(harness.trainer)
         assert published_trainers(harness.trainers_file) == [], "rather nobody than who has left"
-        harness.guide.begin(None)
+        harness.training.begin(None)
         assert harness.cache.engine.schedule.readers == {}
 
     run(tmp_path, test)
@@ -575,17 +578,17 @@ def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         other = Trainer(os.getpid(), os.getuid(), Hello("other", rank=1))
-        await harness.guide.attached(other)
-        await harness.guide.samples(other, harness.list)
-        await harness.guide.plan(harness.trainer, harness.list, planned([1, 2]))
-        await harness.guide.plan(other, harness.list, planned([8, 9]))
+        await harness.training.guide.attached(other)
+        await harness.training.guide.samples(other, harness.list)
+        await harness.training.guide.plan(harness.trainer, harness.list, planned([1, 2]))
+        await harness.training.guide.plan(other, harness.list, planned([8, 9]))
         schedule = harness.cache.engine.schedule
         assert sorted(schedule.readers) == [(1, "train"), (2, "train")]
         # A rank that is not the first ends its own epoch too.
-        await harness.guide.epoch_end(other, EpochEnd(0, 0.5))
+        await harness.training.guide.epoch_end(other, EpochEnd(0, 0.5))
         found = [schedule.next_use_s(harness.inodes[index]) is not None for index in (1, 8)]
         assert found == [True, False]
-        await harness.guide.detached(other)
+        await harness.training.guide.detached(other)
         assert sorted(schedule.readers) == [(1, "train")]
 
     run(tmp_path, test)
@@ -597,7 +600,7 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
 
     async def test(harness: Harness) -> None:
         writer = TraceWriter(path)
-        harness.guide._trace = lambda: writer
+        harness.writer = writer
         # Some that are unknown, and one that is named twice.
         names = [b"train/%03d" % number for number in range(SAMPLES)]
         harness.list = listed([b"gone/1", *names[:9], b"train/gone", *names[9:], b"gone/2", names[3]])
@@ -607,10 +610,10 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
         for epoch in range(3):
             for _ in range(5):
                 served, wanted = rng.choice(known, 2)
-                harness.guide.note([Access(1.0, harness.inodes[served], harness.inodes[wanted], SIZE, 0, 1, 1, HIT)])
+                harness.training.note([Access(1.0, harness.inodes[served], harness.inodes[wanted], SIZE, 0, 1, 1, HIT)])
                 indices = [int(wanted), *rng.permutation(known)[:7].tolist()]
                 await harness.batch(rng, indices, rng.random(8).astype(np.float16))
-            await harness.guide.epoch_end(harness.trainer, EpochEnd(epoch, epoch / 4))
+            await harness.training.guide.epoch_end(harness.trainer, EpochEnd(epoch, epoch / 4))
         writer.close()
 
     run(tmp_path, test, policy)
@@ -632,7 +635,7 @@ def pinned(harness: Harness) -> list[int]:
 
 
 async def said(harness: Harness, *indices: int) -> int:
-    return await harness.guide.pin(harness.trainer, harness.list, np.array(indices, np.uint32))
+    return await harness.training.guide.pin(harness.trainer, harness.list, np.array(indices, np.uint32))
 
 
 def test_what_is_pinned_is_held_as_far_as_it_fits(tmp_path: Path) -> None:
@@ -658,11 +661,11 @@ def test_pins_end_with_the_trainer_and_with_the_policy(tmp_path: Path) -> None:
         await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
         await said(harness, 5, 4)
         harness.cache.set_policy("icache")
-        await harness.guide.policy_changed()
+        await harness.training.policy_changed()
         assert pinned(harness) == []
         await said(harness, 5, 4)
         assert pinned(harness) == [4, 5]
-        await harness.guide.detached(harness.trainer)
+        await harness.training.guide.detached(harness.trainer)
         assert pinned(harness) == []
 
     run(tmp_path, test, "impact")
@@ -677,11 +680,11 @@ def test_pins_of_an_earlier_mount_last_for_an_epoch(tmp_path: Path) -> None:
         again = CacheControl(harness.content, "impact", 0.5, SharedCounters(1).row(0))
         again.restore(10 * SIZE, harness.cache.saved_state())
         harness.cache.engine = again.engine
-        await harness.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert pinned(harness) == [5], "it was said in this epoch"
         # A trainer whose manager was another one.
-        harness.guide._pinboard.forget()
-        await harness.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
+        harness.training.pinboard.forget()
+        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
         assert pinned(harness) == []
 
     run(tmp_path, test, "impact")
@@ -690,8 +693,8 @@ def test_pins_of_an_earlier_mount_last_for_an_epoch(tmp_path: Path) -> None:
 def test_pins_are_recorded(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         writer = TraceWriter(tmp_path / "trace")
-        harness.guide._pinboard._trace = lambda: writer
         await harness.declare()
+        harness.writer = writer
         for indices in ([5, 4], [5, 4], []):
             await said(harness, *indices)
         writer.close()

@@ -1,0 +1,82 @@
+"""Publishes the policy's redirects: writes them to the table that workers read at each look-up.
+
+The policy names the redirects that have changed since it was asked last, so each change is drawn from it once. Two
+callers that draw one after the other must write in the same order: all that is written goes through one lock. A row
+names its list by the list's number, and only lists that are in memory have rows.
+
+The kernel is told nothing: it believes a name for the rest of its time. A reader that opens a file which has a stand-in
+by now is sent back to look the name up again (`vfs/filesystem.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import trio
+
+from spiderfs.core.events import Access
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.training.dataset import Dataset
+from spiderfs.daemon.training.lists_in_memory import ListsInMemory
+from spiderfs.shared.redirect_table import redirect_row, redirect_rows
+from spiderfs.store.environment import exit_if_corrupt
+from spiderfs.store.store import Records
+
+
+class RedirectPublisher:
+    def __init__(self, cache: CacheControl, records: Records, lists: ListsInMemory) -> None:
+        self._cache = cache
+        self._records = records
+        self._lists = lists
+        self._publishing = trio.Lock()
+
+    def begin(self) -> None:
+        """Empty the table: the stand-ins that an earlier manager has published may no longer be cached."""
+        self._records.put(redirect_row(number, wanted, None) for wanted, number, _ in redirect_rows(self._records))
+
+    async def publish(self) -> None:
+        """Write the redirects that have changed since the last time."""
+        async with self._publishing:
+            with exit_if_corrupt():
+                await self._write_changes()
+
+    async def _write_changes(self) -> None:
+        policy = self._cache.guided
+        changes = policy.redirects_changed() if policy is not None else []
+        if not changes:
+            return
+        rows = []
+        for digest, wanted, stand_in in changes:
+            assert isinstance(wanted, int)
+            assert stand_in is None or isinstance(stand_in, int)
+            dataset = self._lists.get(digest)
+            if dataset is not None:
+                rows.append(redirect_row(dataset.number, wanted, stand_in))
+        await trio.to_thread.run_sync(self._records.put, rows)
+
+    async def publish_all(self) -> None:
+        """Write every redirect anew: a hub of an earlier mount may belong to a list that has only now been declared."""
+        async with self._publishing:
+            self.begin()
+            if self._cache.guided is not None:
+                self._cache.guided.forget_told()
+        await self.publish()
+
+    async def withdraw(self, dataset: Dataset) -> None:
+        """Remove all redirects of a list that leaves memory."""
+        async with self._publishing:
+            wanted = [row[0] for row in redirect_rows(self._records) if row[1] == dataset.number]
+            self._records.put(redirect_row(dataset.number, inode, None) for inode in wanted)
+
+    def note(self, accesses: Iterable[Access]) -> None:
+        """Tell the policy which stand-ins readers have got."""
+        policy = self._cache.guided
+        if policy is not None:
+            for access in accesses:
+                if access.wanted not in (0, access.inode):
+                    policy.stood_in(access.inode, access.wanted)
+
+    def has_stand_in(self, inode: int) -> bool:
+        """Whether readers of some list get another file for this one while it is not cached."""
+        policy = self._cache.guided
+        return policy is not None and any(policy.stand_in(dataset.digest, inode) is not None for dataset in self._lists)

@@ -1,0 +1,98 @@
+"""The attached trainers: the number of each, and the lists that it has declared and teaches.
+
+A trainer gets a number when it attaches. Events of workers name it by this number, and so does the engine's schedule.
+A trainer **teaches** a list once it has sent a batch of it; a trainer that only publishes plans teaches none, and never
+gets a stand-in.
+
+Workers learn of trainers from a file (`shared/attached_trainers.py`), which is written anew at each change here. All
+state belongs to the manager's event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from spiderfs.daemon.training.dataset import Dataset
+from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.linux.process_table import started_at
+from spiderfs.shared.attached_trainers import Attached, publish_trainers
+
+log = logging.getLogger(__name__)
+
+# Events have 16 bits for the number of a trainer, and 0 stands for a reader that is no trainer.
+_MAX_NUMBER = 0xFFFF
+
+
+class Trainers:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._numbers: dict[Trainer, int] = {}
+        self._last_number = 0
+        self._lists: dict[tuple[Trainer, str], Dataset] = {}
+        """By trainer, and by the name that the trainer has given the list."""
+        self._taught: set[tuple[Trainer, str]] = set()
+
+    def attach(self, trainer: Trainer) -> None:
+        self._last_number = self._last_number % _MAX_NUMBER + 1
+        self._numbers[trainer] = self._last_number
+        if trainer.pid == 0:
+            log.warning("a trainer is of another pid namespace: it gets no stand-ins, see HOOK_PROTOCOL.md")
+
+    def detach(self, trainer: Trainer) -> None:
+        del self._numbers[trainer]
+        for key in [key for key in self._lists if key[0] is trainer]:
+            del self._lists[key]
+            self._taught.discard(key)
+        self.publish()
+
+    def number_of(self, trainer: Trainer) -> int:
+        return self._numbers[trainer]
+
+    # -- lists
+
+    def declare(self, trainer: Trainer, name: str, dataset: Dataset) -> None:
+        """Note that a trainer means this list by this name from now on."""
+        self._lists[trainer, name] = dataset
+        self.publish()
+
+    def list_of(self, trainer: Trainer, name: str) -> Dataset:
+        return self._lists[trainer, name]
+
+    def lists_of(self, trainer: Trainer) -> set[Dataset]:
+        return {dataset for (owner, _), dataset in self._lists.items() if owner is trainer}
+
+    def teach(self, trainer: Trainer, name: str) -> None:
+        """Note that a trainer has sent a batch of this list."""
+        if (trainer, name) not in self._taught:
+            self._taught.add((trainer, name))
+            self.publish()
+
+    def any_uses(self, digest: str) -> bool:
+        """Whether some trainer has declared the list with this digest."""
+        return any(dataset.digest == digest for dataset in self._lists.values())
+
+    def number_of_list(self, trainer: int, inode: int) -> int:
+        """The number of the list by which the trainer with this number knows a file; 0 if none of its lists has it."""
+        for (owner, _), dataset in self._lists.items():
+            if self._numbers.get(owner) == trainer and inode in dataset.place_of:
+                return dataset.number
+        return 0
+
+    # -- what workers know
+
+    def publish(self) -> None:
+        """Let workers know who is attached; where the disk is full, they know of nobody until it has room."""
+        rows = []
+        for trainer, number in self._numbers.items():
+            declared = [key for key in self._lists if key[0] is trainer]
+            taught = tuple({self._lists[key].number for key in declared if key in self._taught})
+            try:
+                if trainer.pid and declared:
+                    rows.append(Attached(number, trainer.pid, started_at(trainer.pid), taught))
+            except OSError:
+                log.debug("trainer %d has ended", trainer.pid)
+        try:
+            publish_trainers(self._file, rows)
+        except OSError as exc:
+            log.warning("workers do not learn of trainers (%s): their plans and stand-ins rest", exc.strerror)

@@ -83,6 +83,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         Episode(directories.full_disk),
         counters,
         alone=context.options.workers == 1,
+        caught_up=reading.caught_up,
     )
     redirects = Redirects(records, context.pending_reads)
     options = published_options(directories, context.options)
@@ -100,8 +101,6 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             events=events,
             counters=counters,
             settings=settings_of(options),
-            deliver=handles.delivery,
-            heard=reading.caught_up,
             scattered=lambda: context.spare_nodes.in_use,
         )
 

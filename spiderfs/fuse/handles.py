@@ -10,20 +10,10 @@ from __future__ import annotations
 from spiderfs.fuse import wire
 from spiderfs.fuse.wire import OpenFlag
 from spiderfs.linux.mounts import READ_AHEAD_KIB
-from spiderfs.vfs.filesystem import Caller
 
 PUSHED_BYTES = READ_AHEAD_KIB << 10
 # A member of an enumeration takes as long to look up as to pack.
 _DIRECT_IO, _KEEP_CACHE = int(OpenFlag.DIRECT_IO), int(OpenFlag.KEEP_CACHE)
-
-
-class OpenDelivery:
-    """The content of a file, and the answer to the OPEN that waits for it; see `sources/delivery.py`."""
-
-    def __init__(self, inode: int, size: int, request: int) -> None:
-        self.head = wire.store(inode, size)
-        self.answer = wire.answered(request, open_out(inode))
-        self.done = False
 
 
 class Handles:
@@ -55,9 +45,26 @@ class Handles:
         """Whether the open that is counted last is the only one, and the content small enough."""
         return self.alone(inode) and size <= PUSHED_BYTES
 
-    def delivery(self, inode: int, size: int, caller: Caller) -> OpenDelivery | None:
-        """For the open under way, if whoever reads the file may answer it."""
-        return OpenDelivery(inode, size, caller.request) if self.may_push(inode, size) else None
+
+class OpenDelivery:
+    """The answer to one OPEN of a small file, for the process that reads the file; see `sources/delivery.py`.
+
+    `number` is the kernel's number of the request. The handle is the inode, as `Filesystem.open` gives it.
+    """
+
+    __slots__ = ("_handles", "_inode", "_number", "done")
+
+    def __init__(self, handles: Handles, inode: int, number: int) -> None:
+        self._handles = handles
+        self._inode = inode
+        self._number = number
+        self.done = False
+
+    def messages(self, size: int) -> tuple[bytes, bytes] | None:
+        """The content as a notice, and the answer to the OPEN."""
+        if not self._handles.may_push(self._inode, size):
+            return None
+        return wire.store(self._inode, size), wire.answered(self._number, open_out(self._inode))
 
 
 def open_out(handle: int, direct_io: bool = False, keeps_pages: bool = True) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from spiderfs.errors import AttributeTooLong, InvalidArgument, ReadOnly, SourceTimeout, SpiderfsError, StoreCorrupt
 from spiderfs.fuse import wire
-from spiderfs.fuse.handles import Handles, open_out
+from spiderfs.fuse.handles import Handles, OpenDelivery, open_out
 from spiderfs.fuse.passthrough import Passthrough, passing_out
 from spiderfs.fuse.session import Body, Handler
 from spiderfs.fuse.wire import Opcode, OpenFlag
@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Operations:
-    """One method a request; `handlers` is the table of them."""
+    """One method for each kind of request; `handlers` is the table of them.
+
+    A method is given the inode, what came with the request, who asks, and the kernel's number of the request.
+    """
 
     def __init__(
         self,
@@ -65,32 +68,33 @@ class Operations:
         }
         return answered | dict.fromkeys(CHANGES, self.refuse)
 
-    async def lookup(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def lookup(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         return wire.entry_out(await self._fs.lookup(inode, bytes(body[:-1]), caller))
 
-    async def forget(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def forget(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         # Nothing is remembered per inode that could be forgotten.
         return None
 
-    async def getattr(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def getattr(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         return wire.attr_out(await self._fs.getattr(inode))
 
-    async def readlink(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def readlink(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         return await self._fs.readlink(inode)
 
-    async def open(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def open(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         (flags,) = wire.unpacked(wire.FIRST_WORD, body)
         self._handles.open(inode)
+        delivery = OpenDelivery(self._handles, inode, number)
         try:
-            handle, direct_io, fetched, answered, large, keeps_pages = await self._fs.open(inode, flags, caller)
+            handle, direct_io, fetched, large, keeps_pages = await self._fs.open(inode, flags, caller, delivery)
         except SourceTimeout:
-            # Whoever reads the file may still answer this open, in the same moment: rather one handle too many is
-            # counted, which costs a push, than one too few.
+            # The reading process may still answer this open in the same moment. So the handle stays counted: one too
+            # many costs a push, one too few would let a push wait for a READ.
             raise
         except BaseException:
             self._closed(inode)
             raise
-        if answered:
+        if delivery.done:
             return None
         if fetched is not None and self._handles.may_push(inode, len(fetched)):
             self._push(inode, fetched)
@@ -102,11 +106,11 @@ class Operations:
                 return passing_out(handle, backing, past_pages)
         return open_out(handle, direct_io, keeps_pages)
 
-    async def read(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def read(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         handle, offset, size = wire.unpacked(wire.READ_IN, body)
         return await self._fs.read(handle, offset, size, inode)
 
-    async def release(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def release(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         (handle,) = wire.unpacked(wire.HANDLE, body)
         self._closed(inode)
         await self._fs.release(handle)
@@ -116,12 +120,12 @@ class Operations:
         if self._handles.close(inode) and self._passthrough is not None:
             self._passthrough.closed(inode)
 
-    async def opendir(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def opendir(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         handle, keeps, kept = await self._fs.opendir(inode)
         flags = (OpenFlag.CACHE_DIR if keeps else 0) | (OpenFlag.KEEP_CACHE if kept else 0)
         return wire.OPEN_OUT.pack(handle, flags, 0)
 
-    async def readdirplus(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def readdirplus(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         handle, after, size = wire.unpacked(wire.READ_IN, body)
         if after > wire.MOST_POSITION:
             raise InvalidArgument(f"no listing has a position {after}")
@@ -134,40 +138,40 @@ class Operations:
             listing += row
         return bytes(listing)
 
-    async def access(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def access(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         (mask,) = wire.unpacked(wire.FIRST_WORD, body)
         await self._fs.access(inode, mask, caller)
         return b""
 
-    async def statfs(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def statfs(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         return wire.statfs_out(await self._fs.statfs())
 
-    async def listxattr(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def listxattr(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         (size,) = wire.unpacked(wire.FIRST_WORD, body)
         return _sized(b"".join(os.fsencode(name) + b"\0" for name in await self._fs.listxattr(inode)), size)
 
-    async def getxattr(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def getxattr(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         (size,) = wire.unpacked(wire.FIRST_WORD, body)
         name = os.fsdecode(bytes(body[wire.GETXATTR_IN_BYTES : -1]))
         return _sized(await self._fs.getxattr(inode, name), size)
 
-    async def nothing(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def nothing(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         return b""
 
     # -- what would change something: only control files can be written
 
-    async def write(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def write(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         handle, _, size = wire.unpacked(wire.READ_IN, body)
         data = bytes(body[wire.WRITE_IN_BYTES : wire.WRITE_IN_BYTES + size])
         return wire.WRITE_OUT.pack(await self._fs.write(handle, data))
 
-    async def setattr(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def setattr(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         wanted, _, _ = wire.unpacked(wire.SETATTR_IN, body)
         if not wanted & wire.FATTR_SIZE:
-            return await self.refuse(inode, body, caller)
+            return await self.refuse(inode, body, caller, number)
         return wire.attr_out(await self._fs.truncate(inode))
 
-    async def refuse(self, inode: int, body: memoryview, caller: Caller) -> Body:
+    async def refuse(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         raise ReadOnly("spiderfs is read-only")
 
     def error_number(self, exc: Exception) -> int:

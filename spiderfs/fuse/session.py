@@ -40,8 +40,11 @@ log = logging.getLogger(__name__)
 
 Body = bytes | memoryview | None
 """An answer without its header; None where the kernel expects none."""
-Handler = Callable[[int, memoryview, Caller], Coroutine[Any, Any, Body]]
-"""Answers one kind of request about an inode; what came with it may be looked at until the first await."""
+Handler = Callable[[int, memoryview, Caller, int], Coroutine[Any, Any, Body]]
+"""Answers one kind of request: inode, what came with the request, who asks, and the kernel's number of the request.
+
+What came with it may be looked at until the first await.
+"""
 
 # Requests that a worker answers at the same time; the others wait in the kernel. Readers that wait for a hanging source
 # hold one each and must not use up those that serve cached files.
@@ -179,7 +182,7 @@ class _Desk:
                 # For most requests that is: do not ask again.
                 _write(self._descriptor, unique, errno.ENOSYS, b"")
                 continue
-            answer = handler(inode, self._bodies[: length - wire.IN_HEADER.size], Caller(uid, gid, pid, unique))
+            answer = handler(inode, self._bodies[: length - wire.IN_HEADER.size], Caller(uid, gid, pid), unique)
             try:
                 trap = answer.send(None)
             except StopIteration as done:

@@ -1,7 +1,6 @@
-"""Handing bytes to whoever waits for them from the process that has read them, before anybody else hears of it.
+"""Answering whoever waits for a file directly from the process that has read it.
 
-A reader over a slow source waits for two wake-ups less so: the one of the process that answers requests, and that of
-its task.
+The reader then waits for two wake-ups fewer: that of the process that answers requests, and that of its task.
 """
 
 from __future__ import annotations
@@ -10,9 +9,13 @@ from typing import Protocol
 
 
 class Delivery(Protocol):
-    """Two messages to the same descriptor: `head` and the bytes behind it, then `answer`."""
+    """One answer that waits for a file's content. Only who made it knows what the answer means."""
 
-    head: bytes
-    answer: bytes
     done: bool
-    """Set once both were written, or once nobody waited for them any more."""
+    """Set once the answer was written, or once nobody waited for it any more: then nobody else may answer."""
+
+    def messages(self, size: int) -> tuple[bytes, bytes] | None:
+        """What to write for a content of `size` bytes; None if the reading process must not answer.
+
+        The reading process writes the first text with the content behind it, and then the second one, each in one call.
+        """

@@ -128,7 +128,8 @@ class ReadProcess:
 
         A delivery of other than `length` bytes is not made.
         """
-        head, answer = (b"", b"") if delivery is None or self._deliver_to is None else (delivery.head, delivery.answer)
+        messages = None if delivery is None or self._deliver_to is None else delivery.messages(length)
+        head, answer = messages or (b"", b"")
         # Its slot has to hold the path, and what an error may say of it.
         if max(2 * len(path) + len(head) + len(answer), length) > self._longest:
             raise SourceUnavailable(f"{length} bytes of a path of {len(path)} are more than is read at a time")

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -135,7 +135,7 @@ class Fetched:
 
 
 class Fetcher:
-    """`alone`: no other process answers the READs of a file that this one has opened."""
+    """Brings content from the source into the store, for everybody in this process."""
 
     def __init__(
         self,
@@ -145,8 +145,14 @@ class Fetcher:
         full_disk: Episode,
         counters: Counters,
         alone: bool = False,
+        caught_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        """`alone`: no other process answers the READs of a file that this one has opened.
+
+        `caught_up` returns once this process knows of every read that the reading process has answered by itself.
+        """
+        self.caught_up = caught_up
         self._now = wall_clock
         self._client = client
         self._content = content
@@ -194,6 +200,13 @@ class Fetcher:
         except StoreError as exc:
             self._failed(exc)
             return False
+
+    async def has_come(self, key: ContentKey) -> bool:
+        """Whether a fetch that is under way here has brought its bytes, though this process had yet to hear of it."""
+        if not self._client.fetching(key):
+            return False
+        await self.caught_up()
+        return self.stored(key)
 
     def stored_blocks(self, inode: int) -> int:
         """How many blocks of a large file the store has, or will have in a moment. Raises StoreCorrupt."""

@@ -26,7 +26,7 @@ import os
 import random
 import stat
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -93,13 +93,11 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 
 
 class Caller(NamedTuple):
-    """Who sent a request; `pid` is a thread id."""
+    """Who asks for something; `pid` is the number of the thread."""
 
     uid: int
     gid: int
     pid: int
-    request: int = 0
-    """The kernel's number of it."""
 
 
 class Attributes(NamedTuple):
@@ -122,14 +120,13 @@ class Entry(NamedTuple):
 class Opened(NamedTuple):
     """`fetched`: the whole content, where the open has brought it from the source.
 
-    `answered`: whoever has read it has given it to the kernel, and said that the file is open. `large`: see `lend`.
+    `large`: see `lend`.
     `keeps_pages`: the pages that the kernel has of the inode are those of the same bytes.
     """
 
     handle: int
     direct_io: bool
     fetched: bytes | None = None
-    answered: bool = False
     large: bool = False
     keeps_pages: bool = True
 
@@ -178,16 +175,12 @@ class Filesystem:
         events: EventSink,
         counters: Counters,
         settings: Settings,
-        deliver: Callable[[int, int, Caller], Delivery | None] = lambda inode, size, caller: None,
-        heard: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         wall_clock: Callable[[], float] = time.time,
         scattered: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`deliver` says of an open of an inode of some size how whoever reads it may answer it.
+        """`brought` notes which handle the open has to have for which a look-up has read a provisional version.
 
-        `brought` notes which handle the open has to have for which a look-up has read a provisional version.
-        `heard` returns when this process knows of all that was answered so. `scattered`: whether other processes may
-        know names that this one does not.
+        `scattered`: whether other processes may know names that this one does not.
         """
         self._catalogue = catalogue
         self._content = content
@@ -199,8 +192,6 @@ class Filesystem:
         self._control = control
         self._events = events
         self._counters = counters
-        self._deliver = deliver
-        self._heard = heard
         self._now = wall_clock
         self._scattered = scattered
         # Of directories: when the listing was made that the kernel may have kept.
@@ -441,10 +432,11 @@ class Filesystem:
 
     # -- contents
 
-    async def open(self, inode: int, flags: int, caller: Caller) -> Opened:
+    async def open(self, inode: int, flags: int, caller: Caller, delivery: Delivery | None = None) -> Opened:
+        """Make a small file local. What reads it from the source may answer through `delivery` before this returns."""
         if self._control.owns(inode):
             # What has been read is to be seen in what is said of it.
-            await self._heard()
+            await self._fetcher.caught_up()
             return Opened(await self._control.open(inode, flags, caller.uid), direct_io=True)
         if flags & _WRITING:
             raise ReadOnly("spiderfs is read-only")
@@ -457,7 +449,7 @@ class Filesystem:
             # The clock was set back meanwhile: the next look-up, which the kernel makes at once, tells it so.
             raise Stale(f"{os.fsdecode(node.path)} may still be written to")
         if node.stat.size <= self.settings.sample_max_bytes:
-            return await self._make_local(node, caller)
+            return await self._make_local(node, caller, delivery)
         # Only READ knows which blocks are wanted; the open itself waits for nothing.
         self._note_large(node, caller)
         return Opened(inode, direct_io=False, large=True)
@@ -543,16 +535,15 @@ class Filesystem:
         if known is None or known.inode != node.inode or known.checked_at == 0:
             raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
 
-    async def _make_local(self, node: Node, caller: Caller) -> Opened:
+    async def _make_local(self, node: Node, caller: Caller, delivery: Delivery | None) -> Opened:
         # Now: once this open has been answered, the same caller may have looked up another name.
         trainer, wanted, believed = self._reader_of(node, caller)
         started = time.perf_counter()
-        fetched = delivery = None
+        fetched = None
         key = ContentKey(node.inode)
-        if node.stat.size and not self._fetcher.stored(key) and not await self._has_come(key):
+        if node.stat.size and not self._fetcher.stored(key) and not await self._fetcher.has_come(key):
             if believed is not None:
                 self._send_back(node, believed, caller)
-            delivery = self._deliver(node.inode, node.stat.size, caller)
             try:
                 fetched = await self._fetcher.bring(node, delivery=delivery)
             except (SourceNotFound, SourceChanged) as exc:
@@ -572,8 +563,7 @@ class Filesystem:
             return Opened(node.inode, direct_io=False)
         # An event says where the bytes lie, so it waits until they do.
         fetched.when_settled(partial(self._note_fetched, node, caller.pid, trainer, wanted))
-        answered = delivery is not None and delivery.done
-        return Opened(node.inode, direct_io=False, fetched=fetched.payload, answered=answered)
+        return Opened(node.inode, direct_io=False, fetched=fetched.payload)
 
     def _send_back(self, node: Node, trainer: Attached, caller: Caller) -> None:
         """Raises Stale if a look-up would give this trainer a stand-in for the file, and there was none.
@@ -598,13 +588,6 @@ class Filesystem:
             asked = self._redirects.wanted(caller.pid, node.inode)
             return reader.number, asked or node.inode, reader if asked is None else None
         return 0, node.inode, None
-
-    async def _has_come(self, key: ContentKey) -> bool:
-        """Whether a file that is being fetched has been read, and an open of it answered, already."""
-        if not self._client.fetching(key):
-            return False
-        await self._heard()
-        return self._fetcher.stored(key)
 
     def _note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, where: int) -> None:
         if where != FETCHED:
@@ -780,7 +763,7 @@ class Filesystem:
             if name.startswith(XATTR_PREFIX) and node.is_regular:
                 render = _OWN_XATTRS.get(name[len(XATTR_PREFIX) :])
                 if render is not None:
-                    await self._heard()
+                    await self._fetcher.caught_up()
                     return os.fsencode(render(self, node))
             else:
                 value = await self._client.getxattr(node.path, name)

@@ -197,13 +197,13 @@ class Plain:
         inode = self._walk(path).inode
         ops, caller, write = self._operations, self._caller(), os.O_WRONLY
         calls: dict[str, Callable[[], Any]] = {
-            "open to write": lambda: ops.open(inode, _words(write), caller),
-            "open to append": lambda: ops.open(inode, _words(write | os.O_APPEND), caller),
-            "open to truncate": lambda: ops.open(inode, _words(os.O_RDWR | os.O_TRUNC), caller),
-            "truncate": lambda: ops.setattr(inode, _words(wire.FATTR_SIZE, *[0] * 5), caller),
-        } | dict.fromkeys(("chmod", "chown", "utimes"), lambda: ops.setattr(inode, _words(*[0] * 6), caller))
+            "open to write": lambda: ops.open(inode, _words(write), caller, 1),
+            "open to append": lambda: ops.open(inode, _words(write | os.O_APPEND), caller, 1),
+            "open to truncate": lambda: ops.open(inode, _words(os.O_RDWR | os.O_TRUNC), caller, 1),
+            "truncate": lambda: ops.setattr(inode, _words(wire.FATTR_SIZE, *[0] * 5), caller, 1),
+        } | dict.fromkeys(("chmod", "chown", "utimes"), lambda: ops.setattr(inode, _words(*[0] * 6), caller, 1))
         # The others are refused whatever they say.
-        self._run(calls.get(what, lambda: ops.refuse(inode, _words(), caller)))
+        self._run(calls.get(what, lambda: ops.refuse(inode, _words(), caller, 1)))
 
 
 class OnMount:

@@ -126,7 +126,7 @@ def test_any_request_is_answered(requests: list[tuple[int, int, bytes]], tmp_pat
             for opcode, inode, body in requests:
                 given = inodes[inode] if inode < len(inodes) else inode
                 try:
-                    answer = await handlers[opcode](given, memoryview(body), Caller(0, 0, 1, 1))
+                    answer = await handlers[opcode](given, memoryview(body), Caller(0, 0, 1), 1)
                 except SpiderfsError:
                     continue
                 if answer is not None and opcode in SIZE_AT and (size := _word(body, SIZE_AT[Opcode(opcode)])):

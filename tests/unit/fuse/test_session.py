@@ -58,7 +58,7 @@ def kernel() -> Iterator[Kernel]:
     os.close(kernel.descriptor)
 
 
-async def yes(inode: int, body: memoryview, caller: Caller) -> Body:
+async def yes(inode: int, body: memoryview, caller: Caller, number: int) -> Body:
     return b"yes"
 
 
@@ -107,8 +107,8 @@ def test_requests_are_answered_in_turn(kernel: Kernel) -> None:
 
 
 def test_errors_and_unknown_requests_are_answered(kernel: Kernel) -> None:
-    async def refuse(inode: int, body: memoryview, caller: Caller) -> Body:
-        if caller.request == 2:
+    async def refuse(inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        if number == 2:
             await trio.sleep(0)
         raise ReadOnly("no")
 
@@ -158,7 +158,7 @@ def test_nothing_that_is_under_way_waits_for_the_next_request(kernel: Kernel, mo
         await trio.sleep(0)
         done.set()
 
-    async def begin(inode: int, body: memoryview, caller: Caller) -> Body:
+    async def begin(inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         nonlocal begun
         begun = True
         trio.lowlevel.spawn_system_task(fetch)
@@ -174,8 +174,8 @@ def test_nothing_that_is_under_way_waits_for_the_next_request(kernel: Kernel, mo
 def test_a_request_that_waits_does_not_hold_up_those_behind_it(kernel: Kernel) -> None:
     released = trio.Event()
 
-    async def second_lets_first_go(inode: int, body: memoryview, caller: Caller) -> Body:
-        if caller.request == 1:
+    async def second_lets_first_go(inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        if number == 1:
             await released.wait()
         else:
             released.set()

@@ -135,7 +135,10 @@ def test_who_gives_up_leaves_the_slot_to_the_read(tmp_path: Path) -> None:
 
 class Deliver:
     def __init__(self, head: bytes, answer: bytes) -> None:
-        self.head, self.answer, self.done = head, answer, False
+        self._texts, self.done = (head, answer), False
+
+    def messages(self, size: int) -> tuple[bytes, bytes]:
+        return self._texts
 
 
 @contextmanager

@@ -234,7 +234,7 @@ class Cache:
         self.engine.opened(given, self._sizes[given])
         if self._trace is not None:
             if given == wanted:
-                self._trace.append(self._accesses, wanted, size, served=hit, dataset=DATASET)
+                self._trace.append(self._accesses, wanted, size, served=hit, list_number=DATASET)
             else:
                 self._trace.redirect(self._accesses, wanted, size, given, self._sizes[given], DATASET)
         return given

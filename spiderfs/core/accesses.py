@@ -1,4 +1,4 @@
-"""A whole recording of what was asked for, as columns: what a replay drives an engine with."""
+"""All accesses of a trace, as columns: a replay drives an engine with them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from spiderfs.core.policy import Key
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
-    """What was asked for, in order; the four run in parallel."""
+    """One row for each access, in the order in which they came; the four columns have the same length."""
 
     keys: Sequence[Key]
     sizes: Sequence[int]
+    """In bytes."""
     ids: NDArray[np.int64]
-    """The keys numbered from 0 in the order of their first access."""
-    datasets: Sequence[str]
-    """Of the reader, where it may be given a stand-in; "" where it may not."""
+    """The number of each key: keys are numbered from 0, in the order of their first access."""
+    list_ids: Sequence[str]
+    """The list that the reader had declared, if the reader may get a stand-in, and "" if it may not."""
 
     @classmethod
-    def of(cls, keys: Sequence[Key], sizes: Sequence[int], datasets: Sequence[str] | None = None) -> Accesses:
+    def of(cls, keys: Sequence[Key], sizes: Sequence[int], list_ids: Sequence[str] | None = None) -> Accesses:
         numbers: dict[Key, int] = {}
         ids = (numbers.setdefault(key, len(numbers)) for key in keys)
-        return cls(keys, sizes, np.fromiter(ids, np.int64, len(keys)), datasets or [""] * len(keys))
+        return cls(keys, sizes, np.fromiter(ids, np.int64, len(keys)), list_ids or [""] * len(keys))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -38,6 +39,7 @@ class Accesses:
 
     @property
     def distinct_bytes(self) -> int:
+        """Bytes of all different samples and blocks, each counted once, with the size of its last access."""
         sizes = np.zeros(self.distinct, np.int64)
         sizes[self.ids] = self.sizes
         return int(sizes.sum())

@@ -1,32 +1,36 @@
-"""How many fetches to have under way: more while that brings more bytes, fewer when the source slows down.
+"""How many fetches to run at once: more while more of them bring more bytes per second, fewer when the source slows.
 
-Rates are compared between windows in which the fetches were never short of work; any other says nothing about the
-source. Growth is by half, and taken back if it brought nothing; from time to time it is tried again, for the source's
-other users come and go.
+Time is cut into windows, and the rates of two windows are compared. A window counts only if there was always a next
+file to fetch: in any other window the rate says nothing about the source. The limit grows by half. If the higher limit
+brings nothing, the growth is taken back; it is tried again from time to time, because other users of the source come
+and go.
 """
 
 from __future__ import annotations
 
-# A window is long enough for some fetches of each of those under way.
+# A window lasts at least so long, and at least so many latencies of a fetch: every fetch ends some times in it.
 WINDOW_S = 0.25
 WINDOW_LATENCIES = 4
+# A window's rate has grown, or fallen, if it is so many times the best rate.
 GREW, FELL = 1.05, 0.8
-# Windows without a change after which a larger number is tried again: some 5 s.
+# After so many windows without a change, some 5 s, a higher limit is tried again.
 TRY_AGAIN = 20
-# Weight of one fetch in the latency that is remembered.
+# Weight of one fetch in the moving mean of the latency.
 _WEIGHT = 1 / 16
 
 
 class Concurrency:
+    """The limit on fetches that run at once; it starts at `first` and is never above `most`."""
+
     def __init__(self, most: int, first: int = 8) -> None:
         if most < 1:
-            raise ValueError(f"at least 1 fetch at a time, not {most}")
+            raise ValueError(f"the number of fetches at once must be at least 1, not {most}")
         self.most = most
         self.limit = min(first, most)
         self.latency_s = 0.0
-        """Of a fetch, a moving mean."""
+        """How long a fetch takes, as a moving mean."""
         self.bytes_per_s = 0.0
-        """In the last window that was judged."""
+        """The rate in the last window that was judged."""
         self._best = 0.0
         self._grown_by = 0
         self._quiet = 0
@@ -34,11 +38,11 @@ class Concurrency:
         self._bytes = 0
 
     def short_of_work(self, now_s: float) -> None:
-        """There was nothing to fetch though more could have been under way."""
+        """Note that there was nothing to fetch although the limit allowed another fetch: the window begins anew."""
         self._begin(now_s)
 
     def fetched(self, size: int, took_s: float, now_s: float) -> None:
-        """A fetch has ended, with work left for another."""
+        """Note that a fetch of `size` bytes has ended, and that there was another file to fetch."""
         self.latency_s += (took_s - self.latency_s) * (_WEIGHT if self.latency_s else 1.0)
         self._bytes += size
         elapsed_s = now_s - self._since_s

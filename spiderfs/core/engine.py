@@ -1,21 +1,23 @@
-"""The one place that decides what is cached; it serves training and replays recorded traces alike.
+"""The engine decides what is cached, and nothing else does. It serves a mount and a replay of a trace alike.
 
-The engine knows keys, sizes and sections, never bytes. Each event returns the changes that the store is to make. The
-store's landing section, where freshly fetched files lie until they are kept or pushed out, is not a member of
-anything here: the engine only leaves room for it.
+The engine knows keys, sizes and sections, never bytes. Each of its methods that takes an event returns the changes
+that the store has to make. The section `landing`, which every fetched file enters first, is the store's own: the
+engine only leaves room for it.
 
-The budget (capacity less landing) is shared by the policy, which ranks samples, and the section "blocks", an LRU of
-1 MiB blocks of large files. Neither is reserved: blocks may fill whatever the policy leaves free, and the policy
-whatever the blocks leave free. When both want more, blocks get `large_share` of the budget and the policy the rest.
+The budget (the capacity less the room for landing) is shared by the policy, which ranks samples, and by the section
+"blocks", an LRU of the 1 MiB blocks of large files. Neither has a reserved part: blocks may fill whatever the policy
+leaves free, and the policy may fill whatever the blocks leave free. When both want more, blocks get `large_share` of
+the budget and the policy gets the rest.
 
-What readers have published of their coming reads (`schedule.py`) overrules the policy's ranking while it is believed
+Readers publish plans of their coming reads (`schedule.py`). While a plan is believed, it overrules the policy's ranking
 (`foresight.py`).
 
 Invariants, after every call:
 - used_bytes == sum of the members' sizes == sum of section_bytes <= budget_bytes;
 - one Changes never names a key twice;
-- a candidate that cannot get all the room it needs evicts nothing.
-A size is what the store charges for the record; it never changes while the key is a member.
+- a candidate that cannot get all the room that it needs evicts nothing.
+The size of a key is the number of bytes that the store counts for its record; it never changes while the key is a
+member.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from spiderfs.core.schedule import PlannedEpoch, Schedule
 
 BLOCKS = "blocks"
 
-# Next uses that several readers' plans give are compared anew when their paces have drifted so far apart.
+# The times of next uses are computed anew when a reader is so many seconds from where its pace said it would be.
 _DRIFT_S = 2.0
 
 
@@ -44,12 +46,12 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the store is to do, the drops before the keeps."""
+    """What the store has to do: first all of `drop`, then all of `keep`."""
 
     keep: tuple[tuple[Key, str], ...] = ()
-    """Move to this section, from landing or from another one."""
+    """Move the key to this section, from landing or from another section."""
     drop: tuple[Key, ...] = ()
-    """Leave the cache."""
+    """Remove the key from the cache."""
 
 
 NOTHING = Changes()
@@ -93,7 +95,7 @@ class Engine:
         return MappingProxyType(self._section_entries)
 
     def opened(self, key: Key, size: int) -> Changes:
-        """A sample was opened: a member is a hit, any other a candidate that lies in landing."""
+        """Note that a sample was opened: a member is a hit; any other sample lies in landing and is a candidate."""
         if key in self._members:
             self._policy.hit(key, size)
             self._foresight.changed(key)
@@ -102,18 +104,18 @@ class Engine:
         return self._offer(key, size)
 
     def would_keep(self, key: Key, size: int) -> bool:
-        """Whether a sample that is not a member would become one, if it were placed now."""
+        """Whether a sample that is no member would become one if `place` were called now."""
         return self._victims(key, size, size, self._policy.section_for(key)) is not None
 
     def could_keep(self, key: Key, size: int) -> bool:
-        """Whether there is a place for a sample of this size at all, whatever had to leave for it."""
+        """Whether a sample of this size fits its section's limit, whatever would have to leave for it."""
         share = self._policy_share()
         return size <= min(share, self._policy.limit(self._policy.section_for(key), share, self.section_bytes))
 
     def place(self, key: Key, size: int) -> Changes:
-        """Put a sample into the section that the policy wants it in now, without anybody having opened it.
+        """Put a sample into the section that the policy wants it in now, although nobody has opened it.
 
-        A member moves there if it is in another one; any other is a candidate that lies in landing.
+        A member moves if it is in another section; a sample that is no member lies in landing and is a candidate.
         """
         member = self._members.get(key)
         if member is None:
@@ -129,7 +131,7 @@ class Engine:
         return Changes(((key, section),), tuple(victims))
 
     def block_read(self, key: Key, size: int) -> Changes:
-        """A block of a large file was read: a member is a hit, any other a candidate that lies in landing."""
+        """Note that a block of a large file was read: a member is a hit; any other block is a candidate in landing."""
         if key in self._members:
             self._blocks.move_to_end(key)
             return NOTHING
@@ -149,12 +151,12 @@ class Engine:
         return Changes(((key, BLOCKS),), (*own, *policys))
 
     def forget(self, key: Key) -> None:
-        """Undo a membership that the store does not have: a keep that came too late, a corrupt record."""
+        """Remove a member that the store has lost: its `keep` came too late, or its record is corrupt."""
         if key in self._members:
             self._leave([key])
 
     def evict(self, keys: Iterable[Key]) -> Changes:
-        """Drop these on the user's word; those that are not members are left out."""
+        """Drop these keys because the user asked for it; keys that are no members are left out."""
         going = [key for key in dict.fromkeys(keys) if key in self._members]
         self._leave(going)
         return Changes(drop=tuple(going))
@@ -165,7 +167,7 @@ class Engine:
         return self.settle()
 
     def settle(self) -> Changes:
-        """Evict down to all limits; to be called after a policy has changed the limits of its sections."""
+        """Evict until no limit is exceeded. The caller must call this after a policy changed its sections' limits."""
         over_budget = self._used_bytes - self._budget_bytes
         blocks = self._oldest_blocks(min(over_budget, self._section_bytes[BLOCKS] - self._blocks_share()))
         self._leave(blocks)
@@ -174,7 +176,7 @@ class Engine:
         return Changes(drop=(*blocks, *policys))
 
     def change_policy(self, policy: Policy) -> Changes:
-        """Go on with another policy, which takes over the members in the old one's order of value."""
+        """Go on with another policy; it takes over the members, in the order in which the old policy ranked them."""
         members = {key: self._members[key].size for key in self._policy.eviction_order()}
         policy.restore(members, {})
         self._policy = policy
@@ -182,10 +184,10 @@ class Engine:
         return self._adopt()
 
     def restore(self, members: Iterable[tuple[Key, int, str]], state: Mapping[str, Any]) -> Changes:
-        """Replace all members by what the store holds (key, bytes, section), as after a remount.
+        """Replace all members by what the store holds (key, bytes, section), for example after a remount.
 
-        `state` is what `state()` gave before, or empty; one of another policy is of no use and is ignored. Members
-        that no longer fit are dropped.
+        `state` is what `state()` returned before, or empty; the state of another policy is ignored. Members that no
+        longer fit are dropped.
         """
         self._members.clear()
         self._members.update((key, Member(size, section)) for key, size, section in members)
@@ -197,17 +199,20 @@ class Engine:
         return self._adopt()
 
     def state(self) -> dict[str, Any]:
-        """Orders and frequencies, in types that msgpack can carry; the members themselves are the store's."""
+        """The order of the blocks and the policy's state, in types that msgpack can carry.
+
+        The members are not in it: the store knows them.
+        """
         return {"policy": self._policy.name, "ranks": self._policy.state(), BLOCKS: list(self._blocks)}
 
     def score(self, key: Key) -> float:
-        """The policy's score of a sample; blocks have none and answer 0."""
+        """The policy's score of a sample; a block has no score, and this returns 0 for it."""
         return 0.0 if key in self._blocks else self._policy.score(key)
 
     # -- what is known of the future -------------------------------------------------------------------------------
 
     def plan(self, trainer: Hashable, name: str, epoch: PlannedEpoch, now_s: float, begun: bool = True) -> None:
-        """A trainer begins with this epoch of a list at its start position, or (`begun` is False) will do so later."""
+        """A trainer begins this epoch of the list `name` at its start position, or will do so later (`begun` False)."""
         if begun:
             self.schedule.begin(trainer, name, epoch, now_s)
         else:
@@ -215,17 +220,20 @@ class Engine:
         self._replanned()
 
     def end_epoch(self, trainer: Hashable, number: int) -> None:
-        """A trainer reads no more of epoch `number`."""
+        """A trainer reads nothing more of epoch `number`."""
         self.schedule.end(trainer, number)
         self._replanned()
 
     def unplan(self, trainer: Hashable) -> None:
-        """A trainer has gone."""
+        """A trainer has disconnected: forget its plans."""
         self.schedule.drop(trainer)
         self._replanned()
 
     def wanted(self, trainer: Hashable, key: Key, now_s: float, late: bool = False) -> None:
-        """A trainer opened this sample, whatever it was given; `late` if it had to wait. To be said before `opened`."""
+        """A trainer opened this sample, even if it got a stand-in; `late` if it had to wait for the source.
+
+        The caller must call this before `opened`.
+        """
         believed = self.schedule.believed
         changed = self.schedule.opened(trainer, key, now_s, late)
         if self.schedule.believed is not believed:
@@ -235,12 +243,12 @@ class Engine:
                 self._foresight.changed(other)
 
     def compare_paces(self, now_s: float) -> None:
-        """Compare the next uses of several readers by how fast each is now; to be called every few seconds."""
+        """Compute the times of next uses anew, by how fast each reader is now; to be called every few seconds."""
         if self.schedule.anchor(now_s, _DRIFT_S):
             self._replanned()
 
     def scored(self, key: Key, score: float) -> None:
-        """A sample, member or not, has a new score; the policy must be a guided one."""
+        """A sample, member or not, has a new score; the policy must be a `Guided` one."""
         assert isinstance(self._policy, Guided)
         self._policy.scored(key, score)
         self._foresight.changed(key)
@@ -261,7 +269,7 @@ class Engine:
         return int(self._budget_bytes * self._large_share)
 
     def _policy_share(self) -> int:
-        """Bytes that the policy may fill while the blocks stay as they are, or shrink to their share."""
+        """Bytes that the policy may fill: blocks keep their share, and less if they hold less now."""
         return self._budget_bytes - min(self._section_bytes[BLOCKS], self._blocks_share())
 
     def _policy_bytes(self) -> int:
@@ -275,16 +283,16 @@ class Engine:
         if victims is None:
             return NOTHING
         self._leave(victims)
-        # What the blocks hold beyond their own share was the policy's to take back.
+        # Whatever the blocks hold beyond their own share, the policy may take back.
         borrowed = self._oldest_blocks(self._used_bytes + size - self._budget_bytes)
         self._leave(borrowed)
         self._admit(key, size, section)
         return Changes(((key, section),), (*victims, *borrowed))
 
     def _victims(self, key: Key, more: int, size: int, section: str) -> list[Key] | None:
-        """What has to leave for a candidate that adds `more` bytes to the policy and `size` to a section.
+        """The members that have to leave for a candidate that adds `more` bytes to the policy and `size` to a section.
 
-        None if it cannot get all of that.
+        None if no members that may leave for it free enough bytes.
         """
         share = self._policy_share()
         limit = self._policy.limit(section, share, self.section_bytes)
@@ -307,7 +315,7 @@ class Engine:
         return victims
 
     def _enough(self, order: Iterable[Key], over: int) -> list[Key]:
-        """The first of `order` that together free `over` bytes; none if all of them do not."""
+        """The first keys of `order` that together free `over` bytes; an empty list if all keys together do not."""
         chosen: list[Key] = []
         for key in order:
             chosen.append(key)
@@ -327,7 +335,7 @@ class Engine:
         return chosen
 
     def _surplus(self, share: int) -> list[Key]:
-        """What the policy has to give up so that it holds `share` bytes and each section its limit."""
+        """The members that must leave so that the policy holds at most `share` bytes, and each section its limit."""
         chosen: dict[Key, None] = {}
         over_share = self._policy_bytes() - share
         for section in self._policy.sections:

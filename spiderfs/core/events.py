@@ -1,4 +1,4 @@
-"""What workers tell the manager: fixed-size records, so that a batch is one write."""
+"""Events: what workers tell the manager of each open. A record has a fixed size, so that many events are one write."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import struct
 from functools import partial
 from typing import NamedTuple
 
-# How a sample came to its reader.
-HIT = 0  # it was in the store
-FETCHED = 1  # it was fetched from the source and put into landing
-REFUSED = 2  # it was fetched, and landing had no room for it
-UNSTORED = 3  # it was fetched, and the store could not take anything (the disk is full)
-WARMED = 4  # it was fetched because the user asked for it, and nobody has opened it
-OPENED = 5  # a trainer opened a large file; what it reads of it are accesses of their own, which name no trainer
+# The values of `Access.where`: where the bytes came from, and what became of them.
+HIT = 0  # the store had the sample
+FETCHED = 1  # the sample was fetched from the source and put into landing
+REFUSED = 2  # the sample was fetched, and landing had no room for it
+UNSTORED = 3  # the sample was fetched, and the store could not take anything (the disk is full)
+WARMED = 4  # the sample was fetched because the user asked for it; nobody has opened it
+OPENED = 5  # a trainer opened a large file; its reads of blocks are accesses of their own, which name no trainer
 
 ACCESS_RECORD = struct.Struct("<dQQQIIHB5x")
-"""The fields of `Access`, in their order, as they go through a pipe."""
+"""The bytes of one `Access` in a pipe: its fields, in their order, and padding."""
 
 
 class Access(NamedTuple):
-    """One access.
+    """One access to a sample, or to a block of a large file.
 
-    `inode` is what was given, `wanted` what was asked for, `trainer` the number of the trainer that read it, or 0.
-    `block` is 0 for a small file, n >= 1 for the n-th block of a large one; `pid` is the thread that asked, 0 where
-    nobody did.
+    `wanted` is the inode that the reader asked for, and `inode` the one whose bytes it got. `trainer` is the number of
+    the trainer that read, or 0. `block` is 0 for a sample and n >= 1 for the n-th block of a large file. `pid` is the
+    thread that asked, or 0 if the mount fetched of itself.
     """
 
     time_s: float
@@ -36,10 +36,10 @@ class Access(NamedTuple):
     where: int
 
 
-# `Access._make` is Python, and takes three times as long; this is done for each open.
+# `Access._make` is Python code and takes three times as long; every open is unpacked here.
 _access = partial(tuple.__new__, Access)
 
 
 def unpacked(records: bytes) -> list[Access]:
-    """The accesses of packed records; raises struct.error where that is no whole number of them."""
+    """The accesses in packed records; raises struct.error if the bytes are not a whole number of records."""
     return list(map(_access, ACCESS_RECORD.iter_unpack(records)))

@@ -1,10 +1,11 @@
-"""MIN where the future is known, the policy where it is not: the order in which samples leave.
+"""The order in which samples leave: MIN (Belady, 1966) orders those that a plan names, and the policy orders the rest.
 
-A layer between the engine and any policy. While some reader's plan is believed, the members of the policy's section of
-samples (`Policy.foreseen`) leave in this order: first those that no plan names, by the policy's score; then the others,
-the one used last first (MIN; Belady, 1966). A candidate gets the room of members that leave before it would; one that
-no plan names is the policy's to admit, among members that no plan names either. Other sections are the policy's own.
-While no plan is believed this is the policy, at no cost.
+Foresight is a layer between the engine and any policy. It acts while at least one reader's plan is believed, and only
+on the section `Policy.foreseen`. The members of that section leave in this order: first those that no plan names, the
+lowest score of the policy first; then those that a plan names, the one whose next use is the latest first (MIN). A
+candidate that a plan names gets the room of members that would leave before it. A candidate that no plan names is
+admitted if the policy admits it, and only in the room of members that no plan names either. All other sections leave in
+the policy's own order, and so do all sections while no plan is believed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from spiderfs.core.heap import Heap
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.schedule import Schedule
 
-# Of the policy's victims for a candidate that no plan names, so many are looked at for some that no plan names either.
-# Such candidates are few, and while all members are planned none of them is to be admitted.
+# For a candidate that no plan names, so many of the policy's victims are looked at to find some that no plan names
+# either. Such candidates are few; while a plan names every member, none of them is admitted.
 _LOOKED_AT = 64
 
 
@@ -29,7 +30,7 @@ class Foresight:
         self._planned: Heap[Key] = Heap()
 
     def inserted(self, key: Key, section: str) -> None:
-        """The policy has been told of a new member."""
+        """Note a new member, after the policy has noted it."""
         if self._schedule.active and section == self._policy.foreseen:
             self._rank(key)
 
@@ -38,12 +39,15 @@ class Foresight:
         self._planned.discard(key)
 
     def changed(self, key: Key) -> None:
-        """The key's score or next use may have changed; it need not be a member."""
+        """Note that the score or the next use of a key may have changed; the key need not be a member."""
         if key in self._unplanned or key in self._planned:
             self._rank(key)
 
     def replanned(self, members: Iterable[Key]) -> None:
-        """All next uses may have changed, or the policy's scores; `members` are all of the section `foreseen`."""
+        """Rank everything anew: all next uses, or all scores, may have changed.
+
+        `members` are all members of the section `foreseen`.
+        """
         self._unplanned.refill(())
         self._planned.refill(())
         if not self._schedule.active:
@@ -59,7 +63,7 @@ class Foresight:
         self._planned.refill(planned)
 
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
-        """As `Policy.eviction_order`."""
+        """The order of `Policy.eviction_order`, changed by what plans say."""
         foreseen = self._policy.foreseen
         if not self._schedule.active or section not in (None, foreseen):
             return self._policy.eviction_order(section)
@@ -70,7 +74,7 @@ class Foresight:
         return chain(samples, chain.from_iterable(others))
 
     def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:
-        """As `Policy.victims_for`."""
+        """The victims of `Policy.victims_for`, changed by what plans say."""
         if not self._schedule.active:
             return self._policy.victims_for(key, size, full)
         if self._policy.section_for(key) != self._policy.foreseen:

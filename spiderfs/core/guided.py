@@ -1,8 +1,12 @@
-"""What a policy must answer that is guided by what a trainer's batches were scored, beside what every policy must.
+"""The interface of a guided policy: one that ranks samples by the scores of the batches that trainers send.
 
-Scores, hubs and the ratio come in at any time between two opens. None of them changes who is a member: after
-`hub_found` the engine is to `place` the hub, after `pin` what that names, and after `set_ratio` it is to `settle`. A
-policy that has no use for hubs, stand-ins, pins, packages, epochs or a ratio leaves what is about them as it is here.
+A guided policy answers all that every policy answers (`policy.py`), and the methods here. Scores, hubs and the ratio
+arrive at any time between two opens. None of these methods changes who is a member. So the caller has to call
+`Engine.place` for the hub after `hub_found`, `Engine.place` for each returned sample after `pin`, and `Engine.settle`
+after `set_ratio`. A policy without hubs, stand-ins, pins, packages, epochs or a ratio inherits the methods about them.
+
+`list_id` identifies a list of samples that trainers declared. Two declarations of the same files with the same labels
+are one list.
 """
 
 from __future__ import annotations
@@ -17,60 +21,60 @@ from spiderfs.core.policy import Key, Policy
 class Guided(Policy):
     @abstractmethod
     def scored(self, key: Key, score: float) -> None:
-        """A sample, member or not, has a new score, a positive number."""
+        """A sample, member or not, has a new score; `score` must be positive, else this raises ValueError."""
 
-    def listed(self, dataset: str, labels: Mapping[Key, int]) -> None:
-        """A trainer declared a list of samples, or did so before this policy was chosen; a label stands for a class."""
+    def listed(self, list_id: str, labels: Mapping[Key, int]) -> None:
+        """A trainer declared a list, now or before this policy was chosen; samples with equal labels are one class."""
 
-    def forget_list(self, dataset: str, keys: Iterable[Key]) -> None:
-        """Nobody uses this list any more: let go of its labels, and of what is known of `keys` that are no members."""
+    def forget_list(self, list_id: str, keys: Iterable[Key]) -> None:
+        """No trainer uses this list any more: forget its labels, and the scores of those `keys` that are no members."""
 
     def hub_found(self, hub: Hub) -> None:
-        """A sample was found that can stand in for others, as soon as its bytes are there."""
+        """The scorer found a hub: its sample can stand in for its neighbours as soon as the sample is cached."""
 
-    def stand_in(self, dataset: str, key: Key) -> Key | None:
-        """The member that a reader of this dataset may be given for a sample; None if it is to get the sample itself.
+    def stand_in(self, list_id: str, key: Key) -> Key | None:
+        """The member whose bytes a reader of this list may get for a sample; None if it gets the sample's own.
 
-        It is of the same dataset and label. A sample that is cached has no stand-in.
+        The stand-in is of the same list and has the same label. A cached sample has no stand-in.
         """
         return None
 
-    def stood_in(self, hub: Key, wanted: Key) -> None:
-        """A reader was given this member for the sample that it wanted."""
+    def stood_in(self, stand_in: Key, wanted: Key) -> None:
+        """A reader asked for the sample `wanted` and got the bytes of `stand_in`."""
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
-        """Dataset, sample and stand-in (None: no longer any), for all that may have changed since the last call."""
+        """All redirects that may have changed since the last call: list, sample, and stand-in (None if it has none)."""
         return []
 
     def forget_told(self) -> None:
-        """Let the next `redirects_changed` name all redirects there are, as if none had been told."""
+        """Make the next `redirects_changed` return every redirect, as if it had never returned any."""
 
-    def pin(self, dataset: str, keys: Collection[Key]) -> Collection[Key]:
-        """Hold these samples of a dataset, cached or not yet, and no others of it (`policies/parts/pins.py`).
+    def pin(self, list_id: str, keys: Collection[Key]) -> Collection[Key]:
+        """Pin these samples of a list, cached or not, in place of those that were pinned (`policies/parts/pins.py`).
 
-        Returns those that are to be placed.
+        Returns the samples that the engine has to `place`: those that are newly pinned or no longer pinned.
         """
         return ()
 
     @property
     def pinned(self) -> Mapping[str, Collection[Key]]:
-        """What is held so, by dataset."""
+        """The pinned samples of each list."""
         return {}
 
     def packable(self, key: Key) -> bool:
-        """Whether a sample is one of those that are brought in bulk, in packages."""
+        """Whether a sample is to be fetched with others, in packages."""
         return False
 
     def missed_samples(self) -> Iterable[Key]:
-        """Packable samples that were asked for and not cached, the latest first: packages are made of these."""
+        """Packable samples that readers asked for and that were not cached, the latest first: packages hold these."""
         return ()
 
     def spare_bytes(self) -> int:
-        """Bytes that the policy would give now to samples that nobody has asked for, if it `refreshes` by them."""
+        """Bytes that the policy would give, now, to samples that `refreshes` accepts."""
         return 0
 
     def refreshes(self, key: Key) -> bool:
-        """Whether a sample that is not cached would be of use before anybody asks for it."""
+        """Whether a sample that is not cached would be useful in the cache before anybody asks for it."""
         return False
 
     def new_epoch(self) -> None:
@@ -78,8 +82,8 @@ class Guided(Policy):
 
     @property
     def ratio(self) -> float:
-        """Share of the section of important samples."""
+        """The share of the policy's room that important samples have, from 0 to 1."""
         return 1.0
 
     def set_ratio(self, ratio: float) -> None:
-        """Change that share, from 0 to 1."""
+        """Change the ratio."""

@@ -1,8 +1,9 @@
-"""A heap whose priorities may change and that can be read in order without being emptied.
+"""A heap whose priorities may change, and whose keys can be read in order without emptying it.
 
-A changed or discarded entry stays in the list as a stale one until it comes to the top or until stale entries
-outnumber live ones; both are paid for by the change that made them stale, so every operation is O(log n) amortised.
-Equal priorities come out in the order in which they were set, the oldest first; keys are never compared.
+When a key's priority changes or the key is discarded, its old entry stays in the list as a stale entry. A stale entry
+is removed when it comes to the top, or when stale entries outnumber live ones. The change that made the entry stale
+pays for this, so every operation takes O(log n) amortised time. Keys of equal priority come out in the order in which
+their priorities were set, the oldest first; keys are never compared.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-# Below this many entries a rebuild would come so often that its constant cost shows.
+# So many stale entries are always allowed: with fewer, small heaps would be rebuilt too often.
 REBUILD_MIN = 64
 
-# Walking the tree costs 8 us a key, sorting everything 1 us a key: past this share of the keys the rest is sorted.
+# Walking the tree costs 8 us for each key, sorting all keys 1 us for each: after this share the rest is sorted.
 WALKED_SHARE = 1 / 16
 
 
@@ -42,36 +43,39 @@ class Heap(Generic[K]):
             self._rebuild()
 
     def discard(self, key: K) -> None:
-        """Take a key out; one that is not there is no error."""
+        """Remove a key, if it is in the heap."""
         self._live.pop(key, None)
         if len(self._entries) > 2 * len(self._live) + REBUILD_MIN:
             self._rebuild()
 
     def priority(self, key: K) -> float:
-        """Priority of a key that is there."""
+        """The priority of a key; raises KeyError if the key is not in the heap."""
         return self._live[key][0]
 
     def first(self) -> K:
-        """The key of lowest priority; there must be one."""
+        """The key of lowest priority; the heap must not be empty."""
         entries, live = self._entries, self._live
         while live.get(entries[0][2]) is not entries[0]:
             heappop(entries)
         return entries[0][2]
 
     def refill(self, priorities: Iterable[tuple[K, float]]) -> None:
-        """Replace everything; equal priorities come out in the order given here."""
+        """Replace all keys; keys of equal priority come out in the order given here."""
         self._live = {key: (priority, number, key) for number, (key, priority) in enumerate(priorities, 1)}
         self._sequence = len(self._live)
         self._rebuild()
 
     def ascending(self) -> Iterator[K]:
-        """Keys by rising priority; the first few cost O(k log k). Must not be read on after a change."""
+        """All keys by rising priority; the first k of them cost O(k log k).
+
+        The caller must not read on after it has changed the heap.
+        """
         if not self._live:
             return
-        # Most readers want one key: nothing is set up before they ask for a second.
+        # Most callers want one key: nothing is set up before they ask for a second one.
         yield self.first()
         entries, live = self._entries, self._live
-        # Best first through the implicit tree: a node can only come after its parent.
+        # Walk the heap's implicit tree, lowest priority first: a node always comes after its parent.
         entry, index = entries[0], 0
         frontier: list[tuple[tuple[float, int, K], int]] = []
         for _ in range(int(len(entries) * WALKED_SHARE) + 1):

@@ -1,4 +1,7 @@
-"""What training tells a policy, each as one record: traces keep them, and replays give them to policies again."""
+"""Hints: what trainings tell a guided policy, one record for each. A trace stores them, and a replay repeats them.
+
+`list_id` identifies a list that trainers declared (`guided.py`); in a trace it is the list's number.
+"""
 
 from __future__ import annotations
 
@@ -10,58 +13,63 @@ from spiderfs.core.policy import Key
 
 @dataclass(frozen=True, slots=True)
 class Hub:
+    """A sample that can stand in for its neighbours."""
+
     key: Key
-    dataset: str
+    list_id: str
     neighbours: Sequence[Key]
-    """Samples of the same label in the same dataset, nearest first."""
+    """Samples of the same list with the same label, nearest first."""
     distances: Sequence[float]
+    """The distance from the hub to each neighbour, between embeddings of length 1."""
 
     def __post_init__(self) -> None:
         if len(self.neighbours) != len(self.distances):
             raise ValueError("a hub needs the distance of each neighbour")
 
     def shortened(self, length: int) -> Hub:
-        """This hub with its nearest neighbours only, each once and itself not among them."""
+        """A copy of this hub with at most `length` neighbours: the nearest, each once, and never the hub itself."""
         near: dict[Key, float] = {}
         for key, distance in zip(self.neighbours, self.distances, strict=True):
             if len(near) == length:
                 break
             if key != self.key:
                 near.setdefault(key, distance)
-        return Hub(self.key, self.dataset, tuple(near), tuple(near.values()))
+        return Hub(self.key, self.list_id, tuple(near), tuple(near.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
+    """A sample got a new score."""
+
     key: Key
     score: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of the sections, as it was set."""
+    """The ratio was set."""
 
     ratio: float
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A trainer began one."""
+    """A trainer began an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """A trainer declared this list."""
+    """A trainer declared this list, with these labels."""
 
-    dataset: str
+    list_id: str
     labels: Mapping[Key, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """A trainer had these samples of a dataset held, and no others of it."""
+    """A trainer pinned these samples of a list, in place of those that it had pinned before."""
 
-    dataset: str
+    list_id: str
     keys: Sequence[Key]
 
 

@@ -1,19 +1,24 @@
-"""What readers have said they will read, in which order, and how far they have come.
+"""The schedule: the plans of all readers, and how far each reader has come in its plan.
 
-A reader publishes the draws of an epoch before it begins, sometimes those of later ones too. From that follows for
-each sample when it is used next, the number by which MIN decides (Belady, 1966). Loader workers run ahead of each
-other, so opens come nearly in the planned order: an open uses up the first pending place of its sample, if that lies
-within a window after the furthest place reached so far. Opens whose place lies far from where the reader is by the mean
-of its last ones speak against the plan (the furthest place would not do: a single stray open moves it); an open of what
-is not pending any more says nothing. A reader that follows its plan too seldom is believed no longer, until it does.
+A reader publishes the draws of an epoch before the epoch begins, and sometimes those of later epochs too. From the
+plans follows when each sample is used next; MIN decides by that time (Belady, 1966). A **position** is the number of a
+draw in its epoch. A position is **pending** until its sample is opened for it.
 
-Of later epochs that read each sample once, only what comes within `look_ahead` counts. Such an epoch costs the same
-bytes whatever was kept before it, but if what it reads first was kept, all of it is cached at first and nothing then:
-the source idles, and after that is asked for more than the average. (Half again the stall, at a source that gives 1.3
-times what is needed: benchmarks/serving/stall.py.)
+Loader workers run ahead of each other, so opens come nearly in the planned order. An open uses up the first pending
+position of its sample, if that position lies within a window after the furthest position reached so far. The schedule
+also tracks where the reader is, by a moving mean of the positions that its last opens used up. An open of a position
+far from there counts against the plan. (The furthest position would not do instead of the mean: one stray open moves
+it.) An open of a sample that is no longer pending says nothing. When too few opens follow the plan, the plan is no
+longer believed; it is believed again when enough opens follow it.
 
-Times are in seconds on the caller's clock. Within one reader they only order the uses; between readers they compare
-them, by how fast each has been.
+If a later epoch reads each sample once, only its positions within `look_ahead` count as uses. Such an epoch fetches the
+same number of bytes whatever the cache holds when it begins. But if the cache held the samples that the epoch reads
+first, every sample would be cached at first and none afterwards: the source would idle, and then be asked for more than
+the average. (At a source that gives 1.3 times the bytes needed, readers then wait half as long again:
+benchmarks/serving/stall.py.)
+
+Times are in seconds on the caller's clock. Within one reader they only give the order of the uses; between readers they
+compare uses, by how fast each reader has been.
 """
 
 from __future__ import annotations
@@ -26,49 +31,55 @@ import numpy.typing as npt
 
 from spiderfs.core.policy import Key
 
-Places = npt.NDArray[np.uint32]
+Numbers = npt.NDArray[np.uint32]
 
-# How far behind the furthest place reached an open may still come: 16 loader workers, 4 batches of 256 each.
+# An open may use up a position so far behind the furthest one reached: 16 loader workers, 4 batches of 256 each.
 BEHIND = 16_384
-# How far ahead of it: what such workers have in hand, or an eighth of a long epoch.
+# And so far ahead of it: the samples that such workers have in hand, or an eighth of a long epoch.
 AHEAD_MIN = 512
 AHEAD_SHARE = 1 / 8
-# An open follows the plan if it lies so close to where the reader is. Of a reader in another random order a third do;
-# of loader workers that have a quarter of an epoch in hand, nearly all. Some 300 samples are always believed.
+# An open follows the plan if its position lies so close to where the reader is. If a reader reads in another random
+# order, a third of its opens do; if its loader workers have a quarter of an epoch in hand, nearly all do. The plan of
+# an epoch of up to some 300 samples is always believed.
 NEAR_MIN = 128
 NEAR_SHARE = 1 / 6
-# An open's weight in where the reader is.
+# The weight of one open in the moving mean of where the reader is.
 _WHERE_WEIGHT = 1 / 16
-# An open's weight in the share of opens that follow the plan: a wrong plan is found out after 90 to 300 of them.
+# The weight of one open in the share of opens that follow the plan: after 90 to 300 opens a wrong plan is not believed.
 FOLLOWED_WEIGHT = 1 / 128
+# A plan is no longer believed when that share falls below the first number, and again when it exceeds the second.
 BELIEVED_BELOW, BELIEVED_AGAIN = 0.5, 0.8
-# Until so many opens have come, nearly all of them as planned, a plan is taken for what may still turn out wrong.
+# A plan is proven after so many opens, if at least so large a share of them followed it.
 PROVEN_OPENS, PROVEN_SHARE = 32, 0.9
-# A reader's pace is taken over so many seconds, and what was measured before counts for half.
+# A reader's pace is measured over so many seconds, and averaged with the pace before.
 PACE_WINDOW_S = 1.0
 FIRST_PACE_S = 0.001
-# One that is so many times slower than before may be a pause of the training: it counts from the second time on.
+# A pace so many times slower than before may be a pause of the training: it counts only if the next one is slow too.
 PAUSE_FACTOR = 4
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedEpoch:
-    """One epoch's draws of one reader; making it costs a sort, and may be done in any thread."""
+    """The draws of one epoch of one reader. Making this object costs a sort; any thread may do it.
+
+    A sample is named by its index in the list.
+    """
 
     number: int
     keys: Sequence[Key]
-    """The file of each sample; 0 where it is not known."""
-    place_of: Mapping[Key, int]
-    """The sample of each file."""
-    order: Places
-    """The samples that are drawn, from the first of the epoch on."""
-    following: Places = field(init=False)
-    """Position in the order -> next position of the same sample, or the number of positions if there is none."""
-    head: Places = field(init=False)
-    """Sample -> its first position that is still to come, or the number of positions."""
+    """The file of each sample of the list; 0 if it is not known."""
+    index_of: Mapping[Key, int]
+    """The index of each file's sample."""
+    order: Numbers
+    """The index of the sample at each position of the epoch."""
+    following: Numbers = field(init=False)
+    """For each position the next position of the same sample, or the number of positions if there is none."""
+    head: Numbers = field(init=False)
+    """For each sample its first pending position, or the number of positions if none is pending."""
     start: int = 0
+    """The position at which the reader begins."""
     repeats: bool = field(init=False)
-    """Whether some sample is drawn more than once."""
+    """Whether a sample is drawn more than once."""
 
     def __post_init__(self) -> None:
         total = len(self.order)
@@ -90,60 +101,64 @@ class PlannedEpoch:
         return len(self.order)
 
     def next_position(self, key: Key) -> int | None:
-        """Where the sample is read next; None if it is not any more, or not in the list."""
-        sample = self.place_of.get(key)
+        """The first pending position of a file's sample; None if there is none, or if the list lacks the file."""
+        sample = self.index_of.get(key)
         if sample is None:
             return None
         position = int(self.head[sample])
         return position if position < len(self.order) else None
 
     def pending(self, position: int) -> bool:
+        """Whether no open has used up this position."""
         return int(self.head[self.order[position]]) <= position
 
     def key(self, position: int) -> Key:
+        """The file of the sample at a position."""
         return self.keys[int(self.order[position])]
 
     def use_up(self, position: int) -> Key:
-        """The pending position, the first of its sample, has been read or passed over; returns the sample's key."""
+        """Make a position no longer pending, the first pending one of its sample. Returns the file of the sample."""
         self.head[self.order[position]] = self.following[position]
         return self.key(position)
 
     def give_up(self) -> None:
-        """Nothing of it is still to come."""
+        """Make all positions no longer pending."""
         self.head.fill(len(self.order))
 
     def same_draws(self, other: PlannedEpoch) -> bool:
+        """Whether both are the same epoch with the same draws, wherever they start."""
         return self.number == other.number and np.array_equal(self.order, other.order)
 
 
 class PlannedReader:
-    """How far one reader has come in its epoch, and whether it does what it said."""
+    """How far one reader has come in its epoch, and whether its opens follow its plan."""
 
     def __init__(self, epoch: PlannedEpoch, now_s: float) -> None:
         self.epoch = epoch
         self.later: list[PlannedEpoch] = []
-        """The epochs that follow, as far as they are known."""
+        """The plans of the epochs that follow, in order, as far as they are known."""
         self.reached = epoch.start
-        """One past the furthest position read."""
+        """One past the furthest position that an open has used up."""
         self.look_ahead = AHEAD_MIN
-        """Positions ahead of the furthest one reached that somebody may want to fetch now."""
+        """How many positions from `reached` on may be fetched ahead now."""
         self._looked_at = self.reached + self.look_ahead
         self.opens = 0
         self.late = 0
-        """Of the opens, those that waited for the source."""
+        """How many of the opens waited for the source."""
         self.followed_share = 1.0
+        """The share of opens that follow the plan, as a moving mean."""
         self.believed = True
         self.proven = False
-        """Whether it has been followed for long enough to fetch far ahead for it."""
+        """Whether enough opens have followed the plan to fetch far ahead by it."""
         self._judged = 0
         self.pace_s = FIRST_PACE_S
         """Seconds from one position to the next."""
         self._where = float(epoch.start)
-        """The position that opens come next to."""
+        """Where the reader is: a moving mean of the positions that opens use up."""
         self._unseen: set[Key] = set()
-        """Keys of positions that were passed over."""
+        """Keys of positions that were passed over without an open."""
         self._passed = self._first_pending = epoch.start
-        # Not from the plan on: a training may take its time before it begins.
+        # The pace is measured from the first open on, not from the plan on: a training may begin much later.
         self._paced_at: tuple[float, int] | None = None
         self._anchor = (now_s, self.reached)
         self._anchor_pace_s = self.pace_s
@@ -154,10 +169,10 @@ class PlannedReader:
         return self.reached >= len(self.epoch)
 
     def begin(self, epoch: PlannedEpoch, now_s: float) -> None:
-        """Go on with this epoch, perhaps the one that was drawn ahead, of which some may have been read already."""
+        """Go on with this epoch. If its plan was published before, some of its positions may be used up already."""
         drawn_ahead = (ahead for ahead in self.later if ahead.start == epoch.start and ahead.same_draws(epoch))
-        # One with a lower number begins another training, and one that was foreseen otherwise had others to follow it:
-        # these will not come.
+        # If the epoch's number is lower than before, another training begins. If another plan was published before for
+        # this epoch, the plans after that one followed from it. In both cases the later plans will not come true.
         mistaken = any(ahead.number == epoch.number and not ahead.same_draws(epoch) for ahead in self.later)
         known = [] if mistaken or epoch.number < self.epoch.number else self.later
         self.later = [ahead for ahead in known if ahead.number > epoch.number]
@@ -170,7 +185,7 @@ class PlannedReader:
         self.anchor(now_s)
 
     def end(self, number: int) -> None:
-        """Epoch `number` is over; what was left of it is not read any more."""
+        """Epoch `number` is over: the rest of it will not be read."""
         self.later = [ahead for ahead in self.later if ahead.number > number]
         if self.epoch.number <= number:
             self.epoch.give_up()
@@ -178,13 +193,13 @@ class PlannedReader:
             self._looked_at = self.reached + self.look_ahead
 
     def follow_with(self, epoch: PlannedEpoch) -> None:
-        """This epoch comes after those that are known, or in place of the one of its number."""
+        """Note the plan of a later epoch; it replaces an earlier plan for the same number."""
         others = [ahead for ahead in self.later if ahead.number != epoch.number]
         self.later = sorted([*others, epoch], key=lambda ahead: ahead.number)
 
     def opened(self, key: Key, now_s: float, late: bool) -> list[Key]:
-        """Take note of an open, `late` if it waited for the source; returns the keys whose next use has changed."""
-        if key not in self.epoch.place_of:
+        """Note an open, `late` if it waited for the source; returns the keys whose next use has changed."""
+        if key not in self.epoch.index_of:
             return []
         self.opens += 1
         self.late += late
@@ -205,14 +220,15 @@ class PlannedReader:
         return None
 
     def time_of(self, position: int) -> float:
+        """When the reader will come to a position, by its pace."""
         anchored_s, anchored = self._anchor
         return anchored_s + (position - anchored) * self._anchor_pace_s
 
     def coming(self, limit: int, start: int = 0) -> Iterator[tuple[int, Key]]:
-        """Pending positions up to `limit` after the furthest one reached, and their keys; none before `start`.
+        """The pending positions from `start` on and up to `limit` after `reached`, each with its key.
 
-        Some lie behind that one: loader workers take whole batches, and the slower ones are not done with theirs.
-        Positions of the next epoch follow those of this one.
+        Some lie before `reached`: loader workers read whole batches, and a slow worker is still at an earlier batch.
+        The positions of a later epoch count on after those of the epoch before it.
         """
         while self._first_pending < len(self.epoch) and not self.epoch.pending(self._first_pending):
             self._first_pending += 1
@@ -225,12 +241,12 @@ class PlannedReader:
             before += len(epoch)
 
     def anchor(self, now_s: float) -> None:
-        """Compute times from where the reader is now; all its next uses change."""
+        """Compute times from now and from where the reader is now; the times of all its next uses change."""
         self._anchor = (now_s, self.reached)
         self._anchor_pace_s = self.pace_s
 
     def drift_s(self, now_s: float) -> float:
-        """By how many seconds times are wrong for where the reader is now."""
+        """By how many seconds the computed times are wrong for where the reader is now."""
         return abs(self.time_of(self.reached) - now_s)
 
     def _use_up(self, key: Key) -> list[Key]:
@@ -246,7 +262,7 @@ class PlannedReader:
                 changed += self._pass_over(self.reached - BEHIND)
                 changed += self._look_to(self.reached + self.look_ahead)
             return changed
-        # Loader workers begin with the next epoch before the trainer's word of it has come.
+        # Loader workers open files of the next epoch before the trainer has said that it begins.
         if self.later:
             ahead = self.later[0].next_position(key)
             if ahead is not None and total - self.reached + ahead <= window:
@@ -257,7 +273,7 @@ class PlannedReader:
         return []
 
     def _pass_over(self, limit: int) -> list[Key]:
-        """Positions so far behind were read unseen, or never will be: their samples are not due any more."""
+        """Use up the pending positions before `limit`: their opens went unnoticed, or will never come."""
         changed = []
         while self._passed < limit:
             if self.epoch.pending(self._passed):
@@ -267,15 +283,14 @@ class PlannedReader:
         return changed
 
     def _look_to(self, limit: int) -> list[Key]:
-        """Positions of later epochs that have come into view."""
+        """Count positions of later epochs as uses up to `limit`; returns the keys of the new ones."""
         first, self._looked_at = self._looked_at, max(limit, self._looked_at)
         before, changed = len(self.epoch), []
         for epoch in self.later:
             if self._looked_at <= before:
                 break
-            changed += [
-                epoch.key(place) for place in range(max(first - before, 0), min(self._looked_at - before, len(epoch)))
-            ]
+            seen_now = range(max(first - before, 0), min(self._looked_at - before, len(epoch)))
+            changed += [epoch.key(position) for position in seen_now]
             before += len(epoch)
         return changed
 
@@ -304,7 +319,7 @@ class PlannedReader:
 
 
 class Schedule:
-    """The plans of all trainers: each reads one or several lists, and is one reader for each."""
+    """The plans of all trainers. A trainer that reads several lists is one reader for each of them."""
 
     def __init__(self) -> None:
         self.readers: dict[tuple[Hashable, str], PlannedReader] = {}
@@ -314,11 +329,11 @@ class Schedule:
 
     @property
     def active(self) -> bool:
-        """Whether anything is known of the future."""
+        """Whether a plan is believed."""
         return bool(self._believed)
 
     def begin(self, trainer: Hashable, name: str, epoch: PlannedEpoch, now_s: float) -> None:
-        """The trainer begins with this epoch of the list `name`, or goes on with it at its start position."""
+        """The trainer begins this epoch of the list `name`, or goes on with it, at its start position."""
         reader = self.readers.get((trainer, name))
         if reader is None:
             self.readers[trainer, name] = PlannedReader(epoch, now_s)
@@ -327,7 +342,7 @@ class Schedule:
         self._believe()
 
     def follow_with(self, trainer: Hashable, name: str, epoch: PlannedEpoch, now_s: float) -> None:
-        """The trainer will go on with this epoch after those that are known."""
+        """The trainer will read this epoch of the list `name` later."""
         reader = self.readers.get((trainer, name))
         if reader is None:
             self.begin(trainer, name, epoch, now_s)
@@ -335,23 +350,23 @@ class Schedule:
             reader.follow_with(epoch)
 
     def end(self, trainer: Hashable, number: int) -> None:
-        """The trainer is done with epoch `number`."""
+        """The trainer reads nothing more of epoch `number`."""
         for reader in self._of_trainer.get(trainer, ()):
             reader.end(number)
 
     def drop(self, trainer: Hashable) -> None:
-        """The trainer has gone."""
+        """The trainer has disconnected: forget its plans."""
         self.readers = {key: reader for key, reader in self.readers.items() if key[0] != trainer}
         self._believe()
 
     def planned(self, trainer: Hashable, key: Key) -> bool:
-        """Whether a believed plan of this trainer is about this file."""
-        return any(reader.believed and key in reader.epoch.place_of for reader in self._of_trainer.get(trainer, ()))
+        """Whether this trainer has a believed plan for a list that this file is in."""
+        return any(reader.believed and key in reader.epoch.index_of for reader in self._of_trainer.get(trainer, ()))
 
     def opened(self, trainer: Hashable, key: Key, now_s: float, late: bool) -> list[Key]:
-        """A trainer opened a file, `late` if it waited for the source; returns the keys whose next use has changed.
+        """Note that a trainer opened a file, `late` if it waited; returns the keys whose next use has changed.
 
-        If `believed` is another one afterwards, all next uses may have changed.
+        If `believed` is another tuple afterwards, all next uses may have changed.
         """
         changed: list[Key] = []
         for reader in self._of_trainer.get(trainer, ()):
@@ -362,7 +377,7 @@ class Schedule:
         return changed
 
     def next_use_s(self, key: Key) -> float | None:
-        """When anybody will open the file next; None if no plan says so."""
+        """When any reader will open the file next; None if no believed plan says so."""
         soonest: float | None = None
         for reader in self._believed:
             use_s = reader.next_use_s(key)
@@ -371,7 +386,10 @@ class Schedule:
         return soonest
 
     def anchor(self, now_s: float, tolerance_s: float) -> bool:
-        """Compute times anew where several readers' have drifted apart; returns whether next uses changed."""
+        """Compute all times anew if the time of one reader is off by more than this; returns whether it did so.
+
+        With less than two believed plans there is nothing to compare.
+        """
         if len(self._believed) < 2 or max(reader.drift_s(now_s) for reader in self._believed) <= tolerance_s:
             return False
         for reader in self._believed:
@@ -380,7 +398,7 @@ class Schedule:
 
     @property
     def believed(self) -> tuple[PlannedReader, ...]:
-        """Readers that follow their plan; another tuple whenever one begins or ceases to."""
+        """The readers whose plans are believed; a new tuple whenever that changes."""
         return self._believed
 
     def _believe(self) -> None:

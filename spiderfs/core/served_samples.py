@@ -1,13 +1,13 @@
-"""What was really served for each sample that a trainer read, until its batch comes back.
+"""Which sample's bytes a trainer got for each sample that it asked for, until the batch with that sample arrives.
 
-A batch names the samples that the trainer asked for; their embeddings are those of the bytes that it got. Filed under
-the wrong sample, a substitute's embedding would make the two look alike, and substitution confirm itself. Loader
-workers read several batches ahead, so the same sample may be on its way more than once: of each (trainer, wanted) the
-first served is the first to arrive.
+A batch names the samples that the trainer asked for, but its embeddings are those of the bytes that the trainer got. If
+the embedding of a stand-in were filed under the sample that was asked for, the two would look alike, and the redirect
+would seem right. Loader workers read several batches ahead, so several reads of one sample may wait for their batches.
+For each trainer and sample the reads arrive in the order in which they were served.
 
-A read that never reaches a batch (an abandoned iterator, a copy of the file, an open that was taken for one of another
-name, see `vfs/pending_reads.py`) would shift all later ones of its sample.
-So a trainer's entries are forgotten at the start of an epoch, and the oldest when there are too many.
+Some reads never reach a batch: the loop abandoned its iterator, a program copied the file, or an open was counted for
+another name (`redirects.PendingReads`). Such a read would shift all later reads of its sample. So all reads of a
+trainer are forgotten at the start of an epoch, and its oldest read is forgotten when too many wait.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from collections.abc import Hashable, Iterable
 
 from spiderfs.core.policy import Key
 
-# 16 loader workers, 4 batches of 1,024 ahead each.
+# Reads of one trainer that wait for their batches: 16 loader workers, each 4 batches of 1,024 samples ahead.
 MAX_ON_THE_WAY = 1 << 16
 
 
 class ServedSamples:
-    """Trainers are named by anything hashable; each has its own entries, and its own limit of them."""
+    """The reads of all trainers; each trainer has its own reads, and its own limit on them."""
 
     def __init__(self, max_on_the_way: int = MAX_ON_THE_WAY) -> None:
         if max_on_the_way < 1:
-            raise ValueError("served samples need room for at least one entry")
+            raise ValueError("max_on_the_way must be at least 1")
         self._max = max_on_the_way
         self._trainers: dict[Hashable, _Reads] = {}
         self.forgotten = 0
-        """Entries given up because there were too many."""
+        """Reads that were forgotten because too many waited."""
 
     def note(self, trainer: Hashable, wanted: Key, served: Key) -> None:
-        """Note one read: `served` is the substitute, or `wanted` itself. Each read of a trainer is to be noted once."""
+        """Note one read: `served` is the stand-in, or `wanted` itself. The caller notes each read of a trainer once."""
         reads = self._trainers.setdefault(trainer, _Reads())
         reads.add(wanted, served)
         if len(reads) > self._max:
@@ -41,27 +41,31 @@ class ServedSamples:
             self.forgotten += 1
 
     def arrived(self, trainer: Hashable, wanted: Iterable[Key]) -> list[Key]:
-        """What was served for the samples of a batch, in their order; one that was never noted was served itself."""
+        """The samples that were served for those of a batch, in the same order.
+
+        For a sample without a noted read this is the sample itself.
+        """
         reads = self._trainers.get(trainer)
         return list(wanted) if reads is None else [reads.take(key) for key in wanted]
 
     def forget(self, trainer: Hashable) -> None:
-        """Let go of a trainer's reads: it began an epoch, or left."""
+        """Forget a trainer's reads: the trainer began an epoch, or disconnected."""
         self._trainers.pop(trainer, None)
 
     def on_the_way(self, trainer: Hashable) -> int:
-        """Reads of a trainer that have not come back in a batch."""
+        """The number of a trainer's reads whose batches have not arrived."""
         reads = self._trainers.get(trainer)
         return 0 if reads is None else len(reads)
 
 
 class _Reads:
-    """The reads of one trainer: by sample for those that arrive, by age for those that never do."""
+    """The waiting reads of one trainer: by sample, to find those that arrive, and by age, to forget the oldest."""
 
     def __init__(self) -> None:
+        # Wanted sample -> (number of the read, served sample) of each waiting read, the oldest first.
         self._of: dict[Key, deque[tuple[int, Key]]] = {}
-        # (number of the read, wanted), the oldest first; those that have arrived stay until they are at the front, or
-        # outnumber the others.
+        # (number of the read, wanted sample), the oldest first. A read that has arrived stays here until it is at the
+        # front, or until reads that have arrived outnumber the others.
         self._ages: deque[tuple[int, Key]] = deque()
         self._number = 0
         self._count = 0
@@ -90,10 +94,11 @@ class _Reads:
         return served
 
     def drop_oldest(self) -> None:
-        # `take` and this one leave a waiting read at the front.
+        # `take` leaves a waiting read at the front.
         self.take(self._ages[0][1])
 
     def _is_waiting(self, number: int, wanted: Key) -> bool:
-        # Reads of one sample leave first in first out: what is numbered from its first on is still there.
+        # The reads of one sample leave in the order in which they came, so a read waits if its number is not below that
+        # of the first one that waits.
         waiting = self._of.get(wanted)
         return waiting is not None and number >= waiting[0][0]

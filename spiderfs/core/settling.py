@@ -1,31 +1,31 @@
-"""When a version that was seen at the source can be believed for good.
+"""When a version has settled: when its bytes no longer change under it.
 
-A file's mtime says that a change has begun, not that it is over: write(2) sets it before the first byte arrives, and a
-clock with whole seconds gives two changes one mtime. So the bytes of a version that has just come about may still
-change without a sign. Until it has **settled** a version is **provisional**: what is read of it is for one open, and
-kept nowhere. The same holds for the listing of a directory.
+The mtime of a file says that a change has begun, not that it is over: write(2) sets the mtime before the first byte
+arrives, and a clock that counts whole seconds gives two changes the same mtime. So the bytes of a young version may
+still change without a sign. Until a version has **settled** it is **provisional**: bytes that are read of it serve one
+open, and are stored nowhere. The same holds for the listing of a directory.
 
-A version has settled when its mtime is older than the window by the source's clock; or, as nobody knows that clock,
-when it was seen for the first time longer ago than the window by our own. The second needs no clock of anybody else's:
-a server that is ahead, or an mtime in the year 2400, costs one window and no more. A server whose clock is behind makes
-young versions look old. That shows when a change that was seen between two looks carries an mtime from before the
-first; what is known of it so far is `behind_s`.
+A version has settled when its mtime is older than a time window, by the source's clock. The source's clock is not
+known, so a version has also settled when our own clock says that we saw it first longer than a window ago. That second
+rule needs no other clock: if the server's clock is ahead, or an mtime lies in the year 2400, it costs one window and no
+more. If the server's clock is behind, young versions look old. We find that out when a file changes between two of our
+looks at it, and the new mtime lies before the first look; `behind_s` is the most that we have found so far.
 
-What this does not catch: a writer through mmap, whose stores leave the mtime alone until the kernel has written the
-page back (30 seconds and more, `dirty_expire_centisecs`); one write(2) that takes longer than the window; and a change
-after which somebody sets the old mtime again.
+Three kinds of change escape this. A writer through mmap leaves the mtime alone until the kernel has written the page
+back (30 seconds and more, `dirty_expire_centisecs`). A single write(2) may take longer than the window. And somebody
+may set the old mtime again after a change.
 
-All times are seconds since the epoch.
+All times are in seconds since 1970 (time(2)).
 """
 
 from __future__ import annotations
 
-# Clocks with whole seconds (ext3, some servers), or with two of them (FAT).
+# Some file systems count time in whole seconds (ext3, some servers), or in steps of two seconds (FAT).
 WINDOW_S = 2.0
-# One write(2) brings up to 2 GiB, and the kernel holds it up while the disk is behind.
+# One write(2) writes up to 2 GiB (write(2)), and the kernel makes it wait while the disk is slow.
 _WRITTEN_BYTES_PER_S = 50e6
 _LONGEST_WRITE_BYTES = 2 << 30
-# No clock is further behind; an mtime that is was set by hand (`cp -p`, `rsync -t`).
+# We take it that no clock is further behind; a still older mtime was set by a program (`cp -p`, `rsync -t`).
 MOST_BEHIND_S = 86400.0
 
 
@@ -37,12 +37,13 @@ def window_s(size: int) -> float:
 def settles_at(
     mtime_ns: int, size: int, asked_at: float, answered_at: float, behind_s: float, known: float | None
 ) -> float:
-    """When a version has settled, or 0 if it had when the source was asked for it.
+    """The time at which a version has settled, or 0 if it had settled when we asked the source for it.
 
-    `known` is what this function returned when the same version was seen before.
+    `size` is in bytes; `asked_at` and `answered_at` are when we asked and when the source answered. `known` is what
+    this function returned when we saw the same version before.
     """
     window = window_s(size)
-    # A time further away than the window is not believed: our clock was set back since.
+    # A time that lies more than a window ahead is not believed: our clock has been set back since.
     if known is not None and known <= answered_at + window:
         return known
     if mtime_ns / 1e9 <= asked_at - behind_s - window:
@@ -51,12 +52,12 @@ def settles_at(
 
 
 def may_look_old(mtime_ns: int, size: int, asked_at: float) -> bool:
-    """Whether it matters by how much the source's clock is behind."""
+    """Whether a version of this age could be a young one from a clock that is behind."""
     age_s = asked_at - mtime_ns / 1e9
     return window_s(size) <= age_s <= window_s(size) + MOST_BEHIND_S
 
 
 def behind_s(seen_at: float, mtime_ns: int, answered_at: float) -> float:
-    """An upper bound of how far the source's clock is behind; the change with this mtime was made after `seen_at`."""
+    """An upper bound on how far the source's clock is behind, from a change that was made after `seen_at`."""
     mtime_s = mtime_ns / 1e9
     return answered_at - mtime_s if seen_at - mtime_s > WINDOW_S and answered_at - mtime_s <= MOST_BEHIND_S else 0.0

@@ -1,4 +1,4 @@
-"""The table of policies; adding one is a file here and a line in it."""
+"""The table of policies. To add a policy, add a file to this folder and a line to the table."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ POLICIES: dict[str, type[Policy]] = {
 
 
 def mountable_policies() -> dict[str, type[Policy]]:
-    """Those that need not know the future; each is made without arguments."""
+    """The policies that need not know the future; each is made without arguments."""
     return {name: policy for name, policy in POLICIES.items() if not policy.needs_future}

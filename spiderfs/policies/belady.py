@@ -1,7 +1,8 @@
-"""MIN with bypass: keep what is used next soonest (Belady, 1966). It must know all opens, so it only replays traces.
+"""MIN with bypass: keep the samples whose next use comes soonest (Belady, 1966).
 
-With samples of one size no policy that fetches on demand serves more. With mixed sizes finding the optimum is
-NP-hard, and this greedy rule is a strong yardstick rather than a proven bound.
+MIN must know all opens beforehand, so it can only replay traces. If all samples have one size, no policy that fetches
+on demand has more hits. If sizes are mixed, finding the optimum is NP-hard; then this greedy rule is a strong yardstick
+and not a proven bound.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Belady(Policy):
     def __init__(self, future: Sequence[Key]) -> None:
         self._position = 0
         self._never = len(future)
-        # Position -> next position of the same key; key -> its next position from now on.
+        # For each position the next position of the same key; and for each key its next position from now on.
         self._following = [self._never] * len(future)
         self._next_use: dict[Key, int] = {}
         for position in range(len(future) - 1, -1, -1):
@@ -57,7 +58,7 @@ class Belady(Policy):
             yield victim
 
     def score(self, key: Key) -> float:
-        """Nearness of the next use: the inverse of the opens until then, 0 if there is none."""
+        """1 divided by the number of opens up to the next use; 0 if there is no next use."""
         next_use = self._next_use.get(key, self._never)
         return 0.0 if next_use == self._never else 1 / (1 + next_use - self._position)
 

@@ -1,21 +1,26 @@
-"""Keep what has a high loss, and stand in for what has a low one (ImPACT, sections III-C and III-D).
+"""Keep samples of high loss, and let other samples stand in for those of low loss (ImPACT, sections III-C and III-D).
 
-At the start of each epoch the half of the scored samples with the higher losses becomes the list of H-samples, with
-their losses of that moment; all others are L-samples. An H-sample enters if there is room, or in the place of a member
-of a lower loss. An L-sample enters in the place of an L-member that was read in this epoch already. In the place of an
-L-sample that is not cached, readers are given an L-member of its label that was not read in this epoch yet, each of
-them once; where none is left the sample is read itself. L-samples that were missed are remembered (`missed_ids`):
-packages are made of these, and refill the L-part with such as were not read yet. What no batch has named, as a
-validation's samples, is neither replaced nor packed.
+At the start of each epoch the half of the scored samples with the higher losses become the **H-samples**, with the
+losses that they have then; all other samples are **L-samples**. H-samples that are cached are the H-part of the
+members, and L-samples that are cached are the L-part.
 
-The two parts share the room by how often H- and L-samples are read, at first 9 to 1. Nothing is evicted before there is
-a list, so that the first epochs, and a mount without a trainer, have a MinIO, as the paper's warm-up has it.
+- An H-sample enters if there is room, or evicts a member of lower loss.
+- An L-sample enters if it can evict an L-member that was already read in this epoch.
+- A reader that asks for an L-sample that is not cached gets a stand-in: an L-member of the same label that was not yet
+  read in this epoch. Each member stands in once. If no such member is left, the reader gets the sample itself.
+- The policy remembers the L-samples that were missed (`missed_ids`). Packages are made of these; they fill the L-part
+  again with samples that were not yet read.
+- A sample that no batch has named, such as a sample of a validation set, gets no stand-in and enters no package.
 
-A new list does not stop anything: members pass from the parts of the old list to those of the new one, some at each
-event, and are victims in the order of the parts that they are in (the paper's shadow heap).
+The two parts share the room by how often H-samples and L-samples are read, at first 9 to 1. Before there are H-samples
+nothing is evicted. So during the first epochs, and on a mount without a trainer, this policy acts as MinIO does; the
+paper's warm-up does the same.
 
-What a trainer pins (the paper's S, evaluated before each epoch) lies in a section of its own and in no part: it is
-nobody's victim, stands in for nobody, and nobody stands in for it.
+When a new epoch names new H-samples, members pass from the old parts to the new ones, a few at each event, so that no
+event takes long. A member is a victim in the order of the part that it is in (the paper's shadow heap).
+
+Samples that a trainer pins (the paper's S, which it evaluates before each epoch) are in a section of their own and in
+no part. They are no victims of other samples, stand in for no sample, and no sample stands in for them.
 """
 
 from __future__ import annotations
@@ -34,38 +39,40 @@ from spiderfs.policies.parts.importance import UNKNOWN
 from spiderfs.policies.parts.pins import PINNED, Pins, pinned_limit
 from spiderfs.policies.parts.single_use_stand_ins import SingleUseStandIns
 
-# The paper leaves the length of the list open.
+# The share of the scored samples that are H-samples; the paper leaves it open.
 H_SHARE = 0.5
-# The paper's start, as if so many reads had been counted. Counts are halved at each epoch, so this is soon forgotten.
+# Reads of H-samples (True) and of L-samples (False) counted at the start: the paper's 9 to 1. Counts are halved at each
+# epoch, so these soon weigh little.
 FIRST_READS = {True: 900.0, False: 100.0}
-# The L-part holds a package at least, but never more than this share of a small cache for that reason alone.
+# The L-part may hold at least one package; but in a small cache it gets no more than this share for that reason.
 PACKAGE_BYTES = 1 << 20
 PACKAGE_SHARE_MAX = 0.1
-# Members that pass to the new list's parts at each event: a million of them in 16,000 reads.
+# So many members pass from the old parts to the new ones at each event: a million members in 16,000 reads.
 PASSED_AT_ONCE = 64
-# The latest of them.
+# So many of the L-samples that were missed last are remembered.
 MAX_MISSED = 1 << 16
-# Longer lists, of H-samples or of pins, are not saved: each would be some 3 MB, every half a minute. The next epoch has
-# new ones.
+# If there are more H-samples, or more pins, than this, `state` leaves them out: they would be some 3 MB, saved every
+# half a minute, and the next epoch brings new ones.
 MAX_SAVED = 1 << 18
 
 
 class _Parts:
-    """Members by what one list of H-samples makes of them; `high` is that list, with its losses."""
+    """The H-part and the L-part of the members; `losses` has the loss of every H-sample, cached or not."""
 
-    def __init__(self, high: Mapping[Key, float]) -> None:
-        self.listed = high
+    def __init__(self, losses: Mapping[Key, float]) -> None:
+        self.losses = losses
         self.high: Heap[Key] = Heap()
+        """The H-members, by loss."""
         self.low: OrderedDict[Key, None] = OrderedDict()
-        """The L-members, the first that entered first."""
+        """The L-members, in the order in which they entered."""
         self.high_bytes = self.low_bytes = 0
 
     def __contains__(self, key: object) -> bool:
         return key in self.high or key in self.low
 
     def add(self, key: Key, size: int) -> None:
-        if key in self.listed:
-            self.high.set(key, self.listed[key])
+        if key in self.losses:
+            self.high.set(key, self.losses[key])
             self.high_bytes += size
         else:
             self.low[key] = None
@@ -80,6 +87,7 @@ class _Parts:
             self.low_bytes -= size
 
     def below(self, loss: float) -> Iterator[Key]:
+        """H-members of a lower loss, the lowest first."""
         for key in self.high.ascending():
             if self.high.priority(key) >= loss:
                 return
@@ -95,14 +103,15 @@ class Impact(Guided):
         self._losses: dict[Key, float] = {}
         self._sizes: dict[Key, int] = {}
         self._parts = _Parts({})
-        # While members pass to the parts of a new list: the old ones, and who is still to pass.
+        # While members pass to new parts: the old parts, and the members that have not passed yet.
         self._old = _Parts({})
         self._to_pass: deque[Key] = deque()
-        # L-members that were read in this epoch, the first of them first.
+        # L-members that were read in this epoch, in the order of their first reads.
         self._used: OrderedDict[Key, None] = OrderedDict()
+        # All samples that readers asked for in this epoch.
         self._asked_for: set[Key] = set()
         self._pins = Pins()
-        # Members of that section, the first that entered first.
+        # Members of the section of pinned samples, in the order in which they entered.
         self._pinned: dict[Key, None] = {}
         self._stand_ins = SingleUseStandIns(self._needs_stand_in)
         self._reads = dict(FIRST_READS)
@@ -121,18 +130,18 @@ class Impact(Guided):
 
     def missed(self, key: Key, size: int) -> None:
         self._read(key)
-        self._stand_ins.settled(key)
-        if self._parts.listed and key in self._losses and self.packable(key):
+        self._stand_ins.take_back(key)
+        if self._parts.losses and key in self._losses and self.packable(key):
             self._miss(key)
 
     def inserted(self, key: Key, size: int) -> None:
         self._sizes[key] = size
-        self._stand_ins.settled(key)
+        self._stand_ins.take_back(key)
         if key in self._pins:
             self._pinned[key] = None
         else:
             self._parts.add(key, size)
-            self._place(key)
+            self._offer_member(key)
 
     def removed(self, key: Key) -> None:
         size = self._sizes.pop(key)
@@ -152,47 +161,47 @@ class Impact(Guided):
     def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:
         if self.section_for(key) == PINNED:
             return iter(()) if full == PINNED else self.eviction_order(SAMPLES)
-        if not self._parts.listed:
+        if not self._parts.losses:
             return iter(())
         high_bytes, low_bytes = (self._old.high_bytes + self._parts.high_bytes, self._low_bytes())
         low_share = self._low_share(high_bytes + low_bytes)
-        if key in self._parts.listed:
-            higher = chain(self._old.below(self._parts.listed[key]), self._parts.below(self._parts.listed[key]))
+        if key in self._parts.losses:
+            higher = chain(self._old.below(self._parts.losses[key]), self._parts.below(self._parts.losses[key]))
             return chain(self._low_members(), higher) if low_bytes > low_share else higher
         if low_bytes + size <= low_share:
             return chain(self._old.high.ascending(), self._parts.high.ascending())
         return iter(self._used)
 
     def score(self, key: Key) -> float:
-        """Its latest loss."""
+        """The sample's latest loss."""
         return self._losses.get(key, UNKNOWN)
 
     def state(self) -> dict[str, Any]:
-        """A scoring that was saved too knows all losses, and the sampler what it has asked for."""
-        listed = self._parts.listed if len(self._parts.listed) <= MAX_SAVED else {}
+        """The losses of L-samples are not in it, for the scoring saves all losses; `_asked_for` is in it in part."""
+        high = self._parts.losses if len(self._parts.losses) <= MAX_SAVED else {}
         savable = len(self._pins) <= MAX_SAVED
         return {
             "order": list(self.eviction_order()),
-            "listed": list(listed),
-            "losses": list(listed.values()),
+            "listed": list(high),
+            "losses": list(high.values()),
             "used": list(self._used),
             "reads": [self._reads[True], self._reads[False]],
             "missed": list(self.missed_ids),
-            "pins": {dataset: list(keys) for dataset, keys in self.pinned.items()} if savable else {},
+            "pins": {list_id: list(keys) for list_id, keys in self.pinned.items()} if savable else {},
         }
 
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
-        listed = dict(zip(saved_keys(state.get("listed", ())), state.get("losses", ()), strict=False))
-        self._losses = listed | self._losses
-        self._parts, self._old = _Parts(listed or self._parts.listed), _Parts({})
+        high = dict(zip(saved_keys(state.get("listed", ())), state.get("losses", ()), strict=False))
+        self._losses = high | self._losses
+        self._parts, self._old = _Parts(high or self._parts.losses), _Parts({})
         self._to_pass.clear()
         self._reads = dict(zip((True, False), state.get("reads", FIRST_READS.values()), strict=True))
         self._asked_for.clear()
         self.missed_ids = OrderedDict.fromkeys(saved_keys(state.get("missed", ())))
         used = saved_keys(state.get("used", ()))
-        self._pins = Pins({dataset: saved_keys(keys) for dataset, keys in state.get("pins", {}).items()})
+        self._pins = Pins({list_id: saved_keys(keys) for list_id, keys in state.get("pins", {}).items()})
         self._pinned.clear()
-        outside = self._parts.listed, self._pins
+        outside = self._parts.losses, self._pins
         self._used = OrderedDict.fromkeys(
             key for key in used if key in members and not any(key in some for some in outside)
         )
@@ -202,49 +211,49 @@ class Impact(Guided):
         for key in in_saved_order(members, state.get("order", ())):
             self.inserted(key, members[key])
 
-    # -- as a guided one
+    # -- as every guided policy
 
     def scored(self, key: Key, score: float) -> None:
         if not score > UNKNOWN:
-            raise ValueError(f"a score is positive, not {score}")
+            raise ValueError(f"a score must be positive, not {score}")
         self._losses[key] = score
 
-    def listed(self, dataset: str, labels: Mapping[Key, int]) -> None:
-        self._stand_ins.listed(dataset, labels)
+    def listed(self, list_id: str, labels: Mapping[Key, int]) -> None:
+        self._stand_ins.listed(list_id, labels)
 
-    def forget_list(self, dataset: str, keys: Iterable[Key]) -> None:
-        """The list of samples with high losses stays: it is what the cache is filled with."""
-        self._stand_ins.unlisted(dataset)
+    def forget_list(self, list_id: str, keys: Iterable[Key]) -> None:
+        """The H-samples stay: the cache is filled with them."""
+        self._stand_ins.unlisted(list_id)
         for key in keys:
-            if key not in self._sizes and key not in self._parts.listed:
+            if key not in self._sizes and key not in self._parts.losses:
                 self._losses.pop(key, None)
 
-    def stand_in(self, dataset: str, key: Key) -> Key | None:
-        return None if key in self._sizes else self._stand_ins.stand_in(dataset, key)
+    def stand_in(self, list_id: str, key: Key) -> Key | None:
+        return None if key in self._sizes else self._stand_ins.stand_in(list_id, key)
 
-    def stood_in(self, hub: Key, wanted: Key) -> None:
+    def stood_in(self, stand_in: Key, wanted: Key) -> None:
         self._asked_for.add(wanted)
-        self._stand_ins.settled(wanted)
+        self._stand_ins.take_back(wanted)
         self._miss(wanted)
 
-    def pin(self, dataset: str, keys: Collection[Key]) -> Collection[Key]:
-        changed = self._pins.replace(dataset, keys)
+    def pin(self, list_id: str, keys: Collection[Key]) -> Collection[Key]:
+        changed = self._pins.replace(list_id, keys)
         for key in keys:
-            self._stand_ins.settled(key)
+            self._stand_ins.take_back(key)
         return changed
 
     @property
     def pinned(self) -> Mapping[str, Collection[Key]]:
-        return self._pins.by_dataset
+        return self._pins.by_list
 
     def packable(self, key: Key) -> bool:
-        return key not in self._parts.listed and key not in self._pins
+        return key not in self._parts.losses and key not in self._pins
 
     def missed_samples(self) -> Iterable[Key]:
         return (key for key in reversed(self.missed_ids) if self.packable(key))
 
     def spare_bytes(self) -> int:
-        if not self._parts.listed:
+        if not self._parts.losses:
             return 0
         low_bytes = self._low_bytes()
         free = self._low_share(self._old.high_bytes + self._parts.high_bytes + low_bytes) - low_bytes
@@ -260,7 +269,7 @@ class Impact(Guided):
         self._stand_ins.change_all()
 
     def new_epoch(self) -> None:
-        """A new list of H-samples; every L-member may stand in again."""
+        """Choose the H-samples anew; every L-member may stand in again."""
         self._pass_members(len(self._to_pass))
         self._reads = {high: reads / 2 for high, reads in self._reads.items()}
         self._used.clear()
@@ -272,17 +281,17 @@ class Impact(Guided):
 
     @property
     def ratio(self) -> float:
-        """Share of the reads that are of H-samples, as of late: that of the room which is theirs."""
+        """The share of late reads that were of H-samples; their part has the same share of the room."""
         return self._reads[True] / (self._reads[True] + self._reads[False])
 
-    # -- what is behind it
+    # -- inside
 
     def _read(self, key: Key) -> None:
-        """Any read of a sample itself, cached or not."""
+        """Note a read that got the bytes of the sample itself, cached or not."""
         self._pass_members(PASSED_AT_ONCE)
         self._asked_for.add(key)
         if key not in self._pins:
-            self._reads[key in self._parts.listed] += 1
+            self._reads[key in self._parts.losses] += 1
         if key in self._parts.low:
             self._used.setdefault(key)
             self._stand_ins.discard(key)
@@ -293,13 +302,13 @@ class Impact(Guided):
         if len(self.missed_ids) > MAX_MISSED:
             self.missed_ids.popitem(last=False)
 
-    def _place(self, key: Key) -> None:
-        """Let a member of the current parts stand in, if it is an L-member that was not read yet."""
+    def _offer_member(self, key: Key) -> None:
+        """Offer a member of the new parts as a stand-in, if it is an L-member that was not read in this epoch."""
         if key not in self._parts.low:
             return
         if key in self._asked_for:
             self._used.setdefault(key)
-        elif self._parts.listed:
+        elif self._parts.losses:
             self._stand_ins.add(key)
 
     def _pass_members(self, count: int) -> None:
@@ -308,23 +317,23 @@ class Impact(Guided):
             if key in self._old:
                 self._old.remove(key, self._sizes[key])
                 self._parts.add(key, self._sizes[key])
-                self._place(key)
+                self._offer_member(key)
 
     def _needs_stand_in(self, key: Key) -> bool:
-        outside = self._parts.listed, self._sizes, self._asked_for, self._pins
+        outside = self._parts.losses, self._sizes, self._asked_for, self._pins
         return key in self._losses and not any(key in some for some in outside)
 
     def _highest(self) -> dict[Key, float]:
-        """The list of H-samples, with their losses."""
+        """The H-samples, with their losses."""
         keys, count = list(self._losses), int(len(self._losses) * H_SHARE)
         if count == 0:
             return {}
         losses = np.fromiter(self._losses.values(), np.float64, len(keys))
         chosen = np.argpartition(losses, len(keys) - count)[-count:]
-        return dict(zip((keys[place] for place in chosen.tolist()), losses[chosen].tolist(), strict=True))
+        return dict(zip((keys[index] for index in chosen.tolist()), losses[chosen].tolist(), strict=True))
 
     def _low_members(self) -> Iterator[Key]:
-        """L-members, those that were read first: what is unused may yet stand in."""
+        """All L-members; those that were read in this epoch come first, for the others may still stand in."""
         unused = (key for parts in (self._old, self._parts) for key in parts.low if key not in self._used)
         return chain(self._used, unused)
 
@@ -332,11 +341,12 @@ class Impact(Guided):
         return self._old.low_bytes + self._parts.low_bytes
 
     def _low_share(self, total_bytes: int) -> int:
+        """The bytes that the L-part may hold, when both parts together hold `total_bytes`."""
         share = int(total_bytes * (1 - self.ratio))
         return max(share, min(PACKAGE_BYTES, int(total_bytes * PACKAGE_SHARE_MAX)))
 
 
 class ICache(Impact):
-    """The same cache; what ImPACT added to iCache is how its sampler learns of losses (`ImpactSampler`)."""
+    """iCache has the same cache as ImPACT; ImPACT's sampler learns of losses in another way (`ImpactSampler`)."""
 
     name = "icache"

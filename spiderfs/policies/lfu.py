@@ -1,8 +1,8 @@
-"""Evict what was opened least often, with dynamic ageing (LFU-DA; Arlitt et al., 1999).
+"""Evict the member that was opened least often, with dynamic ageing (LFU-DA; Arlitt et al., 1999).
 
-A member's priority is its number of opens plus the age at its last one; the age is the priority of the last victim.
-Without ageing, the samples that an earlier job opened a hundred times would stay for good. Opens are counted only
-while a sample is a member. Equal priorities leave in the order of their last use.
+The age is the priority of the last victim. A member's priority is the number of its opens plus the age at the time of
+its last open. Without ageing, samples that an earlier job opened a hundred times would never leave. Opens are counted
+only while a sample is a member. Members of equal priority leave in the order of their last opens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LFU(Policy):
         self._order.set(key, self._age + 1)
 
     def removed(self, key: Key) -> None:
-        # Only the least valuable member ages the others: the user may take away any.
+        # The age rises only when the least valuable member leaves: the user may evict any member.
         if self._order.first() == key:
             self._age = int(self._order.priority(key))
         self._order.discard(key)
@@ -45,7 +45,7 @@ class LFU(Policy):
         return self._order.ascending()
 
     def score(self, key: Key) -> float:
-        """Its opens since it was cached, plus the age at the last one."""
+        """The member's priority: its opens since it was cached, plus the age at the time of the last one."""
         return float(self._order.priority(key)) if key in self._order else 0.0
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Evict what was opened longest ago; every candidate is admitted."""
+"""Evict the member whose last open is the longest ago; every candidate is admitted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LRU(Policy):
 
     def __init__(self) -> None:
         self._opens = 0
-        # Key -> number of the open that used it last, the least recent first.
+        # The number of each member's last open, the least recent first.
         self._last_use: OrderedDict[Key, int] = OrderedDict()
 
     def hit(self, key: Key, size: int) -> None:
@@ -35,7 +35,7 @@ class LRU(Policy):
         return iter(self._last_use)
 
     def score(self, key: Key) -> float:
-        """The number of the open that used it last, counted from the mount."""
+        """The number of the sample's last open, counted from the start of the mount."""
         return float(self._last_use.get(key, 0))
 
     def state(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Fill once, never evict (MinIO of CoorDL, Mohan et al., VLDB 2021).
+"""Fill the cache once and never evict (MinIO of CoorDL, Mohan et al., VLDB 2021).
 
-With every sample read exactly once per epoch this reaches the cached fraction, which is the best there is without
-prefetching; the order of the epochs does not matter.
+If an epoch reads every sample exactly once, the hit ratio of this policy is the cached fraction, whatever the order of
+the draws. No policy that does not fetch ahead does better.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MinIO(Policy):
         del self._members[key]
 
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
-        """The newest first, when the budget shrinks: all are worth the same."""
+        """The newest first. This is asked only when the budget shrinks; all members are worth the same."""
         return reversed(self._members)
 
     def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:

@@ -1,13 +1,13 @@
-"""Keep what was hard to learn when it was last trained on (SHADE, the APP cache of its section 4.2.2).
+"""Keep the samples that were hard to learn when the training last used them (SHADE, the APP cache of section 4.2.2).
 
-A score is the rank of a sample's loss within its batch. A heap of the members follows the scores; a list of ghosts
-knows the score of every sample that was ever scored, cached or not. A missed sample enters if there is room, or if it
-is a ghost whose score is not below the lowest member's; what was never scored is not worth evicting a member for, so
-that without a trainer this is MinIO. Nobody stands in for anybody.
+A sample's score is the rank of its loss within its batch. The members are in a heap by score. A **ghost** is the score
+of a sample that was scored once, cached or not. A missed sample enters if there is room, or if it has a ghost and its
+score is not below that of the lowest member. A sample that was never scored evicts no member, so without a trainer this
+policy acts as MinIO does. This policy has no stand-ins.
 
-The paper's ghosts also have the number of their accesses, by which nothing is decided; here they have none. The list
-is bounded, and what is dropped from it are the lowest scores: such samples would not be admitted, and unknown ones are
-not either.
+The paper's ghosts also count accesses, but the paper decides nothing by these counts; here ghosts have none. The number
+of ghosts is limited. Those with the lowest scores are dropped: their samples would not be admitted anyway, and samples
+without a ghost are not admitted either.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from spiderfs.core.heap import Heap
 from spiderfs.core.policy import Key, in_saved_order, saved_keys
 from spiderfs.policies.parts.importance import UNKNOWN
 
-# Room for ImageNet-1k: some 300 MB, should it ever be full.
+# More than the samples of ImageNet-1k; so many ghosts take some 300 MB.
 MAX_GHOSTS = 1 << 21
-# What is dropped of a full list, so that finding the lowest scores is paid for by as many new ones.
+# The share of the ghosts that is dropped when there are too many: the lowest scores are looked for that seldom.
 DROPPED_SHARE = 1 / 8
-# Ghosts that are saved, the highest scores: a megabyte. A scoring that was saved too knows all.
+# `state` has so many ghosts, those of the highest scores: a megabyte. The scoring saves all scores of its own.
 SAVED_GHOSTS = 1 << 16
 
 
@@ -36,19 +36,19 @@ class Shade(Guided):
 
     def __init__(self, max_ghosts: int = MAX_GHOSTS) -> None:
         if max_ghosts < 1:
-            raise ValueError("a list of ghosts needs room for at least one")
+            raise ValueError("max_ghosts must be at least 1")
         self._max_ghosts = max_ghosts
         self._ghosts: dict[Key, float] = {}
         self._members: Heap[Key] = Heap()
 
     @property
     def ghosts(self) -> int:
-        """Samples whose scores are known, the members among them."""
+        """The number of samples whose scores are known, members included."""
         return len(self._ghosts)
 
     def scored(self, key: Key, score: float) -> None:
         if not score > UNKNOWN:
-            raise ValueError(f"a score is positive, not {score}")
+            raise ValueError(f"a score must be positive, not {score}")
         self._ghosts[key] = score
         if key in self._members:
             self._members.set(key, score)
@@ -56,7 +56,7 @@ class Shade(Guided):
             kept = self._highest(self._max_ghosts - int(self._max_ghosts * DROPPED_SHARE))
             self._ghosts = {ghost: self._ghosts[ghost] for ghost in kept}
 
-    def forget_list(self, dataset: str, keys: Iterable[Key]) -> None:
+    def forget_list(self, list_id: str, keys: Iterable[Key]) -> None:
         for key in keys:
             if key not in self._members:
                 self._ghosts.pop(key, None)
@@ -86,8 +86,8 @@ class Shade(Guided):
             yield member
 
     def score(self, key: Key) -> float:
-        """The rank of its latest loss, SHADE eq. 6."""
-        # A member whose ghost was dropped keeps the score that it has in the heap.
+        """The rank of the sample's latest loss (SHADE eq. 6)."""
+        # If the ghost of a member was dropped, the heap still has the member's score.
         return self._members.priority(key) if key in self._members else self._ghosts.get(key, UNKNOWN)
 
     def state(self) -> dict[str, Any]:
@@ -108,9 +108,9 @@ class Shade(Guided):
         self._members.refill((key, self._ghosts.get(key, scores.get(key, UNKNOWN))) for key in order)
 
     def _highest(self, count: int) -> list[Key]:
-        """So many ghosts, those of the highest scores, in no order; 0.2 s for a million."""
+        """The `count` ghosts of the highest scores, in no order; takes 0.2 s for a million ghosts."""
         keys = list(self._ghosts)
         if len(keys) <= count:
             return keys
         scores = np.fromiter(self._ghosts.values(), np.float64, len(keys))
-        return [keys[place] for place in np.argpartition(scores, len(keys) - count)[-count:].tolist()]
+        return [keys[index] for index in np.argpartition(scores, len(keys) - count)[-count:].tolist()]

@@ -1,11 +1,12 @@
-"""Keep what the scorer finds important, and hubs that stand in for what is not (SpiderCache, section 4.2).
+"""Keep the samples that the scorer finds important, and hubs that stand in for others (SpiderCache, section 4.2).
 
-Two sections that share no bytes. A missed sample enters "importance" if there is room or its score is above the lowest
-there; a sample of unknown score only if there is room, so that without a trainer this is MinIO. The hub of each batch
-enters "homophily", first in, first out. That section never holds more than its part of the share, 1 - ratio; what it
-does not hold, importance may use, and gives back to hubs that come.
+The policy has two sections, which share no bytes. A missed sample enters "importance" if there is room, or if its score
+is above the lowest score there. A sample of unknown score enters only if there is room, so without a trainer this
+policy acts as MinIO does. The hub of each batch enters "homophily", first in, first out. That section never holds more
+than 1 - ratio of the policy's share. The importance section may use what homophily does not hold, and gives it back to
+new hubs.
 
-A hub whose bytes are not there waits for the next time that its sample is opened; a few wait at a time.
+A hub whose sample is not cached waits until a reader opens the sample; a few hubs wait at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ IMPORTANCE, HOMOPHILY = "importance", "homophily"
 
 # r_start of SpiderCache eq. 8.
 FIRST_RATIO = 0.9
-# Hubs that wait for their bytes: those of the latest batches. Older ones no longer know their neighbours.
+# So many hubs may wait, those of the latest batches. The neighbours of an older hub have moved since.
 MAX_WAITING = 64
 
 
@@ -39,7 +40,7 @@ class Spider(Guided):
         self._importance = Importance()
         self._homophily = Homophily(max_stand_ins)
         self._waiting: OrderedDict[Key, Hub] = OrderedDict()
-        # Sample -> dataset -> stand-in, as they were last told, so that one can be taken back.
+        # The redirects as `redirects_changed` last returned them (sample -> list -> stand-in), to take them back.
         self._told: dict[Key, dict[str, Key]] = {}
 
     # -- as every policy
@@ -73,7 +74,7 @@ class Spider(Guided):
         self._homophily.touch(key)
 
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
-        """A hub saves more reads than any one sample: hubs last."""
+        """Hubs leave last: a hub saves more reads than any one sample."""
         if section == IMPORTANCE:
             return self._importance.ascending()
         if section == HOMOPHILY:
@@ -83,15 +84,15 @@ class Spider(Guided):
     def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:
         if self.section_for(key) == IMPORTANCE:
             return self._importance.below(self.score(key))
-        # Below its limit homophily takes back what importance has borrowed.
+        # While homophily is below its limit, hubs take back the room that importance has used.
         return iter(self._homophily) if full == HOMOPHILY else self._importance.ascending()
 
     def score(self, key: Key) -> float:
-        """Its importance, SpiderCache eq. 4."""
+        """The sample's importance (SpiderCache eq. 4)."""
         return self._importance.score(key)
 
     def state(self) -> dict[str, Any]:
-        """Scores are those of the members in importance; a scorer that was saved too knows all others."""
+        """Only the scores of members in the importance section are in it; the scorer saves all scores of its own."""
         order = list(self._importance.ascending())
         return {
             "ratio": self._ratio,
@@ -112,18 +113,18 @@ class Spider(Guided):
         order = in_saved_order(rest, scores)
         self._importance.refill((key, scores.get(key, self.score(key))) for key in order)
 
-    # -- as a guided one
+    # -- as every guided policy
 
     def scored(self, key: Key, score: float) -> None:
         if not score > UNKNOWN:
-            raise ValueError(f"a score is positive, not {score}")
+            raise ValueError(f"a score must be positive, not {score}")
         self._importance.set_score(key, score)
 
-    def forget_list(self, dataset: str, keys: Iterable[Key]) -> None:
-        """Hubs stay: they are members, and stand in again when the list is declared anew."""
+    def forget_list(self, list_id: str, keys: Iterable[Key]) -> None:
+        """Hubs stay, for they are members; they stand in again when a trainer declares the list again."""
         for key in keys:
             self._importance.forget(key)
-        for key in [key for key, hub in self._waiting.items() if hub.dataset == dataset]:
+        for key in [key for key, hub in self._waiting.items() if hub.list_id == list_id]:
             del self._waiting[key]
 
     def hub_found(self, hub: Hub) -> None:
@@ -135,22 +136,22 @@ class Spider(Guided):
         if len(self._waiting) > MAX_WAITING:
             self._waiting.popitem(last=False)
 
-    def stand_in(self, dataset: str, key: Key) -> Key | None:
+    def stand_in(self, list_id: str, key: Key) -> Key | None:
         if key in self._importance or key in self._homophily:
             return None
-        return self._homophily.stand_in(dataset, key)
+        return self._homophily.stand_in(list_id, key)
 
-    def stood_in(self, hub: Key, wanted: Key) -> None:
-        self._homophily.stood_in(hub)
+    def stood_in(self, stand_in: Key, wanted: Key) -> None:
+        self._homophily.stood_in(stand_in)
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         changes: list[tuple[str, Key, Key | None]] = []
         for key in self._homophily.drain_touched():
             told = self._told.pop(key, {})
-            datasets = self._homophily.datasets_of(key)
-            now = {dataset: hub for dataset in datasets if (hub := self.stand_in(dataset, key)) is not None}
-            changes += [(dataset, key, hub) for dataset, hub in now.items() if told.get(dataset) != hub]
-            changes += [(dataset, key, None) for dataset in told if dataset not in now]
+            lists = self._homophily.lists_of(key)
+            now = {list_id: hub for list_id in lists if (hub := self.stand_in(list_id, key)) is not None}
+            changes += [(list_id, key, hub) for list_id, hub in now.items() if told.get(list_id) != hub]
+            changes += [(list_id, key, None) for list_id in told if list_id not in now]
             if now:
                 self._told[key] = now
         return changes
@@ -168,14 +169,14 @@ class Spider(Guided):
 
     def set_ratio(self, ratio: float) -> None:
         if not 0 <= ratio <= 1:
-            raise ValueError(f"the ratio of the sections lies between 0 and 1, not {ratio}")
+            raise ValueError(f"the ratio must lie between 0 and 1, not {ratio}")
         self._ratio = ratio
 
 
 def _as_row(hub: Hub) -> list[Any]:
-    return [hub.key, hub.dataset, list(hub.neighbours), list(hub.distances)]
+    return [hub.key, hub.list_id, list(hub.neighbours), list(hub.distances)]
 
 
 def _from_row(row: Any) -> Hub:
-    key, dataset, neighbours, distances = row
-    return Hub(key, dataset, saved_keys(neighbours), list(distances))
+    key, list_id, neighbours, distances = row
+    return Hub(key, list_id, saved_keys(neighbours), list(distances))

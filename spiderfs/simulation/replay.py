@@ -86,7 +86,7 @@ def replay(
     guide = _Guide(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints)
     hit_list: list[bool] = []
     redirect_list: list[bool] = []
-    for number, (key, size, dataset) in enumerate(zip(accesses.keys, accesses.sizes, accesses.datasets, strict=True)):
+    for number, (key, size, list_id) in enumerate(zip(accesses.keys, accesses.sizes, accesses.list_ids, strict=True)):
         if number == guide.due:
             guide.give(number)
         if number == plans.due:
@@ -94,7 +94,7 @@ def replay(
         if planned_epochs:
             engine.wanted(_READER, key, float(number))
         hit = key in members
-        hub = guide.stand_in(dataset, key) if dataset and not hit else None
+        hub = guide.stand_in(list_id, key) if list_id and not hit else None
         hit_list.append(hit or hub is not None)
         redirect_list.append(hub is not None)
         if isinstance(key, tuple):
@@ -162,10 +162,10 @@ class _Guide:
             self._next += 1
             self.due = self._hints[self._next][0] if self._next < len(self._hints) else NEVER
 
-    def stand_in(self, dataset: str, key: Key) -> Key | None:
+    def stand_in(self, list_id: str, key: Key) -> Key | None:
         if self._policy is None:
             return None
-        hub = self._policy.stand_in(dataset, key)
+        hub = self._policy.stand_in(list_id, key)
         if hub is not None:
             self._policy.stood_in(hub, key)
         return hub
@@ -185,10 +185,10 @@ class _Guide:
                 self._engine.settle()
             case Epoch():
                 self._policy.new_epoch()
-            case Labels(dataset, labels):
-                self._policy.listed(dataset, labels)
-            case Pinning(dataset, keys):
-                for key in self._policy.pin(dataset, keys):
+            case Labels(list_id, labels):
+                self._policy.listed(list_id, labels)
+            case Pinning(list_id, keys):
+                for key in self._policy.pin(list_id, keys):
                     # Any other enters when it is read.
                     if key in self._engine.members:
                         self._engine.place(key, self._engine.members[key].size)

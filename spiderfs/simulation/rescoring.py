@@ -49,18 +49,18 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
     lists: dict[str, _List] = {}
     for before, lesson in trace.lessons():
         match lesson:
-            case Labels(dataset, labels):
+            case Labels(list_id, labels):
                 # One that is declared again after a crash of the manager goes on with what had been saved.
-                if dataset not in lists or lists[dataset].labels != labels:
-                    lists[dataset] = _List(dataset, labels, scoring, options)
+                if list_id not in lists or lists[list_id].labels != labels:
+                    lists[list_id] = _List(list_id, labels, scoring, options)
                 hints.append((before, lesson))
             case TracedBatch():
-                if lesson.dataset not in lists:
-                    raise _damaged(f"it holds a batch of list {lesson.dataset}, but not that list")
-                hints += [(before, hint) for hint in lists[lesson.dataset].batch(lesson)]
-            case EpochEnd(dataset):
-                if dataset in lists:
-                    lists[dataset].new_epoch()
+                if lesson.list_id not in lists:
+                    raise _damaged(f"it holds a batch of list {lesson.list_id}, but not that list")
+                hints += [(before, hint) for hint in lists[lesson.list_id].batch(lesson)]
+            case EpochEnd(list_id):
+                if list_id in lists:
+                    lists[list_id].new_epoch()
                 hints.append((before, Epoch()))
             case Ratio() | Pinning():
                 hints.append((before, lesson))
@@ -68,13 +68,13 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
 
 
 class _List:
-    """A list of samples and the scoring that learns about it, as `daemon/training/dataset.py` has them for a mount."""
+    """A list of samples and the scoring that learns about it, as `daemon/training/list_id.py` has them for a mount."""
 
-    def __init__(self, dataset: str, labels: Mapping[Key, int], scoring: str, options: ScorerOptions) -> None:
+    def __init__(self, list_id: str, labels: Mapping[Key, int], scoring: str, options: ScorerOptions) -> None:
         self.labels = labels
-        self._dataset = dataset
+        self._list_id = list_id
         self._keys = list(labels)
-        self._place_of = {key: place for place, key in enumerate(self._keys)}
+        self._index_of = {key: place for place, key in enumerate(self._keys)}
         self._name = scoring
         self._options = options
         self._scoring: Scoring | None = None
@@ -82,9 +82,9 @@ class _List:
     def batch(self, batch: TracedBatch) -> list[Hint]:
         """The scores that a batch gives, and its hub."""
         try:
-            places = [self._place_of[key] for key in batch.keys.tolist()]
+            places = [self._index_of[key] for key in batch.keys.tolist()]
         except KeyError as exc:
-            raise _damaged(f"a batch of list {self._dataset} has the file {exc}, which is not in it") from None
+            raise _damaged(f"a batch of list {self._list_id} has the file {exc}, which is not in it") from None
         if self._scoring is None or not self._scoring.fits(batch.dimension):
             labels = np.fromiter(self.labels.values(), np.int64, len(self.labels))
             self._scoring = SCORINGS[self._name](labels, batch.dimension, self._options)
@@ -100,7 +100,7 @@ class _List:
         hub = scored.hub()
         if hub is not None:
             neighbours = [self._keys[place] for place in hub.neighbours.tolist()]
-            hints.append(Hub(self._keys[hub.id], self._dataset, neighbours, hub.distances.tolist()))
+            hints.append(Hub(self._keys[hub.id], self._list_id, neighbours, hub.distances.tolist()))
         return hints
 
     def new_epoch(self) -> None:

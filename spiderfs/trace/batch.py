@@ -23,7 +23,7 @@ CARRIED = KIND_AT
 class TracedBatch:
     """The samples whose bytes were served, by inode, and what the model made of them; one row each."""
 
-    dataset: str
+    list_id: str
     keys: NDArray[np.uint64]
     embeddings: NDArray[np.float16]
     losses: NDArray[np.float16] | None
@@ -33,13 +33,13 @@ class TracedBatch:
         return int(self.embeddings.shape[1])
 
     @classmethod
-    def from_bytes(cls, dataset: str, rows: int, dimension: int, with_losses: bool, content: bytes) -> TracedBatch:
+    def from_bytes(cls, list_id: str, rows: int, dimension: int, with_losses: bool, content: bytes) -> TracedBatch:
         """From what `packed` gave, or more than that."""
         keys = np.frombuffer(content, "<u8", rows)
         losses = np.frombuffer(content, "<f2", rows, keys.nbytes) if with_losses else None
         before = keys.nbytes + (0 if losses is None else losses.nbytes)
         embeddings = np.frombuffer(content, "<f2", rows * dimension, before).reshape(rows, dimension)
-        return cls(dataset, keys, embeddings, losses)
+        return cls(list_id, keys, embeddings, losses)
 
 
 def packed(keys: NDArray[np.uint64], embeddings: NDArray[np.floating], losses: NDArray[np.floating] | None) -> bytes:

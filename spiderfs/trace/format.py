@@ -42,7 +42,7 @@ RECORD = np.dtype(
         ("block", "<u4"),
         ("kind", "u1"),
         ("served", "u1"),
-        ("dataset", "<u2"),
+        ("list", "<u2"),
     ]
 )
 RECORD_FIELDS = struct.Struct("<dQQIBBH")
@@ -91,7 +91,7 @@ ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
 class EpochEnd:
     """A trainer of this list ended an epoch."""
 
-    dataset: str
+    list_id: str
 
 
 Lesson = Labels | TracedBatch | EpochEnd | Ratio | Pinning
@@ -128,58 +128,58 @@ class TraceWriter:
         kind: Kind = Kind.OPEN,
         block: int = 0,
         served: bool = False,
-        dataset: int = 0,
+        list_number: int = 0,
     ) -> None:
         """Record one access; `served` means without waiting for the source, times count from any fixed moment.
 
-        `dataset` is the number of the list that the reader declared, and 0 if it may not be given a stand-in.
+        `list_number` is the number of the list that the reader declared, and 0 if it may not be given a stand-in.
         """
-        self._put(RECORD_FIELDS.pack(time_s, key, size, block, kind, served, dataset))
+        self._put(RECORD_FIELDS.pack(time_s, key, size, block, kind, served, list_number))
 
-    def redirect(self, time_s: float, wanted: int, size: int, given: int, given_size: int, dataset: int) -> None:
+    def redirect(self, time_s: float, wanted: int, size: int, given: int, given_size: int, list_number: int) -> None:
         """Record one access to a sample for which another was given."""
-        self.append(time_s, wanted, size, Kind.REDIRECT, served=True, dataset=dataset)
-        self.append(time_s, given, given_size, Kind.STAND_IN, served=True, dataset=dataset)
+        self.append(time_s, wanted, size, Kind.REDIRECT, served=True, list_number=list_number)
+        self.append(time_s, given, given_size, Kind.STAND_IN, served=True, list_number=list_number)
 
     def score(self, time_s: float, key: int, score: float) -> None:
         self.append(time_s, key, _bits(score), Kind.SCORE)
 
-    def hub(self, time_s: float, hub: Hub, dataset: int) -> None:
+    def hub(self, time_s: float, hub: Hub, list_number: int) -> None:
         """Record a hub as it was found; its keys are inodes."""
-        self.append(time_s, _inode(hub.key), len(hub.neighbours), Kind.HUB, dataset=dataset)
+        self.append(time_s, _inode(hub.key), len(hub.neighbours), Kind.HUB, list_number=list_number)
         for neighbour, distance in zip(hub.neighbours, hub.distances, strict=True):
-            self.append(time_s, _inode(neighbour), _bits(distance), Kind.NEIGHBOUR, dataset=dataset)
+            self.append(time_s, _inode(neighbour), _bits(distance), Kind.NEIGHBOUR, list_number=list_number)
 
     def ratio(self, time_s: float, ratio: float) -> None:
         self.append(time_s, 0, _bits(ratio), Kind.RATIO)
 
-    def epoch(self, time_s: float, dataset: int, accuracy: float | None = None) -> None:
+    def epoch(self, time_s: float, list_number: int, accuracy: float | None = None) -> None:
         known = accuracy is not None
-        self.append(time_s, 0, _bits(accuracy or 0.0), Kind.EPOCH, served=known, dataset=dataset)
+        self.append(time_s, 0, _bits(accuracy or 0.0), Kind.EPOCH, served=known, list_number=list_number)
 
-    def labels(self, time_s: float, labels: Mapping[Key, int], dataset: int) -> None:
+    def labels(self, time_s: float, labels: Mapping[Key, int], list_number: int) -> None:
         """Record a list as it was declared; its keys are inodes."""
         for key, label in labels.items():
-            self.append(time_s, _inode(key), _bits(label), Kind.LABEL, dataset=dataset)
+            self.append(time_s, _inode(key), _bits(label), Kind.LABEL, list_number=list_number)
 
-    def pins(self, time_s: float, keys: Iterable[Key], dataset: int) -> None:
+    def pins(self, time_s: float, keys: Iterable[Key], list_number: int) -> None:
         """Record what is held for trainers of a list from now on; its keys are inodes."""
         inodes = [_inode(key) for key in keys]
-        self.append(time_s, 0, len(inodes), Kind.PINS, dataset=dataset)
+        self.append(time_s, 0, len(inodes), Kind.PINS, list_number=list_number)
         for inode in inodes:
-            self.append(time_s, inode, 0, Kind.PINNED, dataset=dataset)
+            self.append(time_s, inode, 0, Kind.PINNED, list_number=list_number)
 
     def batch(
         self,
         time_s: float,
-        dataset: int,
+        list_number: int,
         inodes: NDArray[np.uint64],
         embeddings: NDArray[np.floating],
         losses: NDArray[np.floating] | None,
     ) -> None:
         """Record a batch of at least one row by the inodes that were served; half precision is kept of the numbers."""
         rows, dimension = embeddings.shape
-        head = RECORD_FIELDS.pack(time_s, 0, rows, dimension, Kind.BATCH, losses is not None, dataset)
+        head = RECORD_FIELDS.pack(time_s, 0, rows, dimension, Kind.BATCH, losses is not None, list_number)
         self._put(head + to_records(packed(inodes, embeddings, losses), Kind.CARRIER))
 
     def flush(self) -> None:
@@ -232,8 +232,8 @@ class Trace:
         keys: list[Key] = accesses["key"].tolist()
         for index in np.flatnonzero(accesses["kind"] == Kind.BLOCK).tolist():
             keys[index] = (keys[index], int(accesses["block"][index]))
-        datasets = [str(number) if number else "" for number in accesses["dataset"].tolist()]
-        return Accesses.of(keys, accesses["size"].tolist(), datasets)
+        list_ids = [str(number) if number else "" for number in accesses["list"].tolist()]
+        return Accesses.of(keys, accesses["size"].tolist(), list_ids)
 
     def hints(self) -> list[tuple[int, Hint]]:
         """What the scorer found, each with the number of the access before which it was found."""
@@ -245,7 +245,7 @@ class Trace:
             if kind == Kind.HUB:
                 following = self._following(index, Kind.NEIGHBOUR)
                 neighbours, distances = self.records["key"][following].tolist(), numbers[following].tolist()
-                hint: Hint = Hub(key, str(self.records["dataset"][index]), neighbours, distances)
+                hint: Hint = Hub(key, str(self.records["list"][index]), neighbours, distances)
             elif kind == Kind.LABEL:
                 hint = self._labels_from(index, numbers)
             elif kind == Kind.PINS:
@@ -271,7 +271,7 @@ class Trace:
             elif kind == Kind.PINS:
                 yield before, self._pins_at(index)
             elif kind == Kind.EPOCH:
-                yield before, EpochEnd(str(self.records["dataset"][index]))
+                yield before, EpochEnd(str(self.records["list"][index]))
             elif (batch := self._batch_at(index)) is not None:
                 yield before, batch
 
@@ -284,14 +284,14 @@ class Trace:
         """Of each list, by its number, the accuracies that were known at ends of epochs."""
         known = (self.records["kind"] == Kind.EPOCH) & (self.records["served"] != 0)
         found: dict[str, list[float]] = {}
-        for dataset, accuracy in zip(self.records["dataset"][known].tolist(), self._numbers()[known], strict=True):
-            found.setdefault(str(dataset), []).append(float(accuracy))
+        for list_id, accuracy in zip(self.records["list"][known].tolist(), self._numbers()[known], strict=True):
+            found.setdefault(str(list_id), []).append(float(accuracy))
         return found
 
     def _found(self, *wanted: Kind) -> Iterator[tuple[int, int, int]]:
         """Records of some kinds: index, kind, and the number of accesses before; of a list of labels the first."""
         kinds = self.records["kind"]
-        lists = np.where(kinds == Kind.LABEL, self.records["dataset"].astype(np.int64), -1)
+        lists = np.where(kinds == Kind.LABEL, self.records["list"].astype(np.int64), -1)
         continued = (lists >= 0) & (np.diff(lists, prepend=-1) == 0)
         indices = np.flatnonzero(np.isin(kinds, wanted) & ~continued)
         before = np.cumsum(np.isin(kinds, ACCESSES))[indices]
@@ -314,20 +314,20 @@ class Trace:
         carriers = self.records[head + 1 : head + 1 + count]
         if len(carriers) < count or (carriers["kind"] != Kind.CARRIER).any():
             return None
-        dataset = str(self.records["dataset"][head])
-        return TracedBatch.from_bytes(dataset, rows, dimension, with_losses, from_records(carriers))
+        list_id = str(self.records["list"][head])
+        return TracedBatch.from_bytes(list_id, rows, dimension, with_losses, from_records(carriers))
 
     def _labels_from(self, first: int, numbers: NDArray[np.float64]) -> Labels:
         """The list that begins with this record."""
-        dataset = self.records["dataset"]
-        others = np.flatnonzero((self.records["kind"][first:] != Kind.LABEL) | (dataset[first:] != dataset[first]))
+        list_id = self.records["list"]
+        others = np.flatnonzero((self.records["kind"][first:] != Kind.LABEL) | (list_id[first:] != list_id[first]))
         members = slice(first, first + int(others[0]) if len(others) else None)
         keys: list[Key] = self.records["key"][members].tolist()
-        return Labels(str(dataset[first]), dict(zip(keys, numbers[members].astype(np.int64).tolist(), strict=True)))
+        return Labels(str(list_id[first]), dict(zip(keys, numbers[members].astype(np.int64).tolist(), strict=True)))
 
     def _pins_at(self, head: int) -> Pinning:
         pinned = self.records["key"][self._following(head, Kind.PINNED)]
-        return Pinning(str(self.records["dataset"][head]), tuple(pinned.tolist()))
+        return Pinning(str(self.records["list"][head]), tuple(pinned.tolist()))
 
     def _following(self, head: int, kind: Kind) -> slice:
         """The records of one kind that belong to the one before them: a crash may have cut their list short."""

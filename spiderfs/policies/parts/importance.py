@@ -1,4 +1,4 @@
-"""The section of the most important samples: a min-heap that follows scores which change while samples are cached."""
+"""The section of the most important samples: a heap of the members by score, and the scores of all samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from spiderfs.core.heap import Heap
 from spiderfs.core.policy import Key
 
-# A sample that was never scored: worth less than any that was, so nothing scored is evicted for it.
+# The score of a sample that was never scored. All scores are higher, so such a sample evicts no scored member.
 UNKNOWN = 0.0
 
 
@@ -23,17 +23,17 @@ class Importance:
         return key in self._order
 
     def score(self, key: Key) -> float:
-        """The score of any sample, cached or not; 0 is unknown."""
+        """The score of any sample, cached or not; UNKNOWN if it was never scored."""
         return self._scores.get(key, UNKNOWN)
 
     def set_score(self, key: Key, score: float) -> None:
-        """Change the score of any sample; scores are positive."""
+        """Change the score of any sample, cached or not; the score must be positive."""
         self._scores[key] = score
         if key in self._order:
             self._order.set(key, score)
 
     def forget(self, key: Key) -> None:
-        """Let its score be unknown, unless it is a member."""
+        """Forget the score of a sample, unless the sample is a member."""
         if key not in self._order:
             self._scores.pop(key, None)
 
@@ -55,7 +55,7 @@ class Importance:
             yield key
 
     def refill(self, scored: Iterable[tuple[Key, float]]) -> None:
-        """Replace all members; of equal scores the first given here is the first to go."""
+        """Replace all members; of members of equal score, the first one given here leaves first."""
         members = list(scored)
         self._scores.update((key, score) for key, score in members if score != UNKNOWN)
         self._order.refill(members)

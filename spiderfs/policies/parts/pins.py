@@ -1,8 +1,8 @@
-"""Samples that are held whatever else is worth more, for a trainer has said that it will read them again and again.
+"""Pinned samples: a trainer has said that it will read them again and again, so they stay in the cache.
 
-A policy that keeps such a section gives it this name and this share of its room, lets nothing of it be a victim of
-others, and puts a sample there as soon as its bytes are there. Whoever tells it (`Guided.pin`) tells it no more than
-what fits; the limit of the section holds all the same.
+A policy with pins has a section of this name, with this share of the policy's room. A pinned sample enters that section
+as soon as it is cached, and is never a victim of other samples. The caller of `Guided.pin` pins no more samples than
+fit; the limit of the section holds in any case.
 """
 
 from __future__ import annotations
@@ -12,35 +12,38 @@ from collections.abc import Collection, Iterable, Mapping
 from spiderfs.core.policy import Key
 
 PINNED = "pinned"
-"""The section."""
-# Of the room of a policy: ImPACT's buffer for the samples that it evaluates before each epoch.
+"""The name of the section."""
+# The section's share of the policy's room. ImPACT has a buffer of this size for samples to evaluate before each epoch.
 PINNED_SHARE = 0.25
 
 
 def pinned_limit(share_bytes: int) -> int:
-    """Bytes that may be held so, of the share of a policy or of a whole budget."""
+    """The bytes that pinned samples may have, out of a policy's share or of a whole budget."""
     return int(share_bytes * PINNED_SHARE)
 
 
 class Pins:
-    """Which samples are to be held, by the dataset that they are of; whether they are cached is not known here."""
+    """Which samples of each list are pinned; this class does not know whether they are cached."""
 
-    def __init__(self, by_dataset: Mapping[str, Iterable[Key]] | None = None) -> None:
-        self._by_dataset = {dataset: dict.fromkeys(keys) for dataset, keys in (by_dataset or {}).items()}
+    def __init__(self, by_list: Mapping[str, Iterable[Key]] | None = None) -> None:
+        self._by_list = {list_id: dict.fromkeys(keys) for list_id, keys in (by_list or {}).items()}
 
     def __contains__(self, key: object) -> bool:
-        return any(key in keys for keys in self._by_dataset.values())
+        return any(key in keys for keys in self._by_list.values())
 
     def __len__(self) -> int:
-        return sum(len(keys) for keys in self._by_dataset.values())
+        return sum(len(keys) for keys in self._by_list.values())
 
     @property
-    def by_dataset(self) -> Mapping[str, Collection[Key]]:
-        return self._by_dataset
+    def by_list(self) -> Mapping[str, Collection[Key]]:
+        return self._by_list
 
-    def replace(self, dataset: str, keys: Iterable[Key]) -> list[Key]:
-        """Hold these of a dataset, and no others of it; the samples of which it is no longer true what was true."""
-        before, now = self._by_dataset.pop(dataset, {}), dict.fromkeys(keys)
+    def replace(self, list_id: str, keys: Iterable[Key]) -> list[Key]:
+        """Pin these samples of a list, in place of those that were pinned.
+
+        Returns the samples that have changed: those that are no longer pinned, and those that were not pinned before.
+        """
+        before, now = self._by_list.pop(list_id, {}), dict.fromkeys(keys)
         if now:
-            self._by_dataset[dataset] = now
+            self._by_list[list_id] = now
         return [*(key for key in before if key not in self), *(key for key in now if key not in before)]

@@ -1,11 +1,17 @@
-"""Members that each stand in once for a sample of their label, until they are used up (ImPACT, its L-cache).
+"""Stand-ins for one use: members that each stand in once for a sample of the same label (ImPACT's L-cache).
 
-Readers are given stand-ins at a look-up, from a table that is written before, so it is settled beforehand for which
-samples a member would stand in: a few that are not cached and were not asked for in this epoch yet. The first of them
-that is asked for uses the member up, and the others have to find another one or be read themselves.
+A redirect is read from a table when a name is looked up, and the table is written before that. So this class decides
+beforehand for which samples a member would stand in: a few samples that are not cached and that no reader has asked for
+in this epoch. The first of these samples that a reader asks for uses the member up. Each of the others then gets
+another stand-in, or is read itself.
 
-A dataset (the list of samples that a trainer declared) alone says who has the same label: a member stands in for
-samples of one dataset at a time. Whoever publishes the redirects asks for those that `drain_changes` names.
+A member is in one of three states until it is used:
+- waiting: it has not been offered yet;
+- offered: there are redirects from some samples to it;
+- idle: when it was to be offered, no sample of its label needed a stand-in.
+
+Labels belong to a list, so a member stands in for samples of one list at a time. `drain_changes` names the redirects
+that have to be published.
 """
 
 from __future__ import annotations
@@ -15,19 +21,22 @@ from collections.abc import Callable, Mapping
 
 from spiderfs.core.policy import Key
 
-# Samples that a member would stand in for. Were there fewer of them, members would stay unused that nobody happens to
-# need; for each more of them a row is written in vain whenever a member is used.
+# A member is offered to so many samples. With fewer, more members would stay unused because no reader asks for their
+# samples; with more, more rows of the table would be written in vain.
 SAMPLES_EACH = 8
-# Members that wait with their samples at a time; others follow as these are used. The table of redirects stays small.
+# So many members are offered at a time, which keeps the table of redirects small; others follow as these are used.
 MAX_OFFERED = 8192
-# Of the samples of a label, so many are looked at for those that need a stand-in.
+# To find samples that need a stand-in, so many samples of a label are looked at.
 _LOOKED_AT = 8 * SAMPLES_EACH
 
 Change = tuple[str, Key, Key | None]
 
 
 class SingleUseStandIns:
-    """`needs(key)` says of a sample whether it is one to stand in for."""
+    """The members that may stand in, and the samples that they are offered to.
+
+    `needs(key)` says whether a sample needs a stand-in.
+    """
 
     def __init__(
         self, needs: Callable[[Key], bool], samples_each: int = SAMPLES_EACH, max_offered: int = MAX_OFFERED
@@ -36,114 +45,116 @@ class SingleUseStandIns:
         self._samples_each = samples_each
         self._max_offered = max_offered
         self._labels: dict[str, Mapping[Key, int]] = {}
-        # Of each dataset and label: its samples, and where the next look for one in need begins.
+        # For each list and label: its samples, and the index at which the next search for one in need begins.
         self._alike: dict[tuple[str, int], list[Key]] = {}
         self._next: dict[tuple[str, int], int] = {}
-        # Members that are not used yet: those that wait to be offered, those that are, with whom they would help, and
-        # those that found nobody in need, by dataset and label.
+        # The members that are not used yet, by state: those that wait; those that are offered, with the samples (list
+        # and key) that they are offered to; and those that are idle, in one set and by list and label.
         self._waiting: OrderedDict[Key, None] = OrderedDict()
         self._offered: dict[Key, list[tuple[str, Key]]] = {}
         self._idle: dict[Key, None] = {}
         self._idle_in: dict[tuple[str, int], OrderedDict[Key, None]] = {}
+        # The stand-in of each sample, by list.
         self._stand_ins_of: dict[Key, dict[str, Key]] = {}
         self._changes: dict[tuple[str, Key], Key | None] = {}
 
     def __len__(self) -> int:
-        """Members that are not used yet."""
+        """The number of members that are not used yet."""
         return len(self._waiting) + len(self._offered) + len(self._idle)
 
     def __contains__(self, key: object) -> bool:
         return key in self._waiting or key in self._offered or key in self._idle
 
-    def listed(self, dataset: str, labels: Mapping[Key, int]) -> None:
-        """Know a dataset, or know it anew."""
+    def listed(self, list_id: str, labels: Mapping[Key, int]) -> None:
+        """Note the labels of a list; they replace its earlier labels."""
         members = self._withdrawn()
-        self._forget(dataset)
+        self._forget(list_id)
         for key, label in labels.items():
-            self._alike.setdefault((dataset, label), []).append(key)
-        self._labels[dataset] = labels
+            self._alike.setdefault((list_id, label), []).append(key)
+        self._labels[list_id] = labels
         self._waiting.update(dict.fromkeys(members))
 
-    def unlisted(self, dataset: str) -> None:
-        """Know a dataset no longer."""
+    def unlisted(self, list_id: str) -> None:
+        """Forget a list."""
         members = self._withdrawn()
-        self._forget(dataset)
-        self._labels.pop(dataset, None)
+        self._forget(list_id)
+        self._labels.pop(list_id, None)
         self._waiting.update(dict.fromkeys(members))
 
     def _withdrawn(self) -> list[Key]:
-        """The members that stood in for somebody, or found nobody; they do neither now."""
+        """Remove the members that are offered or idle, and return them."""
         members = [*self._offered, *self._idle]
         for key in members:
             self.discard(key)
         return members
 
-    def _forget(self, dataset: str) -> None:
-        for group in [group for group in self._alike if group[0] == dataset]:
+    def _forget(self, list_id: str) -> None:
+        for group in [group for group in self._alike if group[0] == list_id]:
             del self._alike[group]
             self._next.pop(group, None)
             self._idle_in.pop(group, None)
 
     def add(self, key: Key) -> None:
-        """A member that was not used yet."""
+        """Add a member that was not used yet."""
         if key not in self:
             self._waiting[key] = None
 
     def discard(self, key: Key) -> None:
-        """It was used, or is not one any more."""
+        """Remove a member: it was used, or it left the cache."""
         self._waiting.pop(key, None)
         self._wake(key)
-        for dataset, wanted in self._offered.pop(key, ()):
+        for list_id, wanted in self._offered.pop(key, ()):
             stand_ins = self._stand_ins_of[wanted]
-            del stand_ins[dataset]
+            del stand_ins[list_id]
             if not stand_ins:
                 del self._stand_ins_of[wanted]
-            self._changes[dataset, wanted] = None
-            idle = self._idle_in.get((dataset, self._labels[dataset][wanted]))
+            self._changes[list_id, wanted] = None
+            idle = self._idle_in.get((list_id, self._labels[list_id][wanted]))
             if idle:
                 other = next(iter(idle))
                 self._wake(other)
                 self._waiting[other] = None
 
-    def settled(self, key: Key) -> None:
-        """This sample needs nobody any more: it came into the cache, or was read."""
-        for dataset, stand_in in self._stand_ins_of.pop(key, {}).items():
+    def take_back(self, key: Key) -> None:
+        """Take back the redirects of a sample: it entered the cache, or was read, and needs no stand-in any more."""
+        for list_id, stand_in in self._stand_ins_of.pop(key, {}).items():
             rows = self._offered[stand_in]
-            rows.remove((dataset, key))
-            self._changes[dataset, key] = None
+            rows.remove((list_id, key))
+            self._changes[list_id, key] = None
             if not rows:
                 del self._offered[stand_in]
                 self._waiting[stand_in] = None
 
     def clear(self) -> None:
-        """Forget all members."""
+        """Remove all members."""
         self._idle.clear()
         self._idle_in.clear()
         for key in list(self._offered):
             self.discard(key)
         self._waiting.clear()
 
-    def stand_in(self, dataset: str, key: Key) -> Key | None:
+    def stand_in(self, list_id: str, key: Key) -> Key | None:
+        """The member that stands in for a sample of a list; None if there is none."""
         self._offer()
-        return self._stand_ins_of.get(key, {}).get(dataset)
+        return self._stand_ins_of.get(key, {}).get(list_id)
 
     def drain_changes(self) -> list[Change]:
-        """Dataset, sample and stand-in (None: no longer any) that have changed since the last call."""
+        """The redirects that have changed since the last call: list, sample, and stand-in (None if it has none)."""
         self._offer()
-        changes = [(dataset, key, stand_in) for (dataset, key), stand_in in self._changes.items()]
+        changes = [(list_id, key, stand_in) for (list_id, key), stand_in in self._changes.items()]
         self._changes.clear()
         return changes
 
     def change_all(self) -> None:
-        """Let the next `drain_changes` name all."""
+        """Make the next `drain_changes` return every redirect."""
         for key, stand_ins in self._stand_ins_of.items():
-            self._changes.update({(dataset, key): stand_in for dataset, stand_in in stand_ins.items()})
+            self._changes.update({(list_id, key): stand_in for list_id, stand_in in stand_ins.items()})
 
     def _offer(self) -> None:
-        """Offer those that wait, the first in first, as many as there is room for."""
+        """Offer members that wait, in the order in which they came, until MAX_OFFERED are offered."""
         while self._waiting and len(self._offered) < self._max_offered:
             key, _ = self._waiting.popitem(last=False)
-            groups = [(dataset, labels[key]) for dataset, labels in self._labels.items() if key in labels]
+            groups = [(list_id, labels[key]) for list_id, labels in self._labels.items() if key in labels]
             rows = next(filter(None, (self._in_need(*group) for group in groups)), None)
             if rows is None:
                 self._idle[key] = None
@@ -151,26 +162,27 @@ class SingleUseStandIns:
                     self._idle_in.setdefault(group, OrderedDict())[key] = None
                 continue
             self._offered[key] = rows
-            for dataset, wanted in rows:
-                self._stand_ins_of.setdefault(wanted, {})[dataset] = key
-                self._changes[dataset, wanted] = key
+            for list_id, wanted in rows:
+                self._stand_ins_of.setdefault(wanted, {})[list_id] = key
+                self._changes[list_id, wanted] = key
 
-    def _in_need(self, dataset: str, label: int) -> list[tuple[str, Key]]:
-        alike, found = self._alike[dataset, label], []
-        begin = self._next.get((dataset, label), 0)
+    def _in_need(self, list_id: str, label: int) -> list[tuple[str, Key]]:
+        """Up to `samples_each` samples of a list and label that need a stand-in and have none."""
+        alike, found = self._alike[list_id, label], []
+        begin = self._next.get((list_id, label), 0)
         for step in range(min(_LOOKED_AT, len(alike))):
             key = alike[(begin + step) % len(alike)]
-            if dataset not in self._stand_ins_of.get(key, ()) and self._needs(key):
-                found.append((dataset, key))
+            if list_id not in self._stand_ins_of.get(key, ()) and self._needs(key):
+                found.append((list_id, key))
                 if len(found) == self._samples_each:
                     break
-        self._next[dataset, label] = (begin + step + 1) % len(alike)
+        self._next[list_id, label] = (begin + step + 1) % len(alike)
         return found
 
     def _wake(self, key: Key) -> None:
-        """Let it be idle no longer, if it was."""
+        """Make a member no longer idle, if it was."""
         if key in self._idle:
             del self._idle[key]
-            for dataset, labels in self._labels.items():
+            for list_id, labels in self._labels.items():
                 if key in labels:
-                    self._idle_in[dataset, labels[key]].pop(key, None)
+                    self._idle_in[list_id, labels[key]].pop(key, None)

@@ -15,7 +15,7 @@ MOST = 64
 
 
 class Simulated:
-    """A source with a latency, and a line that all fetches share; always as many fetches under way as are allowed."""
+    """A source with a latency, and a line that all fetches share; as many fetches run as the limit allows."""
 
     def __init__(self, latency_s: float, bytes_per_s: float, most: int = MOST) -> None:
         self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
@@ -46,20 +46,20 @@ def test_grows_to_the_most_while_only_latency_binds() -> None:
     assert source.concurrency.bytes_per_s == pytest.approx(MOST * SIZE / 0.05, rel=0.05)
 
 
-def test_stops_growing_where_it_brings_nothing() -> None:
-    # The line takes 20 fetches at a time: 10 ms of it each, and 200 ms of latency.
+def test_stops_growing_when_a_higher_limit_brings_nothing() -> None:
+    # The line is full with 20 fetches at a time: each takes 10 ms of the line, and 200 ms of latency.
     source = Simulated(0.2, 10e6)
     source.run(30)
     limits = source.run(60)
     assert min(limits) >= 21, "as many as keep the line busy"
     assert max(limits) < MOST
     assert source.concurrency.bytes_per_s == pytest.approx(10e6)
-    # It tries a larger number every few seconds, and takes that back.
+    # The limit grows every few seconds to try, and falls back.
     assert sum(one != other for one, other in pairwise(limits)) < 12
     assert sum(limits) / len(limits) < 1.1 * min(limits)
 
 
-def test_one_at_a_time_can_be_all() -> None:
+def test_one_fetch_at_a_time_can_be_the_most() -> None:
     source = Simulated(0.001, 1e6, most=1)
     assert set(source.run(5)) == {1}
 
@@ -73,7 +73,7 @@ def test_backs_off_when_the_source_slows_down_and_tries_again() -> None:
     slow = source.concurrency.limit
     assert source.concurrency.bytes_per_s == pytest.approx(1e6, rel=0.2)
     source.bytes_per_s = 1e12
-    # At the latest when it tries a larger number again.
+    # The limit grows again at the latest when it is tried again.
     windows_s = (TRY_AGAIN + 10) * max(WINDOW_S, 8 * MOST * SIZE / 1e6)
     source.run(windows_s)
     assert source.concurrency.limit == MOST > slow
@@ -99,12 +99,12 @@ def test_a_pause_before_the_first_fetch_is_no_slow_source() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Concurrency(0), lambda: Concurrency(-1)])
-def test_none_at_a_time_is_refused(make: Callable[[], Concurrency]) -> None:
+def test_a_limit_of_zero_is_refused(make: Callable[[], Concurrency]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         make()
 
 
-def test_never_less_than_one() -> None:
+def test_the_limit_is_never_less_than_one() -> None:
     concurrency = Concurrency(4)
     now, size = 0.0, 1 << 40
     for _ in range(200):

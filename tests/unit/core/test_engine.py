@@ -1,4 +1,4 @@
-"""The engine's books and shares, by example and against a model."""
+"""The engine's members, sections and shares, by example and against a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spiderfs.policies.minio import MinIO
 
 
 class HalfAndHalf(Policy):
-    """Two sections, odd and even keys, with a movable border and the smallest key as the least valuable."""
+    """A policy with a section of odd keys and one of even keys, and a movable border; the smallest key leaves first."""
 
     name = "half"
     sections = ("odd", "even")
@@ -112,7 +112,7 @@ def test_place_moves_a_member_into_the_section_it_now_belongs_to() -> None:
     for key in (2, 4, 1, 3):
         engine.opened(key, 10)
     assert engine.place(2, 10) == NOTHING
-    # From now on 4 is odd, and so is 2, which no odd one is worth less than.
+    # From now on the policy counts 4 and 2 as odd; no odd member is worth less than 2.
     policy.also_odd |= {2, 4}
     assert engine.place(4, 10) == Changes(((4, "odd"),), (1,))
     assert engine.section_bytes == {"odd": 20, "even": 10, BLOCKS: 0}
@@ -265,7 +265,7 @@ def size_of(key: Key) -> int:
 
 
 class EngineAgainstModel(RuleBasedStateMachine):
-    """The model is the store: it knows only what Changes told it."""
+    """The model is a store: it does what each Changes says, and knows nothing else."""
 
     @initialize(policy=POLICY_NAMES, capacity=CAPACITIES, landing=LANDINGS, share=st.sampled_from([0.0, 0.3, 0.5, 1.0]))
     def begin(self, policy: str, capacity: int, landing: int, share: float) -> None:

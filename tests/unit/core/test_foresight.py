@@ -1,4 +1,4 @@
-"""The engine with plans: its books hold, MIN decides where the future is known, and the policy everywhere else."""
+"""The engine with plans: its invariants hold, MIN orders what a plan names, and the policy orders the rest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def planned(number: int, order: Sequence[int], files: int = 31, start: int = 0) 
 
 
 def wrong(engine: Engine, trainer: str) -> None:
-    """Have the trainer publish a plan and then follow another one, until it is believed no longer."""
+    """Let the trainer publish a plan and read something else, until its plan is no longer believed."""
     files = 4000
     rng = np.random.default_rng(1)
     engine.plan(trainer, "", planned(0, rng.permutation(files).tolist(), files), 0.0)
@@ -43,11 +43,11 @@ def wrong(engine: Engine, trainer: str) -> None:
     raise AssertionError("it is believed still")
 
 
-# -- the books, whatever is planned
+# -- the invariants, whatever is planned
 
 
 class PlannedEngineAgainstModel(EngineAgainstModel):
-    """Plans come and go, and are followed or not; what the engine promises without them holds with them."""
+    """Plans come and go, and are followed or not; the engine's invariants hold all the same."""
 
     trainers = st.sampled_from(["a", "b"])
     orders = st.lists(st.integers(0, 30), min_size=1, max_size=40)
@@ -79,7 +79,7 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
 
     @rule(trainer=trainers)
     def believed_no_longer(self, trainer: str) -> None:
-        """As after many opens of which no plan said anything."""
+        """The state after many opens that followed no plan."""
         for (owner, _), reader in self.engine.schedule.readers.items():
             if owner == trainer:
                 reader.believed = False
@@ -120,7 +120,7 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
         self.follow(self.engine.settle())
 
     def offered(self, key: int, changes: Changes) -> None:
-        """Follow changes for a candidate: what leaves in its section is needed later than it, or by nobody."""
+        """Follow changes for a candidate: members of its section that leave are used later than it, or never."""
         self.follow(changes, key)
         schedule, policy = self.engine.schedule, self.engine.policy
         if not schedule.active or policy.section_for(key) != policy.foreseen:
@@ -158,7 +158,7 @@ TestPlannedEngineAgainstModel.settings = settings(
 )
 
 
-# -- without a plan that is believed
+# -- without a believed plan
 
 
 @pytest.mark.parametrize("gone", ["unplanned", "not followed"])
@@ -196,8 +196,8 @@ def test_a_plan_that_is_not_believed_changes_nothing(policy: str, gone: str) -> 
 
 
 @pytest.mark.parametrize("policy", sorted(mountable_policies()))
-def test_a_plan_that_goes_leaves_the_policy_to_decide(policy: str) -> None:
-    """What a policy has seen while a plan decided is what it decides by afterwards."""
+def test_the_policy_decides_again_when_the_plan_has_gone(policy: str) -> None:
+    """A policy notes the opens that came while a plan decided, and decides by them afterwards."""
     engine = Engine(mountable_policies()[policy](), 100)
     engine.plan("a", "", planned(0, list(range(31))), 0.0)
     for key in range(20):
@@ -238,7 +238,7 @@ def test_plans_reach_the_bytes_of_min_on_weighted_draws(name: str, share: float)
 
 
 @pytest.mark.parametrize("planned_epochs", [1, 2, 3])
-def test_permutations_cost_what_is_not_cached(planned_epochs: int) -> None:
+def test_permutations_fetch_exactly_the_samples_that_are_not_cached(planned_epochs: int) -> None:
     files, epochs = 1500, 4
     rng = np.random.default_rng(3)
     keys = [int(key) for _ in range(epochs) for key in rng.permutation(files)]
@@ -248,7 +248,7 @@ def test_permutations_cost_what_is_not_cached(planned_epochs: int) -> None:
         assert result.hits.tolist() == [0, *([int(files * share)] * (epochs - 1))]
 
 
-def test_a_plan_costs_no_more_than_none() -> None:
+def test_a_run_with_a_plan_fetches_no_more_than_one_without() -> None:
     """One epoch known: what is not drawn again in it goes first."""
     files = 1500
     accesses = Accesses.of(keys := with_replacement(12, files, 4), [100] * len(keys))
@@ -257,7 +257,7 @@ def test_a_plan_costs_no_more_than_none() -> None:
         assert replayed(MinIO(), accesses, share, files, 1).origin_bytes.sum() < without
 
 
-# -- whose turn it is to leave
+# -- which member leaves
 
 
 def test_the_sample_that_is_used_last_leaves_and_a_later_one_is_not_let_in() -> None:
@@ -279,7 +279,7 @@ def test_the_sample_that_is_used_last_leaves_and_a_later_one_is_not_let_in() -> 
     assert engine.place(4, 10) == Changes(((4, SAMPLES),), (1,))
 
 
-def test_candidates_that_nobody_plans_take_nothing_from_those_that_are() -> None:
+def test_candidates_that_no_plan_names_evict_no_planned_member() -> None:
     engine = Engine(LRU(), 30)
     engine.plan("a", "", planned(0, [1, 2, 3]), 0.0)
     for key in (1, 2):
@@ -291,7 +291,7 @@ def test_candidates_that_nobody_plans_take_nothing_from_those_that_are() -> None
     assert not engine.would_keep(22, 10)
 
 
-def test_scores_decide_among_those_that_nobody_plans() -> None:
+def test_scores_decide_among_members_that_no_plan_names() -> None:
     engine = Engine(Spider(ratio=1.0), 40)
     engine.plan("a", "", planned(0, [1, 5, 6, 7]), 0.0)
     for key, score in ((1, 0.1), (2, 0.5), (3, 0.7), (4, 0.9)):
@@ -306,7 +306,7 @@ def test_scores_decide_among_those_that_nobody_plans() -> None:
     assert engine.opened(10, 10).drop == (3,)
 
 
-def test_hubs_are_the_policys() -> None:
+def test_hubs_leave_in_the_policys_order() -> None:
     policy = Spider(ratio=0.5)
     engine = Engine(policy, 40)
     engine.plan("a", "", planned(0, list(range(1, 10))), 0.0)
@@ -332,7 +332,7 @@ def engine_placed(engine: Engine, policy: Guided, key: int) -> Changes:
 
 
 def test_a_hub_that_found_no_room_can_still_leave() -> None:
-    """It stays where it was, though the policy wants it elsewhere."""
+    """The hub stays in its section, although the policy wants it in another one."""
     policy = Spider(ratio=1.0)
     engine = Engine(policy, 20)
     engine.place(1, 10)
@@ -342,10 +342,10 @@ def test_a_hub_that_found_no_room_can_still_leave() -> None:
     assert engine.resize(10, 0).drop == (1,)
 
 
-# -- what changes with plans in force
+# -- changes while a plan is believed
 
 
-def test_another_policy_goes_on_with_the_plan() -> None:
+def test_a_new_policy_goes_on_with_the_plan() -> None:
     engine = Engine(LRU(), 30)
     engine.plan("a", "", planned(0, [3, 2, 1, 4]), 0.0)
     for key in (1, 2, 3):
@@ -358,7 +358,7 @@ def test_another_policy_goes_on_with_the_plan() -> None:
     assert engine.place(5, 10) == NOTHING, "SpiderCache lets nothing of unknown score in"
 
 
-def test_members_that_are_learned_anew_are_ranked_by_the_plan() -> None:
+def test_restored_members_are_ranked_by_the_plan() -> None:
     engine = Engine(MinIO(), 30)
     engine.plan("a", "", planned(0, [3, 2, 1]), 0.0)
     stored: list[tuple[Key, int, str]] = [(key, 10, SAMPLES) for key in (1, 2, 3)]
@@ -369,7 +369,7 @@ def test_members_that_are_learned_anew_are_ranked_by_the_plan() -> None:
     assert engine.resize(20, 0).drop == (7,)
 
 
-def test_belief_lost_and_found_is_acted_on() -> None:
+def test_the_order_changes_when_a_plan_is_disbelieved_and_believed_again() -> None:
     engine = Engine(LRU(), 30)
     rng = np.random.default_rng(4)
     files = 4000

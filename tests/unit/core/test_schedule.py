@@ -1,4 +1,4 @@
-"""What readers have said they will read, against a model that knows nothing of arrays."""
+"""The schedule of readers' plans, against a model that keeps plain sets of positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spiderfs.core.schedule import (
 )
 
 FILES = 12
-# Two samples are of files that nobody knows.
+# The files of two samples are not known.
 KEYS = [0, *range(101, 101 + FILES - 2), 0]
 PLACE_OF = {key: place for place, key in enumerate(KEYS) if key}
 STRANGER = 999
@@ -46,7 +46,7 @@ def of_files(number: int, order: list[int], start: int = 0, files: int = 0) -> P
 
 
 @given(order=ORDERS, data=st.data())
-def test_next_position_is_the_first_one_left(order: list[int], data: st.DataObject) -> None:
+def test_next_position_is_the_first_pending_one(order: list[int], data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(order)))
     epoch = planned(0, order, start)
     left = set(range(start, len(order)))
@@ -66,7 +66,7 @@ def test_next_position_is_the_first_one_left(order: list[int], data: st.DataObje
     assert all(epoch.next_position(key) is None for key in KEYS)
 
 
-def test_what_is_given_up_is_not_to_come() -> None:
+def test_a_plan_that_is_given_up_has_no_pending_positions() -> None:
     epoch = planned(0, [1, 2, 1])
     epoch.give_up()
     assert [epoch.next_position(key) for key in KEYS] == [None] * FILES
@@ -219,11 +219,11 @@ TestReaderAgainstModel.settings = settings(
 )
 
 
-# -- whether it does what it said
+# -- whether opens follow the plan
 
 
 def opens(reader: PlannedReader, files: list[int]) -> int:
-    """Open files until the reader is believed no longer; how many it took, or all."""
+    """Open files until the reader's plan is no longer believed; returns the number of opens that took, or of all."""
     for count, file in enumerate(files):
         reader.opened(file, 0.0, False)
         if not reader.believed:
@@ -250,7 +250,7 @@ def test_opens_in_the_jittered_order_of_loader_workers_are_followed() -> None:
     assert list(reader.coming(100)) == []
 
 
-def test_loader_workers_with_a_quarter_of_an_epoch_in_hand_are_believed() -> None:
+def test_a_plan_is_believed_when_loader_workers_have_a_quarter_of_an_epoch_in_hand() -> None:
     rng = np.random.default_rng(1)
     reader = PlannedReader(of_files(0, list(range(1, 8193))), 0.0)
     for half in range(1, 8193, 2048):
@@ -259,13 +259,13 @@ def test_loader_workers_with_a_quarter_of_an_epoch_in_hand_are_believed() -> Non
     assert len(list(reader.coming(100))) < 8
 
 
-def test_who_opens_each_file_twice_follows_too() -> None:
+def test_a_reader_that_opens_each_file_twice_follows_its_plan() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 2001))), 0.0)
     assert opens(reader, [file for file in range(1, 2001) for _ in range(2)]) == 4000
     assert reader.followed_share > 0.99
 
 
-def test_who_has_skipped_some_opens_is_followed_from_there_on() -> None:
+def test_a_reader_whose_opens_were_lost_follows_its_plan_after_them() -> None:
     """Events are dropped when the manager cannot keep up."""
     reader = PlannedReader(of_files(0, list(range(1, 10_001))), 0.0)
     assert opens(reader, [*range(1, 2001), *range(3001, 6001), *range(7001, 10_001)]) == 8000
@@ -273,7 +273,7 @@ def test_who_has_skipped_some_opens_is_followed_from_there_on() -> None:
 
 
 @pytest.mark.parametrize("files", [1000, 2000, 5000, 16_000, 50_000, 200_000])
-def test_a_plan_that_is_not_followed_is_found_out_and_believed_again(files: int) -> None:
+def test_a_plan_is_disbelieved_while_it_is_not_followed_and_believed_again_afterwards(files: int) -> None:
     rng = np.random.default_rng(2)
     order = (rng.permutation(files) + 1).tolist()
     reader = PlannedReader(of_files(0, order), 0.0)
@@ -286,13 +286,13 @@ def test_a_plan_that_is_not_followed_is_found_out_and_believed_again(files: int)
     assert reader.followed_share > BELIEVED_AGAIN
 
 
-def test_a_plan_in_sorted_order_that_is_read_shuffled_is_found_out() -> None:
+def test_a_sorted_plan_is_disbelieved_when_its_files_are_read_shuffled() -> None:
     rng = np.random.default_rng(3)
     reader = PlannedReader(of_files(0, list(range(1, 5001))), 0.0)
     assert opens(reader, (rng.permutation(5000) + 1).tolist()) < 400
 
 
-def test_opens_after_the_end_say_nothing() -> None:
+def test_opens_after_the_end_of_the_epoch_do_not_count() -> None:
     reader = PlannedReader(of_files(0, [1, 2, 3]), 0.0)
     for _ in range(500):
         for file in (1, 2, 3):
@@ -302,7 +302,7 @@ def test_opens_after_the_end_say_nothing() -> None:
     assert opens(reader, [1, 2, 3] * 200) == 600
 
 
-def test_who_opens_other_files_too_goes_on_being_believed() -> None:
+def test_opens_of_files_outside_the_list_do_not_count() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
     for file in range(1, 1001):
         reader.opened(5000 + file, 0.0, True)
@@ -310,7 +310,7 @@ def test_who_opens_other_files_too_goes_on_being_believed() -> None:
     assert (reader.believed, reader.opens, reader.late) == (True, 1000, 0)
 
 
-def test_files_passed_over_are_not_due_any_more() -> None:
+def test_positions_that_were_passed_over_are_no_longer_pending() -> None:
     files = BEHIND + 2 * AHEAD_MIN
     reader = PlannedReader(of_files(0, list(range(1, files + 1))), 0.0)
     # Every tenth is never opened.
@@ -323,10 +323,10 @@ def test_files_passed_over_are_not_due_any_more() -> None:
     assert left == [file for file in range(reader.reached - BEHIND + 1, files + 1) if file % 10 == 0]
 
 
-# -- how fast it is
+# -- how fast a reader is
 
 
-def test_pace_is_that_of_the_last_seconds() -> None:
+def test_the_pace_is_that_of_the_last_seconds() -> None:
     files = 40_000
     reader = PlannedReader(of_files(0, list(range(1, files + 1))), 0.0)
     assert reader.pace_s == FIRST_PACE_S
@@ -341,7 +341,7 @@ def test_pace_is_that_of_the_last_seconds() -> None:
     assert reader.pace_s == pytest.approx(0.0005, rel=0.02)
 
 
-def test_a_pause_of_the_training_says_nothing_of_its_pace() -> None:
+def test_a_pause_of_the_training_does_not_change_its_pace() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 10_001))), 0.0)
     now, file = 0.0, 0
     for pace_s, pause_s, most_s in ((0.01, 0.0, 0.0101), (0.01, 300.0, 0.0101), (0.1, 0.0, 0.1001)):
@@ -354,7 +354,7 @@ def test_a_pause_of_the_training_says_nothing_of_its_pace() -> None:
     assert reader.pace_s == pytest.approx(0.1, rel=0.02), "who has really become slower is believed"
 
 
-def test_the_time_before_the_first_open_says_nothing_of_the_pace() -> None:
+def test_the_time_before_the_first_open_does_not_change_the_pace() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
     reader.opened(1, 60.0, False)
     assert reader.pace_s == FIRST_PACE_S
@@ -386,7 +386,7 @@ def test_two_readers_are_compared_by_their_paces_once_they_have_drifted_apart() 
     assert plans.next_use_s(1500) == pytest.approx(now + 1300 * 0.05, rel=0.02)
 
 
-def test_a_single_reader_needs_no_anchor() -> None:
+def test_a_single_reader_needs_no_new_times() -> None:
     plans = Schedule()
     plans.begin("one", "train", of_files(0, [1, 2, 3]), 0.0)
     assert not plans.anchor(1e6, 2.0)
@@ -395,7 +395,7 @@ def test_a_single_reader_needs_no_anchor() -> None:
 # -- all trainers
 
 
-def test_a_trainer_has_a_plan_for_each_list_and_takes_them_along() -> None:
+def test_a_trainer_has_a_plan_for_each_list_and_loses_all_when_it_disconnects() -> None:
     plans = Schedule()
     assert not plans.active
     plans.begin("a", "train", of_files(0, [1, 2, 3]), 0.0)
@@ -416,14 +416,14 @@ def test_a_trainer_has_a_plan_for_each_list_and_takes_them_along() -> None:
     assert plans.next_use_s(2) is None
 
 
-def test_an_epoch_drawn_ahead_may_be_the_first_that_is_heard_of() -> None:
+def test_the_first_plan_of_a_trainer_may_be_that_of_a_later_epoch() -> None:
     plans = Schedule()
     plans.follow_with("a", "train", of_files(3, [2, 1]), 0.0)
     (reader,) = plans.believed
     assert (reader.epoch.number, reader.later) == (3, [])
 
 
-def test_who_stops_following_is_another_tuple_of_the_believed() -> None:
+def test_believed_is_a_new_tuple_when_a_plan_is_no_longer_believed() -> None:
     rng = np.random.default_rng(5)
     plans = Schedule()
     plans.begin("a", "train", of_files(0, (rng.permutation(3000) + 1).tolist()), 0.0)

@@ -1,4 +1,4 @@
-"""Served samples against a plain list of reads."""
+"""The served samples of several trainers, against a plain list of reads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ def test_first_served_is_first_to_arrive() -> None:
     assert served_samples.arrived("one", [7, 5, 7]) == [70, 5, 7]
     assert served_samples.arrived("two", [7, 7]) == [99, 7]
     assert served_samples.arrived("one", [7]) == [71]
-    assert (
-        served_samples.on_the_way("one") == served_samples.on_the_way("two") == served_samples.on_the_way("nobody") == 0
-    )
+    assert served_samples.on_the_way("one") == served_samples.on_the_way("two") == served_samples.on_the_way("nobody") == 0
 
 
 def test_an_abandoned_epoch_is_forgotten() -> None:
@@ -32,7 +30,7 @@ def test_an_abandoned_epoch_is_forgotten() -> None:
     assert served_samples.arrived("one", [7]) == [71]
 
 
-def test_the_oldest_give_way() -> None:
+def test_the_oldest_reads_are_forgotten_first() -> None:
     served_samples = ServedSamples(max_on_the_way=2)
     for served in (70, 71, 72):
         served_samples.note("one", 7, served)
@@ -41,8 +39,8 @@ def test_the_oldest_give_way() -> None:
     assert served_samples.arrived("one", [7, 8, 7]) == [72, 80, 7]
 
 
-def test_a_ledger_needs_room() -> None:
-    with pytest.raises(ValueError, match="room"):
+def test_a_limit_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_on_the_way"):
         ServedSamples(0)
 
 
@@ -51,7 +49,7 @@ SAMPLES = st.integers(0, 5)
 ROOM = 7
 
 
-class LedgerAgainstModel(RuleBasedStateMachine):
+class ServedSamplesAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.served_samples = ServedSamples(ROOM)
@@ -86,13 +84,13 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             assert self.served_samples.on_the_way(trainer) == len(reads)
 
 
-TestLedgerAgainstModel = LedgerAgainstModel.TestCase
-TestLedgerAgainstModel.settings = settings(
+TestServedSamplesAgainstModel = ServedSamplesAgainstModel.TestCase
+TestServedSamplesAgainstModel.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
 )
 
 
-def test_memory_follows_what_is_on_the_way() -> None:
+def test_memory_does_not_grow_with_reads_that_have_arrived() -> None:
     served_samples = ServedSamples()
     served_samples.note("one", "stays", "stays")
     for number in range(1000):

@@ -1,4 +1,4 @@
-"""When a version can be believed: by example, and for servers whose clocks are anywhere."""
+"""When a version has settled: by example, and for servers whose clocks are ahead or behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def at(mtime_s: float, asked_at: float = NOW, behind: float = 0.0, known: float 
     return settles_at(int(mtime_s * 1e9), size, asked_at, asked_at, behind, known)
 
 
-def test_what_is_old_has_settled_and_what_is_young_settles_after_the_window() -> None:
+def test_an_old_version_has_settled_and_a_young_one_settles_after_the_window() -> None:
     assert at(NOW - WINDOW_S - 0.1) == 0
     assert at(NOW - WINDOW_S + 0.1) == NOW + WINDOW_S
     assert at(NOW) == NOW + WINDOW_S
@@ -31,18 +31,18 @@ def test_what_is_old_has_settled_and_what_is_young_settles_after_the_window() ->
 
 
 @pytest.mark.parametrize("mtime_s", [NOW + 5, NOW + 3600, YEAR_2400, 1e18])
-def test_an_mtime_to_come_costs_one_window_and_no_more(mtime_s: float) -> None:
+def test_an_mtime_in_the_future_costs_one_window_and_no_more(mtime_s: float) -> None:
     first = at(mtime_s)
     assert first == NOW + WINDOW_S
     assert at(mtime_s, asked_at=NOW + 1, known=first) == first, "seen again, it does not begin anew"
     assert at(mtime_s, asked_at=NOW + 500, known=first) == first < NOW + 500
 
 
-def test_what_has_settled_stays_so() -> None:
+def test_a_settled_version_stays_settled() -> None:
     assert at(NOW, known=0.0) == 0
 
 
-def test_our_clock_set_back_does_not_make_it_wait_for_the_old_time() -> None:
+def test_a_version_does_not_wait_for_the_old_time_when_our_clock_was_set_back() -> None:
     assert at(NOW - 3600, asked_at=NOW - 3600, known=NOW + WINDOW_S) == NOW - 3600 + WINDOW_S
 
 
@@ -72,7 +72,7 @@ def test_a_large_file_may_be_written_for_longer() -> None:
 def test_whatever_the_servers_clock_says_nothing_settles_sooner_than_a_window_after_its_change(
     offset: float, looks: list[float], size: int
 ) -> None:
-    """The file changes at NOW by our clock; the server's is `offset` ahead, and known to be behind if it is."""
+    """The file changes at NOW by our clock. The server's clock is `offset` ahead; if it is behind, we know that."""
     known: float | None = None
     for look in sorted(looks):
         known = at(NOW + offset, asked_at=NOW + look, behind=max(-offset, 0.0) + 1e-3, known=known, size=size)

@@ -1,4 +1,4 @@
-"""How far ahead of a reader is fetched in a small cache: what makes it more, and what less."""
+"""The window of a small cache: what makes it larger, and what makes it smaller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from spiderfs.core.window import FIRST, LATE_EVERY, LEAST, MOST, Window
 
 
-def test_opens_that_wait_for_an_idle_source_make_it_larger() -> None:
+def test_opens_that_wait_for_an_idle_source_make_the_window_larger() -> None:
     window = Window()
     for opens in range(1, 40):
         window.opened(opens, opens, idle=True)
@@ -24,7 +24,7 @@ def test_one_burst_is_one_mistake() -> None:
     assert window.samples == pytest.approx(1.5 * FIRST)
 
 
-def test_opens_that_do_not_wait_make_it_smaller() -> None:
+def test_opens_that_do_not_wait_make_the_window_smaller() -> None:
     window = Window()
     window.opened(LATE_EVERY, 0, idle=True)
     assert 0.85 * FIRST < window.samples < FIRST
@@ -32,21 +32,21 @@ def test_opens_that_do_not_wait_make_it_smaller() -> None:
     assert window.samples == LEAST
 
 
-def test_a_source_that_is_always_at_work_is_helped_by_nothing() -> None:
+def test_the_window_does_not_grow_while_the_source_is_never_idle() -> None:
     window = Window()
     window.opened(1000, 1000, idle=False)
     assert window.samples == FIRST
 
 
-def test_only_opens_after_its_beginning_count() -> None:
+def test_only_opens_after_the_window_was_made_count() -> None:
     window = Window(1000, 500)
     window.opened(1000, 500, idle=True)
     assert window.samples == FIRST
 
 
 @pytest.mark.parametrize("needed", [50, 100, 200])
-def test_it_settles_where_few_opens_wait(needed: int) -> None:
-    """Opens that need no more than the window are timely, and few of those that need more are not."""
+def test_the_window_comes_to_a_size_at_which_few_opens_wait(needed: int) -> None:
+    """An open waits if it needs more samples ahead than the window has; opens need about `needed` of them."""
     rng = random.Random(needed)
     window = Window()
     late, late_before = 0, 0
@@ -60,7 +60,7 @@ def test_it_settles_where_few_opens_wait(needed: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000), st.booleans()), max_size=30))
-def test_it_keeps_to_its_limits(steps: list[tuple[int, int, bool]]) -> None:
+def test_the_window_stays_within_its_limits(steps: list[tuple[int, int, bool]]) -> None:
     window, opens, late = Window(), 0, 0
     for timely, waited, idle in steps:
         opens, late = opens + timely + waited, late + waited

@@ -122,11 +122,11 @@ def test_the_ratio_moves_from_start_to_end(
         {"end": -0.1},
         {"growth_window": 0},
         {"slope_window": 1},
-        {"balance": 0.0},
+        {"half_growth": 0.0},
         {"smoothing_window": 4},
         {"smoothing_order": 5},
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"share|window"):
+    with pytest.raises(ValueError, match=r"start|window"):
         ElasticOptions(**options)

@@ -1,4 +1,4 @@
-"""The policy impact: who is kept, who stands in for whom, and both against a model of what they promise."""
+"""The policy impact: which samples it keeps and which stand in, by example and against a model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LABELS: dict[Key, int] = {key: key % 2 for key in LOSSES}
 
 
 class TestHighPart:
-    def test_admits_what_has_a_higher_loss_than_the_lowest(self) -> None:
+    def test_admits_a_sample_of_higher_loss_than_the_lowest_member(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
         opened(engine, 6, 8, 10)
         taught(engine, LOSSES)
@@ -54,7 +54,7 @@ class TestHighPart:
         assert engine.opened(6, SIZE) == NOTHING
         assert engine.opened(9, SIZE).drop == (7,)
 
-    def test_goes_by_the_losses_of_the_list_until_the_next_one(self) -> None:
+    def test_uses_the_losses_of_the_last_epoch_end_until_the_next(self) -> None:
         engine = Engine(Impact(), 2 * SIZE)
         opened(engine, 6, 8)
         policy = taught(engine, LOSSES)
@@ -65,7 +65,7 @@ class TestHighPart:
         assert engine.opened(9, SIZE).drop == (8,)
         assert engine.opened(6, SIZE).drop == (7,)
 
-    def test_members_pass_to_a_new_list_some_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_members_pass_to_the_new_parts_some_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(impact, "PASSED_AT_ONCE", 1)
         engine = Engine(Impact(), 4 * SIZE)
         opened(engine, 7, 8, 9, 10)
@@ -73,7 +73,7 @@ class TestHighPart:
         opened(engine, 7, 7, 7)
         assert list(policy.eviction_order()) == [7, 8, 9, 10]
         taught(engine, {7: 70, 8: 60, 9: 50, 10: 40})
-        # One has passed: the others are still what the old list made of them, and go first.
+        # One member has passed: the others are still in their old parts, and leave first.
         assert list(policy.eviction_order()) == [8, 9, 10, 7]
         opened(engine, 7, 7)
         assert list(policy.eviction_order()) == [10, 9, 8, 7]
@@ -82,13 +82,13 @@ class TestHighPart:
 
 
 class TestLowPart:
-    def test_without_a_list_it_fills_once(self) -> None:
+    def test_without_high_samples_it_fills_once(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
         opened(engine, 1, 2, 3, 4, 5)
         assert list(engine.members) == [1, 2, 3]
         assert engine.policy.stand_in("train", 4) is None  # type: ignore[attr-defined]
 
-    def test_takes_the_place_of_what_was_read(self) -> None:
+    def test_a_candidate_evicts_a_member_that_was_read(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
         opened(engine, 1, 2, 3)
         taught(engine, LOSSES)
@@ -121,14 +121,14 @@ class TestStandIns:
         opened(engine, 1, 2, 3, 10)
         return engine, taught(engine, LOSSES, LABELS)
 
-    def test_are_of_the_label_and_unread_and_for_low_samples_only(self) -> None:
+    def test_stand_ins_have_the_label_and_are_unread_and_serve_low_samples_only(self) -> None:
         _, policy = self.engine()
         assert (policy.stand_in("train", 5), policy.stand_in("train", 4)) == (1, 2)
         for key in (1, 6, 7, 10, 77):
             assert policy.stand_in("train", key) is None
         assert policy.stand_in("another", 5) is None
 
-    def test_each_once_in_an_epoch(self) -> None:
+    def test_each_stands_in_once_in_an_epoch(self) -> None:
         engine, policy = self.engine()
         policy.stood_in(2, 4)
         opened(engine, 2)
@@ -137,19 +137,19 @@ class TestStandIns:
         policy.new_epoch()
         assert policy.stand_in("train", 4) == 2
 
-    def test_not_after_it_was_read_itself(self) -> None:
+    def test_a_member_that_was_read_does_not_stand_in(self) -> None:
         engine, policy = self.engine()
         opened(engine, 2)
         assert policy.stand_in("train", 4) is None
 
-    def test_another_takes_over(self) -> None:
+    def test_another_member_stands_in_next(self) -> None:
         engine, policy = self.engine()
         engine.evict([1])
         assert policy.stand_in("train", 5) == 3
         engine.evict([3])
         assert policy.stand_in("train", 5) is None
 
-    def test_changes_are_told_once(self) -> None:
+    def test_each_change_is_returned_once(self) -> None:
         engine, policy = self.engine()
         assert sorted(policy.redirects_changed()) == [("train", 4, 2), ("train", 5, 1)]
         assert policy.redirects_changed() == []
@@ -168,11 +168,11 @@ class TestStandIns:
         assert list(policy.missed_ids) == [5, 77]
 
 
-def pinned(engine: Engine, *keys: int, dataset: str = "train") -> None:
-    """As the daemon does it: bytes of what is no member are not there."""
+def pinned(engine: Engine, *keys: int, list_id: str = "train") -> None:
+    """Read as the daemon does: a sample that is no member is not cached."""
     policy = engine.policy
     assert isinstance(policy, Impact)
-    for key in policy.pin(dataset, keys):
+    for key in policy.pin(list_id, keys):
         if key in engine.members:
             engine.place(key, SIZE)
 
@@ -220,7 +220,7 @@ class TestPins:
             opened(engine, key)
         assert sections(engine)[PINNED] == {1, 2}
 
-    def test_neither_stand_in_nor_are_replaced(self) -> None:
+    def test_neither_stand_in_nor_get_stand_ins(self) -> None:
         engine = Engine(Impact(), 8 * SIZE)
         opened(engine, 1, 2, 3, 10)
         policy = taught(engine, LOSSES, LABELS)
@@ -239,11 +239,11 @@ class TestPins:
             opened(engine, 1)
         assert policy.ratio == before
 
-    def test_of_one_dataset_end_alone(self) -> None:
+    def test_of_one_list_end_alone(self) -> None:
         engine = Engine(Impact(), 12 * SIZE)
         opened(engine, 1, 2, 3)
         pinned(engine, 1, 2)
-        pinned(engine, 2, 3, dataset="other")
+        pinned(engine, 2, 3, list_id="other")
         pinned(engine)
         assert sections(engine)[PINNED] == {2, 3}
         assert {name: list(keys) for name, keys in engine.policy.pinned.items()} == {"other": [2, 3]}  # type: ignore[attr-defined]
@@ -275,8 +275,8 @@ class TestPins:
         assert (without.hits.tolist(), pinning.hits.tolist()) == ([0], [1])
 
 
-class TestLenders:
-    def test_offer_themselves_to_few_and_to_nobody_twice(self) -> None:
+class TestSingleUseStandIns:
+    def test_a_member_is_offered_to_few_samples_and_each_sample_gets_one(self) -> None:
         stand_ins = SingleUseStandIns(lambda key: key >= 100)
         stand_ins.listed("train", dict.fromkeys([1, 2, *range(100, 120)], 0))
         for key in (1, 2, 3):
@@ -286,7 +286,7 @@ class TestLenders:
         assert len({key for _, key, _ in rows}) == 2 * SAMPLES_EACH
         assert len(stand_ins) == 3
 
-    def test_wait_while_there_are_many(self) -> None:
+    def test_members_wait_while_many_are_offered(self) -> None:
         stand_ins = SingleUseStandIns(lambda key: key >= 100, samples_each=1, max_offered=2)
         stand_ins.listed("train", dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
         for key in (1, 2, 3):
@@ -294,7 +294,7 @@ class TestLenders:
         assert [stand_ins.stand_in("train", key) for key in (100, 101, 102)] == [1, 2, None]
         stand_ins.discard(1)
         assert stand_ins.stand_in("train", 102) == 3
-        stand_ins.settled(101)
+        stand_ins.take_back(101)
         assert stand_ins.stand_in("train", 100) == 2
 
     def test_a_list_declared_anew_has_other_labels(self) -> None:
@@ -312,7 +312,7 @@ def test_losses_are_positive() -> None:
             Impact().scored(1, loss)
 
 
-def test_a_long_list_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_high_samples_are_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(Impact(), 3 * SIZE)
     policy = taught(engine, LOSSES)
     assert len(policy.state()["listed"]) == 5
@@ -329,7 +329,7 @@ def test_it_replays_what_was_learned() -> None:
     ]
     result = replay(Engine(Impact(), 2 * SIZE), accesses, 4, hints)
     assert result.redirects.tolist() == [0, 2]
-    # Both members have stood in: 3 and 4 come in themselves.
+    # Both members have stood in: now 3 and 4 are read themselves, and enter.
     assert result.hits.tolist() == [0, 2]
 
 
@@ -337,12 +337,12 @@ KEYS = st.integers(0, 24)
 CLASSES = 3
 
 
-def label_of(dataset: str, key: int) -> int:
-    return key % CLASSES if dataset == "one" else key // 4
+def label_of(list_id: str, key: int) -> int:
+    return key % CLASSES if list_id == "one" else key // 4
 
 
 class ImpactMachine(RuleBasedStateMachine):
-    """Samples of 8 and of 16 bytes; dataset "two" has half of the samples, and other labels."""
+    """Samples of 8 and of 16 bytes; list_id "two" has half of the samples, and other labels."""
 
     @initialize(room=st.integers(4, 14))
     def begin(self, room: int) -> None:
@@ -374,9 +374,9 @@ class ImpactMachine(RuleBasedStateMachine):
         self.engine.opened(key, self.size(key))
         self.read.add(key)
 
-    @rule(dataset=st.sampled_from(["one", "two"]), key=KEYS)
-    def look_up(self, dataset: str, key: int) -> None:
-        given = self.policy.stand_in(dataset, key)
+    @rule(list_id=st.sampled_from(["one", "two"]), key=KEYS)
+    def look_up(self, list_id: str, key: int) -> None:
+        given = self.policy.stand_in(list_id, key)
         if given is None:
             return
         hub = int(str(given))
@@ -385,7 +385,7 @@ class ImpactMachine(RuleBasedStateMachine):
         assert not any(key in pins for pins in self.policy.pinned.values())
         assert self.engine.members[hub].section == SAMPLES
         assert hub in self.engine.members
-        assert label_of(dataset, hub) == label_of(dataset, key)
+        assert label_of(list_id, hub) == label_of(list_id, key)
         assert not {key, hub} & self.high
         assert hub not in self.read | self.used, "each once in an epoch"
         self.policy.stood_in(hub, key)
@@ -401,9 +401,9 @@ class ImpactMachine(RuleBasedStateMachine):
         self.read.clear()
         self.used.clear()
 
-    @rule(dataset=st.sampled_from(["one", "two"]), keys=st.frozensets(KEYS, max_size=4))
-    def pin(self, dataset: str, keys: frozenset[int]) -> None:
-        for key in self.policy.pin(dataset, keys):
+    @rule(list_id=st.sampled_from(["one", "two"]), keys=st.frozensets(KEYS, max_size=4))
+    def pin(self, list_id: str, keys: frozenset[int]) -> None:
+        for key in self.policy.pin(list_id, keys):
             if key in self.engine.members:
                 self.engine.place(key, self.size(int(str(key))))
 
@@ -417,15 +417,15 @@ class ImpactMachine(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        for dataset, key, given in self.policy.redirects_changed():
+        for list_id, key, given in self.policy.redirects_changed():
             if given is None:
-                self.told.pop((dataset, key), None)
+                self.told.pop((list_id, key), None)
             else:
-                self.told[dataset, key] = given
+                self.told[list_id, key] = given
         # What was published is what would be answered.
-        for dataset in ("one", "two"):
+        for list_id in ("one", "two"):
             for key in range(25):
-                assert self.told.get((dataset, key)) == self.policy.stand_in(dataset, key)
+                assert self.told.get((list_id, key)) == self.policy.stand_in(list_id, key)
 
     @rule()
     def remount(self) -> None:
@@ -439,7 +439,7 @@ class ImpactMachine(RuleBasedStateMachine):
         for key, loss in self.losses.items():
             self.engine.scored(key, loss)
         self.told.clear()
-        # Who has asked for what is not saved, but for members that were used.
+        # Which samples readers asked for is not saved, except for the members that were used.
         self.read &= {int(str(key)) for key in self.policy.state()["used"]}
 
     @invariant()

@@ -1,4 +1,4 @@
-"""The contract that every policy in the table keeps, and what is particular to each."""
+"""The contract that every policy in the table keeps, and the rules of each policy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TestContract:
     def test_is_listed_under_its_name(self, kind: type[Policy]) -> None:
         assert POLICIES[kind.name] is kind
 
-    def test_must_free_order_names_every_member_once(self, engine: Engine) -> None:
+    def test_eviction_order_names_every_member_once(self, engine: Engine) -> None:
         order = list(engine.policy.eviction_order())
         assert sorted(order, key=repr) == sorted(engine.members, key=repr)
         by_section = [key for section in engine.policy.sections for key in engine.policy.eviction_order(section)]
@@ -69,7 +69,7 @@ class TestContract:
 
     def test_state_survives_a_remount(self, kind: type[Policy], engine: Engine) -> None:
         state = msgpack.unpackb(msgpack.packb(engine.state()))
-        # Only what `state` carries, and a store's own order, are left after a remount; a policy may do with less.
+        # After a remount a policy has what `state` returned and the store's own order; a policy may need less.
         stored = [(key, 1, section) for key, (_, section) in engine.members.items()]
         again = Engine(kind.foreseeing(OPENS[750:]), 20)
         again.restore(stored, state)
@@ -123,12 +123,12 @@ def test_lfu_evicts_the_least_often_opened_and_ages() -> None:
         engine.opened(key, 1)
     assert engine.score(1) == 3
     assert engine.opened(3, 1).drop == (2,)
-    # Each victim raises the age, so that what was once opened often does not stay for good.
+    # Each victim raises the age, so that a member that was once opened often does not stay for good.
     drops = [engine.opened(key, 1).drop for key in (4, 5)]
     assert drops == [(3,), (1,)]
 
 
-def test_lfu_does_not_age_by_what_the_user_takes_away() -> None:
+def test_lfu_does_not_age_when_the_user_evicts() -> None:
     engine = Engine(LFU(), 3)
     for key in (1, 1, 1, 1, 2, 2, 3):
         engine.opened(key, 1)

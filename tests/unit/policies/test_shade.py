@@ -1,4 +1,4 @@
-"""The policy shade: its rule of admission by example, and against a model of what it promises."""
+"""The policy shade: its rule of admission, by example and against a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestAdmission:
         engine.scored(5, 3.0)
         assert engine.opened(5, 10) == Changes(((5, SAMPLES),), (1,))
 
-    def test_what_was_never_scored_does_not_enter_a_full_cache(self) -> None:
+    def test_a_sample_that_was_never_scored_does_not_enter_a_full_cache(self) -> None:
         engine = engine_with(Shade(), 20, {1: 3.0})
         assert engine.opened(2, 10).keep == ((2, SAMPLES),)
         assert engine.opened(3, 10) == NOTHING
@@ -56,7 +56,7 @@ class TestAdmission:
         engine = Engine(Shade(), 30)
         assert [bool(engine.opened(key, 10).keep) for key in range(5)] == [True, True, True, False, False]
 
-    def test_all_the_room_that_is_needed_or_none(self) -> None:
+    def test_a_candidate_gets_all_the_room_it_needs_or_none(self) -> None:
         engine = engine_with(Shade(), 30, {1: 1.0, 2: 2.0, 3: 5.0})
         engine.scored(4, 3.0)
         assert engine.opened(4, 30) == NOTHING
@@ -76,15 +76,15 @@ class TestGhosts:
         assert policy.ghosts == 14
         assert [policy.score(key) for key in (2, 3)] == [0, 4]
 
-    def test_a_member_keeps_its_place_without_its_ghost(self) -> None:
+    def test_a_member_keeps_its_score_without_its_ghost(self) -> None:
         policy = Shade(max_ghosts=8)
         engine = engine_with(policy, 20, {1: 1.0, 2: 1.5})
         for key in range(3, 10):
             engine.scored(key, 5.0)
         assert (policy.score(1), list(policy.eviction_order())) == (1.0, [1, 2])
 
-    def test_need_room(self) -> None:
-        with pytest.raises(ValueError, match="at least one"):
+    def test_a_limit_below_one_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="max_ghosts"):
             Shade(max_ghosts=0)
 
     def test_the_highest_are_saved(self, monkeypatch: pytest.MonkeyPatch) -> None:

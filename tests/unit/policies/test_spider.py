@@ -1,4 +1,4 @@
-"""The policy spider: its two sections, its redirects, and both against a model of what they promise."""
+"""The policy spider: its two sections and its redirects, by example and against a model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from spiderfs.policies.parts.importance import Importance
 from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, MAX_WAITING, Spider
 
 
-def hub(key: int, *neighbours: int, dataset: str = "train", nearest: float = 0.1) -> Hub:
-    return Hub(key, dataset, neighbours, [nearest + 0.1 * rank for rank in range(len(neighbours))])
+def hub(key: int, *neighbours: int, list_id: str = "train", nearest: float = 0.1) -> Hub:
+    return Hub(key, list_id, neighbours, [nearest + 0.1 * rank for rank in range(len(neighbours))])
 
 
 def engine_with(policy: Spider, capacity: int, scores: dict[int, float]) -> Engine:
@@ -31,7 +31,7 @@ def engine_with(policy: Spider, capacity: int, scores: dict[int, float]) -> Engi
 
 
 class TestImportance:
-    def test_admits_what_is_worth_more_than_the_least(self) -> None:
+    def test_admits_a_sample_of_higher_score_than_the_lowest_member(self) -> None:
         policy = Spider()
         engine = engine_with(policy, 30, {1: 0.3, 2: 0.5, 3: 0.7})
         for key, score in ((4, 0.2), (5, 0.3)):
@@ -53,7 +53,7 @@ class TestImportance:
         engine = Engine(Spider(), 30)
         assert [bool(engine.opened(key, 10).keep) for key in range(5)] == [True, True, True, False, False]
 
-    def test_an_unknown_sample_gives_way_to_any_known(self) -> None:
+    def test_a_sample_without_a_score_leaves_for_any_scored_one(self) -> None:
         policy = Spider()
         engine = Engine(policy, 10)
         engine.opened(1, 10)
@@ -85,7 +85,7 @@ class TestHomophily:
         assert engine.place(9, 10) == Changes(((9, HOMOPHILY),), (1,))
         assert engine.section_bytes == {BLOCKS: 0, IMPORTANCE: 30, HOMOPHILY: 10}
 
-    def test_hubs_leave_first_in_first_out_and_their_lists_with_them(self) -> None:
+    def test_hubs_leave_first_in_first_out_and_their_neighbours_with_them(self) -> None:
         policy = Spider(ratio=0.5)
         engine = Engine(policy, 40)
         for key in (1, 2):
@@ -104,7 +104,7 @@ class TestHomophily:
         assert engine.place(2, 10) == NOTHING
         assert list(policy.eviction_order()) == [1, 3, 4, 2]
 
-    def test_a_hub_found_again_has_its_new_list_at_its_old_age(self) -> None:
+    def test_a_hub_found_again_has_new_neighbours_and_its_old_age(self) -> None:
         policy = Spider(ratio=0.5)
         engine = Engine(policy, 40)
         for each in (hub(1, 50), hub(2, 60), hub(1, 51)):
@@ -147,7 +147,7 @@ class TestHomophily:
     def test_the_nearest_hub_stands_in_so_often_and_then_the_next(self) -> None:
         policy = Spider(ratio=0, max_stand_ins=2)
         engine = Engine(policy, 100)
-        for each in (hub(1, 50, nearest=0.3), hub(2, 50, nearest=0.2), hub(3, 50, dataset="other")):
+        for each in (hub(1, 50, nearest=0.3), hub(2, 50, nearest=0.2), hub(3, 50, list_id="other")):
             policy.hub_found(each)
             engine.place(each.key, 10)
         given = []
@@ -169,7 +169,7 @@ class TestHomophily:
         engine.evict([50])
         assert policy.stand_in("train", 50) == 1
 
-    def test_lists_are_short_and_name_nobody_twice(self) -> None:
+    def test_a_hub_has_few_neighbours_and_none_twice(self) -> None:
         section = Homophily(max_neighbours=3)
         section.put(Hub(1, "train", [1, 5, 5, 6, 7, 8], [0, 0.1, 0.1, 0.2, 0.3, 0.4]))
         assert section.hub(1).neighbours == (5, 6, 7)
@@ -177,7 +177,7 @@ class TestHomophily:
         section.remove(1)
         assert (len(section), section.stand_in("train", 5)) == (0, None)
 
-    def test_impossible_ones_are_refused(self) -> None:
+    def test_impossible_hubs_and_limits_are_refused(self) -> None:
         with pytest.raises(ValueError, match="at least"):
             Homophily(max_stand_ins=-1)
         with pytest.raises(ValueError, match="distance"):
@@ -209,17 +209,17 @@ def test_a_remount_goes_on_with_hubs_and_scores() -> None:
 
 
 SAMPLES = st.integers(0, 24)
-DATASETS = {"even": 0, "all": 1}
+LISTS = {"even": 0, "all": 1}
 MAX_STAND_INS = 3
 
 
-def label_of(dataset: str, key: int) -> int:
+def label_of(list_id: str, key: int) -> int:
     """Two trainers may see the same samples under different labels."""
-    return key % 3 if dataset == "even" else key % 5
+    return key % 3 if list_id == "even" else key % 5
 
 
 class SpiderAgainstModel(RuleBasedStateMachine):
-    """Whatever comes in which order: labels agree, hubs age, nobody stands in too often, the books are right."""
+    """In whatever order events come: stand-ins have the label, hubs leave by age, and none stands in too often."""
 
     @initialize(capacity=st.integers(0, 150), ratio=st.sampled_from([0.0, 0.5, 0.8, 1.0]))
     def begin(self, capacity: int, ratio: float) -> None:
@@ -232,7 +232,7 @@ class SpiderAgainstModel(RuleBasedStateMachine):
         self.published: dict[tuple[str, int], int] = {}
 
     def follow(self, changes: Changes) -> None:
-        """Those that left were the oldest hubs, and the least important of the others."""
+        """The members that left were the oldest hubs, and the least important of the others."""
         gone = [key for key in changes.drop if key in self.hubs]
         assert gone == self.hubs[: len(gone)]
         del self.hubs[: len(gone)]
@@ -254,28 +254,26 @@ class SpiderAgainstModel(RuleBasedStateMachine):
         self.policy.scored(key, score)
         self.scores[key] = score
 
-    @rule(
-        key=SAMPLES, others=st.lists(SAMPLES, max_size=8), dataset=st.sampled_from(sorted(DATASETS)), here=st.booleans()
-    )
-    def hub_found(self, key: int, others: list[int], dataset: str, here: bool) -> None:
-        alike = [other for other in others if label_of(dataset, other) == label_of(dataset, key)]
-        found = Hub(key, dataset, alike, [0.1 * other for other in alike])
+    @rule(key=SAMPLES, others=st.lists(SAMPLES, max_size=8), list_id=st.sampled_from(sorted(LISTS)), here=st.booleans())
+    def hub_found(self, key: int, others: list[int], list_id: str, here: bool) -> None:
+        alike = [other for other in others if label_of(list_id, other) == label_of(list_id, key)]
+        found = Hub(key, list_id, alike, [0.1 * other for other in alike])
         self.policy.hub_found(found)
         self.lists[key] = found
         if here:
             self.follow(self.engine.place(key, size_of(key)))
 
-    @rule(key=SAMPLES, dataset=st.sampled_from(sorted(DATASETS)))
-    def redirect(self, key: int, dataset: str) -> None:
-        stand_in = self.policy.stand_in(dataset, key)
+    @rule(key=SAMPLES, list_id=st.sampled_from(sorted(LISTS)))
+    def redirect(self, key: int, list_id: str) -> None:
+        stand_in = self.policy.stand_in(list_id, key)
         if stand_in is None:
             return
         hub_key = int(str(stand_in))
         found = self.lists[hub_key]
-        assert label_of(dataset, hub_key) == label_of(dataset, key)
+        assert label_of(list_id, hub_key) == label_of(list_id, key)
         assert self.engine.members[hub_key].section == HOMOPHILY
         assert key not in self.engine.members
-        assert (found.dataset, key in found.neighbours) == (dataset, True)
+        assert (found.list_id, key in found.neighbours) == (list_id, True)
         self.policy.stood_in(hub_key, key)
         self.stood_in[hub_key] = self.stood_in.get(hub_key, 0) + 1
         assert self.stood_in[hub_key] <= MAX_STAND_INS
@@ -305,16 +303,16 @@ class SpiderAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        for dataset, key, stand_in in self.policy.redirects_changed():
+        for list_id, key, stand_in in self.policy.redirects_changed():
             sample = int(str(key))
             if stand_in is None:
-                del self.published[dataset, sample]
+                del self.published[list_id, sample]
             else:
-                assert self.published.get((dataset, sample)) != stand_in
-                self.published[dataset, sample] = int(str(stand_in))
-        for dataset in DATASETS:
+                assert self.published.get((list_id, sample)) != stand_in
+                self.published[list_id, sample] = int(str(stand_in))
+        for list_id in LISTS:
             for sample in range(25):
-                assert self.policy.stand_in(dataset, sample) == self.published.get((dataset, sample))
+                assert self.policy.stand_in(list_id, sample) == self.published.get((list_id, sample))
 
     @invariant()
     def sections_keep_their_limits_and_orders(self) -> None:

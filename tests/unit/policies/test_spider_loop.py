@@ -1,4 +1,4 @@
-"""Scorer, served samples, policy and engine together, as a training loop with a loader that reads ahead drives them."""
+"""Scorer, served samples, policy and engine together, driven by a training loop with a loader that reads ahead."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FIRST_INODE = 10_000
 
 
 class Training:
-    """Reads batches ahead of those that it trains on, and tells the scorer what it was really given."""
+    """A training that reads batches ahead, and tells the scorer which samples it really got."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(7)
         self.labels = self.rng.integers(0, 5, SAMPLES)
         centres = self.rng.normal(size=(5, 16))
-        # One in ten lies where another class does: these are what matters.
+        # One sample in ten lies among another class: these are the important ones.
         self.astray = self.rng.random(SAMPLES) < 0.1
         lies_with = np.where(self.astray, (self.labels + 1) % 5, self.labels)
         self.embeddings = centres[lies_with] + 0.5 * self.rng.normal(size=(SAMPLES, 16))
@@ -40,7 +40,7 @@ class Training:
         self.spider_hits = self.lru_hits = self.redirects = 0
 
     def read(self, sample: int) -> int:
-        """The sample that was given for one that was asked for."""
+        """Read a sample; returns the sample whose bytes were served."""
         wanted = FIRST_INODE + sample
         self.lru_hits += wanted in self.lru.members
         self.lru.opened(wanted, 1)
@@ -91,7 +91,7 @@ def test_a_training_loop() -> None:
     training = Training()
     for epoch in range(EPOCHS):
         training.epoch(epoch / EPOCHS)
-    # Those that lie astray are worth most, are drawn most often, and are what the cache holds.
+    # The samples among another class have the highest scores, are drawn most often, and fill the cache.
     scores, astray = training.scorer.scores, training.astray
     assert scores[astray].mean() > 4 * scores[~astray].mean()
     members = [key for key, member in training.engine.members.items() if member.section != HOMOPHILY]

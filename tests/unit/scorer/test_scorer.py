@@ -38,7 +38,7 @@ def empty_index(request: pytest.FixtureRequest) -> Index:
 
 
 class TestIndexes:
-    def test_an_empty_one_knows_nobody(self, empty_index: Index) -> None:
+    def test_an_empty_index_has_no_neighbours(self, empty_index: Index) -> None:
         answer = empty_index.nearest(np.array([3]), np.ones((1, 16), np.float32), 4)
         assert answer.ids.tolist() == [[NOBODY] * 4]
         assert np.isinf(answer.distances).all()
@@ -57,7 +57,7 @@ class TestIndexes:
         assert sorted(empty_index.present()) == ids.tolist()
         assert empty_index.vectors(np.array([150, 399])) == pytest.approx(vectors[[50, 299]])
 
-    def test_fewer_than_wanted(self, empty_index: Index) -> None:
+    def test_fewer_samples_than_neighbours_wanted(self, empty_index: Index) -> None:
         vectors = normalised(np.eye(16, dtype=np.float32)[:3] + np.float32(0.01))
         empty_index.update(np.arange(3), vectors)
         everybody = empty_index.nearest(np.arange(3), vectors, 10)
@@ -286,7 +286,7 @@ def test_graph_and_exact_agree_on_x_same() -> None:
         ([3], np.full((1, 4), np.inf), "not finite"),
     ],
 )
-def test_what_is_no_batch_changes_nothing(indices: Any, embeddings: Any, complaint: str) -> None:
+def test_an_invalid_batch_changes_nothing(indices: Any, embeddings: Any, complaint: str) -> None:
     scorer = Scorer(np.zeros(10), 4)
     with pytest.raises(ValueError, match=complaint):
         scorer.batch(indices, embeddings)

@@ -56,7 +56,7 @@ class TestContract:
         assert again.batch(*batch).scores == pytest.approx(scoring.batch(*batch).scores)
         assert kind.saved(LABELS[::-1], OPTIONS, tmp_path) is None
 
-    def test_refuses_what_is_no_batch(self, kind: type[Scoring]) -> None:
+    def test_refuses_an_invalid_batch(self, kind: type[Scoring]) -> None:
         scoring = kind(LABELS, 4, OPTIONS)
         embeddings, losses = np.ones((1, 4), np.float16), np.ones(1, np.float16)
         for indices in ([], [30], [-1], [[1]]):
@@ -109,7 +109,7 @@ class TestLosses:
         assert scored.scores == pytest.approx([0.5, 2.0, LEAST_LOSS])
 
     @pytest.mark.parametrize("kind", [LossScores, RankScores])
-    def test_without_them_nothing_is_scored_and_that_is_said(self, kind: type[LossScores]) -> None:
+    def test_without_losses_nothing_is_scored_and_that_is_said(self, kind: type[LossScores]) -> None:
         scoring = kind(LABELS)
         scored = scoring.batch([1, 2], EMBEDDINGS)
         assert (len(scored.ids), len(scored.scores), scored.hub()) == (0, 0, None)

@@ -118,11 +118,11 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
                 outcomes.append((hit, hub))
                 if hub is None:
                     engine.opened(key, 100)
-                    writer.append(0, key, 100, served=hit, dataset=1)
+                    writer.append(0, key, 100, served=hit, list_number=1)
                 else:
                     policy.stood_in(hub, key)
                     engine.opened(hub, 100)
-                    writer.redirect(0, key, 100, int(str(hub)), 100, dataset=1)
+                    writer.redirect(0, key, 100, int(str(hub)), 100, list_number=1)
             for key in batch:
                 weights[key] = rng.uniform(0.05, 1.5)
                 policy.scored(key, weights[key])

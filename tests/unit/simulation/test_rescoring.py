@@ -36,7 +36,7 @@ def training(path: Path, scoring: str = "graph", options: ScorerOptions | None =
     for epoch in range(epochs):
         for places in rng.choice(SAMPLES, (SAMPLES // BATCH, BATCH)):
             for place in places.tolist():
-                writer.append(0, int(INODES[place]), SIZE, served=False, dataset=LIST)
+                writer.append(0, int(INODES[place]), SIZE, served=False, list_number=LIST)
             noise = rng.standard_normal((BATCH, DIMENSION))
             embeddings = ((epoch + 1) * centres[LABELS[places]] + 2 * noise).astype(np.float16)
             losses = rng.random(BATCH).astype(np.float16)
@@ -118,7 +118,7 @@ def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_anew(pat
 def damaged(path: Path, inodes: npt.NDArray[np.uint64], vectors: npt.NDArray[np.float64], number: int = LIST) -> None:
     writer = TraceWriter(path)
     writer.labels(0, {5: 0, 6: 0}, LIST)
-    writer.append(0, 5, SIZE, dataset=LIST)
+    writer.append(0, 5, SIZE, list_number=LIST)
     writer.batch(0, number, inodes, vectors, None)
     writer.close()
 

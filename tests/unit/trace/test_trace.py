@@ -85,16 +85,16 @@ def test_what_a_scorer_found_stands_between_the_accesses(path: Path) -> None:
     hub = Hub(INODE, "3", [5, 6, 7], [0.1, 0.25, 1 / 3])
     writer = TraceWriter(path)
     writer.ratio(0, 0.9)
-    writer.append(1, 5, 50, dataset=3)
+    writer.append(1, 5, 50, list_number=3)
     writer.score(2, 5, 1 / 3)
     writer.hub(2, hub, 3)
-    writer.redirect(3, 6, 60, INODE, 70, dataset=3)
+    writer.redirect(3, 6, 60, INODE, 70, list_number=3)
     writer.epoch(4, 3)
     writer.append(5, 7, 70)
     writer.close()
     trace = read_trace(path)
     accesses = trace.accesses()
-    assert (accesses.keys, accesses.sizes, accesses.datasets) == ([5, 6, 7], [50, 60, 70], ["3", "3", ""])
+    assert (accesses.keys, accesses.sizes, accesses.list_ids) == ([5, 6, 7], [50, 60, 70], ["3", "3", ""])
     assert trace.hints() == [(0, Ratio(0.9)), (1, Scored(5, 1 / 3)), (1, hub), (2, Epoch())]
     assert trace.served_ratio() == pytest.approx(1 / 3)
 
@@ -198,7 +198,7 @@ def test_batches_come_back_in_half_precision(path: Path, rows: int, dimension: i
     found = batches_of(path)
     assert len(found) == 2
     for batch in found:
-        assert (batch.dataset, batch.dimension, batch.keys.tolist()) == ("3", dimension, inodes.tolist())
+        assert (batch.list_id, batch.dimension, batch.keys.tolist()) == ("3", dimension, inodes.tolist())
         assert (batch.embeddings == embeddings).all()
         assert (batch.losses is None) == (losses is None)
         assert losses is None or (batch.losses == losses).all()
@@ -214,11 +214,11 @@ def test_a_sample_of_64_dimensions_takes_158_bytes(path: Path) -> None:
 def test_lessons_stand_between_the_accesses_and_hints_go_without_them(path: Path) -> None:
     writer = TraceWriter(path)
     writer.labels(0, {5: 1, 6: 1}, 2)
-    writer.append(1, 5, 10, dataset=2)
+    writer.append(1, 5, 10, list_number=2)
     writer.batch(2, 2, np.array([5], np.uint64), np.ones((1, 4)), None)
     writer.ratio(2, 0.75)
     writer.score(2, 5, 0.5)
-    writer.append(3, 6, 10, dataset=2)
+    writer.append(3, 6, 10, list_number=2)
     writer.epoch(4, 2, accuracy=0.25)
     writer.epoch(5, 2)
     writer.close()

@@ -1,4 +1,4 @@
-"""The hook protocol: what a trainer tells the daemon and what the daemon answers. Everybody imports it from here."""
+"""The hook protocol: what a trainer tells the daemon and what the daemon answers. Other rooms import it from here."""
 
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol.frames import PREFIX_BYTES, VERSION, Decoder, encode

@@ -1,4 +1,4 @@
-"""The hook protocol: what a trainer tells the daemon and what the daemon answers, as bytes; no input or output here.
+"""The hook protocol as bytes: this module turns messages into frames and back, and does no input or output.
 
 A frame is a prefix of 12 bytes, a header, and a body:
 
@@ -6,9 +6,9 @@ A frame is a prefix of 12 bytes, a header, and a body:
     header   one msgpack map: "type", the message's scalars by name, and "arrays", a list of [name, dtype, shape]
     body     the arrays' elements in that order, little-endian, in C order, back to back
 
-`messages.py` holds the vocabulary. Nothing is allocated by a length that somebody claims: a frame is collected
-only up to `Limits`, and the arrays must fill the body exactly. Whatever bytes come, the decoder hands out messages that
-hold what their classes promise (shapes that agree, finite numbers, texts within bounds), or a ProtocolError.
+`messages.py` defines the messages. The decoder allocates no memory because a frame claims a length: it collects a frame
+only up to `Limits`, and the arrays must fill the body exactly. For whatever bytes come, the decoder returns messages
+that keep the rules of their classes (shapes that agree, finite numbers, texts within limits), or a ProtocolError.
 docs/HOOK_PROTOCOL.md is the reference for other languages.
 """
 
@@ -36,7 +36,7 @@ _UINT32_MAX = 2**32 - 1
 
 
 def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> bytes:
-    """The frame of a message; raises ProtocolError for one that the other side would refuse."""
+    """The frame of a message; raises ProtocolError for a message that the other side would refuse."""
     header: dict[str, Any] = {"type": message.TYPE}
     for name in message.SCALARS:
         header[name] = getattr(message, name)
@@ -61,7 +61,7 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> bytes:
 
 
 class Decoder:
-    """Turns bytes, however they were cut, into messages."""
+    """Turns bytes into messages, however the bytes were cut into pieces."""
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
@@ -69,10 +69,10 @@ class Decoder:
         self._lost = False
 
     def feed(self, data: bytes) -> list[Message | ProtocolError]:
-        """What has become complete, in order.
+        """The messages that these bytes complete, in order.
 
-        A frame that makes no sense is an error in its place, and the next frame is read as usual; after a fatal error,
-        which is the last item, nothing more comes.
+        For an invalid frame there is a ProtocolError in the list, and the next frame is read as usual. A fatal error is
+        the last item: after it, this method returns nothing more.
         """
         received: list[Message | ProtocolError] = []
         if self._lost:

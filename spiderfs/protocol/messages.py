@@ -1,6 +1,6 @@
-"""The messages of the hook protocol: their fields, how these travel, and what makes them sensible.
+"""The messages of the hook protocol: their fields, the types of the fields in a frame, and the checks of each message.
 
-`frames.py` turns them into bytes and back; everybody else imports them from there.
+`frames.py` turns messages into bytes and back. Other rooms import the messages from `spiderfs.protocol`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,28 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """What one message may hold."""
+    """The most that messages may hold."""
 
-    # The largest messages are plans and scores: 4 bytes a sample.
     frame_bytes: int = 64 << 20
+    """Of one frame. The largest messages are plans and scores: 4 bytes for each sample."""
     samples: int = 16_000_000
-    # Of all paths of one list: ten million of a hundred bytes. ImageNet's take 97 MB.
+    """Samples of one list, or draws of one plan."""
     list_bytes: int = 1 << 30
+    """Of all paths of one list: ten million paths of a hundred bytes. The paths of ImageNet take 97 MB."""
     batch: int = 65_536
+    """Rows of one batch."""
     dimension: int = 64
+    """Numbers of one embedding."""
     text_bytes: int = 1024
+    """Of one text, in UTF-8."""
 
 
 DEFAULT_LIMITS = Limits()
 
 
 class Field(NamedTuple):
+    """The type of an array in a frame; `dtype` is NumPy's name of it."""
+
     dtype: str
     dimensions: int
     required: bool = True
@@ -44,7 +50,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """Base of all messages; `SCALARS` and `ARRAYS` say how the fields travel."""
+    """The base of all messages; `SCALARS` and `ARRAYS` are the types of the fields in a frame."""
 
     TYPE: ClassVar[str]
     SCALARS: ClassVar[Mapping[str, type]] = {}
@@ -55,6 +61,7 @@ class Message:
 
 
 def demand(condition: bool, text: str, code: str = "malformed") -> None:
+    """Raise ProtocolError unless the condition is true."""
     if not condition:
         raise ProtocolError(text, code)
 
@@ -64,7 +71,7 @@ def demand(condition: bool, text: str, code: str = "malformed") -> None:
 
 @dataclass(frozen=True, eq=False)
 class Hello(Message):
-    """The first message; `client` is for people, `rank` and `world_size` are those of a distributed training."""
+    """The first message. `client` names the program, for people; `rank` and `world_size` are the training's."""
 
     TYPE = "hello"
     SCALARS: ClassVar = {"client": str, "rank": int, "world_size": int}
@@ -80,7 +87,7 @@ class Hello(Message):
 class Samples(Message):
     """Samples `first`, `first + 1`, ... of a list of `total`: paths below the mount, each ended by a NUL byte.
 
-    A label of -1 means that there is none. The chunks of a list follow each other in order.
+    A label of -1 means that the sample has none. A long list takes several of these messages, sent in order.
     """
 
     TYPE = "samples"
@@ -107,14 +114,16 @@ class Samples(Message):
         demand(int(lengths.min()) > 0, "an empty path")
 
     def split_paths(self) -> Sequence[bytes]:
+        """The paths, without their NUL bytes."""
         return self.paths.tobytes().split(b"\0")[:-1]
 
 
 @dataclass(frozen=True, eq=False)
 class Batch(Message):
-    """What the model made of some samples: one row an index, in the order in which they went through the model.
+    """The embeddings that the model computed for some samples, and their losses: one row for each index.
 
-    `losses` and `labels` may be left out; the labels of the list are then the samples' labels.
+    The rows are in the order in which the samples went through the model. `losses` and `labels` may be left out;
+    without `labels` the samples have the labels of the list.
     """
 
     TYPE = "batch"
@@ -146,9 +155,9 @@ class Batch(Message):
 
 @dataclass(frozen=True, eq=False)
 class EpochEnd(Message):
-    """An epoch is over; `accuracy` is a share between 0 and 1, or None where it is not known.
+    """An epoch is over; `accuracy` is a share between 0 and 1, or None if it is not known.
 
-    `unmatched` are the forward passes since the epoch's end before of which the trainer could not say the samples.
+    `unmatched` counts the forward passes since the last epoch end whose samples the trainer did not know.
     """
 
     TYPE = "epoch_end"
@@ -164,10 +173,10 @@ class EpochEnd(Message):
 
 @dataclass(frozen=True, eq=False)
 class Plan(Message):
-    """The samples this trainer will read in the epoch, in order.
+    """The samples that this trainer will read in an epoch, in order.
 
-    `begun`: it starts or goes on with this epoch now, at `position`. Otherwise the epoch was drawn ahead, and comes
-    after it in the order of their numbers; it is said again when it begins.
+    If `begun`, the trainer begins this epoch now, or goes on with it, at `position`. If not, the trainer will read the
+    epoch later, after those of lower numbers, and sends its plan again when it begins.
     """
 
     TYPE = "plan"
@@ -206,9 +215,9 @@ class CachedRequest(Message):
 
 @dataclass(frozen=True, eq=False)
 class Pin(Message):
-    """Samples of a list that this trainer reads again and again, beside its epochs: hold these, and no others of it.
+    """Pin these samples of a list, in place of those that this trainer pinned before.
 
-    `request` comes back in the answer.
+    A trainer pins samples that it reads again and again beside its epochs. `request` comes back in the answer.
     """
 
     TYPE = "pin"
@@ -224,7 +233,7 @@ class Pin(Message):
 
 @dataclass(frozen=True, eq=False)
 class Goodbye(Message):
-    """The trainer is done."""
+    """The trainer ends the connection."""
 
     TYPE = "goodbye"
 
@@ -234,7 +243,7 @@ class Goodbye(Message):
 
 @dataclass(frozen=True, eq=False)
 class Ok(Message):
-    """`answers` is the type of the message that was acted on: hello, the last chunk of samples, goodbye."""
+    """A message was acted on. `answers` is its type: hello, samples (after the last message of a list), or goodbye."""
 
     TYPE = "ok"
     SCALARS: ClassVar = {"answers": str}
@@ -262,7 +271,7 @@ class Warn(Message):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Message):
-    """One score a sample of the list, finite and not negative; empty while there are none."""
+    """One score for each sample of the list, finite and not negative; empty while there are no scores."""
 
     TYPE = "scores"
     SCALARS: ClassVar = {"list": str, "request": int}
@@ -277,7 +286,7 @@ class Scores(Message):
 
 @dataclass(frozen=True, eq=False)
 class Cached(Message):
-    """One bit a sample of the list, the first in the lowest bit of the first byte."""
+    """One bit for each sample of the list: whether it is cached. The first is the lowest bit of the first byte."""
 
     TYPE = "cached"
     SCALARS: ClassVar = {"list": str, "request": int, "count": int}
@@ -291,12 +300,13 @@ class Cached(Message):
         demand(len(self.bitmap) == (self.count + 7) // 8, f"{len(self.bitmap)} bytes for {self.count} bits")
 
     def flags(self) -> npt.NDArray[np.bool_]:
+        """The bits as an array, one element for each sample."""
         return np.unpackbits(self.bitmap, count=self.count, bitorder="little").astype(bool)
 
 
 @dataclass(frozen=True, eq=False)
 class Pinned(Message):
-    """`count` of the samples that were named are held, or will be once they were read."""
+    """The answer to `pin`: `count` of its samples are pinned; those that are not cached stay once they are read."""
 
     TYPE = "pinned"
     SCALARS: ClassVar = {"list": str, "request": int, "count": int}

@@ -1,4 +1,7 @@
-"""The table of scorings; adding one is a file here and a line in it. Policies name theirs in `Policy.scoring`."""
+"""The table of scorings. To add a scoring, add a file to this folder and a line to the table.
+
+A policy names its scoring in `Policy.scoring`.
+"""
 
 from __future__ import annotations
 

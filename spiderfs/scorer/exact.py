@@ -1,4 +1,4 @@
-"""Neighbours by comparing with every sample: exact, and the cheaper way for small sets."""
+"""An index that compares a query with every sample: it is exact, and cheaper than a graph for short lists."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from spiderfs.scorer.saved_files import saved_arrays
 
 
 class ExactIndex:
+    """An exact index of up to `capacity` samples; see `Index` for its methods."""
+
     def __init__(self, capacity: int, dimension: int) -> None:
         self.failures = 0
-        # The system gives memory to the rows that are written, so an index costs what it holds. Rows are in the order
-        # of their first update: comparing needs no look at samples without a vector.
+        # The kernel gives memory only to rows that were written, so an index costs what it holds. Rows are in the order
+        # of their first updates, so a query need not look at samples without a vector.
         self._vectors = np.zeros((capacity, dimension), np.float32)
         self._ids = np.zeros(capacity, np.int64)
         self._row_of = np.full(capacity, -1, np.int64)
@@ -46,17 +48,17 @@ class ExactIndex:
         return float(self._vectors.itemsize * self._vectors.shape[1] + self._ids.itemsize + self._row_of.itemsize)
 
     def save(self, path: Path) -> None:
-        # Half precision is what the trainer sent.
+        # Half precision loses nothing: the trainer sent half precision.
         with path.open("wb") as file:
             np.savez(file, ids=self.present(), vectors=self._vectors[: self._count].astype(np.float16))
 
     def restore(self, path: Path) -> None:
         saved = saved_arrays(path)
         if saved.keys() != {"ids", "vectors"}:
-            raise ValueError(f"{path} holds no vectors")
+            raise ValueError(f"{path} does not hold vectors")
         ids, vectors = saved["ids"], saved["vectors"].astype(np.float32)
         if vectors.shape != (len(ids), self._vectors.shape[1]) or (len(ids) and ids.max() >= len(self._ids)):
-            raise ValueError(f"{path} holds vectors of other samples")
+            raise ValueError(f"{path} holds vectors of another list, or of another dimension")
         self._row_of[:] = -1
         self._count = 0
         self.update(ids, vectors)

@@ -1,7 +1,8 @@
-"""Neighbours from a navigable small-world graph (Malkov and Yashunin, 2018): approximate, for large sets.
+"""An index that is a navigable small-world graph (Malkov and Yashunin, 2018): it is approximate, and for long lists.
 
-The only importer of hnswlib. Its space "l2" answers squared distances; a sample is usually, but not always, its own
-first neighbour; a query that finds fewer than k neighbours, as can happen after many updates, raises RuntimeError.
+Only this module imports hnswlib. The library's space "l2" returns squared distances. A sample is usually, but not
+always, its own first neighbour. A query that finds fewer than k neighbours raises RuntimeError; this can happen after
+many updates.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ from numpy.typing import NDArray
 
 from spiderfs.scorer.index import Ids, Neighbours, Vectors
 
-# Links per node, and candidates looked at while a node is linked. An update costs several inserts: a batch of 128 among
-# 10,000 of 64 dimensions takes 55 ms with 100 candidates and 23 ms with 40 (one core), at a recall of 1.00 and of 0.97
-# to 0.99 over four epochs of updates.
+# The number of links of a node, and of candidates that are looked at while a node is linked. An update costs as much as
+# several inserts: among 10,000 samples of 64 dimensions a batch of 128 takes 55 ms with 100 candidates and 23 ms with
+# 40 (one core). The recall over four epochs of updates is 1.00 and 0.97 to 0.99.
 LINKS = 16
 BUILD_CANDIDATES = 40
-# Candidates looked at by a query, for each neighbour that is wanted. Among 100,000, 1.5 finds 93 % in 63 ms a batch, 3
-# finds 97 % in 77 ms, and 5 little more in 98 ms.
+# For each neighbour that is wanted a query looks at so many candidates. Among 100,000 samples a factor of 1.5 finds
+# 93 % in 63 ms per batch, 3 finds 97 % in 77 ms, and 5 finds little more in 98 ms.
 SEARCH_FACTOR = 3
-# The levels of nodes are drawn at random: a fixed seed makes runs repeatable.
+# hnswlib draws the level of each node at random; a fixed seed makes runs repeatable.
 SEED = 1
 
 
 class GraphIndex:
+    """An approximate index of up to `capacity` samples; see `Index` for its methods."""
+
     def __init__(self, capacity: int, dimension: int, threads: int = 1) -> None:
-        """`threads` are those of hnswlib; the trainer's loaders want the cores."""
+        """`threads` is how many threads hnswlib uses; one by default, because the data loaders need the cores."""
         self.failures = 0
         self._capacity = capacity
         self._dimension = dimension
@@ -47,11 +50,11 @@ class GraphIndex:
         self._graph.add_items(vectors, ids, num_threads=self._threads)
 
     def nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
-        # One more than wanted, for the sample itself.
+        # Ask for one neighbour more than wanted, because a sample usually finds itself.
         found, squared = self._query(vectors, k + 1)
         own = found == ids[:, None]
-        # Where a sample did not find itself, the farthest goes in its place. A stable sort by "is to go" keeps the
-        # others nearest first.
+        # If a sample did not find itself, its farthest neighbour is removed instead. The stable sort moves those to be
+        # removed to the end, and leaves the others nearest first.
         own[~own.any(axis=1), -1] = True
         order = np.argsort(own, axis=1, kind="stable")[:, :-1]
         found, squared = np.take_along_axis(found, order, 1), np.take_along_axis(squared, order, 1)
@@ -85,7 +88,7 @@ class GraphIndex:
         return hnswlib.Index(space="l2", dim=self._dimension)
 
     def _query(self, vectors: Vectors, k: int) -> tuple[Ids, Vectors]:
-        """Up to k results; halved as often as the graph cannot answer, and none if it never can."""
+        """Up to k neighbours of each vector; k is halved until the graph can answer, and 0 if it never can."""
         k = min(k, len(self))
         while k > 0:
             self._graph.set_ef(k * SEARCH_FACTOR)
@@ -101,7 +104,7 @@ class GraphIndex:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[str]:
-    """A name for hnswlib, which takes UTF-8 alone, for a file in a directory that may have any name."""
+    """A path that hnswlib can open: it takes UTF-8 only, while the file's directory may have any name."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"

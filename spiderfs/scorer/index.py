@@ -1,7 +1,7 @@
-"""What the scorer asks of an index of embeddings; `graph` answers approximately, `exact` exactly.
+"""The interface of an index of embeddings; `graph.py` has an approximate index, and `exact.py` an exact one.
 
-Samples are numbered from 0 to capacity - 1, vectors are float32 of length 1 (or 0), distances are Euclidean. Both
-answer with the k nearest at most, so that counts mean the same whichever is used.
+A sample is named by its number, from 0 to capacity - 1. Vectors are float32 of length 1 (or 0), and distances are
+Euclidean. Both indexes return at most the k nearest samples, so a count of neighbours means the same with either.
 """
 
 from __future__ import annotations
@@ -17,30 +17,35 @@ Ids = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 
 NOBODY = -1
+"""The number that stands where there is no neighbour."""
 
-# 4,096 columns of similarities to a batch of 128 are 2 MiB: they stay in the second-level cache.
+# The similarities of 4,096 samples to a batch of 128 take 2 MiB, and stay in the second-level cache.
 BLOCK = 4096
 
 
 class Neighbours(NamedTuple):
-    """For each row of a query its neighbours, nearest first; short rows end in NOBODY at distance infinity."""
+    """For each row of a query its k neighbours, nearest first; if there are fewer, the row ends in NOBODY."""
 
     ids: Ids
+    """(rows, k) numbers of samples."""
     distances: Vectors
+    """(rows, k) distances; infinity for NOBODY."""
 
 
 class Index(Protocol):
+    """An index of the vectors of up to `capacity` samples."""
+
     failures: int
-    """Queries that had to be asked again for fewer neighbours."""
+    """How many queries failed and were repeated for fewer neighbours."""
 
     def __len__(self) -> int:
-        """Number of samples that have a vector."""
+        """The number of samples that have a vector."""
 
     def update(self, ids: Ids, vectors: Vectors) -> None:
-        """Give these samples (each named once) their vectors, or new ones."""
+        """Set the vectors of these samples; `ids` names each sample once."""
 
     def nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
-        """The k nearest, or as many as there are; a sample is never its own neighbour."""
+        """The k samples nearest to each vector, or as many as there are; `ids[i]` is not among those of vector i."""
 
     def present(self) -> Ids:
         """The samples that have a vector."""
@@ -50,19 +55,19 @@ class Index(Protocol):
 
     @property
     def bytes_per_sample(self) -> float:
-        """Memory for one sample that has a vector."""
+        """The bytes of memory for one sample that has a vector."""
 
     def save(self, path: Path) -> None:
-        """Write everything to a new file."""
+        """Write the index to a new file."""
 
     def restore(self, path: Path) -> None:
-        """Read what `save` wrote, in place of everything; raises ValueError or OSError where that is not possible."""
+        """Replace the index by what `save` wrote; raises ValueError or OSError if the file cannot be used."""
 
 
 def normalised(embeddings: NDArray[np.floating]) -> Vectors:
-    """Rows of length 1 in float32; a row of zeros stays one."""
+    """The rows as float32, each scaled to length 1; a row of zeros stays a row of zeros."""
     vectors = embeddings.astype(np.float32)
-    # A large float16 would overflow when squared in its own type, a large float32 does so here: scale first.
+    # Scale first: the square of a large float32 would overflow.
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
     np.divide(vectors, largest, out=vectors, where=largest > 0)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -71,7 +76,7 @@ def normalised(embeddings: NDArray[np.floating]) -> Vectors:
 
 
 def blocks_of(index: Index) -> Iterator[tuple[Ids, Vectors]]:
-    """All samples that have a vector, some thousand at a time."""
+    """All samples that have a vector, with their vectors, BLOCK samples at a time."""
     present = index.present()
     for start in range(0, len(present), BLOCK):
         ids = present[start : start + BLOCK]
@@ -79,7 +84,7 @@ def blocks_of(index: Index) -> Iterator[tuple[Ids, Vectors]]:
 
 
 def exact_nearest(blocks: Iterable[tuple[Ids, Vectors]], ids: Ids, vectors: Vectors, k: int) -> Neighbours:
-    """Neighbours by one matrix product per block of candidates (numbers and vectors)."""
+    """The neighbours of each vector among all samples in `blocks`, by one matrix product per block."""
     lengths = np.einsum("ij,ij->i", vectors, vectors)[:, None]
     best = _Best(len(ids), k)
     for block_ids, block in blocks:
@@ -93,7 +98,7 @@ def exact_nearest(blocks: Iterable[tuple[Ids, Vectors]], ids: Ids, vectors: Vect
 
 
 class _Best:
-    """The k nearest of each row so far; the farther of them bound what of the next block is looked at."""
+    """The k nearest samples of each row so far. Of the next block, only samples nearer than the k-th are looked at."""
 
     def __init__(self, rows: int, k: int) -> None:
         self._k = k
@@ -104,10 +109,10 @@ class _Best:
         self._unsorted = 0
 
     def consider(self, ids: Ids, squared: Vectors) -> None:
-        """Take in a block of samples with the squares of their distances to each row."""
+        """Note a block of samples; `squared` has the squares of their distances, one row for each row of the query."""
         count, width = squared.shape
         chosen = np.flatnonzero(squared < self._bounds)
-        # Partitioning costs as much as sorting so many.
+        # With so many, partitioning costs less than sorting.
         if len(chosen) > 2 * count * self._k:
             nearest = np.argpartition(squared, self._k - 1, axis=1)[:, : self._k]
             chosen = (nearest + width * np.arange(count)[:, None]).ravel()
@@ -116,7 +121,7 @@ class _Best:
         self._ids = np.concatenate([self._ids, ids[columns]])
         self._squared = np.concatenate([self._squared, squared.ravel()[chosen]])
         self._unsorted += len(chosen)
-        # With each of them the bounds fall, and fewer are chosen of the next blocks: all in all some log(n) times.
+        # Each time the bounds fall, and fewer samples of the next blocks are chosen: this happens some log(n) times.
         if self._unsorted > count * self._k // 2:
             self._shorten()
 
@@ -131,7 +136,7 @@ class _Best:
         return Neighbours(ids, distances)
 
     def _shorten(self) -> Ids:
-        """Sort, forget all but the k nearest of each row, and return their ranks."""
+        """Sort, forget all but the k nearest samples of each row, and return the rank of each in its row."""
         order = np.lexsort((self._squared, self._rows))
         rows = self._rows[order]
         ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)

@@ -1,9 +1,10 @@
-"""Scores from the losses of samples: the loss itself, or its rank within the batch.
+"""The scorings "loss" and "rank": a sample's score is its latest loss, or the rank of that loss within its batch.
 
-A loss says how hard a sample was when it was last trained on, on the scale of that moment of the training. Its rank
-among the batch says the same on a scale that stays (SHADE, eq. 6), so scores of different batches and epochs compare.
-A rank is only as fine as its batch is large: ranks of a smaller one, as the last of an epoch, are stretched to the
-largest that was seen, or all its samples would count as easy.
+A loss says how hard a sample was when the training last used it, but the scale of losses changes during the training.
+The rank of the loss within its batch says the same on a scale that stays (SHADE, eq. 6), so ranks of different batches
+and epochs can be compared. The highest rank depends on the size of the batch. So the ranks of a small batch, such as
+the last one of an epoch, are stretched to the largest batch that was seen; otherwise all its samples would count as
+easy.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from spiderfs.scorer.saved_files import check_whole, saved_arrays, write_whole
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scores, Scoring
 
 VERSION = 1
-# b0 of SHADE eq. 6, as its authors' program has it: the hardest of a batch of 128 scores 2.1 times the easiest.
+# b0 of SHADE eq. 6, with the value in its authors' program. With it the hardest sample of a batch of 128 has 2.1 times
+# the score of the easiest.
 RANK_OFFSET = 10
-# Scores are positive, and a sample that is learned by heart may still be drawn.
+# Scores must be positive, and a sample of loss 0 may still be drawn: lower losses count as this one.
 LEAST_LOSS = 1e-3
 
 
 class LossScores(Scoring):
-    """The latest loss of each sample."""
+    """The scoring "loss": a sample's score is its latest loss."""
 
     FILE: ClassVar[str] = "losses.npz"
 
@@ -41,7 +43,7 @@ class LossScores(Scoring):
         return made if made.restore(directory) else None
 
     def fits(self, dimension: int) -> bool:
-        """Embeddings do not matter."""
+        """True for every dimension: this scoring ignores embeddings."""
         return True
 
     def batch(
@@ -96,19 +98,19 @@ class LossScores(Scoring):
         return True
 
     def _identity(self) -> list[int]:
-        """What has to be the same for a saved state to be of use."""
+        """A saved state can be used only if its identity is equal to this one."""
         return [VERSION, crc32(self.labels.tobytes())]
 
 
 class RankScores(LossScores):
-    """log(number of samples of the batch with a smaller loss + 10) (SHADE eq. 6)."""
+    """The scoring "rank": log(number of samples of the batch with a smaller loss + 10) (SHADE eq. 6)."""
 
     FILE: ClassVar[str] = "ranks.npz"
 
     def _scores_of(self, losses: Scores) -> Scores:
         easier = np.searchsorted(np.sort(losses), losses, side="left")
         self._largest_batch = max(self._largest_batch, len(losses))
-        # A sample by itself is neither hard nor easy: it is put in the middle.
+        # The only sample of a batch is neither hard nor easy: it gets the middle rank.
         share = easier / (len(losses) - 1) if len(losses) > 1 else np.full(1, 0.5)
         scores: Scores = np.log(share * (self._largest_batch - 1) + RANK_OFFSET).astype(np.float32)
         return scores

@@ -1,9 +1,10 @@
-"""The distance below which two samples are neighbours, found while training runs.
+"""The radius: the distance below which two samples are neighbours. It is calibrated while the training runs.
 
-The paper gives neither lambda nor alpha; only the radius -ln(alpha)/lambda matters, and a bad one makes all scores
-equal. A good one follows the embeddings: a quantile of the distances from a sample to those of its own class among its
-k nearest. It is taken from the latest of such distances at the start of an epoch and then stays, so that all scores of
-an epoch compare. In the first epoch there is nothing to compare with yet, and it follows every batch.
+SpiderCache defines the radius as -ln(alpha)/lambda, and gives neither number. A bad radius makes all scores equal. A
+good radius follows the embeddings: here it is a quantile of the distances from a sample to those of its k nearest
+samples that have its label. The radius is computed from the latest of these distances when an epoch begins, and stays
+for the epoch, so that all scores of the epoch can be compared. During the first epoch it is computed anew after every
+batch.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import numpy as np
 
 from spiderfs.scorer.index import Vectors
 
-# Distances that are remembered: those of some 40 batches, 256 KiB, a quantile of which takes 1 ms.
+# So many distances are remembered, those of some 40 batches: they take 256 KiB, and their quantile takes 1 ms.
 REMEMBERED = 1 << 16
 
 
 class Radius:
+    """The radius; `fixed` is a radius that the user has set, and None calibrates it."""
+
     def __init__(self, fixed: float | None = None, quantile: float = 0.5, remembered: int = REMEMBERED) -> None:
         if fixed is not None and not fixed > 0:
-            raise ValueError(f"a radius must be positive, not {fixed}")
+            raise ValueError(f"the radius must be positive, not {fixed}")
         if not 0 < quantile < 1:
-            raise ValueError(f"the radius' quantile must lie between 0 and 1, not {quantile}")
+            raise ValueError(f"the quantile of the radius must lie between 0 and 1, not {quantile}")
         self.fixed = fixed
         self.quantile = quantile
         self._calibrated = 0.0
@@ -33,11 +36,11 @@ class Radius:
 
     @property
     def value(self) -> float:
-        """The radius now in force; 0 while nothing has been observed."""
+        """The current radius; 0 while no distance has been observed."""
         return self._calibrated if self.fixed is None else self.fixed
 
     def observe(self, distances: Vectors) -> None:
-        """Remember distances between samples of the same class."""
+        """Remember distances between samples of the same label."""
         room = len(self._distances)
         latest = distances[-room:]
         self._distances[(self._seen + np.arange(len(latest))) % room] = latest
@@ -46,12 +49,12 @@ class Radius:
             self._calibrate()
 
     def new_epoch(self) -> None:
-        """Take the radius from what was observed lately, and keep it until the next epoch."""
+        """Compute the radius from the latest distances; it stays until the next epoch."""
         self._calibrate()
         self._frozen = self._seen > 0
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, as numbers and arrays."""
+        """All that `restore` needs, as numbers and arrays."""
         return {
             "radius": self._calibrated,
             "frozen": self._frozen,

@@ -1,7 +1,7 @@
-"""Files of a scorer that outlive a mount: there as a whole, and read only if they are what was written.
+"""The files in which scorings survive a remount: a file is written whole or not at all, and read only if unchanged.
 
-hnswlib believes what a file of its says, and a changed byte can end the process that loads it (SIGSEGV). So each file
-has its checksum beside it. After a crash between the two they do not agree, which costs the file.
+hnswlib does not check the file that it loads, and a changed byte can end the process (SIGSEGV). So each file has a file
+with its checksum beside it. After a crash between the two writes the checksum does not match, and the file is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` make a file, and put it into its place once it is whole."""
+    """Let `write` make a file, and rename it to `path` when it is complete; also writes its checksum."""
     unfinished, checksum = path.with_name(f".{path.name}"), path.with_name(path.name + _SUFFIX)
     write(unfinished)
     unfinished_checksum = checksum.with_name(f".{checksum.name}")
@@ -31,13 +31,16 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def check_whole(path: Path) -> None:
-    """Raises ValueError or OSError unless `write_whole` wrote the file as it is."""
+    """Raise ValueError or OSError unless the file is as `write_whole` wrote it."""
     if path.with_name(path.name + _SUFFIX).read_bytes() != f"{_crc32(path):08x}\n".encode():
         raise ValueError(f"{path} does not have the checksum with which it was written")
 
 
 def saved_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """What `numpy.savez` wrote; raises ValueError or OSError where it is not that. Of a file that was checked."""
+    """The arrays that `numpy.savez` wrote; raises ValueError or OSError for any other file.
+
+    The caller must have called `check_whole` for the file.
+    """
     try:
         with np.load(path) as saved:
             return {name: saved[name] for name in saved.files}

@@ -1,12 +1,12 @@
-"""One global importance score per sample, from where its embedding lies among all others (SpiderCache, section 4.1).
+"""The scoring "graph": a sample's score follows from where its embedding lies among all others (SpiderCache, 4.1).
 
-The embeddings of each batch update an index of the whole set. Within the radius, x_same neighbours have a sample's own
-label and x_other another one; equation 4 makes the score of them. The paper looks at 500 neighbours and divides x_other
-by 500; here both are counted among the k nearest and x_other is divided by k. The radius is a quantile over the same k,
-so that counts reach from none to all of them whatever k is; ranks of the scores with k = 100 and with 500 correlate by
-0.74 on synthetic clusters (benchmarks/engine/scorer.py).
+The embeddings of each batch update an index of the whole list. Of a sample's neighbours, x_same have the sample's own
+label and x_other have another one; equation 4 computes the score from these two numbers. The paper counts among the 500
+nearest samples and divides x_other by 500; here both are counted among the k nearest, and x_other is divided by k. The
+radius is a quantile over the same k nearest, so the counts range from 0 to k whatever k is. On synthetic clusters the
+ranks of the scores with k = 100 and with k = 500 correlate by 0.74 (benchmarks/engine/scorer.py).
 
-This is the scoring "graph" of the table; what all scorings have in common is in `scoring.py`.
+`scoring.py` has what all scorings have in common.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from spiderfs.scorer.scoring import BatchScores, Hub, ScorerOptions, Scoring
 VERSION = 1
 STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
 
-# Up to about this many samples comparing with all of them is as cheap as updating a graph: 75 and 77 ms for a batch of
-# 128 among 100,000 of 64 dimensions, 17 and 24 ms among 10,000 (one core; benchmarks/engine/scorer.py).
+# Up to about so many samples the exact index is as cheap as the graph: a batch of 128 takes 75 and 77 ms among 100,000
+# samples of 64 dimensions, and 17 and 24 ms among 10,000 (one core; benchmarks/engine/scorer.py).
 EXACT_MAX_SAMPLES = 100_000
-# Distances of each batch that the radius is calibrated by; a batch of 128 has some 10,000.
+# So many distances of each batch calibrate the radius; a batch of 128 has some 10,000.
 CALIBRATING_DISTANCES = 2048
-# A sample with no neighbour of its label is rarer than one with a single one.
+# 1/x_same when x_same is 0: such a sample is rarer than one with a single neighbour of its label.
 INVERSE_OF_NONE = 2.0
 
 
@@ -49,13 +49,17 @@ def importance(same: ArrayLike, other: ArrayLike, neighbour_max: int) -> NDArray
 
 @dataclass(frozen=True, slots=True)
 class GraphScores(BatchScores):
+    """The scores of a batch, and the neighbours that they were computed from; one row for each sample."""
+
     same: Ids
+    """x_same of each sample."""
     other: Ids
+    """x_other of each sample."""
     alike: Neighbours
-    """In each row first the neighbours that count as x_same."""
+    """The k nearest samples; in each row those that count as x_same come first."""
 
     def hub(self, skip: Callable[[int], bool] = lambda sample: False) -> Hub | None:
-        """The sample of highest x_same that is not to be skipped; None if none has a neighbour of its label."""
+        """The sample of highest x_same for which `skip` is False; None if no such sample has an x_same above 0."""
         for row in np.argsort(-self.same, kind="stable").tolist():
             count = int(self.same[row])
             if count and not skip(int(self.ids[row])):
@@ -130,7 +134,7 @@ class Scorer(Scoring):
         return self._score(ids, answer, alike)
 
     def new_epoch(self) -> None:
-        """Fix the radius for the epoch that begins, and give what was never scored the mean of the others."""
+        """Compute the radius of the epoch that begins, and give samples without a score the mean of the others."""
         self._radius.new_epoch()
         super().new_epoch()
 
@@ -162,9 +166,10 @@ class Scorer(Scoring):
         ]
 
     def recall(self, sample: int, rng: np.random.Generator) -> float:
-        """Share of the neighbours that count as x_same which the index finds, over some samples.
+        """The share of the neighbours that count as x_same which the index finds, over `sample` random samples.
 
-        Compares them with the whole set: for a large one this takes some tenths of a second.
+        An exact search over the whole list gives the true neighbours: for a long list this takes some tenths of a
+        second.
         """
         present = self.index.present()
         if not len(present):
@@ -173,7 +178,7 @@ class Scorer(Scoring):
         vectors = self.index.vectors(ids)
         k = self.options.neighbours
         answers = self.index.nearest(ids, vectors, k), exact_nearest(blocks_of(self.index), ids, vectors, k)
-        # One number for each pair of a row and its neighbour.
+        # Each pair of a row and its neighbour becomes one number.
         found, true = (
             (answer.ids + np.arange(len(ids))[:, None] * len(self.labels))[
                 self._alike(ids, answer) & (answer.distances < self.radius)
@@ -185,7 +190,7 @@ class Scorer(Scoring):
     # -- over a remount
 
     def save(self, directory: Path) -> None:
-        """The two files may be of different moments after a crash between them; that costs nothing but freshness."""
+        """Write the index and the scores. After a crash between the two, the scores are older, which does no harm."""
         write_whole(directory / INDEX_FILE, self.index.save)
         write_whole(directory / STATE_FILE, self._save_scores)
 
@@ -217,7 +222,7 @@ class Scorer(Scoring):
             )
 
     def _identity(self) -> list[int]:
-        """What has to be the same for a saved state to be of use."""
+        """A saved state can be used only if its identity is equal to this one."""
         kind = int(isinstance(self.index, ExactIndex))
         return [VERSION, kind, self.options.neighbours, self.dimension, crc32(self.labels.tobytes())]
 
@@ -231,12 +236,12 @@ class Scorer(Scoring):
         scores = importance(same, other, self.options.neighbours)
         self._take(ids, scores)
         self._same[ids], self._other[ids] = same, other
-        # Those that count as x_same moved to the front of each row, nearest first as before.
+        # Move the neighbours that count as x_same to the front of each row, and leave both parts nearest first.
         order = np.argsort(~alike, axis=1, kind="stable")
         ranked = Neighbours(np.take_along_axis(answer.ids, order, 1), np.take_along_axis(answer.distances, order, 1))
         return GraphScores(ids, scores, same, other, ranked)
 
     def _alike(self, ids: Ids, answer: Neighbours) -> NDArray[np.bool_]:
-        """Which neighbours have the label of the sample that they are neighbours of."""
+        """(rows, k) flags: whether each neighbour has the label of its row's sample."""
         labels: NDArray[np.bool_] = self.labels[answer.ids] == self.labels[ids][:, None]
         return labels & (answer.ids >= 0)

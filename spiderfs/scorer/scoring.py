@@ -1,8 +1,8 @@
-"""What turns batches into one score a sample: the common part of all of them.
+"""The interface of a scoring, which turns the batches of a list into one score per sample.
 
-Which one is used is the policy's word (`Policy.scoring`, a name in the table of `scorer/__init__.py`); whoever feeds
-batches knows neither policies nor scorings by name. A scoring belongs to one list of samples and to one thread at a
-time. It knows samples by their place in that list.
+The policy chooses the scoring: `Policy.scoring` is a name in the table of `scorer/__init__.py`. The code that passes
+batches on names neither policies nor scorings. A scoring belongs to one list, and one thread at a time may use it. A
+sample is named by its index in the list.
 """
 
 from __future__ import annotations
@@ -19,29 +19,32 @@ from spiderfs.scorer.index import Ids, Vectors
 
 Scores = NDArray[np.float32]
 
-# What a sample is worth before any has been scored.
+# The score of every sample before any sample has been scored.
 FIRST_PRIOR = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScorerOptions:
-    """What users may set, and what tests and measurements may; each scoring takes what concerns it."""
+    """The settings of all scorings; each scoring uses those that concern it."""
 
     neighbours: int = 100
-    """k: the nearest samples among which neighbours are counted."""
+    """k: neighbours are counted among so many nearest samples."""
     radius: float | None = None
     """A fixed radius; None calibrates it."""
     radius_quantile: float = 0.5
+    """The quantile of distances by which the radius is calibrated."""
     index: Literal["auto", "exact", "graph"] = "auto"
+    """Which index to use; "auto" uses the exact one for short lists."""
     threads: int = 1
+    """The number of threads of the graph index."""
 
     def __post_init__(self) -> None:
         if self.neighbours < 1 or self.threads < 1:
-            raise ValueError("a scorer needs at least one neighbour and one thread")
+            raise ValueError("a scorer needs neighbours and threads of at least 1")
 
 
 class Hub(NamedTuple):
-    """A sample and those that it can stand in for: of its label, within the radius, nearest first."""
+    """A hub: a sample, with its neighbours of the same label, nearest first, and their distances."""
 
     id: int
     neighbours: Ids
@@ -50,78 +53,84 @@ class Hub(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchScores:
-    """The different samples of one batch that were scored; the arrays run in parallel."""
+    """The samples of one batch that were scored, each once, and their scores."""
 
     ids: Ids
     scores: Scores
 
     def hub(self) -> Hub | None:
-        """A sample of the batch that can stand in for others, where the scoring knows of one."""
+        """The hub of the batch; None if the batch has none, or the scoring finds no hubs."""
         return None
 
 
 class Scoring(ABC):
+    """The scores of one list."""
+
     def __init__(self, labels: ArrayLike, dimension: int, options: ScorerOptions | None = None) -> None:
-        """`labels` has one integer per sample, in the order of the list; `dimension` is that of the embeddings."""
+        """`labels` has one integer per sample, in the order of the list; `dimension` is the width of an embedding.
+
+        Raises ValueError for an empty list, or a dimension below 1.
+        """
         self.options = options or ScorerOptions()
         self.labels = np.asarray(labels, np.int64)
         count = len(self.labels)
         if self.labels.shape != (count,) or count == 0 or dimension < 1:
-            raise ValueError("a scorer needs one label per sample, and embeddings of at least one number")
+            raise ValueError("a scorer needs one label per sample, at least one sample, and a dimension of at least 1")
         self.dimension = dimension
         self.scores: Scores = np.full(count, FIRST_PRIOR, np.float32)
-        """The score of every sample; one never scored has the mean of the others at the start of the epoch."""
+        """The score of every sample. A sample that was never scored has the others' mean of when the epoch began."""
         self._scored = np.zeros(count, bool)
 
     @classmethod
     @abstractmethod
     def saved(cls, labels: ArrayLike, options: ScorerOptions, directory: Path) -> Self | None:
-        """What `save` wrote for these labels, whatever the dimension was; None if nothing usable is there."""
+        """The scoring that `save` wrote for these labels, of whatever dimension; None if there is no usable one."""
 
     @abstractmethod
     def fits(self, dimension: int) -> bool:
-        """Whether it can go on with embeddings of this dimension."""
+        """Whether this scoring can take embeddings of this dimension."""
 
     @abstractmethod
     def batch(
         self, indices: ArrayLike, embeddings: NDArray[np.floating], losses: NDArray[np.floating] | None = None
     ) -> BatchScores:
-        """Score the samples of a batch by what the model made of them, one row for each index.
+        """Score the samples of a batch.
 
-        The indices are those of the bytes that were really served; a repeated one counts once. A scoring that needs
-        losses scores nothing where there are none. Raises ValueError for what cannot be a batch.
+        `indices` (n) names the samples whose bytes were really served; a sample that comes twice counts once.
+        `embeddings` (n, dimension) and `losses` (n) have one row for each index. A scoring that needs losses scores
+        nothing if there are none. Raises ValueError for arrays that cannot be a batch.
         """
 
     @abstractmethod
     def described(self) -> list[tuple[str, str]]:
-        """What people may want to know of it: names and values, in order."""
+        """Names and values that describe the state of the scoring to people, in order."""
 
     @abstractmethod
     def save(self, directory: Path) -> None:
-        """Write everything to an existing directory, each file whole or not at all; blocks on the disk."""
+        """Write the scoring to an existing directory, each file whole or not at all; blocks on the disk."""
 
     @abstractmethod
     def restore(self, directory: Path) -> bool:
-        """Take over what `save` wrote for the same labels, dimension and options; whether there was such."""
+        """Take over what `save` wrote for the same labels, dimension and options; returns False if there is nothing."""
 
     def new_epoch(self) -> None:
-        """Give what was never scored the mean of the others."""
+        """Give samples that were never scored the mean of the others."""
         self.scores = self.to_draw_by()
 
     def to_draw_by(self) -> Scores:
-        """A copy of the scores as they are now, in which what was never scored has the mean of the others."""
+        """A copy of the current scores, in which samples that were never scored have the mean of the others."""
         if not self._scored.any():
             return self.scores.copy()
         return np.where(self._scored, self.scores, self.scores[self._scored].mean())
 
     @property
     def sigma(self) -> float:
-        """Standard deviation of the scores given so far: what SpiderCache eq. 5 watches."""
+        """The standard deviation of the scores of samples that have been scored (sigma of SpiderCache eq. 5)."""
         return float(self.scores[self._scored].std()) if self._scored.any() else 0.0
 
     @property
     def scored_share(self) -> float:
-        """Share of all samples that have been scored."""
+        """The share of the samples that have been scored."""
         return int(self._scored.sum()) / len(self._scored)
 
     def _take(self, ids: Ids, scores: Scores) -> None:
@@ -129,7 +138,7 @@ class Scoring(ABC):
         self._scored[ids] = True
 
     def _different(self, indices: ArrayLike) -> tuple[Ids, Ids]:
-        """The different samples of a batch, and the first row of each."""
+        """The samples of a batch, each once, and the first row of each; raises ValueError for an impossible index."""
         given = np.asarray(indices, np.int64)
         if given.ndim != 1 or len(given) == 0 or given.min() < 0 or given.max() >= len(self.labels):
             raise ValueError(f"a batch needs indices from 0 to {len(self.labels) - 1}")

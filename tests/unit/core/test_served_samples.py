@@ -18,7 +18,9 @@ def test_first_served_is_first_to_arrive() -> None:
     assert served_samples.arrived("one", [7, 5, 7]) == [70, 5, 7]
     assert served_samples.arrived("two", [7, 7]) == [99, 7]
     assert served_samples.arrived("one", [7]) == [71]
-    assert served_samples.on_the_way("one") == served_samples.on_the_way("two") == served_samples.on_the_way("nobody") == 0
+    assert (
+        served_samples.on_the_way("one") == served_samples.on_the_way("two") == served_samples.on_the_way("nobody") == 0
+    )
 
 
 def test_an_abandoned_epoch_is_forgotten() -> None:

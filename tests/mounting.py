@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from spiderfs.shared.layout import CacheLayout
+
 T = TypeVar("T")
 
 SPIDERFS = Path(sys.executable).with_name("spiderfs")
@@ -230,7 +232,7 @@ def _is_fuse(point: Path) -> bool:
 
 def lock_holder(cache: Path) -> int:
     """The pid of the daemon that a mount left running in the background: the supervisor that locked the cache."""
-    status = os.stat(cache / "lock")
+    status = os.stat(CacheLayout(cache).lock)
     inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     for line in Path("/proc/locks").read_text().splitlines():
         fields = line.split()

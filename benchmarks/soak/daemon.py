@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from benchmarks.common.mounts import counts, is_mounted, spiderfs
 from benchmarks.soak.weather import Weather
-from spiderfs.daemon.context import Directories
+from spiderfs.shared.layout import CacheLayout
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.environment import is_sound
 from spiderfs.store.records import LmdbRecords
@@ -165,7 +165,7 @@ class Daemon:
             megabytes=sum(_proportional_kilobytes(pid) for pid in family) / 1000,
             descriptors=sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family),
             threads=sum(len(os.listdir(f"/proc/{pid}/task")) for pid in family),
-            run_files=len(os.listdir(self._cache / "run")),
+            run_files=len(os.listdir(CacheLayout(self._cache).run.directory)),
             known_names=self._metric("known_files"),
         )
         wrong = [
@@ -229,11 +229,11 @@ class Daemon:
 
     def _check_store(self) -> Iterator[str]:
         """What is wrong with the store after the mount has gone."""
-        directories = Directories(self._cache)
-        for path in (directories.content, directories.names):
+        layout = CacheLayout(self._cache)
+        for path in layout.environments:
             if not is_sound(path):
                 yield f"{path} is damaged"
-        content, records = LmdbContent(directories.content), LmdbRecords(directories.names, TABLES)
+        content, records = LmdbContent(layout.content), LmdbRecords(layout.names, TABLES)
         members = list(content.members())
         usage = content.usage()
         if sum(member.size for member in members) != usage.used_bytes:

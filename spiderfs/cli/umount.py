@@ -13,13 +13,11 @@ import click
 from spiderfs.cli.control_files import find_mount, read_stats
 from spiderfs.errors import MountError
 from spiderfs.linux.mounts import mounts, unmount
+from spiderfs.shared.layout import CacheLayout
 
 # A daemon ends within a second; what may take longer is the disk, when LMDB flushes gigabytes of dirty pages.
 RELEASE_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
-
-# The daemon holds flock(2) on this file in its cache directory as long as it lives.
-LOCK_NAME = "lock"
 
 
 @click.command()
@@ -56,7 +54,8 @@ def umount(mountpoint: str, lazy: bool) -> None:
 def wait_released(cache_dir: Path, timeout_s: float) -> bool:
     """Whether no daemon holds this cache directory, at the latest after a time limit."""
     try:
-        fd = os.open(cache_dir / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        # The daemon holds flock(2) on this file as long as it lives.
+        fd = os.open(CacheLayout(cache_dir).lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         # Gone with its daemon, or another user's, whose end cannot be watched.
         return True

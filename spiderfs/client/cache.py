@@ -29,6 +29,7 @@ from spiderfs.errors import Stale, StoreDamaged, StoreError
 from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.shared.bypass_terms import Terms, hit_record, lost_record, opened_pipe, pid_namespace, published_terms
 from spiderfs.shared.editions import Edition, edition_of
+from spiderfs.shared.layout import DATA_FILE, CacheLayout
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content_reader import ContentReader
 from spiderfs.store.records import LmdbRecords
@@ -62,11 +63,11 @@ class Directory(NamedTuple):
 class Store:
     """Both environments of a cache directory, opened to read; see `Stores`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, layout: CacheLayout) -> None:
         self.pid = os.getpid()
         self.closing = False
-        self.content = ContentReader(directory / "content")
-        self.records = LmdbRecords(directory / "names", TABLES, readonly=True)
+        self.content = ContentReader(layout.content)
+        self.records = LmdbRecords(layout.names, TABLES, readonly=True)
 
     def __del__(self) -> None:
         # By hand, for LMDB takes its time over it, in which other threads go on: only when this returns does the store
@@ -89,9 +90,9 @@ class Stores:
         self._opening = threading.Lock()
         self._forking = False
 
-    def shared(self, directory: Path) -> Store:
-        """The store in `directory`; raises Gone just before a fork, OSError, StoreError."""
-        found = os.stat(directory / "content" / "data.mdb")
+    def shared(self, layout: CacheLayout) -> Store:
+        """The store of a cache directory; raises Gone just before a fork, OSError, StoreError."""
+        found = os.stat(layout.content / DATA_FILE)
         # A store that was wiped is another one at the same place.
         key = (found.st_dev, found.st_ino)
         with self._opening:
@@ -101,7 +102,7 @@ class Stores:
             if store is not None and (store.closing or store.pid != os.getpid()):
                 raise Gone("the store is being closed, or another process has opened it")
             if store is None:
-                store = self._open[key] = Store(directory)
+                store = self._open[key] = Store(layout)
             return store
 
     def before_fork(self, let_go: Callable[[], None]) -> None:
@@ -134,6 +135,7 @@ class Cache:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        layout = CacheLayout.around(path)
         self._terms, self._pipe_name = published_terms(path)
         if self._terms.pid_namespace != pid_namespace():
             # The daemon would free our readers' slots, and could not tell our pids from its own.
@@ -141,11 +143,11 @@ class Cache:
         self._pid, self._user = os.getpid(), os.geteuid()
         self._groups = frozenset({os.getegid(), *os.getgroups()})
         self._pipe = opened_pipe(path.parent / self._pipe_name)
-        self._store = STORES.shared(path.parent.parent / "store")
+        self._store = STORES.shared(layout)
         self._catalogue = Catalogue(self._store.records)
         self._redirects = Redirects(self._store.records, PendingReads())
-        self._fetches = FetchLock(path.parent / "fetch.lock")
-        self._trainers = path.parent / "trainers.json"
+        self._fetches = FetchLock(layout.run.fetch_lock)
+        self._trainers = layout.run.trainers
         self._directories: dict[bytes, Directory] = {}
         self._lost = 0
         self._follow_at = 0.0

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spiderfs.errors import ConfigError, MountError
+from spiderfs.shared.layout import CacheLayout
 
 _SYSLOG = Path("/dev/log")
 _LOG_MAX_BYTES = 10 << 20
@@ -95,7 +96,7 @@ def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bo
         place = "the system's log"
         form = "spiderfs[%(process)d]: %(levelname)s %(name)s: %(message)s"
     else:
-        file = file or cache_dir / "spiderfs.log"
+        file = file or CacheLayout(cache_dir).log
         try:
             # Several processes append to it, so it can only be turned over while there is one.
             if file.exists() and file.stat().st_size > _LOG_MAX_BYTES:

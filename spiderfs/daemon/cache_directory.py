@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spiderfs.errors import ConfigError, MountError
+from spiderfs.shared.layout import CacheLayout
 
 PRIVATE_UMASK = 0o077
 CHOOSE_ANOTHER = "choose another one with -o cache_dir=DIR"
@@ -24,9 +25,7 @@ _OTHERS = 0o077
 # A process id and a path.
 _HOLDER_BYTES = 16 + 4096
 # What is to be found in a cache directory, of this version or an earlier one, and what mkfs(8) leaves there.
-_FILES = ("lock", "source", "packages.key", "spiderfs.log", "spiderfs.log.1")
-_DIRECTORIES = ("store", "run")
-_KNOWN = {*_FILES, *_DIRECTORIES, "lost+found"}
+_KNOWN = {*CacheLayout.FILES, *CacheLayout.DIRECTORIES, "lost+found"}
 
 
 def real_path(path: Path) -> Path:
@@ -52,7 +51,8 @@ def open_cache_directory(path: Path) -> int:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             _close_to_others(path, directory)
-            return os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            return os.open(CacheLayout(path).lock.name, flags, 0o600, dir_fd=directory)
         finally:
             os.close(directory)
     except OSError as exc:
@@ -88,7 +88,8 @@ def _what_to_do(path: Path, holder: bytes) -> str:
     except FileNotFoundError:
         return (
             f", on {mountpoint}, whose daemon (process {pid}) is of another pid namespace, or has ended and left a"
-            f" process that waits in the kernel: end it ('fuser {path}/lock' says which), or {CHOOSE_ANOTHER}"
+            f" process that waits in the kernel: end it ('fuser {CacheLayout(path).lock}' says which),"
+            f" or {CHOOSE_ANOTHER}"
         )
     except OSError:
         elsewhere = False
@@ -166,10 +167,10 @@ def tighten(path: Path) -> None:
 
 def _all_of(path: Path) -> Iterator[Path]:
     """Each place before what is in it. What is in `run` goes before it is used, but for the directory itself."""
-    for name in (*_FILES, *_DIRECTORIES):
+    for name in (*CacheLayout.FILES, *CacheLayout.DIRECTORIES):
         if os.path.lexists(path / name):
             yield path / name
-    for directory, inner, files in os.walk(path / "store", onerror=_raise):
+    for directory, inner, files in os.walk(CacheLayout(path).store, onerror=_raise):
         yield from (Path(directory, name) for name in (*inner, *files))
 
 

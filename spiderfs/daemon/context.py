@@ -19,6 +19,7 @@ from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.packages.format import WithoutPackages
 from spiderfs.shared.bypass_terms import Terms, pid_namespace
+from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
@@ -40,36 +41,6 @@ SUPERVISOR_ROW, MANAGER_ROW, FIRST_WORKER_ROW = 0, 1, 2
 _BACKLOG = 128
 
 
-class Directories:
-    """The layout of a cache directory."""
-
-    def __init__(self, cache_dir: Path) -> None:
-        self.cache = cache_dir
-        self.lock = cache_dir / "lock"
-        self.source = cache_dir / "source"
-        self.package_key = cache_dir / "packages.key"
-        self.store = cache_dir / "store"
-        self.content = self.store / "content"
-        self.names = self.store / "names"
-        # Emptied at every mount.
-        self.run = cache_dir / "run"
-        self.fetch_lock = self.run / "fetch.lock"
-        self.full_disk = self.run / "full-disk"
-        self.faults = self.run / "faults"
-        self.options = self.run / "options.json"
-        self.control_socket = self.run / "control.sock"
-        self.trainers = self.run / "trainers.json"
-        self.scores = self.store / "scores"
-        self.hook_socket = self.run / "hook.sock"
-
-    def missing(self, lock: int) -> Path | None:
-        """What a mount in use cannot do without and is not there any more; `lock` is the descriptor of its lock."""
-        if not same_file(self.lock, lock):
-            return self.cache if not self.cache.is_dir() else self.lock
-        needed = (self.control_socket, self.content / "data.mdb", self.names / "data.mdb")
-        return next((path for path in needed if not os.path.lexists(path)), None)
-
-
 def same_file(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
@@ -80,7 +51,7 @@ def same_file(path: Path, descriptor: int) -> bool:
 @dataclass
 class MountContext:
     options: Options
-    directories: Directories
+    directories: CacheLayout
     source: SlowSource
     root_fd: int
     """Of the source, which may lie below the mount."""
@@ -97,9 +68,17 @@ class MountContext:
 
     def begin_run_directory(self) -> None:
         """Make `run/` anew, for processes that are started from now on; raises OSError."""
-        listener = open_run_directory(self.directories)
+        listener = open_run_directory(self.directories.run)
         self.control_listener.close()
         self.control_listener = listener
+
+    def lost_part(self, lock: int) -> Path | None:
+        """What a mount in use cannot do without and is not there any more; `lock` is the descriptor of its lock."""
+        layout = self.directories
+        if not same_file(layout.lock, lock):
+            return layout.cache if not layout.cache.is_dir() else layout.lock
+        needed = (layout.run.control_socket, *(environment / DATA_FILE for environment in layout.environments))
+        return next((path for path in needed if not os.path.lexists(path)), None)
 
     def row(self, index: int) -> Counters:
         return self.counters.row(index)
@@ -153,9 +132,9 @@ class MountContext:
 
 def create_context(options: Options) -> MountContext:
     """The caller holds the cache directory's lock and has claimed the store; raises ConfigError, MountError."""
-    directories = Directories(options.cache_dir)
-    listener = open_run_directory(directories)
-    faults = FaultState.create(directories.faults, **options.source_faults())
+    directories = CacheLayout(options.cache_dir)
+    listener = open_run_directory(directories.run)
+    faults = FaultState.create(directories.run.faults, **options.source_faults())
     reader, writer = open_pipe()
     local = LocalSource(os.fspath(options.source))
     return MountContext(
@@ -170,16 +149,16 @@ def create_context(options: Options) -> MountContext:
     )
 
 
-def open_run_directory(directories: Directories) -> socket.socket:
+def open_run_directory(run: RunLayout) -> socket.socket:
     """Empty `run/`, or make it; returns the socket there for control questions. Raises OSError."""
-    directories.run.mkdir(mode=0o700, exist_ok=True)
-    for leftover in directories.run.iterdir():
+    run.directory.mkdir(mode=0o700, exist_ok=True)
+    for leftover in run.directory.iterdir():
         leftover.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _Short(directories.control_socket) as address:
+    with _Short(run.control_socket) as address:
         listener.bind(address)
     listener.listen(_BACKLOG)
-    directories.control_socket.chmod(0o600)
+    run.control_socket.chmod(0o600)
     return listener
 
 
@@ -229,27 +208,27 @@ def client_terms_of(options: Options) -> Terms:
     )
 
 
-def publish_options(directories: Directories, options: Options) -> None:
+def publish_options(run: RunLayout, options: Options) -> None:
     """Let every process know options that were changed live; raises SpiderfsError where that is not possible."""
     text = json.dumps({row.name: row.value for row in options.as_table()})
-    temporary = directories.options.with_suffix(".new")
+    temporary = run.options.with_suffix(".new")
     try:
         try:
             temporary.write_text(text)
-            temporary.rename(directories.options)
+            temporary.rename(run.options)
         except OSError:
             # The disk is full, and a smaller capacity may be what is told: the old file's block is there to be used.
             temporary.unlink(missing_ok=True)
-            with open(directories.options, "r+b", buffering=0) as file:
-                file.write(text.encode().ljust(directories.options.stat().st_size))
+            with open(run.options, "r+b", buffering=0) as file:
+                file.write(text.encode().ljust(run.options.stat().st_size))
     except OSError as exc:
-        raise SpiderfsError(f"the options cannot be written to {directories.run} ({exc.strerror})") from exc
+        raise SpiderfsError(f"the options cannot be written to {run.directory} ({exc.strerror})") from exc
 
 
-def published_options(directories: Directories, options: Options) -> Options:
+def published_options(run: RunLayout, options: Options) -> Options:
     """`options`, brought up to what was published last; as they are where that has gone with the cache directory."""
     try:
-        values = json.loads(directories.options.read_text())
+        values = json.loads(run.options.read_text())
     except (OSError, ValueError) as exc:
         log.warning("the options changed while mounted are lost (%s): set them again with spiderfs config", exc)
         return options
@@ -259,7 +238,7 @@ def published_options(directories: Directories, options: Options) -> Options:
     return options
 
 
-def bind_to_source(directories: Directories, source: Path) -> None:
+def bind_to_source(directories: CacheLayout, source: Path) -> None:
     """A cache directory belongs to the source it was first used with; raises MountError for another one."""
     path = os.fsencode(os.path.realpath(source))
     try:

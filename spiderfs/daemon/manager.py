@@ -77,14 +77,14 @@ class Manager:
     def __init__(self, context: MountContext, reading: ReadProcess) -> None:
         directories = context.directories
         self.context = context
-        self.options = published_options(directories, context.options)
+        self.options = published_options(directories.run, context.options)
         self.counters = context.row(MANAGER_ROW)
         self.content, self.records = context.open_content(), context.open_records()
         self.catalogue = Catalogue(self.records)
         self.client = context.client(self.counters, reading.read)
         lister = Lister(self.catalogue, self.client)
-        interlock = Interlock(directories.fetch_lock)
-        self._full_disk = Episode(directories.full_disk)
+        interlock = Interlock(directories.run.fetch_lock)
+        self._full_disk = Episode(directories.run.full_disk)
         fetcher = Fetcher(self.client, self.content, interlock, self._full_disk, self.counters)
         self._events = EventWriter(context.event_writer, self.counters)
         self.client_pipe = ClientPipe(directories.run, client_terms_of(self.options), self.counters)
@@ -106,7 +106,7 @@ class Manager:
             self.records,
             self.cache,
             self.counters,
-            directories.trainers,
+            directories.run.trainers,
             directories.scores,
             self.options,
             lambda: self.access_log.trace,
@@ -155,7 +155,7 @@ class Manager:
         self.training.begin(self.catalogue.fact(_RATIO_FACT))
         nursery.start_soon(self.client.watch)
         try:
-            nursery.start_soon(self.hook_server.serve, listen(self.context.directories.hook_socket))
+            nursery.start_soon(self.hook_server.serve, listen(self.context.directories.run.hook_socket))
         except OSError as exc:
             log.warning(
                 "cannot make the hook's socket (%s): trainers cannot attach; make cache_dir writable, and mount again",
@@ -321,7 +321,7 @@ class Manager:
         # Done first, and shown when it is done: on a full disk any of it may fail.
         self._act_on(before, options)
         try:
-            publish_options(self.context.directories, options)
+            publish_options(self.context.directories.run, options)
         except SpiderfsError:
             self._act_on(options, before)
             raise

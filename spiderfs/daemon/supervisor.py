@@ -35,7 +35,6 @@ from spiderfs.daemon.context import (
     FIRST_WORKER_ROW,
     MANAGER_ROW,
     SUPERVISOR_ROW,
-    Directories,
     MountContext,
     bind_to_source,
     create_context,
@@ -52,6 +51,7 @@ from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import mounts
 from spiderfs.linux.process_table import ended_status
 from spiderfs.options.model import Options
+from spiderfs.shared.layout import CacheLayout
 from spiderfs.store import environment
 from spiderfs.trace.format import TraceWriter
 
@@ -115,7 +115,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     options = options.model_copy(update={"cache_dir": real_path(options.cache_dir)})
     lock = lock_cache_directory(options.cache_dir, options.mountpoint)
     log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
-    directories = Directories(options.cache_dir)
+    directories = CacheLayout(options.cache_dir)
     bind_to_source(directories, options.source)
     if options.trace is not None:
         # Found out here, a trace that cannot be written is one line for the user; the manager goes on without it.
@@ -127,7 +127,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     if rebuilt:
         log.warning("the cache starts empty: %s", rebuilt)
         context.row(SUPERVISOR_ROW).add("store_rebuilds")
-    publish_options(directories, options)
+    publish_options(directories.run, options)
     # Blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kernel = mount(options.mountpoint, os.fspath(options.source), options.allow_other, options.exec)
@@ -329,7 +329,7 @@ class Supervisor:
     def _look_for_cache(self) -> None:
         """If the cache directory was deleted or moved, or what lies in it, begin anew with what is there."""
         context = self._context
-        missing = context.directories.missing(self._lock)
+        missing = context.lost_part(self._lock)
         if missing is None:
             self._cache_is_lost = False
             return
@@ -351,7 +351,7 @@ class Supervisor:
         self._end_all_and_start_again()
         if environment.claim(context.directories.store) or not context.directories.content.exists():
             self._counters.add("store_rebuilds")
-        publish_options(context.directories, context.options)
+        publish_options(context.directories.run, context.options)
 
     # -- the end
 

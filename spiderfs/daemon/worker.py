@@ -72,7 +72,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
     directories = context.directories
     content, records = context.open_content(), context.open_records()
     client = context.client(counters, reading.read)
-    interlock = Interlock(directories.fetch_lock)
+    interlock = Interlock(directories.run.fetch_lock)
     events = EventWriter(context.event_writer, counters)
     catalogue = Catalogue(records)
     lister = Lister(catalogue, client)
@@ -80,13 +80,13 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         client,
         content,
         interlock,
-        Episode(directories.full_disk),
+        Episode(directories.run.full_disk),
         counters,
         alone=context.options.workers == 1,
         caught_up=reading.caught_up,
     )
     redirects = Redirects(records, context.pending_reads)
-    options = published_options(directories, context.options)
+    options = published_options(directories.run, context.options)
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(
             catalogue=catalogue,
@@ -97,7 +97,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             read_ahead=ReadAhead(nursery, fetcher, counters, context.options.read_ahead),
             redirects=redirects,
             brought=context.brought,
-            control=Control(ControlClient(directories.control_socket), directories.run, os.getuid()),
+            control=Control(ControlClient(directories.run.control_socket), directories.run, os.getuid()),
             events=events,
             counters=counters,
             settings=settings_of(options),
@@ -106,19 +106,19 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
 
         def follow_options() -> None:
             nonlocal options
-            options = published_options(directories, options)
+            options = published_options(directories.run, options)
             filesystem.settings = settings_of(options)
 
         def follow_trainers() -> None:
-            redirects.set_trainers(published_trainers(directories.trainers), context.options.substitute)
+            redirects.set_trainers(published_trainers(directories.run.trainers), context.options.substitute)
 
         await lister.root()
         nursery.start_soon(reading.attend)
         nursery.start_soon(reading.watch)
         nursery.start_soon(client.watch)
         nursery.start_soon(_report, events, client, counters)
-        nursery.start_soon(_follow, directories.options, OPTIONS_INTERVAL_S, follow_options)
-        nursery.start_soon(_follow, directories.trainers, FLUSH_INTERVAL_S, follow_trainers)
+        nursery.start_soon(_follow, directories.run.options, OPTIONS_INTERVAL_S, follow_options)
+        nursery.start_soon(_follow, directories.run.trainers, FLUSH_INTERVAL_S, follow_trainers)
         # Several workers do not know of each other's handles.
         passthrough = None
         if context.options.workers == 1:

@@ -21,11 +21,11 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from spiderfs.fuse import wire
 from spiderfs.fuse.wire import OpenFlag
+from spiderfs.shared.layout import RunLayout
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 _BACKING_MAP = struct.Struct("<iIQ")
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
 _BACKING_ID = struct.Struct("<I")
-_PREFIX = "passthrough-"
 # EPERM: not root, or the kernel has not offered it. ELOOP: the cache lies on an overlayfs. ENOTTY, EINVAL: Linux before
 # 6.9. Anything else may pass.
 _REFUSED = (errno.EPERM, errno.ELOOP, errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP)
@@ -88,7 +87,7 @@ class Passthrough:
     """The sole worker's book of what the kernel reads from; `run` is where a successor looks."""
 
     def __init__(
-        self, files: BackingFiles, lender: Lender, run: Path, clock: Callable[[], float] = time.monotonic
+        self, files: BackingFiles, lender: Lender, run: RunLayout, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._files = files
         self._lender = lender
@@ -98,9 +97,7 @@ class Passthrough:
         self._numbers: dict[int, int] = {}
         # Since when inodes have had no handle any more; the oldest first.
         self._idle: dict[int, float] = {}
-        for path in run.glob(f"{_PREFIX}*"):
-            inode, number = path.name.removeprefix(_PREFIX).split("-")
-            self._numbers[int(inode)] = int(number)
+        self._numbers.update(run.backing_files())
 
     def opened(self, inode: int, may_begin: bool) -> int:
         """Which backing file a new handle has to read from; 0: it is a cached one.
@@ -130,7 +127,7 @@ class Passthrough:
         number = self._numbers.pop(inode)
         # In this order: a number that a successor finds is one that the kernel knows.
         try:
-            self._record(inode, number).unlink(missing_ok=True)
+            self._run.backing_file(inode, number).unlink(missing_ok=True)
             self._files.give_up(number)
         except OSError as exc:
             log.debug("inode %d stays registered: %s", inode, exc)
@@ -149,13 +146,10 @@ class Passthrough:
         finally:
             os.close(fd)
         try:
-            self._record(inode, number).touch()
+            self._run.backing_file(inode, number).touch()
         except OSError as exc:
             log.debug("inode %d is not read by the kernel itself: %s", inode, exc)
             self._files.give_up(number)
             return 0
         self._numbers[inode] = number
         return number
-
-    def _record(self, inode: int, number: int) -> Path:
-        return self._run / f"{_PREFIX}{inode}-{number}"

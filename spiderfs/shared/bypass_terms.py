@@ -20,7 +20,6 @@ from spiderfs.core.events import ACCESS_RECORD, HIT
 
 VERSION = 1
 CLIENT_XATTR = "user.spiderfs.client"
-TERMS_FILE = "client.json"
 # They have some 300 bytes.
 _TERMS_MAX_BYTES = 1 << 16
 

@@ -24,9 +24,10 @@ from pathlib import Path
 import lmdb
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+from spiderfs.shared.layout import BLOCKS_DIRECTORY, RESERVE_FILE
 from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import SoundPieces, header, verified, verified_elsewhere
-from spiderfs.store.environment import BLOCKS, open_environment, translate, translated_errors
+from spiderfs.store.environment import open_environment, translate, translated_errors
 from spiderfs.store.rows import (
     INODE,
     KEY,
@@ -73,8 +74,8 @@ class LmdbContent:
                 for name in (b"content", b"member", b"queue", b"meta", b"holes")
             )
         self._reader: lmdb.Transaction | None = None
-        self._files = BlockFiles(path / BLOCKS)
-        self._reserve = path / "reserve"
+        self._files = BlockFiles(path / BLOCKS_DIRECTORY)
+        self._reserve = path / RESERVE_FILE
         self._can_free: bool | None = None  # None: it has not mattered yet
         self._told_too_far = False
         self._sound = SoundPieces()

@@ -33,6 +33,7 @@ from typing import NoReturn
 import lmdb
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+from spiderfs.shared.layout import BLOCKS_DIRECTORY, DATA_FILE, FORMAT_FILE, IN_USE_FILE
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +52,8 @@ CLAIM_WALK_S = 2.0
 # What the disk says when nothing more can be written; py-lmdb keeps the text alone. LMDB makes EIO of a write that was
 # cut short, as the last one before the disk is full is (mdb_page_flush: "TODO: Use which error code?").
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
-_MARKER = "in-use"
 # How rows are packed; another number for every change of that. Without the file it is the first.
 FORMAT = "2"
-_FORMAT = "format"
-# Directory of an environment in which further files of it may lie.
-BLOCKS = "blocks"
 
 
 def open_environment(path: Path, tables: int, readonly: bool = False) -> lmdb.Environment:
@@ -162,7 +159,7 @@ def claim(directory: Path) -> str | None:
     The caller holds the cache directory's lock.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    marker = directory / _MARKER
+    marker = directory / IN_USE_FILE
     reason = None
     if _environments(directory) and _format(directory) != FORMAT:
         reason = "it was written by another version of spiderfs"
@@ -175,14 +172,14 @@ def claim(directory: Path) -> str | None:
                 break
     if reason:
         wipe(directory)
-    (directory / _FORMAT).write_text(FORMAT + "\n")
+    (directory / FORMAT_FILE).write_text(FORMAT + "\n")
     marker.write_text(boot_id() + "\n")
     return reason
 
 
 def _format(directory: Path) -> str:
     try:
-        return (directory / _FORMAT).read_text().strip()
+        return (directory / FORMAT_FILE).read_text().strip()
     except FileNotFoundError:
         return "1"
 
@@ -190,13 +187,13 @@ def _format(directory: Path) -> str:
 def release(directory: Path) -> None:
     """Flush the store to disk and remove the marker: what is there now survives a power loss."""
     for environment in _environments(directory):
-        for path in (environment / "data.mdb", *environment.glob(f"{BLOCKS}/*")):
+        for path in (environment / DATA_FILE, *environment.glob(f"{BLOCKS_DIRECTORY}/*")):
             fd = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-    (directory / _MARKER).unlink(missing_ok=True)
+    (directory / IN_USE_FILE).unlink(missing_ok=True)
 
 
 def wipe(directory: Path) -> None:
@@ -205,7 +202,7 @@ def wipe(directory: Path) -> None:
 
 
 def _environments(directory: Path) -> list[Path]:
-    return sorted(path.parent for path in directory.glob("*/data.mdb"))
+    return sorted(path.parent for path in directory.glob(f"*/{DATA_FILE}"))
 
 
 def is_sound(path: Path, walk_s: float = math.inf) -> bool:
@@ -240,7 +237,7 @@ def _walk(path: Path, until_s: float) -> None:
     env = lmdb.open(
         os.fsencode(path), map_size=MAP_BYTES, max_dbs=16, readonly=True, lock=False, create=False, readahead=False
     )
-    file_bytes = os.stat(path / "data.mdb").st_size
+    file_bytes = os.stat(path / DATA_FILE).st_size
     page_bytes = int(env.stat()["psize"])
     last_page = int(env.info()["last_pgno"])
     if file_bytes < 2 * page_bytes or last_page < 1:

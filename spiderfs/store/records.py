@@ -8,6 +8,7 @@ from pathlib import Path
 
 import lmdb
 
+from spiderfs.shared.layout import DATA_FILE
 from spiderfs.store.environment import open_environment, translate, translated_errors
 from spiderfs.store.rows import sealed, unsealed
 from spiderfs.store.store import Left, Row
@@ -22,7 +23,7 @@ class LmdbRecords:
 
     def __init__(self, path: Path, tables: Iterable[str], readonly: bool = False) -> None:
         names = tuple(tables)
-        self._data_file = path / "data.mdb"
+        self._data_file = path / DATA_FILE
         self._env = open_environment(path, len(names), readonly)
         with translated_errors():
             self._tables = {name: self._env.open_db(name.encode(), create=not readonly) for name in names}

@@ -14,6 +14,7 @@ import trio
 
 from spiderfs.errors import TryAgain
 from spiderfs.metrics import Counters, SharedCounters
+from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Source
 from spiderfs.store.store import Content, Records
@@ -87,8 +88,9 @@ async def bare_filesystem(
     client = SourceClient(source, limits or SourceLimits(), rng=random.Random(0), on_event=counters.add)
     catalogue = Catalogue(records)
     lister = Lister(catalogue, client)
-    fetch_lock = Interlock(directory / "fetch.lock")
-    fetcher = Fetcher(client, content, fetch_lock, Episode(directory / "full-disk"), counters, alone=alone)
+    run = RunLayout(directory)
+    fetch_lock = Interlock(run.fetch_lock)
+    fetcher = Fetcher(client, content, fetch_lock, Episode(run.full_disk), counters, alone=alone)
     redirects = Redirects(records, PendingReads())
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(
@@ -100,7 +102,7 @@ async def bare_filesystem(
             read_ahead=ReadAhead(nursery, fetcher, counters, READ_AHEAD_BLOCKS),
             redirects=redirects,
             brought=PendingReads(),
-            control=Control(control or NoManager(), directory, os.getuid()),
+            control=Control(control or NoManager(), run, os.getuid()),
             events=events,
             counters=counters,
             settings=settings or Settings(),

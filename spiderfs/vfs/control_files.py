@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from spiderfs.errors import AccessDenied, InvalidArgument, IsADirectory, NoRoom, NotFound, ReadOnly
-from spiderfs.shared.bypass_terms import TERMS_FILE
+from spiderfs.shared.layout import RunLayout
 
 CONTROL_DIRECTORY = b".spiderfs"
 CONTROL_INODE = 2
-LOG_FILE = "access.log"
 # A write of fewer bytes without a line's end is a whole command (echo -n); a longer one is a piece of a list that goes
 # on in the next write. Programs that write through stdio(3) do so in pieces of exactly this size.
 _COMMAND_BYTES = 4096
@@ -87,11 +86,11 @@ def is_control_handle(handle: int) -> bool:
 
 
 class Control:
-    """Serves the directory; `directory` holds snapshots and the log, and is shared by all workers."""
+    """Serves the directory; all workers share the snapshots and the log in `run`."""
 
-    def __init__(self, channel: ControlChannel, directory: Path, owner_uid: int) -> None:
+    def __init__(self, channel: ControlChannel, run: RunLayout, owner_uid: int) -> None:
         self._channel = channel
-        self._directory = directory
+        self._run = run
         self._owner_uid = owner_uid
         # Texts that this worker has opened without room for a snapshot, by handle; another worker asks again.
         self._unwritten: dict[int, bytes] = {}
@@ -99,7 +98,7 @@ class Control:
     @property
     def client_terms(self) -> Path:
         """Where readers around FUSE learn how to."""
-        return self._directory / TERMS_FILE
+        return self._run.client_terms
 
     def owns(self, inode: int) -> bool:
         return CONTROL_INODE <= inode < _FIRST_INODE + len(FILES)
@@ -162,7 +161,7 @@ class Control:
         path = self._snapshot(handle)
         if _index(handle) == _LOG:
             self._want_log()
-            path = self._directory / LOG_FILE
+            path = self._run.access_log
         elif handle in self._unwritten:
             return self._unwritten[handle][offset : offset + size]
         try:
@@ -214,15 +213,15 @@ class Control:
             self._snapshot(handle).unlink(missing_ok=True)
 
     def _snapshot(self, handle: int) -> Path:
-        return self._directory / f"{handle:x}"
+        return self._run.snapshot(handle)
 
     def _want_log(self) -> None:
         with contextlib.suppress(OSError):
-            (self._directory / f"{LOG_FILE}.wanted").touch()
+            self._run.access_log_wanted.touch()
 
     def _log_bytes(self) -> int:
         try:
-            return (self._directory / LOG_FILE).stat().st_size
+            return self._run.access_log.stat().st_size
         except FileNotFoundError:
             return 0
 

@@ -15,6 +15,8 @@ import pytest
 from mounting import Mounted, as_root, detach, eventually, mounted, settle
 from reading import readers, together, write_files
 
+from spiderfs.shared.layout import DATA_FILE, RESERVE_FILE, CacheLayout
+
 SIZES = {f"{number:03d}": 40_000 for number in range(100)} | {"large": (9 << 20) + 5}
 DAMAGE = (
     "the cache is damaged",
@@ -76,7 +78,7 @@ def test_a_store_damaged_between_mounts_serves_no_wrong_byte(
     cache = tmp_path / "cache"
     with mounted(source, tmp_path / "m", cache=cache) as mount, readers(1, mount.point, wanted, rounds=1) as one:
         assert together(one).wrong == []
-    DAMAGES[damage](cache / "store" / what / "data.mdb")
+    DAMAGES[damage](CacheLayout(cache).store / what / DATA_FILE)
     with mounted(source, tmp_path / "m", cache=cache, workers=2, allowed=DAMAGE) as mount:
         with readers(2, mount.point, wanted, rounds=2) as some:
             seen = together(some)
@@ -94,7 +96,7 @@ def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
     with mounted(source, tmp_path / "m", workers=2, capacity="16MiB", ttl=0.2, allowed=DAMAGE) as mount:
         with readers(2, mount.point, wanted) as some:
             eventually(lambda: mount.metric("opens") > 2 * len(wanted))
-            DAMAGES[damage](mount.cache / "store" / what / "data.mdb")
+            DAMAGES[damage](CacheLayout(mount.cache).store / what / DATA_FILE)
             before = mount.metric("opens")
             eventually(lambda: mount.metric("opens") > before + 2 * len(wanted), what="reads after the damage")
             seen = together(some)
@@ -115,7 +117,7 @@ def test_rows_that_are_not_what_was_written_cost_the_store_and_no_read(
     cache = tmp_path / "cache"
     with mounted(source, tmp_path / "m", cache=cache) as mount, readers(1, mount.point, wanted, rounds=1) as one:
         assert together(one).wrong == []
-    _change_rows(cache / "store" / what, table.encode())
+    _change_rows(CacheLayout(cache).store / what, table.encode())
     with mounted(source, tmp_path / "m", cache=cache, allowed=DAMAGE) as mount:
         with readers(1, mount.point, wanted, rounds=2) as one:
             seen = together(one)
@@ -185,7 +187,7 @@ def test_a_disk_without_any_room_left_keeps_known_names(source: Path, tmp_path: 
         cache = disk / "cache"
         with mounted(source, tmp_path / "m", cache=cache, ttl=0.05, dir_ttl=0, allowed=FULL) as mount:
             assert len(list(os.scandir(mount.point))) == len(wanted)
-            eventually(lambda: (cache / "store/names/data.mdb").stat().st_size > 32 << 20, what="the reserve")
+            eventually(lambda: (CacheLayout(cache).names / DATA_FILE).stat().st_size > 32 << 20, what="the reserve")
             filler = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
             with contextlib.suppress(OSError):
                 while True:
@@ -232,7 +234,7 @@ def test_a_file_larger_than_the_cache_can_hold_fills_no_disk(source: Path, tmp_p
             eventually(lambda: b" small" in mount.control("cache").read_bytes())
             assert b"large block 1\n" in mount.control("cache").read_bytes()
             assert mount.metric("store_failures") == 0
-            assert not (mount.cache / "run/full-disk").exists()
+            assert not CacheLayout(mount.cache).run.full_disk.exists()
             assert len(mount.logged("file system allows")) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -261,7 +263,7 @@ def test_room_can_be_made_on_a_disk_without_any(source: Path, tmp_path: Path, ki
         with mounted(source, tmp_path / "m", cache=cache, capacity="100MiB", allowed=FULL) as mount:
             read_all(mount, source, wanted)
             eventually(lambda: mount.stats()["used_bytes"] == sum((source / name).stat().st_size for name in wanted))
-            eventually(lambda: (cache / "store/content/reserve").exists(), what="the reserve")
+            eventually(lambda: (CacheLayout(cache).content / RESERVE_FILE).exists(), what="the reserve")
             fill(disk)
             mount.change("capacity", "1MiB")
             assert "\ncapacity=1MiB" in mount.control("config").read_text()

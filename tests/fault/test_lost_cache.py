@@ -10,6 +10,8 @@ import pytest
 from mounting import eventually, mounted
 from reading import readers, together, write_files
 
+from spiderfs.shared.layout import CacheLayout
+
 SIZES = {f"{number:03d}": 20_000 for number in range(40)} | {"large": (9 << 20) + 5}
 GONE = "has gone: the cache is made anew"
 
@@ -33,8 +35,8 @@ def delete(directory: Path) -> None:
 LOSSES: dict[str, Callable[[Path], object]] = {
     "deleted": delete,
     "moved": lambda cache: cache.rename(cache.with_name("elsewhere")),
-    "run deleted": lambda cache: delete(cache / "run"),
-    "store deleted": lambda cache: delete(cache / "store"),
+    "run deleted": lambda cache: delete(CacheLayout(cache).run.directory),
+    "store deleted": lambda cache: delete(CacheLayout(cache).store),
 }
 
 
@@ -65,7 +67,7 @@ def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss
 def test_processes_do_without_the_options_that_were_changed(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "m", workers=2, allowed=["set them again"]) as mount:
-        (mount.cache / "run" / "options.json").unlink()
+        CacheLayout(mount.cache).run.options.unlink()
         with readers(2, mount.point, wanted, rounds=2) as some:
             seen = together(some)
         assert (seen.wrong, seen.errors) == ([], [])

@@ -12,6 +12,7 @@ from mounting import SPIDERFS, as_root, ending, eventually, mounted, mounts_at, 
 
 from spiderfs.errors import MountError
 from spiderfs.linux import mounts
+from spiderfs.shared.layout import IN_USE_FILE, CacheLayout
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_a_systemd_that_cannot_be_reached_harms_nothing(
     with mounted(source, tmp_path / "m", allowed=["NOTIFY_SOCKET=.*nowhere"]) as mount:
         assert (mount.point / "file").read_bytes() == b"content"
     # The cache was closed, so the next boot finds it clean.
-    assert not (tmp_path / "m/cache/store/in-use").exists()
+    assert not (CacheLayout(tmp_path / "m/cache").store / IN_USE_FILE).exists()
 
 
 def test_a_mount_without_standard_descriptors_says_that_it_mounts(source: Path, tmp_path: Path) -> None:

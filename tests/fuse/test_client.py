@@ -30,6 +30,7 @@ from mounting import Mounted, as_root, eventually, mounted, settle
 from reading import digest, write_files
 
 from spiderfs import client
+from spiderfs.shared.layout import DATA_FILE, CacheLayout
 
 SIZES = {
     "empty": 0,
@@ -610,7 +611,7 @@ def test_a_damaged_record_is_read_through_the_mount_and_mended(own_source: Path,
         mount.expect(r"worker \d+ ended")
         os.kill(mount.workers()[0], signal.SIGKILL)
         eventually(lambda: mount.metric("worker_restarts") == 1, what="another worker")
-        data = mount.cache / "store/content/data.mdb"
+        data = CacheLayout(mount.cache).content / DATA_FILE
         at = data.read_bytes().index(content[:64])
         with builtins.open(data, "r+b") as file:
             file.seek(at + 50_000)

@@ -20,6 +20,8 @@ import pytest
 from mounting import PATIENCE_S, Mounted, detach, ending, eventually, mounted
 from reading import readers, together, write_files
 
+from spiderfs.shared.layout import BLOCKS_DIRECTORY, CacheLayout
+
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 9),
     reason="only Linux 6.9 and later lets root do this",
@@ -77,11 +79,11 @@ def _passes(mount: Mounted, name: str) -> bool:
 
 def kernel_holds(mount: Mounted) -> bool:
     """Whether some inode is read by the kernel itself, as far as the worker has written it down."""
-    return any((mount.cache / "run").glob("passthrough-*"))
+    return any(CacheLayout(mount.cache).run.backing_files())
 
 
 def plain_files(mount: Mounted) -> list[Path]:
-    return list((mount.cache / "store/content/blocks").iterdir())
+    return list((CacheLayout(mount.cache).content / BLOCKS_DIRECTORY).iterdir())
 
 
 def test_it_is_read_without_the_daemon(mount: Mounted) -> None:
@@ -225,7 +227,7 @@ def test_a_killed_worker_is_not_noticed(mount: Mounted) -> None:
     assert (mount.point / "other").read_bytes() == other
     with opened(mount.point / "other") as fd:
         assert os.pread(fd, BYTES, 0) == other
-    assert sum(1 for _ in (mount.cache / "run").glob("passthrough-*")) == 1, "a successor begins none"
+    assert len(list(CacheLayout(mount.cache).run.backing_files())) == 1, "a successor begins none"
 
 
 def test_a_killed_daemon_leaves_handles_that_go_on(source: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, WARMED, Access
 from spiderfs.errors import SpiderfsError
+from spiderfs.shared.layout import RunLayout
 from spiderfs.trace.format import Kind, TraceWriter
-from spiderfs.vfs.control_files import LOG_FILE
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", UNSTORED: "uncache
 class AccessLog:
     def __init__(
         self,
-        directory: Path,
+        run: RunLayout,
         enabled: bool,
         trace: Path | None,
         path_of: Callable[[int], bytes],
@@ -39,8 +39,8 @@ class AccessLog:
         dataset_of: Callable[[int, int], int] = lambda trainer, inode: 0,
     ) -> None:
         """`dataset_of` a trainer and a file is the number of the list that names it."""
-        self._file = directory / LOG_FILE
-        self._wanted = directory / f"{LOG_FILE}.wanted"
+        self._file = run.access_log
+        self._wanted = run.access_log_wanted
         self._enabled = enabled
         self.trace = self._begun(trace) if trace else None
         self._path_of = path_of

@@ -49,7 +49,7 @@ class ControlTable:
             "plan": self._plan,
             "ratio": self._ratio,
             "log": self._log,
-            "hook": lambda: os.fsencode(self._manager.context.directories.hook_socket) + b"\n",
+            "hook": lambda: os.fsencode(self._manager.context.directories.run.hook_socket) + b"\n",
             "version": lambda: f"{__version__}\n".encode(),
         }
         # These are made of any number of pieces, and give way to events between two of them.

@@ -11,12 +11,12 @@ import fcntl
 import logging
 import os
 import secrets
-from pathlib import Path
 
 from spiderfs.core.events import Access
 from spiderfs.daemon.pipes.event_pipe import PIPE_BYTES, read_events
 from spiderfs.metrics import Counters
-from spiderfs.shared.bypass_terms import TERMS_FILE, Terms, publish_terms
+from spiderfs.shared.bypass_terms import Terms, publish_terms
+from spiderfs.shared.layout import RunLayout
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 class ClientPipe:
     """Only who can read the store beside it can reach the FIFO: the mount's user, and root."""
 
-    def __init__(self, directory: Path, terms: Terms, counters: Counters) -> None:
-        self._terms = directory / TERMS_FILE
+    def __init__(self, run: RunLayout, terms: Terms, counters: Counters) -> None:
+        self._terms = run.client_terms
         self._counters = counters
-        path = directory / f"client-{secrets.token_hex(8)}"
+        path = run.client_pipe(secrets.token_hex(8))
         self._name = path.name
         try:
-            for left_by_another in directory.glob("client-*"):
+            for left_by_another in run.client_pipes():
                 left_by_another.unlink()
             os.mkfifo(path, 0o600)
             # Open for writing as well, or the FIFO would be at its end whenever the last client leaves (fifo(7)).

@@ -23,6 +23,7 @@ from spiderfs.cli.main import COMMANDS, main
 from spiderfs.cli.watch import page, rates
 from spiderfs.linux import mounts
 from spiderfs.options.model import default_rows
+from spiderfs.shared.layout import CacheLayout
 
 STATS: dict[str, Any] = {
     "version": "0.1.0",
@@ -197,7 +198,7 @@ def test_config_of_a_mount_that_fails(mounted: Path) -> None:
 
 def test_umount_waits_for_the_daemon(mounted: Path, unmounted: list[bool], tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
-    lock = os.open(tmp_path / "cache" / "lock", os.O_CREAT | os.O_RDWR)
+    lock = os.open(CacheLayout(tmp_path / "cache").lock, os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
     assert not umount.wait_released(tmp_path / "cache", 0)
     release = threading.Timer(0.1, os.close, [lock])

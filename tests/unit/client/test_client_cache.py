@@ -25,7 +25,8 @@ from spiderfs.linux.process_table import started_at
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared import bypass_terms
 from spiderfs.shared.attached_trainers import Attached, publish_trainers
-from spiderfs.shared.bypass_terms import TERMS_FILE, Terms, pid_namespace, published_terms
+from spiderfs.shared.bypass_terms import Terms, pid_namespace, published_terms
+from spiderfs.shared.layout import DATA_FILE, CacheLayout
 from spiderfs.shared.redirect_table import redirect_row
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content import LmdbContent
@@ -54,14 +55,14 @@ class Daemon:
     """What the processes of a mount write, in a process of its own: one environment is open once in each."""
 
     def __init__(self, place: Path) -> None:
-        self.run, self.store = place / "run", place / "store"
-        for directory in (self.run, self.store / "content", self.store / "names"):
+        self.layout = CacheLayout(place)
+        for directory in (self.layout.run.directory, *self.layout.environments):
             directory.mkdir(parents=True)
         self.counters = SharedCounters(1)
-        self.terms = self.run / TERMS_FILE
+        self.terms = self.layout.run.client_terms
         self.inodes: dict[bytes, int] = {}
         self.pipe: ClientPipe
-        FetchLock(self.run / "fetch.lock").close()
+        FetchLock(self.layout.run.fetch_lock).close()
         self.write(lambda catalogue, records, content: content.set_capacity(1 << 20))
         self.record(b"", b"train", mode=stat.S_IFDIR | 0o755)
         self.trainers([])
@@ -72,8 +73,8 @@ class Daemon:
         if child == 0:
             status = 1
             try:
-                records = LmdbRecords(self.store / "names", TABLES)
-                what(Catalogue(records), records, LmdbContent(self.store / "content"))
+                records = LmdbRecords(self.layout.names, TABLES)
+                what(Catalogue(records), records, LmdbContent(self.layout.content))
                 status = 0
             finally:
                 os._exit(status)
@@ -114,10 +115,10 @@ class Daemon:
         self.write(lambda catalogue, records, content: records.put([row]))
 
     def trainers(self, trainers: list[Attached]) -> None:
-        publish_trainers(self.run / "trainers.json", trainers)
+        publish_trainers(self.layout.run.trainers, trainers)
 
     def begin(self, **terms: object) -> None:
-        self.pipe = ClientPipe(self.run, TERMS._replace(**terms), self.counters.row(0))
+        self.pipe = ClientPipe(self.layout.run, TERMS._replace(**terms), self.counters.row(0))
 
     def told(self) -> list[Access]:
         return self.pipe.read()
@@ -221,7 +222,7 @@ def test_changed_options_are_taken_over(daemon: Daemon) -> None:
 
 
 def test_a_damaged_record_is_never_served(daemon: Daemon) -> None:
-    data = daemon.store / "content" / "data.mdb"
+    data = daemon.layout.content / DATA_FILE
     data.write_bytes(data.read_bytes().replace(b"a cat", b"a rat"))
     with pytest.raises(StoreDamaged):
         Cache(daemon.terms).serve(b"train/cat")
@@ -274,9 +275,9 @@ def test_another_pid_namespace_and_another_version_keep_away(daemon: Daemon, mon
 def test_a_store_that_was_wiped_is_opened_anew(daemon: Daemon) -> None:
     old = Cache(daemon.terms)
     assert old.serve(b"train/cat") == b"a cat"
-    shutil.rmtree(daemon.store)
-    for name in ("content", "names"):
-        (daemon.store / name).mkdir(parents=True)
+    shutil.rmtree(daemon.layout.store)
+    for environment in daemon.layout.environments:
+        environment.mkdir(parents=True)
     daemon.write(lambda catalogue, records, content: content.set_capacity(1 << 20))
     daemon.record(b"", b"train", mode=stat.S_IFDIR | 0o755)
     daemon.record(b"train", b"cat", b"a new cat")
@@ -295,7 +296,7 @@ def test_two_caches_share_one_store(daemon: Daemon) -> None:
 
 
 def test_trainers_that_change_within_one_tick_of_the_clock_are_followed(daemon: Daemon) -> None:
-    trainers = daemon.run / "trainers.json"
+    trainers = daemon.layout.run.trainers
     os.utime(trainers, ns=(5, 5))
     cache = Cache(daemon.terms)
     assert cache.serve(b"train/cat") == b"a cat"
@@ -365,7 +366,7 @@ def test_a_stand_in_stays_the_same_for_the_lease(daemon: Daemon) -> None:
     attach(daemon)
     cache = Cache(daemon.terms)
     assert cache.serve(b"train/cow") == b"a cat"
-    with elsewhere(_REDIRECTING, daemon.store / "names", DATASET, daemon.inodes[b"cow"], daemon.inodes[b"dog"]):
+    with elsewhere(_REDIRECTING, daemon.layout.names, DATASET, daemon.inodes[b"cow"], daemon.inodes[b"dog"]):
         assert cache.serve(b"train/cow") == b"a cat"
         assert Cache(daemon.terms).serve(b"train/cow") == b"a dog"
 
@@ -378,7 +379,7 @@ def test_what_is_cached_or_being_fetched_has_no_stand_in(daemon: Daemon) -> None
     cache = Cache(daemon.terms)
     assert cache.serve(b"train/dog") == b"a dog"
     del cache
-    with elsewhere(_FETCHING, daemon.run / "fetch.lock", daemon.inodes[b"cow"]):
+    with elsewhere(_FETCHING, daemon.layout.run.fetch_lock, daemon.inodes[b"cow"]):
         assert Cache(daemon.terms).serve(b"train/cow") is None
     assert Cache(daemon.terms).serve(b"train/cow") == b"a cat"
 
@@ -441,7 +442,7 @@ def test_modes_count_where_the_kernel_checks_them(daemon: Daemon, mode: int, uid
 
 def as_nobody(daemon: Daemon, what: Any, owner: bool = True) -> tuple[bool, bool]:
     """What another user gets, to whom the cache directory belongs."""
-    for path in (daemon.run.parent, *daemon.run.parent.rglob("*")) if owner else ():
+    for path in (daemon.layout.cache, *daemon.layout.cache.rglob("*")) if owner else ():
         os.chown(path, NOBODY, NOBODY)
     reader, writer = os.pipe()
     child = os.fork()
@@ -493,7 +494,7 @@ def test_a_cache_of_another_user_is_not_read(daemon: Daemon) -> None:
             return "another user's" in str(exc), True
         return False, False
 
-    for path in daemon.run.parent.rglob("*"):
+    for path in daemon.layout.cache.rglob("*"):
         path.chmod(0o777)
     assert as_nobody(daemon, lambda: (Cache(daemon.terms).serve(b"train/cat") is not None, True)) == (True, True)
     os.chown(daemon.terms, 0, 0)
@@ -503,14 +504,15 @@ def test_a_cache_of_another_user_is_not_read(daemon: Daemon) -> None:
 @pytest.mark.parametrize("name", ["../victim", "victim", "link", "/etc/hostname"])
 def test_records_are_written_into_a_fifo_alone(daemon: Daemon, name: str) -> None:
     """The terms are those of whoever made the mount; root reads many."""
-    for place in (daemon.run, daemon.run.parent):
+    for place in (daemon.layout.run.directory, daemon.layout.cache):
         (place / "victim").write_bytes(b"as it was")
-    (daemon.run / "link").symlink_to("victim")
+    (daemon.layout.run.directory / "link").symlink_to("victim")
     terms = json.loads(daemon.terms.read_bytes())
     daemon.terms.write_text(json.dumps(terms | {"pipe": name}))
     with pytest.raises(ValueError, match="no FIFO"):
         Cache(daemon.terms)
-    assert (daemon.run / "victim").read_bytes() == (daemon.run.parent / "victim").read_bytes() == b"as it was"
+    for place in (daemon.layout.run.directory, daemon.layout.cache):
+        assert (place / "victim").read_bytes() == b"as it was"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import trio
 from spiderfs.core.events import HIT
 from spiderfs.fuse import wire
 from spiderfs.fuse.passthrough import LINGER_S, Passthrough
+from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import BLOCK_BYTES
@@ -50,9 +51,9 @@ def kernel() -> Kernel:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path: Path) -> RunLayout:
     (tmp_path / "run").mkdir()
-    return tmp_path / "run"
+    return RunLayout(tmp_path / "run")
 
 
 class Lender:
@@ -90,7 +91,7 @@ class Clock:
         return self.now
 
 
-def test_the_first_handle_decides_for_those_beside_it(kernel: Kernel, run: Path, lender: Lender) -> None:
+def test_the_first_handle_decides_for_those_beside_it(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
     clock = Clock()
     book = Passthrough(kernel, lender, run, clock)
     assert book.opened(WHOLE, may_begin=False) == 0
@@ -107,7 +108,7 @@ def test_the_first_handle_decides_for_those_beside_it(kernel: Kernel, run: Path,
     assert book.opened(WHOLE, may_begin=True) == 2
 
 
-def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: Path, lender: Lender) -> None:
+def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
     clock = Clock()
     book = Passthrough(kernel, lender, run, clock)
     for _ in range(5):
@@ -123,10 +124,10 @@ def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: Path, lende
     lender.partial.add(WHOLE)
     assert book.opened(WHOLE, may_begin=True) == 0
     assert kernel.open == {}
-    assert list(run.iterdir()) == []
+    assert list(run.directory.iterdir()) == []
 
 
-def test_only_so_many_are_left_registered(kernel: Kernel, run: Path, lender: Lender) -> None:
+def test_only_so_many_are_left_registered(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
     book = Passthrough(kernel, lender, run, Clock())
     for inode in range(1000, 2000):
         assert book.opened(inode, may_begin=True)
@@ -135,7 +136,7 @@ def test_only_so_many_are_left_registered(kernel: Kernel, run: Path, lender: Len
     assert max(kernel.open) == 1000, "the last ones"
 
 
-def test_what_is_not_whole_is_cached(kernel: Kernel, run: Path, lender: Lender) -> None:
+def test_what_is_not_whole_is_cached(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
     book = Passthrough(kernel, lender, run)
     assert book.opened(PARTIAL, may_begin=True) == 0
     book.closed(PARTIAL)
@@ -144,7 +145,7 @@ def test_what_is_not_whole_is_cached(kernel: Kernel, run: Path, lender: Lender) 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ELOOP, errno.ENOTTY])
 def test_a_kernel_that_refuses_is_asked_once(
-    kernel: Kernel, run: Path, lender: Lender, number: int, caplog: pytest.LogCaptureFixture
+    kernel: Kernel, run: RunLayout, lender: Lender, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     book = Passthrough(kernel, lender, run)
     kernel.refuses = number
@@ -153,10 +154,10 @@ def test_a_kernel_that_refuses_is_asked_once(
         kernel.refuses = None
         assert book.opened(WHOLE, may_begin=True) == 0
     assert [record.levelname for record in caplog.records] == ["INFO"]
-    assert list(run.iterdir()) == []
+    assert list(run.directory.iterdir()) == []
 
 
-def test_a_successor_answers_as_the_one_before_it(kernel: Kernel, run: Path, lender: Lender) -> None:
+def test_a_successor_answers_as_the_one_before_it(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
     clock = Clock()
     before = Passthrough(kernel, lender, run, clock)
     assert before.opened(WHOLE, may_begin=True) == 1
@@ -170,9 +171,9 @@ def test_a_successor_answers_as_the_one_before_it(kernel: Kernel, run: Path, len
     assert list(kernel.open) == [1]
 
 
-def test_what_a_successor_could_not_learn_of_is_not_begun(kernel: Kernel, run: Path, lender: Lender) -> None:
+def test_what_a_successor_could_not_learn_of_is_not_begun(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
     book = Passthrough(kernel, lender, run)
-    run.rmdir()
+    run.directory.rmdir()
     assert book.opened(WHOLE, may_begin=True) == 0
     assert kernel.open == {}
 

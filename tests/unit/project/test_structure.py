@@ -18,7 +18,7 @@ PACKAGE = ROOT / "spiderfs"
 # types alone counts: who names another's types knows of it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("spiderfs", "errors"),
-    ("core", "linux", "metrics", "protocol", "scorer"),
+    ("core", "linux", "metrics", "protocol", "scorer", "shared.layout"),
     ("sources", "store", "policies.parts", "trace"),
     ("packages", "policies", "shared"),
     ("options", "simulation", "vfs"),
@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS) for unit in units}
 # Folders whose modules have a layer each, or whose inner rooms have.
 KNOTS = {("spiderfs.daemon.control.table", "spiderfs.daemon.manager")}
-OPENED = ("daemon", "policies")
+OPENED = ("daemon", "policies", "shared")
 
 # Who alone may import a library; whatever else needs it asks them.
 ONLY_IMPORTERS = {

@@ -12,8 +12,9 @@ import pytest
 import trio
 
 from spiderfs.errors import AccessDenied, ConfigError, IsADirectory, NoRoom, NotFound, ReadOnly, TryAgain
+from spiderfs.shared.layout import RunLayout
 from spiderfs.vfs.catalogue import FIRST_INODE
-from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, FILES, LOG_FILE, Control, is_control_handle
+from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, FILES, Control, is_control_handle
 
 OWNER, STRANGER = 1000, 1001
 
@@ -43,17 +44,17 @@ class Manager:
 
 class Harness:
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.run = RunLayout(directory)
         self.manager = Manager()
-        self.control = Control(self.manager, directory, OWNER)
+        self.control = Control(self.manager, self.run, OWNER)
         # Another worker of the same mount.
-        self.other = Control(self.manager, directory, OWNER)
+        self.other = Control(self.manager, self.run, OWNER)
 
     async def open(self, name: bytes, flags: int = os.O_RDONLY, uid: int = OWNER) -> int:
         return await self.control.open(self.control.lookup(name).inode, flags, uid)
 
     def snapshots(self) -> list[str]:
-        return [path.name for path in self.directory.iterdir() if not path.name.startswith(LOG_FILE)]
+        return [path.name for path in self.run.directory.iterdir() if not path.name.startswith("access.log")]
 
 
 def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
@@ -308,7 +309,7 @@ def test_without_a_manager_control_files_say_try_again(tmp_path: Path) -> None:
 
 def test_the_log_is_live_and_asking_for_it_makes_it_wanted(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        wanted = tmp_path / f"{LOG_FILE}.wanted"
+        wanted = RunLayout(tmp_path).access_log_wanted
         assert harness.control.lookup(b"log").size == 0
         assert wanted.exists()
         wanted.unlink()
@@ -316,14 +317,14 @@ def test_the_log_is_live_and_asking_for_it_makes_it_wanted(tmp_path: Path) -> No
         assert wanted.exists()
         assert harness.manager.renders == 1, "the manager writes down what it remembers"
         assert await harness.control.read(handle, 0, 100) == b""
-        (tmp_path / LOG_FILE).write_bytes(b"one\n")
+        RunLayout(tmp_path).access_log.write_bytes(b"one\n")
         assert await harness.control.read(handle, 0, 100) == b"one\n"
-        with open(tmp_path / LOG_FILE, "ab") as file:
+        with open(RunLayout(tmp_path).access_log, "ab") as file:
             file.write(b"two\n")
         assert await harness.other.read(handle, 4, 100) == b"two\n"
         assert harness.control.lookup(b"log").size == 8
         await harness.control.release(handle)
-        assert (tmp_path / LOG_FILE).exists()
+        assert RunLayout(tmp_path).access_log.exists()
         assert harness.snapshots() == []
 
     run(tmp_path, test)

@@ -15,8 +15,8 @@ import pytest
 from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED, Access
 from spiderfs.daemon.control import access_log as module
 from spiderfs.daemon.control.access_log import REMEMBERED_ACCESSES, WANTED_S, AccessLog
+from spiderfs.shared.layout import RunLayout
 from spiderfs.trace.format import BUFFERED_RECORDS, read_trace
-from spiderfs.vfs.control_files import LOG_FILE
 
 LINE = re.compile(
     rb"(?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?P<how>\w+) +(?P<size>\d+) pid=(?P<pid>\d+)"
@@ -31,9 +31,10 @@ def event(inode: int, where: int = HIT, size: int = 100, block: int = 0) -> Acce
 
 class Harness:
     def __init__(self, directory: Path, enabled: bool = True, trace: Path | None = None) -> None:
-        self.file = directory / LOG_FILE
-        self.wanted = directory / f"{LOG_FILE}.wanted"
-        self.log = AccessLog(directory, enabled, trace, lambda inode: PATHS.get(inode, b"?"))
+        run = RunLayout(directory)
+        self.file = run.access_log
+        self.wanted = run.access_log_wanted
+        self.log = AccessLog(run, enabled, trace, lambda inode: PATHS.get(inode, b"?"))
 
     def forget(self) -> None:
         """Make it long ago that somebody looked."""

@@ -1,1 +1,1 @@
-"""Measurements, each run as `.venv/bin/python -m benchmarks.ROOM.NAME`; `--help` says what it measures."""
+"""Measurements, each run as a module of its room; `--help` says what it measures."""

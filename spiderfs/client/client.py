@@ -108,12 +108,15 @@ class Client:
     # -- names and attributes, which the kernel keeps: through the mount
 
     def stat(self, path: AnyPath) -> os.stat_result:
+        """As os.stat; the mount answers."""
         return os.stat(self._absolute(path))
 
     def listdir(self, path: AnyPath = "") -> list[str]:
+        """As os.listdir; the mount answers."""
         return os.listdir(os.fsdecode(self._absolute(path)))
 
     def exists(self, path: AnyPath) -> bool:
+        """As os.path.exists; the mount answers."""
         return os.path.exists(self._absolute(path))
 
     # -- finding the cache

@@ -7,7 +7,6 @@ Reads docs/results/train.json, prints what README.md says, and draws docs/result
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from pathlib import Path
@@ -103,9 +102,6 @@ def draw(shown: list[Bar], text: str, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--plot", type=Path, metavar="FILE", default=PICTURE, help="default: %(default)s")
-    arguments = parser.parse_args()
     result = json.loads(RESULT.read_text())
     shown = bars(result)
     for bar in shown:
@@ -115,7 +111,7 @@ def main() -> None:
             f"top-1 {100 * bar.top1:.1f} %"
         )
     print(conditions(result))
-    draw(shown, conditions(result), arguments.plot)
+    draw(shown, conditions(result), PICTURE)
 
 
 if __name__ == "__main__":

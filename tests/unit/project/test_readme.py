@@ -1,81 +1,54 @@
-"""README.md says what is: its options are those of the table in config.py, and what it tells people to run exists."""
+"""README.md is short, begins with the two commands, and says figures that the repository's own command prints."""
 
 from __future__ import annotations
 
-import os
+import json
 import re
 from pathlib import Path
 
-import click
-import pytest
-
-from spiderfs.cli.main import COMMANDS, main
-from spiderfs.options.model import default_rows
-from spiderfs.vfs.control_files import FILES
+from benchmarks.training.headline import RESULT, bars, conditions
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "README.md").read_text()
-DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
-
-# Commands of the system that examples may use besides our own.
-SYSTEM = {".", "cat", "cp", "echo", "mount", "systemctl"}
+MOST_WORDS = 900
 
 
-def shell_lines() -> list[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines()]
-
-
-def table(heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading, without its head."""
-    section = TEXT.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+def test_it_is_short() -> None:
+    assert len(TEXT.split()) <= MOST_WORDS
 
 
 def test_it_begins_with_the_two_commands() -> None:
-    assert shell_lines()[:2] == ["scripts/demo", "scripts/test"]
+    blocks = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    assert blocks[0].splitlines() == ["scripts/demo", "scripts/test"]
 
 
-def test_its_options_are_the_options() -> None:
-    assert table("Options") == [
-        [f"`{row.name}`", row.value, "yes" if row.live else "", row.help] for row in default_rows()
-    ]
+def test_its_headline_is_the_kept_result() -> None:
+    result = json.loads(RESULT.read_text())
+    baseline, planned, *sampled = bars(result)
+    assert f"**{planned.times_as_fast:.1f} times as fast as with an LRU cache of the same size**" in " ".join(
+        TEXT.split()
+    )
+    assert planned.top1 == baseline.top1, "the README says that the accuracy is the same"
+    assert all(bar.origin_share < baseline.origin_share / 2 for bar in sampled), "less than half of the bytes"
+    extent = result["extent"]
+    assert f"{extent['training']:,} small images" in TEXT
+    assert f"{extent['epochs']} epochs" in TEXT
+    assert f"{result['latency_ms']:g} ms" in TEXT
+    assert f"{result['cached_share']:.0%}".replace("%", " %") in TEXT
+    assert "2 cores" in conditions(result)
 
 
-def test_its_control_files_are_the_control_files() -> None:
-    assert [row[0] for row in table("Control files")] == [f"`{os.fsdecode(file.name)}`" for file in FILES]
-    written = [row[0] for row in table("Control files") if row[2]]
-    assert written == [f"`{os.fsdecode(file.name)}`" for file in FILES if file.mode & 0o200]
-
-
-@pytest.mark.parametrize("line", shell_lines())
-def test_every_command_exists(line: str) -> None:
-    command = line.split()[0]
-    if command.startswith("scripts/"):
-        assert os.access(ROOT / command, os.X_OK)
-    elif command != "spiderfs":
-        assert command in SYSTEM
-
-
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"\bscripts/[\w-]+", TEXT))))
-def test_every_script_exists(name: str) -> None:
-    assert os.access(ROOT / name, os.X_OK)
-
-
-def test_every_subcommand_and_its_flags_exist() -> None:
-    lines = [
-        line for line in [*shell_lines(), *re.findall(r"`(spiderfs [^`]*)`", TEXT)] if line.startswith("spiderfs ")
-    ]
-    assert {line.split()[1] for line in lines} == {name for name, command in COMMANDS.items() if command.short_help}
-    for line in lines:
-        subcommand = main.get_command(click.Context(main), line.split()[1])
-        assert subcommand is not None
-        known = {flag for parameter in subcommand.params for flag in parameter.opts}
-        assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)) <= known, line
-
-
-@pytest.mark.parametrize("document", [ROOT / "README.md", *DOCUMENTS], ids=lambda path: path.name)
-def test_every_link_leads_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
-        assert (document.parent / target).exists(), target
+def test_its_figures_of_serving_are_kept_results() -> None:
+    """The shares of native speed under "When not to use it"."""
+    performance = (ROOT / "docs/PERFORMANCE.md").read_text()
+    one, four = (
+        re.search(rf"^\| 2,000 x 112 kB, {readers} \| [\d.]+ \(.*\| ([\d.]+)[^|]*\|$", performance, re.MULTILINE)
+        for readers in (1, 4)
+    )
+    assert one is not None
+    assert four is not None
+    client = (ROOT / "docs/CLIENT.md").read_text()
+    around = re.findall(r"`read_bytes` \|.*\| ([\d.]+) \| [\d.]+ \|$", client, re.MULTILINE)
+    text = " ".join(TEXT.split())
+    assert f"at {one[1]} (one reader) to {four[1]} (four readers) of native speed" in text
+    assert f"at {min(around)} to {max(around)} of native speed" in text

@@ -1,0 +1,134 @@
+"""The documents say what is: links lead somewhere, commands and flags exist, and tables are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from spiderfs.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+# Commands of the system that examples may use besides our own.
+SYSTEM = {".", "cat", "cp", "echo", "grep", "ls", "mount", "pip", "systemctl", "tail", "umount"}
+
+
+def name_of(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(document.read_text()) if kind == language]
+
+
+def shell_lines() -> list[tuple[str, str]]:
+    """Every command of a block of shell, continued lines joined, with the document that it is in."""
+    return [
+        (name_of(document), line)
+        for document in DOCUMENTS
+        for block in blocks(document, "sh")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.strip()
+    ]
+
+
+def anchors_of(document: Path) -> set[str]:
+    """The anchors that its headings have, on the site and where the repository is shown."""
+    text = BLOCK.sub("", document.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r" ", "-", re.sub(r"[^\w\- ]", "", heading).strip()) for heading in plain}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", BLOCK.sub("", document.read_text())):
+        path, _, anchor = target.partition("#")
+        led_to = document.parent / path if path else document
+        assert led_to.exists(), target
+        if anchor:
+            assert anchor in anchors_of(led_to), target
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if path.parent != ROOT], ids=name_of)
+def test_pages_lead_to_pages(document: Path) -> None:
+    """What lies outside of docs/ is not on the site."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", BLOCK.sub("", document.read_text())):
+        assert (document.parent / target).resolve().is_relative_to(ROOT / "docs"), target
+
+
+@pytest.mark.parametrize(("document", "line"), shell_lines())
+def test_every_command_exists(document: str, line: str) -> None:
+    command, *arguments = line.split()
+    if command == ".venv/bin/python":
+        if arguments[0] == "-m" and arguments[1].startswith("benchmarks."):
+            assert (ROOT / arguments[1].replace(".", "/")).with_suffix(".py").exists()
+        elif arguments[0] != "-m":
+            assert (ROOT / arguments[0]).exists()
+    elif command.startswith(("scripts/", "benchmarks/")):
+        assert os.access(ROOT / command, os.X_OK)
+    elif "=" in command:  # a variable for the command after it
+        assert arguments
+    elif command != "spiderfs":
+        assert command in SYSTEM, document
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_script_and_module_that_is_named_exists(document: Path) -> None:
+    text = document.read_text()
+    for name in re.findall(r"`(scripts/[\w.-]+)", text):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"`((?:spiderfs|trainer_hook|benchmarks|tests|mount|systemd)/[\w./@-]+)", text):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"-m (benchmarks[\w.]+)", text):
+        assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
+
+
+def test_every_subcommand_and_its_flags_exist() -> None:
+    lines = [line for _, line in shell_lines() if line.startswith("spiderfs ")]
+    for document in DOCUMENTS:
+        lines += re.findall(r"`(spiderfs [a-z][^`]*)`", BLOCK.sub("", document.read_text()))
+    assert {line.split()[1] for line in lines} == {name for name, command in COMMANDS.items() if command.short_help}
+    for line in lines:
+        subcommand = main.get_command(click.Context(main), line.split()[1])
+        assert subcommand is not None
+        known = {flag for parameter in subcommand.params for flag in parameter.opts} | {"--help"}
+        assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)) <= known, line
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_python_example_is_python(document: Path) -> None:
+    for block in blocks(document, "python"):
+        ast.parse(block)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_lists_and_tables_stand_apart(document: Path) -> None:
+    """Without an empty line before them the site shows them as one paragraph."""
+    lines = BLOCK.sub("", document.read_text()).splitlines()
+    for before, line in itertools.pairwise(lines):
+        begins = re.match(r"(- |\d+\. |\|)", line) and not re.match(r"(- |\d+\. |\||  )", before)
+        assert not (begins and before.strip()), line
+
+
+def test_tables_are_those_of_the_code() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/reference.py", "--check"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"run .venv/bin/python scripts/reference.py: {done.stdout}{done.stderr}"
+
+
+def test_there_are_parts_that_are_written() -> None:
+    marks = [mark for path in DOCUMENTS for mark in re.findall(r"<!-- ([\w-]+): written by", path.read_text())]
+    assert len(marks) >= 7
+    assert len(set(marks)) == len(marks)

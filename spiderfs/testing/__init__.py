@@ -6,7 +6,9 @@
 
 from spiderfs.testing.bare import Bare, NoEvents, NoManager, bare_filesystem
 from spiderfs.testing.fake_kernel import FakeKernel
+from spiderfs.testing.guided_policy import RecordingPolicy
 from spiderfs.testing.hook_sink import RecordingSink
+from spiderfs.testing.lists import known_list, sample_list
 from spiderfs.testing.memory_content import MemoryContent
 from spiderfs.testing.memory_source import MemorySource
 
@@ -17,6 +19,9 @@ __all__ = [
     "MemorySource",
     "NoEvents",
     "NoManager",
+    "RecordingPolicy",
     "RecordingSink",
     "bare_filesystem",
+    "known_list",
+    "sample_list",
 ]

@@ -1,0 +1,59 @@
+"""A guided policy that remembers what it was told, and gives the stand-ins that a test has set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from spiderfs.core.guided import Guided
+from spiderfs.core.hints import Hub
+from spiderfs.core.policy import Key
+from spiderfs.policies.lru import LRU
+
+
+class RecordingPolicy(LRU, Guided):
+    """Ranks as LRU does."""
+
+    name = "recording"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[object, ...]] = []
+        self.stand_ins: dict[tuple[str, Key], Key] = {}
+        self.changes: list[tuple[str, Key, Key | None]] = []
+        self._ratio = 0.9
+
+    def scored(self, key: Key, score: float) -> None:
+        self.told.append(("scored", key, score))
+
+    def listed(self, list_id: str, labels: Mapping[Key, int]) -> None:
+        self.told.append(("listed", list_id, len(labels)))
+
+    def forget_list(self, list_id: str, keys: Iterable[Key]) -> None:
+        self.told.append(("forget_list", list_id, sum(1 for _ in keys)))
+
+    def hub_found(self, hub: Hub) -> None:
+        self.told.append(("hub_found", hub.key))
+
+    def stand_in(self, list_id: str, key: Key) -> Key | None:
+        return self.stand_ins.get((list_id, key))
+
+    def stood_in(self, stand_in: Key, wanted: Key) -> None:
+        self.told.append(("stood_in", stand_in, wanted))
+
+    def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
+        changes, self.changes = self.changes, []
+        return changes
+
+    def forget_told(self) -> None:
+        self.changes = [(list_id, key, stand_in) for (list_id, key), stand_in in self.stand_ins.items()]
+
+    def new_epoch(self) -> None:
+        self.told.append(("new_epoch",))
+
+    @property
+    def ratio(self) -> float:
+        return self._ratio
+
+    def set_ratio(self, ratio: float) -> None:
+        self.told.append(("set_ratio", ratio))
+        self._ratio = ratio

@@ -1,0 +1,88 @@
+"""Plans of trainers on their way into the engine's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.training.plans import Plans
+from spiderfs.daemon.training.ratio import PLANNED_RATIO, SectionRatio
+from spiderfs.metrics import SharedCounters
+from spiderfs.options.model import Options
+from spiderfs.protocol import Plan
+from spiderfs.testing import MemoryContent, RecordingPolicy, known_list
+
+
+class Harness:
+    def __init__(self, directory: Path) -> None:
+        self.policy = RecordingPolicy()
+        self.cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
+        self.cache.engine.change_policy(self.policy)
+        for name in ("source", "point"):
+            (directory / name).mkdir()
+        given = {"source": directory / "source", "mountpoint": directory / "point", "cache_dir": directory / "cache"}
+        self.options = Options(**given, substitute_when="late")
+        self.woken = 0
+        self.ratio = SectionRatio(self.cache, self.options)
+        self.plans = Plans(self.cache, self.ratio, self.options, self._wake)
+        self.list = known_list(1, [10, 11, 12, 10])
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    async def plan(self, trainer: int, *order: int, epoch: int = 0) -> None:
+        plan = Plan("train", epoch, 0, True, np.array(order, np.uint32))
+        await self.plans.take(trainer, "train", self.list, plan)
+
+    @property
+    def readers(self) -> list[object]:
+        return sorted(trainer for trainer, _ in self.cache.engine.schedule.readers)  # type: ignore[type-var]
+
+
+def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test(Harness(tmp_path))
+
+    trio.run(main)
+
+
+def test_a_plan_wakes_the_prefetcher_and_shares_the_cache_in_another_way(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.plan(1, 0, 1, 3, 2)
+        assert (harness.readers, harness.woken) == ([1], 1)
+        assert harness.policy.ratio == PLANNED_RATIO
+        (reader,) = harness.cache.engine.schedule.believed
+        assert [key for _, key in reader.coming(9)] == [10, 11, 10, 12], "one file is two samples of the list"
+        harness.plans.trainer_left(1)
+        harness.ratio.follow_schedule()
+        assert (harness.readers, harness.policy.ratio) == ([], 0.9)
+
+    run(tmp_path, test)
+
+
+def test_what_is_left_of_an_epoch_is_given_up_when_it_ends(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.plan(1, 0, 1)
+        schedule = harness.cache.engine.schedule
+        assert schedule.next_use_s(11) is not None
+        harness.plans.epoch_ended(1, 0)
+        assert schedule.next_use_s(11) is None
+
+    run(tmp_path, test)
+
+
+def test_without_the_option_no_plan_is_left_and_none_is_taken(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.plan(1, 0, 1)
+        await harness.plan(2, 1, 2)
+        assert harness.readers == [1, 2]
+        harness.plans.change(harness.options.changed("plan", "off"))
+        assert harness.readers == []
+        await harness.plan(1, 0, 1)
+        assert (harness.readers, harness.woken) == ([], 2)
+
+    run(tmp_path, test)

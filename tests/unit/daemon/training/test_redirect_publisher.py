@@ -1,0 +1,129 @@
+"""Redirects of a policy become rows of the table, for the lists that are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from spiderfs.core.events import HIT, Access
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.training.lists_in_memory import ListsInMemory
+from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
+from spiderfs.metrics import SharedCounters
+from spiderfs.shared.redirect_table import redirect_row, redirect_rows
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import MemoryContent, RecordingPolicy, known_list
+from spiderfs.vfs.catalogue import TABLES
+
+
+class Harness:
+    def __init__(self) -> None:
+        self.policy = RecordingPolicy()
+        self.cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
+        self.cache.engine.change_policy(self.policy)
+        self.records, self.lists = MemoryRecords(TABLES), ListsInMemory()
+        self.lists.put(known_list(1, [10, 11, 12]))
+        self.lists.put(known_list(2, [11, 12, 13]))
+        self.redirects = RedirectPublisher(self.cache, self.records, self.lists)
+
+    @property
+    def rows(self) -> list[tuple[int, int, int]]:
+        """Wanted inode, list, stand-in."""
+        return sorted(redirect_rows(self.records))
+
+
+def run(test: Callable[[Harness], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test(Harness())
+
+    trio.run(main)
+
+
+def test_changes_are_written_once_and_those_of_unknown_lists_never() -> None:
+    async def test(harness: Harness) -> None:
+        harness.policy.changes = [("digest 1", 10, 11), ("digest 2", 12, 13), ("digest 3", 10, 12)]
+        await harness.redirects.publish()
+        assert harness.rows == [(10, 1, 11), (12, 2, 13)]
+        harness.policy.changes = [("digest 1", 10, None)]
+        await harness.redirects.publish()
+        assert harness.rows == [(12, 2, 13)]
+
+    run(test)
+
+
+def test_an_earlier_managers_rows_go_and_all_redirects_can_be_written_anew() -> None:
+    async def test(harness: Harness) -> None:
+        harness.records.put([redirect_row(7, 10, 12)])
+        harness.redirects.begin()
+        assert harness.rows == []
+        harness.policy.stand_ins = {("digest 1", 10): 11}
+        await harness.redirects.publish()
+        assert harness.rows == [], "the policy has told of it before"
+        harness.records.put([redirect_row(7, 10, 12)])
+        await harness.redirects.publish_all()
+        assert harness.rows == [(10, 1, 11)]
+
+    run(test)
+
+
+def test_a_list_that_leaves_takes_its_rows_along() -> None:
+    async def test(harness: Harness) -> None:
+        harness.policy.changes = [("digest 1", 12, 11), ("digest 2", 12, 13)]
+        await harness.redirects.publish()
+        first = harness.lists.get("digest 1")
+        assert first is not None
+        await harness.redirects.withdraw(first)
+        assert harness.rows == [(12, 2, 13)]
+
+    run(test)
+
+
+def test_changes_that_were_drawn_first_are_written_first() -> None:
+    """While one writer waits for its thread, another draws what has changed since: the later word must last."""
+
+    async def test(harness: Harness) -> None:
+        put, order = harness.records.put, list[object]()
+
+        def slowly(rows: object) -> None:
+            if not order:
+                order.append("slow")
+                trio.from_thread.run_sync(setattr, harness.policy, "changes", [("digest 1", 10, None)])
+                trio.from_thread.run(trio.sleep, 0.05)
+            put(rows)  # type: ignore[arg-type]
+
+        harness.records.put = slowly  # type: ignore[method-assign]
+        harness.policy.changes = [("digest 1", 10, 11)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.redirects.publish)
+            while not order:
+                await trio.sleep(0.001)
+            nursery.start_soon(harness.redirects.publish)
+        assert harness.rows == []
+
+    run(test)
+
+
+def test_the_policy_hears_who_stood_in_for_whom() -> None:
+    async def test(harness: Harness) -> None:
+        harness.redirects.note(
+            [
+                Access(1.0, 11, 10, 100, 0, 1, 1, HIT),
+                Access(1.0, 12, 12, 100, 0, 1, 1, HIT),
+                Access(1.0, 13, 0, 100, 0, 1, 0, HIT),
+            ]
+        )
+        assert [told for told in harness.policy.told if told[0] == "stood_in"] == [("stood_in", 11, 10)]
+
+    run(test)
+
+
+def test_a_file_has_a_stand_in_if_some_list_in_memory_has_one_for_it() -> None:
+    async def test(harness: Harness) -> None:
+        harness.policy.stand_ins = {("digest 2", 12): 13, ("digest 3", 10): 11}
+        assert [harness.redirects.has_stand_in(inode) for inode in (10, 12)] == [False, True]
+        harness.cache.set_policy("lru")
+        assert not harness.redirects.has_stand_in(12)
+        await harness.redirects.publish()
+
+    run(test)

@@ -1,0 +1,192 @@
+"""Batches become scores, hubs and places in the cache, each under the sample whose bytes were served."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+
+from spiderfs.core.events import FETCHED, HIT, Access
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.training.dataset import Dataset
+from spiderfs.daemon.training.lists_in_memory import ListsInMemory
+from spiderfs.daemon.training.scoring import BatchScoring
+from spiderfs.metrics import SharedCounters
+from spiderfs.options.model import Options
+from spiderfs.protocol import Batch
+from spiderfs.store.store import ContentKey
+from spiderfs.testing import MemoryContent, RecordingPolicy, known_list
+
+SIZE = 100
+# Sample i of the list is this file; the last one is unknown.
+INODES = [*range(10, 18), 0]
+TRAINER = 1
+
+
+class Harness:
+    def __init__(self, directory: Path) -> None:
+        self.policy, self.content = RecordingPolicy(), MemoryContent()
+        self.counters = SharedCounters(1)
+        self.cache = CacheControl(self.content, "lru", 0.5, self.counters.row(0))
+        self.cache.restore(100 * SIZE, None)
+        self.cache.engine.change_policy(self.policy)
+        for name in ("source", "point"):
+            (directory / name).mkdir()
+        options = Options(source=directory / "source", mountpoint=directory / "point", cache_dir=directory / "cache")
+        self.lists, self.scores = ListsInMemory(), directory / "scores"
+        self.list = self.declare()
+        self.scoring = BatchScoring(
+            self.cache, self.lists, self.counters.row(0), self.scores, options, trace=lambda: None
+        )
+
+    def declare(self) -> Dataset:
+        """The list, as a new training declares it."""
+        declared = known_list(1, INODES, self.scores / "digest 1")
+        self.lists.put(declared)
+        return declared
+
+    async def learn(self, *indices: int) -> None:
+        await self.scoring.learn(TRAINER, self.list, [batch(indices)])
+
+    def told(self, what: str) -> list[tuple[object, ...]]:
+        return [told[1:] for told in self.policy.told if told[0] == what]
+
+    def scored(self) -> list[object]:
+        """The files that the policy has got scores of, in their order, since the last call."""
+        keys = [key for key, _ in self.told("scored")]
+        self.policy.told.clear()
+        return keys
+
+
+def batch(indices: tuple[int, ...]) -> Batch:
+    """All samples lie close together."""
+    vectors = np.ones((len(indices), 8)) + 0.01 * np.random.default_rng(1).standard_normal((len(indices), 8))
+    return Batch("train", 0, 0, np.array(indices, np.uint32), vectors.astype(np.float16), None)
+
+
+def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test(Harness(tmp_path))
+
+    trio.run(main)
+
+
+def test_scores_go_to_the_samples_whose_bytes_were_served(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.scoring.note([Access(1.0, 15, 11, SIZE, 0, 1, TRAINER, HIT), Access(1.0, 16, 12, SIZE, 0, 1, 0, HIT)])
+        await harness.learn(0, 1, 2)
+        assert harness.scored() == [10, 12, 15], "what no trainer has read says nothing"
+        await harness.learn(0, 1, 2)
+        assert harness.scored() == [10, 11, 12]
+        harness.scoring.note([Access(1.0, 15, 11, SIZE, 0, 1, TRAINER, HIT)])
+        harness.scoring.forget_reads(TRAINER)
+        await harness.learn(1)
+        assert harness.scored() == [11]
+
+    run(tmp_path, test)
+
+
+def test_samples_of_no_file_are_left_out(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.learn(8)
+        assert harness.policy.told == []
+        harness.scoring.note([Access(1.0, 99, 10, SIZE, 0, 1, TRAINER, HIT)])
+        await harness.learn(0, 1, 8)
+        assert harness.scored() == [11], "the first was served a file that the list does not have"
+
+    run(tmp_path, test)
+
+
+def test_a_hub_is_told_and_placed_when_its_bytes_are_there(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        placed: list[int] = []
+        harness.cache.place = lambda *inodes: placed.extend(inodes)  # type: ignore[method-assign]
+        # The second batch has a radius to go by.
+        for _ in range(2):
+            await harness.learn(*range(8))
+        hubs = [hub for (hub,) in harness.told("hub_found")]
+        assert hubs
+        assert placed == hubs
+        assert set(hubs) <= set(INODES)
+
+    run(tmp_path, test)
+
+
+def test_rows_beyond_those_of_one_batch_are_left_out_and_counted(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.scoring.learn(TRAINER, harness.list, [batch((0, 1)), batch((2, 3))])
+        assert harness.scored() == [10, 11]
+        assert harness.counters.totals()["hook_rows_left_out"] == 2
+        await harness.scoring.learn(TRAINER, harness.list, [batch((0, 1)), batch((2, 3))])
+        assert harness.scored() == [12, 13], "those that were scored the longest ago come first"
+
+    run(tmp_path, test)
+
+
+def test_a_policy_that_was_chosen_while_a_batch_was_scored_is_not_told_of_it(tmp_path: Path) -> None:
+    class Other(RecordingPolicy):
+        scoring = "loss"
+
+    async def test(harness: Harness) -> None:
+        other = Other()
+        scoring = harness.list.scoring_for("graph", 8, harness.scoring._options)
+        score = scoring.batch
+
+        def meanwhile(
+            ids: npt.NDArray[np.int64], vectors: npt.NDArray[np.floating], losses: npt.NDArray[np.floating] | None
+        ) -> object:
+            harness.cache.engine.change_policy(other)
+            return score(ids, vectors, losses)
+
+        scoring.batch = meanwhile  # type: ignore[method-assign, assignment]
+        await harness.learn(0, 1)
+        assert (harness.policy.told, other.told) == ([], [])
+        assert scoring.scored_share > 0
+
+    run(tmp_path, test)
+
+
+def test_an_epoch_begins_for_the_policy_with_or_without_scores(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        assert await harness.scoring.new_epoch([harness.list]) == []
+        await harness.learn(*range(8))
+        sigmas = await harness.scoring.new_epoch([harness.list])
+        scoring = harness.scoring.of(harness.list)
+        assert scoring is not None
+        assert sigmas == [scoring.sigma]
+        assert harness.told("new_epoch") == [(), ()]
+
+    run(tmp_path, test)
+
+
+def test_a_list_that_is_introduced_brings_the_scores_that_were_saved(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.learn(*range(8))
+        learned = harness.scoring.to_draw_by(harness.list)
+        await harness.scoring.save_in_thread()
+        harness.policy.told.clear()
+        harness.list = harness.declare()
+        assert len(harness.scoring.to_draw_by(harness.list)) == 0
+        await harness.scoring.introduce(harness.list)
+        assert harness.told("listed") == [("digest 1", 8)]
+        assert harness.scored() == INODES[:8]
+        assert harness.scoring.to_draw_by(harness.list) == pytest.approx(learned)
+
+    run(tmp_path, test)
+
+
+def test_a_policy_that_is_not_guided_leaves_scores_to_samplers(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.cache.set_policy("lru")
+        harness.cache.fold([Access(1.0, 10, 10, SIZE, 0, 1, 0, FETCHED)])
+        harness.content.land(ContentKey(10), bytes(SIZE))
+        await harness.learn(*range(8))
+        await harness.scoring.new_epoch([harness.list])
+        await harness.scoring.introduce(harness.list)
+        assert len(harness.scoring.to_draw_by(harness.list)) == len(INODES)
+
+    run(tmp_path, test)

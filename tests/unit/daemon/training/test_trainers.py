@@ -1,0 +1,75 @@
+"""Who is attached, with which lists, and what workers know of that."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spiderfs.daemon.training import trainers as module
+from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.daemon.training.trainers import Trainers
+from spiderfs.protocol import Hello
+from spiderfs.shared.attached_trainers import published_trainers
+from spiderfs.testing import known_list
+
+
+def trainer(pid: int | None = None) -> Trainer:
+    return Trainer(os.getpid() if pid is None else pid, os.getuid(), Hello("test"))
+
+
+def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(tmp_path: Path) -> None:
+    trainers, one = Trainers(tmp_path / "trainers"), trainer()
+
+    def known() -> list[tuple[int, int, tuple[int, ...]]]:
+        return [(found.number, found.pid, found.datasets) for found in published_trainers(tmp_path / "trainers")]
+
+    trainers.attach(one)
+    assert known() == []
+    trainers.declare(one, "train", known_list(5, [10, 11]))
+    trainers.declare(one, "validation", known_list(6, [12]))
+    assert known() == [(1, os.getpid(), ())]
+    trainers.teach(one, "train")
+    assert known() == [(1, os.getpid(), (5,))]
+    trainers.detach(one)
+    assert known() == []
+    trainers.attach(one)
+    trainers.declare(one, "train", known_list(5, [10, 11]))
+    assert known() == [(2, os.getpid(), ())], "a new connection has taught nothing yet"
+
+
+def test_workers_do_not_hear_of_trainers_that_the_kernel_cannot_name_or_that_have_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainers = Trainers(tmp_path / "trainers")
+    for pid in (0, 1 << 22):
+        foreign = trainer(pid)
+        trainers.attach(foreign)
+        trainers.declare(foreign, "train", known_list(1, [10]))
+    assert published_trainers(tmp_path / "trainers") == []
+    assert ["another pid namespace" in text for text in caplog.messages] == [True]
+
+
+def test_a_file_belongs_to_a_list_of_its_own_trainer(tmp_path: Path) -> None:
+    trainers, one, other = Trainers(tmp_path / "trainers"), trainer(), trainer()
+    trainers.attach(one)
+    trainers.attach(other)
+    trainers.declare(one, "train", known_list(1, [10, 11]))
+    trainers.declare(other, "train", known_list(2, [11, 12]))
+    found = [(number, inode, trainers.number_of_list(number, inode)) for number in (1, 2, 3) for inode in (10, 11, 12)]
+    assert [row for row in found if row[2]] == [(1, 10, 1), (1, 11, 1), (2, 11, 2), (2, 12, 2)]
+    assert [trainers.any_uses(digest) for digest in ("digest 1", "digest 2", "digest 3")] == [True, True, False]
+    trainers.detach(one)
+    assert [trainers.any_uses(digest) for digest in ("digest 1", "digest 2")] == [False, True]
+
+
+def test_numbers_fit_into_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_NUMBER", 3)
+    trainers, numbers = Trainers(tmp_path / "trainers"), []
+    for _ in range(5):
+        one = trainer()
+        trainers.attach(one)
+        numbers.append(trainers.number_of(one))
+        trainers.detach(one)
+    assert numbers == [1, 2, 3, 1, 2]

@@ -3,7 +3,7 @@
 A guided policy answers all that every policy answers (`policy.py`), and the methods here. Scores, hubs and the ratio
 arrive at any time between two opens. None of these methods changes who is a member. So the caller has to call
 `Engine.place` for the hub after `hub_found`, `Engine.place` for each returned sample after `pin`, and `Engine.settle`
-after `set_ratio`. A policy without hubs, stand-ins, pins, packages, epochs or a ratio inherits the methods about them.
+after `set_ratio`. A policy without hubs, stand-ins, pins, epochs or a ratio inherits the methods about them.
 
 `list_id` identifies a list of samples that trainers declared. Two declarations of the same files with the same labels
 are one list.
@@ -60,22 +60,6 @@ class Guided(Policy):
     def pinned(self) -> Mapping[str, Collection[Key]]:
         """The pinned samples of each list."""
         return {}
-
-    def packable(self, key: Key) -> bool:
-        """Whether a sample is to be fetched with others, in packages."""
-        return False
-
-    def missed_samples(self) -> Iterable[Key]:
-        """Packable samples that readers asked for and that were not cached, the latest first: packages hold these."""
-        return ()
-
-    def spare_bytes(self) -> int:
-        """Bytes that the policy would give, now, to samples that `refreshes` accepts."""
-        return 0
-
-    def refreshes(self, key: Key) -> bool:
-        """Whether a sample that is not cached would be useful in the cache before anybody asks for it."""
-        return False
 
     def new_epoch(self) -> None:
         """A trainer began an epoch."""

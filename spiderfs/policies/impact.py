@@ -8,9 +8,9 @@ members, and L-samples that are cached are the L-part.
 - An L-sample enters if it can evict an L-member that was already read in this epoch.
 - A reader that asks for an L-sample that is not cached gets a stand-in: an L-member of the same label that was not yet
   read in this epoch. Each member stands in once. If no such member is left, the reader gets the sample itself.
-- The policy remembers the L-samples that were missed (`missed_ids`). Packages are made of these; they fill the L-part
-  again with samples that were not yet read.
-- A sample that no batch has named, such as a sample of a validation set, gets no stand-in and enters no package.
+- Whoever can bring many L-samples at a time restocks the L-part with samples that were not yet read
+  (`core/restocked.py`). For that the policy remembers the L-samples that were missed (`missed_ids`).
+- A sample that no batch has named, such as a sample of a validation set, gets no stand-in and is not remembered so.
 
 The two parts share the room by how often H-samples and L-samples are read, at first 9 to 1. Before there are H-samples
 nothing is evicted. So during the first epochs, and on a mount without a trainer, this policy acts as MinIO does; the
@@ -35,6 +35,7 @@ import numpy as np
 from spiderfs.core.guided import Guided
 from spiderfs.core.heap import Heap
 from spiderfs.core.policy import SAMPLES, Key, in_saved_order, saved_keys
+from spiderfs.core.restocked import Restocked
 from spiderfs.policies.parts.importance import UNKNOWN
 from spiderfs.policies.parts.pins import PINNED, Pins, pinned_limit
 from spiderfs.policies.parts.single_use_stand_ins import SingleUseStandIns
@@ -44,9 +45,10 @@ H_SHARE = 0.5
 # Reads of H-samples (True) and of L-samples (False) counted at the start: the paper's 9 to 1. Counts are halved at each
 # epoch, so these soon weigh little.
 FIRST_READS = {True: 900.0, False: 100.0}
-# The L-part may hold at least one package; but in a small cache it gets no more than this share for that reason.
-PACKAGE_BYTES = 1 << 20
-PACKAGE_SHARE_MAX = 0.1
+# The L-part may hold so much at least, which is what restocking brings at a time in the paper; but in a small cache it
+# gets no more than this share for that reason.
+LOW_LEAST_BYTES = 1 << 20
+LOW_LEAST_SHARE = 0.1
 # So many members pass from the old parts to the new ones at each event: a million members in 16,000 reads.
 PASSED_AT_ONCE = 64
 # So many of the L-samples that were missed last are remembered.
@@ -94,7 +96,7 @@ class _Parts:
             yield key
 
 
-class Impact(Guided):
+class Impact(Guided, Restocked):
     name = "impact"
     sections = (SAMPLES, PINNED)
     scoring = "loss"
@@ -131,7 +133,7 @@ class Impact(Guided):
     def missed(self, key: Key, size: int) -> None:
         self._read(key)
         self._stand_ins.take_back(key)
-        if self._parts.losses and key in self._losses and self.packable(key):
+        if self._parts.losses and key in self._losses and self.ranks_low(key):
             self._miss(key)
 
     def inserted(self, key: Key, size: int) -> None:
@@ -246,22 +248,6 @@ class Impact(Guided):
     def pinned(self) -> Mapping[str, Collection[Key]]:
         return self._pins.by_list
 
-    def packable(self, key: Key) -> bool:
-        return key not in self._parts.losses and key not in self._pins
-
-    def missed_samples(self) -> Iterable[Key]:
-        return (key for key in reversed(self.missed_ids) if self.packable(key))
-
-    def spare_bytes(self) -> int:
-        if not self._parts.losses:
-            return 0
-        low_bytes = self._low_bytes()
-        free = self._low_share(self._old.high_bytes + self._parts.high_bytes + low_bytes) - low_bytes
-        return max(0, free) + sum(self._sizes[key] for key in self._used)
-
-    def refreshes(self, key: Key) -> bool:
-        return self._needs_stand_in(key)
-
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         return self._stand_ins.drain_changes()
 
@@ -283,6 +269,24 @@ class Impact(Guided):
     def ratio(self) -> float:
         """The share of late reads that were of H-samples; their part has the same share of the room."""
         return self._reads[True] / (self._reads[True] + self._reads[False])
+
+    # -- as every restocked policy
+
+    def ranks_low(self, key: Key) -> bool:
+        return key not in self._parts.losses and key not in self._pins
+
+    def missed_low(self) -> Iterable[Key]:
+        return (key for key in reversed(self.missed_ids) if self.ranks_low(key))
+
+    def room_for_unread_bytes(self) -> int:
+        if not self._parts.losses:
+            return 0
+        low_bytes = self._low_bytes()
+        free = self._low_share(self._old.high_bytes + self._parts.high_bytes + low_bytes) - low_bytes
+        return max(0, free) + sum(self._sizes[key] for key in self._used)
+
+    def wants_unread(self, key: Key) -> bool:
+        return self._needs_stand_in(key)
 
     # -- inside
 
@@ -343,7 +347,7 @@ class Impact(Guided):
     def _low_share(self, total_bytes: int) -> int:
         """The bytes that the L-part may hold, when both parts together hold `total_bytes`."""
         share = int(total_bytes * (1 - self.ratio))
-        return max(share, min(PACKAGE_BYTES, int(total_bytes * PACKAGE_SHARE_MAX)))
+        return max(share, min(LOW_LEAST_BYTES, int(total_bytes * LOW_LEAST_SHARE)))
 
 
 class ICache(Impact):

@@ -18,6 +18,7 @@ from spiderfs.core.engine import NOTHING, Changes, Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import Guided
 from spiderfs.core.policy import Key
+from spiderfs.core.restocked import Restocked
 from spiderfs.errors import StoreError
 from spiderfs.metrics import Counters
 from spiderfs.policies import mountable_policies
@@ -169,6 +170,11 @@ class CacheControl:
     def guided(self) -> Guided | None:
         """The policy, if it is one that a scorer guides."""
         return self.engine.policy if isinstance(self.engine.policy, Guided) else None
+
+    @property
+    def restocked(self) -> Restocked | None:
+        """The policy, if it has room for samples that nobody has read yet."""
+        return self.engine.policy if isinstance(self.engine.policy, Restocked) else None
 
     def place(self, *inodes: int) -> None:
         """Let the engine put samples where the policy wants them now, if their bytes are here."""

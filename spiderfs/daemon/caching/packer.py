@@ -1,17 +1,19 @@
-"""Makes packages of what the policy would rather have in bulk, and brings them back with one read each.
+"""Makes packages of small samples that rank low, and restocks the cache from them with one read each.
 
-The policy says (`core/guided.py`) which samples it had to do without, and when it has room for such that nobody has
-asked for. Two tasks, each one thing at a time:
+The policy knows nothing of packages. It says (`core/restocked.py`) which samples rank low, which of these readers had
+to do without, and for how many bytes of unread ones it has room. Two tasks do the rest, each of them one thing at a
+time:
 
-- **packing**: what was missed and is read for its reader is collected while it lies in the cache, and written as soon
-  as it fills a package. So nothing is read for it; what was missed and replaced waits until it is read some time.
-- **loading**: while the policy has room, the package with the most bytes of use to it is read, if that is half of it.
-  What is of use goes into the store and to the engine, like anything that was fetched.
+- **Packing**: a sample that was missed, and that a worker has fetched for its reader, is copied while it lies in the
+  cache. When the copies fill a package, it is written to the source. So packing reads nothing from the source. A sample
+  that was missed and got a stand-in is not in the cache; it waits until a reader gets its own bytes.
+- **Loading**: while the policy has room, the package with the most bytes that the policy wants is read, if these are
+  half of the package or more. The wanted samples go into the store and to the engine like all fetched samples.
 
-A package that has become mostly useless (the policy does not pack its files any more) is removed. What another user may
-have made, or has another key, is neither read nor removed, but counted. Whatever goes wrong
-here costs nobody a read: a source that cannot be written to is said once, and no more is written. All state belongs to
-the manager's event loop.
+A package is removed when less than half of its bytes are of samples that rank low. A package that another user may have
+written, or that is sealed with another key, is not read and not removed, but counted. No failure here costs a reader
+anything. If the source cannot be written to, the log says so once, and no further package is written. All state belongs
+to the manager's event loop.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from itertools import islice
 
 import trio
 
-from spiderfs.core.guided import Guided
+from spiderfs.core.restocked import Restocked
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, Stale, StoreCorrupt, StoreDamaged
 from spiderfs.metrics import Counters
@@ -49,25 +51,25 @@ from spiderfs.vfs.fetcher import Fetcher
 
 log = logging.getLogger(__name__)
 
-# Between two looks at whether there is something to load.
+# Between two looks for a package to load.
 PAUSE_S = 0.25
-# What was fetched may be gone from landing soon: in so long a reader misses some 40 samples at most.
+# Between two collections. Fetched samples soon leave landing; in so long a reader misses some 40 samples at most.
 COLLECT_PAUSE_S = 0.02
-# A package is loaded for this share of its bytes at least, and kept while it may be again.
+# A package is loaded if the policy wants this share of its bytes, and kept while this share of them ranks low.
 USEFUL_SHARE = 0.5
-# Four samples in a package would hardly save a round trip.
+# A sample may take this share of a package at most: a package of four samples would hardly save a round trip.
 _LARGEST_SHARE = 0.25
-# One that could not be read, or of which the engine took less than expected, is left alone for so long.
+# For so long a package is left alone that could not be read, or of which the engine took less than half.
 _REST_S = 30.0
-# Of the packages so many are compared in one look, and of what was missed the latest: some tenths of a millisecond.
+# So many packages are compared at a time, and so many missed samples are looked at: some tenths of a millisecond.
 _COMPARED, _LOOKED_AT = 8, 128
 MAX_PACKAGES = 4096
-# As ids in memory: 8 bytes each.
+# So many samples may be in packages; each takes 8 bytes of memory.
 MAX_PACKED = 1 << 20
 
 
 class _Package:
-    """One that is known: which samples are in it as far as names are known here (0: not), and their sizes."""
+    """A package at the source: the inodes of its samples (0 for an unknown name) and their sizes."""
 
     def __init__(self, name: bytes, version: Version, inodes: list[int], sizes: list[int]) -> None:
         self.name = name
@@ -82,7 +84,7 @@ class _Package:
 
 
 class Packer:
-    """`source` shows packages, as `client` need not; `package_bytes` is what a package has at least."""
+    """`source` must show packages, `client` need not; a package has `package_bytes` or more."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class Packer:
         self._package_bytes = package_bytes
         self._packages: dict[bytes, _Package] = {}
         self._packed: set[int] = set()
-        # For the next package: less than two of them in bytes.
+        # Copies for the next package; they never reach the bytes of two packages.
         self._collected: dict[int, tuple[Node, bytes]] = {}
         self._collected_bytes = 0
         self._may_write = True
@@ -116,8 +118,8 @@ class Packer:
 
     async def run(self) -> None:
         """For ever."""
-        # Names are known here when a policy has a use for them: a trainer has declared its list then.
-        while not self._policy_has_a_use():
+        # Once there is something to do, a trainer has declared its list, so the catalogue knows the samples' names.
+        while not self._has_work():
             await trio.sleep(PAUSE_S)
         try:
             await trio.to_thread.run_sync(lambda: self._directory.key)
@@ -131,14 +133,14 @@ class Packer:
             nursery.start_soon(self._keep_packing)
             nursery.start_soon(self._keep_loading)
 
-    def _policy_has_a_use(self) -> bool:
-        policy = self._cache.guided
-        return policy is not None and (policy.spare_bytes() > 0 or any(True for _ in policy.missed_samples()))
+    def _has_work(self) -> bool:
+        policy = self._cache.restocked
+        return policy is not None and (policy.room_for_unread_bytes() > 0 or any(True for _ in policy.missed_low()))
 
     # -- what there is
 
     async def _find(self) -> None:
-        """Learn of the packages that are there already."""
+        """Learn of the packages that are at the source already."""
         try:
             if not is_ours(await self._client.call(self._source.stat, DIRECTORY)):
                 self._ignore(DIRECTORY)
@@ -165,7 +167,7 @@ class Packer:
                 log.debug("%s could not be looked into: %s", os.fsdecode(name), exc)
 
     def _ignore(self, name: bytes) -> None:
-        """Believe nothing of it, and leave it to whoever has made it."""
+        """Count a package, or the directory of packages, that this mount has not made, and leave it alone."""
         if not self._ignored:
             log.warning(
                 "%s at the source was not made by this mount: ignored; delete it if no other mount uses it",
@@ -176,7 +178,7 @@ class Packer:
 
     async def _index_of(self, name: bytes, version: Version) -> Index:
         path = DIRECTORY + b"/" + name
-        # Most indices are shorter than this, so one exchange will do.
+        # Most indices are shorter than this, so one read is enough.
         head = await self._client.call(self._source.read, path, 0, 1 << 16, version)
         needed = HEADER_BYTES + index_bytes(head)
         if needed > len(head):
@@ -189,7 +191,7 @@ class Packer:
         self._packed.update(inode for inode in inodes if inode)
 
     def _inode_of(self, path: bytes, version: Version) -> int:
-        """The file, if this is the version by which it is known here; else 0."""
+        """The inode of a file, if the catalogue knows the file in this version; else 0."""
         dentry = self._catalogue.find(*self._catalogue.parent_of(path))
         return dentry.inode if dentry is not None and dentry.stat.version == version else 0
 
@@ -215,17 +217,17 @@ class Packer:
     async def _keep_packing(self) -> None:
         while self._may_write:
             await trio.sleep(COLLECT_PAUSE_S)
-            policy = self._cache.guided
+            policy = self._cache.restocked
             room = len(self._packages) < MAX_PACKAGES and len(self._packed) < MAX_PACKED
             if policy is not None and room:
                 self._collect(policy)
                 if self._collected_bytes >= self._package_bytes and self._client.reachable:
                     await self._write()
 
-    def _collect(self, policy: Guided) -> None:
-        """Take copies of what was missed of late and has been fetched for its reader."""
+    def _collect(self, policy: Restocked) -> None:
+        """Copy the samples that were missed lately and have been fetched for their readers."""
         with exit_if_corrupt():
-            for inode in islice(policy.missed_samples(), _LOOKED_AT):
+            for inode in islice(policy.missed_low(), _LOOKED_AT):
                 if self._collected_bytes >= self._package_bytes:
                     break
                 if not isinstance(inode, int) or inode in self._packed or inode in self._collected:
@@ -237,14 +239,14 @@ class Packer:
                     node = self._catalogue.node(inode)
                 except Stale:
                     continue
-                # The index of a package has 64 bits for a time.
+                # A time has 64 bits in the index of a package.
                 if node.stat.size == len(here) and abs(node.stat.mtime_ns) < 1 << 63:
                     self._collected[inode] = node, bytes(here)
                     self._collected_bytes += len(here)
             self._content.end_read()
 
     async def _write(self) -> None:
-        """Make a package of what was collected."""
+        """Make a package of the copies, and write it to the source."""
         files = [(node.path, node.version, payload) for node, payload in self._collected.values()]
         self._collected.clear()
         self._collected_bytes = 0
@@ -268,33 +270,33 @@ class Packer:
     async def _keep_loading(self) -> None:
         while True:
             await trio.sleep(PAUSE_S)
-            policy = self._cache.guided
-            while policy is self._cache.guided and policy is not None and self._client.reachable:
+            policy = self._cache.restocked
+            while policy is self._cache.restocked and policy is not None and self._client.reachable:
                 package = await self._best(policy)
                 if package is None:
                     break
                 await self._load(policy, package)
 
-    async def _best(self, policy: Guided) -> _Package | None:
-        """Of the next few packages the one that is of most use, if that is worth reading it."""
+    async def _best(self, policy: Restocked) -> _Package | None:
+        """Of the next few packages the one with the most wanted bytes; None if no package is worth reading."""
         best, best_bytes, useless = None, 0, []
-        spare = policy.spare_bytes()
+        spare = policy.room_for_unread_bytes()
         if not spare:
-            # Nor is anything to be judged useless by a policy that has no use for packages at all.
+            # A policy that has no room now must not have packages removed either.
             return None
         packages = list(self._packages.values())
-        for place in range(min(_COMPARED, len(packages))):
-            package = packages[(self._next + place) % len(packages)]
+        for step in range(min(_COMPARED, len(packages))):
+            package = packages[(self._next + step) % len(packages)]
             total = sum(package.sizes)
             kept = sum(
                 size
                 for inode, size in zip(package.inodes, package.sizes, strict=True)
-                if not inode or policy.packable(inode)
+                if not inode or policy.ranks_low(inode)
             )
             if kept < USEFUL_SHARE * total:
                 useless.append(package)
                 continue
-            useful = min(spare, sum(package.sizes[place] for place in self._useful(policy, package)))
+            useful = min(spare, sum(package.sizes[position] for position in self._wanted(policy, package)))
             if useful >= USEFUL_SHARE * total and useful > best_bytes and trio.current_time() >= package.rests_until_s:
                 best, best_bytes = package, useful
         self._next = (self._next + _COMPARED) % max(1, len(packages))
@@ -302,15 +304,15 @@ class Packer:
             await self._remove(package.name)
         return best
 
-    def _useful(self, policy: Guided, package: _Package) -> Iterator[int]:
-        """The places of the samples that the policy would take, and has not been asked for."""
+    def _wanted(self, policy: Restocked, package: _Package) -> Iterator[int]:
+        """The positions, in a package, of the samples that the policy wants unread."""
         engine = self._cache.engine
-        for place, inode in enumerate(package.inodes):
-            if inode and inode not in engine.members and policy.refreshes(inode):
-                yield place
+        for position, inode in enumerate(package.inodes):
+            if inode and inode not in engine.members and policy.wants_unread(inode):
+                yield position
 
-    async def _load(self, policy: Guided, package: _Package) -> None:
-        # Unless the load is worth it.
+    async def _load(self, policy: Restocked, package: _Package) -> None:
+        # The package does not rest if it turns out that half of it was of use.
         package.rests_until_s = trio.current_time() + _REST_S
         try:
             whole = await self._client.call(self._source.read, package.path, 0, package.version.size, package.version)
@@ -328,15 +330,15 @@ class Packer:
             await self._remove_damaged(package.name, exc)
             return
         self._counters.add("packages_loaded")
-        # Names may have come to mean other versions since.
+        # Since the package was found, names may have come to mean other versions.
         package.inodes = [self._inode_of(file.path, file.version) for file in index.files]
         records = []
-        for place in self._useful(policy, package):
-            payload = index.payload(index.files[place], whole)
+        for position in self._wanted(policy, package):
+            payload = index.payload(index.files[position], whole)
             if payload is None:
                 await self._remove_damaged(package.name, StoreDamaged("a file in it is damaged"))
                 return
-            records.append((ContentKey(package.inodes[place]), payload))
+            records.append((ContentKey(package.inodes[position]), payload))
         try:
             taken = sum([await self._take(some) for some in self._by_room(records)])
         except StoreCorrupt:
@@ -349,7 +351,7 @@ class Packer:
             package.rests_until_s = 0.0
 
     def _by_room(self, records: list[tuple[ContentKey, bytes]]) -> Iterable[list[tuple[ContentKey, bytes]]]:
-        """So many at a time that they do not push each other out of landing, nor much that readers have fetched."""
+        """Groups of records so small that they push neither each other nor other fetched samples out of landing."""
         usage = self._content.usage()
         room = (usage.capacity_bytes - usage.kept_bytes) // 4
         some: list[tuple[ContentKey, bytes]] = []
@@ -364,7 +366,7 @@ class Packer:
             yield some
 
     async def _take(self, records: list[tuple[ContentKey, bytes]]) -> int:
-        """Offer these to the engine; returns how many of them are cached now."""
+        """Land these records and offer them to the engine; returns how many of them are cached now."""
         with exit_if_corrupt():
             landed = await trio.to_thread.run_sync(self._content.land_all, records)
             inodes = [key.inode for (key, _), there in zip(records, landed, strict=True) if there]

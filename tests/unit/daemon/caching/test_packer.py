@@ -338,15 +338,21 @@ def test_what_is_mostly_not_packed_any_more_is_removed(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_another_policy_leaves_packages_alone(tmp_path: Path) -> None:
+def test_another_policy_leaves_packages_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "PAUSE_S", 0.001)
+    monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
+
     async def test(harness: Harness) -> None:
         await with_a_package(harness)
         harness.cache.set_policy("spider")
-        guided = harness.cache.guided
-        assert guided is not None
-        assert await harness.packer._best(guided) is None
-        harness.packer._collect(guided)
-        assert harness.packer._collected_bytes == 0
+        assert harness.cache.restocked is None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.packer._keep_packing)
+            nursery.start_soon(harness.packer._keep_loading)
+            harness.read(*range(10))
+            await trio.sleep(5 * (packing.PAUSE_S + packing.COLLECT_PAUSE_S))
+            nursery.cancel_scope.cancel()
+        assert (harness.packer._collected_bytes, harness.count("packages_loaded")) == (0, 0)
         assert len(harness.packages) == 1
 
     run(tmp_path, test)

@@ -1,23 +1,23 @@
-"""The one tree of errors, each with the errno a file-system caller sees.
+"""The tree of all errors; each class has the errno that a caller of the file system gets.
 
     SpiderfsError (EIO)
-    ├── UsageError (EINVAL)            the user asked for something impossible; one line, says what to do
+    ├── UsageError (EINVAL)            the user asked for something impossible; the message says what to do
     │   ├── ConfigError (EINVAL)       an option, a TOML key or a control-file write is wrong
     │   └── MountError (EBUSY)         the mount point or the cache directory cannot be used
     ├── SourceError (EIO)
-    │   ├── SourceNotFound (ENOENT)    the source says positively that the name does not exist
+    │   ├── SourceNotFound (ENOENT)    the source answered that the name does not exist
     │   ├── SourceDenied (EACCES)      the source refuses this user
     │   ├── SourceNotADirectory (ENOTDIR)
     │   ├── SourceChanged (ESTALE)     the file is no longer the version that was asked for
-    │   └── SourceUnavailable (EIO)    transient: retried, never taken for "gone"
+    │   └── SourceUnavailable (EIO)    the source did not answer; the call is repeated, the file is not taken for gone
     │       └── SourceTimeout (ETIMEDOUT)
-    ├── StoreError (EIO)               never a reader's error: reads fall back to the source
+    ├── StoreError (EIO)               no reader gets one: the mount reads from the source instead
     │   ├── StoreFull (ENOSPC)         the disk, or LMDB's map, is full
-    │   ├── StoreDamaged (EIO)         one record is not what was written; it has to be fetched again
+    │   ├── StoreDamaged (EIO)         a record is not what was written; its file must be fetched again
     │   └── StoreCorrupt (EIO)         the store must be rebuilt
-    ├── HookError (EIO)                what a trainer asked for or sent cannot be used; never a reader's error
+    ├── HookError (EIO)                a trainer sent something that cannot be used; no reader gets one
     │   └── ProtocolError (EPROTO)     a message of the hook protocol is malformed
-    └── FileSystemError (EIO)          what the virtual file system itself answers
+    └── FileSystemError (EIO)          the mount itself answers with an error
         ├── NotFound (ENOENT)
         ├── NameTooLong (ENAMETOOLONG)
         ├── NotADirectory (ENOTDIR)
@@ -27,11 +27,11 @@
         ├── NoAttribute (ENODATA)
         ├── AttributeTooLong (ERANGE)
         ├── ReadOnly (EROFS)
-        ├── NoRoom (ENOSPC)            the disk of the cache has no room for the snapshot of a long list
+        ├── NoRoom (ENOSPC)            the disk of the cache has no room for a snapshot of a control file
         ├── Stale (ESTALE)
-        └── TryAgain (EAGAIN)          the manager is restarting; a control file cannot be served now
+        └── TryAgain (EAGAIN)          the manager is being started again and cannot serve a control file yet
 
-A message is one line and says what to do about it where anything can be done.
+Each message is one line; it says what the user can do, if the user can do anything.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import ClassVar
 
 
 class SpiderfsError(Exception):
-    """Base of every error that spiderfs raises on purpose."""
+    """The base class of all errors that spiderfs raises on purpose."""
 
     errno: ClassVar[int] = errno.EIO
 
@@ -107,7 +107,7 @@ class HookError(SpiderfsError):
 
 
 class ProtocolError(HookError):
-    """`code` is for programs; after a `fatal` one nothing more can be understood of the same stream."""
+    """`code` names the error for programs; after a `fatal` error the rest of the stream cannot be understood."""
 
     errno = errno.EPROTO
 
@@ -150,7 +150,7 @@ class NoAttribute(FileSystemError):
 
 
 class AttributeTooLong(FileSystemError):
-    """For the buffer of who asks."""
+    """The attribute is too long for the caller's buffer."""
 
     errno = errno.ERANGE
 

@@ -1,8 +1,8 @@
-"""Every metric of spiderfs, and the counters that all processes of a mount share.
+"""All metrics of spiderfs, and the counters that the processes of a mount share.
 
-The supervisor maps one anonymous shared page range before it forks; each process owns a row of it and adds to its own
-row only, so counting needs no lock, costs about 0.1 us and survives the death of the process. The manager sums the
-rows. The table below is the whole list: docs/METRICS.md is checked against it.
+Before it forks, the supervisor maps memory that all its processes share. Each process has a row there and adds to its
+own row only. So counting needs no lock and costs about 0.1 us, and what a process has counted outlives it. The manager
+adds the rows up. The tables below list all metrics; a test compares docs/METRICS.md with them.
 """
 
 from __future__ import annotations
@@ -22,63 +22,69 @@ class Definition(NamedTuple):
     help: str
 
 
-# Counters, one cell each in every process's row.
+# Counters; each has a cell in the row of every process.
 COUNTERS = (
     Definition("lookups", "Names looked up by the kernel"),
     Definition("lookups_source", "Look-ups that had to ask the source"),
-    Definition("lookups_stale", "Look-ups answered from expired knowledge because the source was unreachable"),
+    Definition("lookups_stale", "Look-ups answered from expired entries because the source was unreachable"),
     Definition("opens", "Opens of regular files"),
     Definition("opens_hit", "Opens served without waiting for the source"),
     Definition("passthrough_opens", "Opens of large files that the kernel reads from the cache by itself"),
     Definition("client_opens", "Opens that spiderfs.client served without the mount"),
-    Definition("redirects", "Opens for which a trainer was given a cached neighbour of the same class"),
-    Definition("opens_uncached", "Opens whose bytes could not be put into the cache"),
-    Definition("reads", "READ requests answered (the kernel's page cache answers the others)"),
-    Definition("read_bytes", "Bytes handed to the kernel by READ"),
-    Definition("block_reads", "Blocks of large files needed by READ"),
-    Definition("block_hits", "Blocks of large files that were in the cache"),
-    Definition("origin_bytes", "Bytes of file content read from the source, prefetches and refills included"),
+    Definition("redirects", "Opens for which a trainer got a stand-in"),
+    Definition("opens_uncached", "Opens whose bytes could not be cached"),
+    Definition("reads", "READ requests that the daemon answered; the kernel answers others from its page cache"),
+    Definition("read_bytes", "Bytes with which the daemon answered READ requests"),
+    Definition("block_reads", "Blocks of large files that READ requests needed"),
+    Definition("block_hits", "Blocks of large files that READ requests found in the cache"),
+    Definition("origin_bytes", "Bytes of file content read from the source, those fetched ahead or again included"),
     Definition("origin_reads", "Reads of file content from the source"),
-    Definition("source_requests", "Calls to the source, of every kind"),
-    Definition("source_retries", "Calls repeated after a transient error"),
-    Definition("source_timeouts", "Calls that ran into the time limit"),
-    Definition("source_errors", "Calls that failed after their last attempt"),
-    Definition("readahead_blocks", "Blocks of large files fetched ahead of their READ"),
+    Definition("source_requests", "Calls to the source, of all kinds"),
+    Definition("source_retries", "Calls to the source that were repeated after an error that may pass"),
+    Definition("source_timeouts", "Calls to the source that exceeded the time limit"),
+    Definition("source_errors", "Calls to the source that failed at their last attempt"),
+    Definition("readahead_blocks", "Blocks of large files fetched before a READ request needed them"),
     Definition("stall_microseconds", "Time that opens and reads spent waiting for the source"),
-    Definition("checksum_failures", "Cached records that failed their checksum and were fetched again"),
-    Definition("store_failures", "Cache operations that failed; the source answered instead"),
-    Definition("stale_handles", "Requests for a version of a file that is no longer to be had (ESTALE)"),
-    Definition("events_dropped", "Access events dropped because the manager was behind"),
-    Definition("events_folded", "Access events the manager has acted on"),
-    Definition("admitted", "Records moved from landing into a section"),
-    Definition("evicted", "Records dropped by the policy"),
+    Definition("checksum_failures", "Records that did not match their checksum and were fetched again"),
+    Definition("store_failures", "Operations on the store that failed, so that the source was asked instead"),
+    Definition("stale_handles", "Requests for a version of a file that neither cache nor source has any more (ESTALE)"),
+    Definition("events_dropped", "Events dropped because the manager was too slow to take them"),
+    Definition("events_folded", "Events that the manager has acted on"),
+    Definition("admitted", "Records that the engine admitted from landing into a section"),
+    Definition("evicted", "Records that the engine evicted"),
     Definition("landing_lost", "Records that left landing before the manager could keep them"),
     Definition("warmed", "Files fetched on the user's request"),
     Definition("planned_opens", "Opens by trainers that follow a published plan, of samples of its list"),
-    Definition("planned_late", "Those of planned_opens that waited for the source all the same"),
+    Definition("planned_late", "Those of planned_opens that had to wait for the source"),
     Definition("prefetched", "Files fetched ahead of their use because a plan names them"),
     Definition("packages_written", "Packages of small files written to the source"),
     Definition("package_bytes_written", "Bytes of those packages"),
     Definition("packages_loaded", "Packages read from the source"),
     Definition("packaged_samples", "Files that came into the cache with packages"),
-    Definition("packages_removed", "Packages removed because they were damaged, or mostly of no use any more"),
-    Definition("packages_ignored", "Packages at the source that this mount has not made, or others may write to"),
-    Definition("hook_batches", "Batches taken from trainers"),
-    Definition("hook_batches_dropped", "Batches of trainers dropped because the manager was behind"),
+    Definition("packages_removed", "Packages removed because they were damaged or held mostly superseded files"),
     Definition(
-        "hook_rows_left_out", "Samples of trainers' batches that were not scored because the manager was behind"
+        "packages_ignored",
+        "Packages at the source that another mount made, or that others may write to; they are not read",
     ),
-    Definition("hook_forwards_unmatched", "Forward passes of which trainers could not say the samples"),
-    Definition("hook_malformed", "Messages of trainers that were refused; each was answered by an error"),
-    Definition("hook_refused", "Connections of trainers refused: a foreign user, or too many"),
-    Definition("hook_throttled", "Messages of trainers that had to wait because they came too fast"),
-    Definition("internal_errors", "Unexpected exceptions in request handlers; each is logged"),
-    Definition("answers", "Requests of the kernel that were answered, with an error or without; counted now and then"),
-    Definition("queue_races", "Wake-ups for a request that another worker had taken"),
-    Definition("process_starts", "Workers and managers that were ready to work"),
-    Definition("worker_restarts", "Workers started again after an unexpected end"),
-    Definition("manager_restarts", "Managers started again after an unexpected end"),
-    Definition("resends", "Times the kernel was asked to hand out unanswered requests again"),
+    Definition("hook_batches", "Batches taken from trainers"),
+    Definition("hook_batches_dropped", "Batches of trainers dropped because the manager was too slow to take them"),
+    Definition(
+        "hook_rows_left_out", "Samples of trainers' batches that were not scored because the manager was too slow"
+    ),
+    Definition("hook_forwards_unmatched", "Forward passes whose samples the hook could not name"),
+    Definition("hook_malformed", "Messages of trainers that were refused, each with an error as answer"),
+    Definition("hook_refused", "Connections refused because another user made them or there were too many"),
+    Definition("hook_throttled", "Messages of trainers that had to wait because too many came at once"),
+    Definition("internal_errors", "Exceptions in request handlers that nobody expected; each is logged"),
+    Definition(
+        "answers",
+        "Requests of the kernel that were answered, also with an error; the count is updated now and then",
+    ),
+    Definition("queue_races", "Times a worker woke up for a request that another worker had already taken"),
+    Definition("process_starts", "Workers and managers that have started and were ready to work"),
+    Definition("worker_restarts", "Workers that were started again after they had ended unexpectedly"),
+    Definition("manager_restarts", "Managers that were started again after they had ended unexpectedly"),
+    Definition("resends", "Times the kernel was asked to send its unanswered requests again"),
     Definition("store_rebuilds", "Times the store was found damaged and rebuilt"),
 )
 
@@ -90,37 +96,36 @@ HISTOGRAMS = (
     Definition("open_miss_seconds", "Time in the daemon for an open that fetched from the source"),
 )
 
-# Computed by the manager when somebody asks.
+# The manager computes a gauge when somebody reads it.
 GAUGES = (
-    Definition("capacity_bytes", "The cache's byte budget"),
-    Definition("used_bytes", "Payload bytes in the cache, landing included"),
+    Definition("capacity_bytes", "How many bytes the cache may hold"),
+    Definition("used_bytes", "Bytes of file content in the cache, landing included"),
     Definition("entries", "Records in the cache, landing included"),
-    Definition("disk_bytes", "Bytes of the store's files; small files take whole pages there"),
+    Definition("disk_bytes", "Bytes of the store's files, in which a small sample takes whole pages"),
     Definition("known_files", "Names in the catalogue"),
     Definition("hit_ratio", "opens_hit / opens"),
-    Definition("origin_bytes_per_open", "origin_bytes / opens: what one served sample cost the source"),
-    Definition("source_reachable", "1 while the source answers"),
+    Definition("origin_bytes_per_open", "origin_bytes / opens: the origin bytes for each sample served"),
+    Definition("source_reachable", "1 while the source answers, else 0"),
     Definition("workers", "Worker processes"),
     Definition("uptime_seconds", "Seconds since the mount"),
 )
 
 _CELL = {definition.name: index for index, definition in enumerate(COUNTERS)}
-# Per histogram: one cell a bucket, one for everything above, one for the sum in microseconds.
+# A histogram has a cell for each bucket, one for all times above the last bound, and one for the sum in microseconds.
 _HISTOGRAM_CELLS = len(BUCKETS_US) + 2
 _HISTOGRAM_AT = {
     definition.name: len(COUNTERS) + index * _HISTOGRAM_CELLS for index, definition in enumerate(HISTOGRAMS)
 }
-# The last cell is not counted up but set: 1 while the process finds the source unreachable.
+# The last cell is a flag, not a count: 1 while the process finds the source unreachable.
 _UNREACHABLE_CELL = len(COUNTERS) + len(HISTOGRAMS) * _HISTOGRAM_CELLS
 _ROW_CELLS = _UNREACHABLE_CELL + 1
 _CELL_BYTES = 8
 
 
 class Counters:
-    """One process's row: `add` and `observe` are safe from any thread that does not share the row's event loop.
+    """The row of one process; only the thread of its event loop may call `add` and `observe`.
 
-    Python adds in three steps, so two threads of one process could lose a count; all counting is done on the event
-    loop's thread.
+    Python adds in three steps, so two threads that count at once could lose a count.
     """
 
     def __init__(self, row: memoryview) -> None:
@@ -130,7 +135,7 @@ class Counters:
         self._row[_CELL[name]] += amount
 
     def value(self, name: str) -> int:
-        """Of this row: also what processes counted whose place this one has taken."""
+        """The count in this row, with what earlier processes counted that had the row before."""
         return int(self._row[_CELL[name]])
 
     def set_source_reachable(self, reachable: bool) -> None:
@@ -144,7 +149,7 @@ class Counters:
 
 
 class SharedCounters:
-    """The rows of all processes of one mount; create before the fork."""
+    """The rows of all processes of one mount; it must be made before these processes are forked."""
 
     def __init__(self, rows: int) -> None:
         self._map = mmap.mmap(-1, rows * _ROW_CELLS * _CELL_BYTES)
@@ -158,7 +163,7 @@ class SharedCounters:
         return sum(self._cells[row * _ROW_CELLS + cell] for row in range(self._rows))
 
     def totals(self) -> dict[str, int]:
-        """Sum of every counter over all processes."""
+        """Each counter's sum over all processes."""
         return {name: self.total(cell) for name, cell in _CELL.items()}
 
     def source_reachable(self) -> bool:
@@ -166,7 +171,7 @@ class SharedCounters:
         return self.total(_UNREACHABLE_CELL) == 0
 
     def histogram(self, name: str) -> tuple[list[int], float]:
-        """Count per bucket (one more than BUCKETS_US) and the sum in seconds."""
+        """The count in each bucket, of which there is one more than in BUCKETS_US, and the sum in seconds."""
         first = _HISTOGRAM_AT[name]
         counts = [self.total(first + index) for index in range(len(BUCKETS_US) + 1)]
         return counts, self.total(first + _HISTOGRAM_CELLS - 1) / 1e6
@@ -191,7 +196,7 @@ class _Snapshot(Collector):
                     f"spiderfs_{definition.name}", definition.help, value=self._gauges.get(definition.name, 0)
                 )
             )
-        section = GaugeMetricFamily("spiderfs_section_bytes", "Payload bytes per section", labels=["section"])
+        section = GaugeMetricFamily("spiderfs_section_bytes", "Bytes of file content by section", labels=["section"])
         for name, size in self._sections.items():
             section.add_metric([name], size)
         families.append(section)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from spiderfs.linux.mounts import mounts
+
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
 COMMAND_PATIENCE_S = 60.0
 WORKER_PATIENCE_S = 5.0
@@ -51,8 +53,8 @@ def spiderfs(*words: str | Path) -> None:
 
 
 def is_mounted(mountpoint: Path) -> bool:
-    """From the kernel's table: a stat of the mount point could hang with the mount."""
-    return any(line.split()[1] == str(mountpoint) for line in Path("/proc/self/mounts").read_text().splitlines())
+    """Whether something is mounted there, as the kernel's table says; a stat of the mount point could hang."""
+    return any(mount.mountpoint == mountpoint for mount in mounts())
 
 
 def counts(mountpoint: Path) -> dict[str, int]:

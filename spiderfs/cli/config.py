@@ -1,4 +1,4 @@
-"""`spiderfs config`: shows the options of a mount and changes those that can be changed while it is mounted."""
+"""`spiderfs config`: shows the options of a mount and changes those that can be changed while mounted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 
 import click
 
-from spiderfs.cli.control_files import find_mount, read_control, why, write_control
+from spiderfs.cli.control_files import explained, find_mount, read_control, write_control
 from spiderfs.errors import ConfigError
 
 
@@ -22,7 +22,8 @@ def config(mountpoint: str, changes: tuple[str, ...]) -> None:
         name, equals, value = change.partition("=")
         if not equals:
             raise ConfigError(f"{change}: write a change like {name}=VALUE")
-        # A refused write answers with an error number only; the reason is found here, by the rules of the daemon.
+        # If the daemon refuses the write, it can answer with an error number only. So the same check runs here first,
+        # which has a reason to show.
         check_change(name, value)
     try:
         for change in changes:
@@ -31,5 +32,5 @@ def config(mountpoint: str, changes: tuple[str, ...]) -> None:
             click.echo(read_control(mount, "config"), nl=False)
     except OSError as exc:
         if exc.errno == errno.EINVAL:
-            raise ConfigError(f"{change} is refused by the daemon: its log says why") from exc
-        raise why(mount, exc) from exc
+            raise ConfigError(f"the daemon refused {change}: see its log for the reason") from exc
+        raise explained(mount, exc) from exc

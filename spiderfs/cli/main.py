@@ -1,7 +1,7 @@
-"""The command `spiderfs`: one table of subcommands, loaded when they are called, and how errors are shown.
+"""The command `spiderfs`: a table of subcommands, which are imported when they are called, and how errors are shown.
 
-Every SpiderfsError becomes one line `spiderfs: ...` on stderr. Exit status: 0, 1 for such an error, 2 for a command
-line that cannot be understood, 32 for a failed mount through mount(8).
+Every SpiderfsError becomes one line `spiderfs: ...` on stderr. The exit status is 0, or 1 after such an error, 2 if the
+command line cannot be understood, and 32 if mount(8) called and the mount failed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from spiderfs.errors import SpiderfsError
 
 
 class Lazy(NamedTuple):
-    """Where a subcommand is; its short help stands here so that listing all of them imports none."""
+    """Where a subcommand is defined, and its short help, so that a list of all commands needs no import."""
 
     module: str
     attribute: str
     short_help: str
 
 
-# `mount-helper` is for mount(8) and not listed.
+# `mount-helper` is for mount(8); `spiderfs --help` does not list it.
 COMMANDS = {
     "mount": Lazy("spiderfs.cli.mount", "mount", "Show a directory through the cache."),
-    "umount": Lazy("spiderfs.cli.umount", "umount", "Take a mount away."),
-    "status": Lazy("spiderfs.cli.status", "status", "Show the mounts, or what one of them does."),
-    "config": Lazy("spiderfs.cli.config", "config", "Show the options of a mount, or change them."),
-    "simulate": Lazy("spiderfs.cli.simulate", "simulate", "Replay a recorded trace through policies and capacities."),
+    "umount": Lazy("spiderfs.cli.umount", "umount", "Unmount a directory."),
+    "status": Lazy("spiderfs.cli.status", "status", "List the mounts, or show what one mount does."),
+    "config": Lazy("spiderfs.cli.config", "config", "Show the options of a mount, or change some."),
+    "simulate": Lazy("spiderfs.cli.simulate", "simulate", "Replay a trace with other policies and capacities."),
     "mount-helper": Lazy("spiderfs.cli.mount_helper", "mount_helper", ""),
 }
 
@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="spiderfs")
 def main() -> None:
-    """A read-only mount of a dataset with a local cache.
+    """Mounts a directory of training data read-only, with a cache on the local disk.
 
     \b
     spiderfs mount /nfs/imagenet /mnt/imagenet -o capacity=20GiB

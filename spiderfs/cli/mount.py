@@ -9,13 +9,13 @@ import click
 
 
 class MountCommand(click.Command):
-    """Explains every option of `-o`, from the one table there is."""
+    """Lists every option of `-o` in its help text, from the table of options."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from spiderfs.options.model import default_rows
 
         with formatter.section(
-            "Options of -o, and keys of the --config file (default; * = also with 'spiderfs config')"
+            "Options of -o and of the --config file (default; * can be changed by 'spiderfs config')"
         ):
             formatter.write_dl(
                 [(row.name + ("*" if row.live else ""), f"{row.help} ({row.value})") for row in default_rows()]
@@ -25,9 +25,9 @@ class MountCommand(click.Command):
 @click.command(cls=MountCommand)
 @click.argument("source", required=False)
 @click.argument("mountpoint", required=False)
-@click.option("-o", "options", multiple=True, metavar="NAME=VALUE,...", help="Options, see below; can be repeated.")
+@click.option("-o", "options", multiple=True, metavar="NAME=VALUE,...", help="Options, listed below; can be repeated.")
 @click.option(
-    "--config", "toml", type=click.Path(path_type=Path), metavar="FILE", help="TOML file of options; -o goes first."
+    "--config", "toml", type=click.Path(path_type=Path), metavar="FILE", help="TOML file of options; -o wins over it."
 )
 @click.option("--foreground", is_flag=True, help="Stay in the foreground and log to the terminal.")
 def mount(
@@ -35,7 +35,7 @@ def mount(
 ) -> None:
     """Show the directory SOURCE at MOUNTPOINT, read-only, through the cache.
 
-    Both can also be named in the --config file.
+    The --config file can name both as well.
     """
     click.get_current_context().exit(start(options, toml, source, mountpoint, foreground=foreground))
 
@@ -49,7 +49,10 @@ def start(
     foreground: bool = False,
     fake: bool = False,
 ) -> int:
-    """The exit status of a mount, once it can be read (or has ended, in the foreground); `fake` only checks it."""
+    """Mount, and return the exit status once the mount can be read; with `foreground`, once the mount has ended.
+
+    `fake` checks the options and mounts nothing.
+    """
     from spiderfs.linux.mounts import check_fuse_available
     from spiderfs.options.model import Options
 

@@ -1,4 +1,4 @@
-"""`spiderfs simulate`: what each policy would have served of a trace, through the engine that serves training."""
+"""`spiderfs simulate`: replays a recorded trace with other policies, through the engine that also serves mounts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spiderfs.cli.control_files import shown
+from spiderfs.cli.control_files import printable
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity
 
-# numpy and rich are imported where they are used: `spiderfs --help` should not wait for them.
+# numpy and rich are imported where they are used, so that `spiderfs --help` does not wait for them.
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -38,25 +38,28 @@ BOUND = "belady"
 @click.option(
     "--ratio",
     type=click.FloatRange(0, 1),
-    help="Share of the importance section, for spider [default: as it was when the trace was recorded]",
+    help="Share of the importance section, for spider [default: the recorded shares]",
 )
 @click.option(
     "--radius",
     "radii",
-    help="Score anew, with these radii: numbers up to 2, or auto, separated by commas [default: the recorded scores]",
+    help="Compute the scores again with these radii: numbers up to 2, or auto, separated by commas.",
 )
 @click.option(
     "--neighbours",
     type=click.IntRange(1, 1_000_000),
-    help="Score anew, counting neighbours among so many nearest samples [default: 100, as a mount does]",
+    help="Compute the scores again, with neighbours among so many nearest samples [default: 100, as in a mount]",
 )
 @click.option(
-    "--epoch", "epoch_length", type=click.IntRange(min=1), help="Accesses per epoch [default: one per sample]"
+    "--epoch",
+    "epoch_length",
+    type=click.IntRange(min=1),
+    help="Accesses in an epoch [default: as many as samples]",
 )
 @click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
 )
-@click.option("--self-test", "check", is_flag=True, help="Check the simulator against closed forms instead.")
+@click.option("--self-test", "check", is_flag=True, help="Replay no trace; check the simulator against known formulas.")
 def simulate(
     trace: Path | None,
     policies: str,
@@ -70,11 +73,11 @@ def simulate(
 ) -> None:
     """Replay TRACE through the cache engine and compare policies.
 
-    TRACE is a file recorded with `-o trace=FILE`, or text with one `key size` per line. belady (keep what is used next
-    soonest) knows the whole trace; it is always shown, as the bound.
+    TRACE is a file that `-o trace=FILE` has recorded, or a text with `key size` on each line. The policy belady knows
+    the whole trace and keeps what is used next soonest; it is always shown, as the bound for all others.
 
-    With --radius or --neighbours the batches of the recorded training are scored anew, for each policy that is guided
-    by scores in its own way; that takes as long as it took the mount, once for each radius.
+    With --radius or --neighbours, the scores of the recorded training are computed again, in the way of each policy
+    that uses scores. For each radius that takes as long as it took the mount.
     """
     from rich.console import Console
 
@@ -84,16 +87,16 @@ def simulate(
             raise click.exceptions.Exit(1)
         return
     if trace is None:
-        raise click.UsageError("name a trace, or give --self-test")
+        raise click.UsageError("name a trace, or write --self-test")
     if ratio is not None and math.isnan(ratio):
-        raise UsageError("--ratio nan: give a number from 0 to 1")
+        raise UsageError("--ratio nan: write a number from 0 to 1")
     from spiderfs.simulation.hint_source import chosen_settings
     from spiderfs.trace.format import read_trace
 
     with console.status("Replaying"):
         report = compare(
             read_trace(trace),
-            shown(trace.name),
+            printable(trace.name),
             chosen_policies(policies),
             chosen_capacities(capacities),
             epoch_length,
@@ -106,18 +109,18 @@ def simulate(
 
 
 def chosen_policies(text: str) -> list[str]:
-    """Policy names of an option, the bound last; raises UsageError for one that does not exist."""
+    """The policies that an option names, the bound last; raises UsageError if there is no such policy."""
     from spiderfs.policies import POLICIES
 
     names = list(POLICIES) if text == "all" else [word.strip() for word in text.split(",")]
     for name in names:
         if name not in POLICIES:
-            raise UsageError(f"no such policy: {name!r}; choose among all, {', '.join(POLICIES)}")
+            raise UsageError(f"there is no policy {name!r}: choose among all, {', '.join(POLICIES)}")
     return [*dict.fromkeys(name for name in names if name != BOUND), BOUND]
 
 
 def chosen_capacities(text: str) -> list[Capacity]:
-    """Capacities of an option; raises UsageError for one that cannot be read."""
+    """The capacities that an option names; raises UsageError if one cannot be read."""
     try:
         return [Capacity.parse(word.strip()) for word in text.split(",")]
     except ValueError as exc:
@@ -133,7 +136,7 @@ def compare(
     ratio: float | None = None,
     settings: Sequence[ScorerOptions] = (),
 ) -> dict[str, Any]:
-    """Every policy at every capacity over one trace, as plain data ready for JSON."""
+    """Replay a trace with every policy at every capacity; the result is plain data, ready for JSON."""
     from spiderfs.core.engine import Engine
     from spiderfs.core.guided import Guided
     from spiderfs.policies import POLICIES
@@ -142,7 +145,7 @@ def compare(
 
     accesses, guidance = trace.accesses(), Guidance(trace, settings, ratio)
     if not len(accesses):
-        raise UsageError(f"the trace {name} holds no accesses")
+        raise UsageError(f"the trace {name} holds no accesses: record one with -o trace=FILE")
     epoch_length = min(epoch_length or accesses.distinct, len(accesses))
     results = []
     for capacity in capacities:
@@ -246,12 +249,12 @@ def write_json(report: dict[str, Any], path: Path) -> None:
 
 
 def run_self_test(console: Console) -> bool:
-    """Print every check with its outcome; whether all have passed."""
+    """Print every check with its outcome; returns whether all have passed."""
     from rich.table import Table
 
     from spiderfs.simulation.checks import self_test
 
-    table = Table(title="The simulator against what is known")
+    table = Table(title="The simulator against known formulas")
     for column in ("check", "cached"):
         table.add_column(column)
     for column in ("measured", "expected", "outcome"):

@@ -1,4 +1,4 @@
-"""`spiderfs status`: which mounts there are, and what one of them does."""
+"""`spiderfs status`: lists the mounts of this machine, or shows what one of them does."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from spiderfs.cli.control_files import find_mount, read_control, read_stats, shown, why
+from spiderfs.cli.control_files import explained, find_mount, printable, read_control, read_stats
 from spiderfs.linux.mounts import Mount, spiderfs_mounts
 from spiderfs.options.units import round_size
 
 
 @click.command()
 @click.argument("mountpoint", required=False)
-@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Print the figures again every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def status(mountpoint: str | None, watch: bool, as_json: bool) -> None:
     """List every spiderfs mount, or show what the one at MOUNTPOINT does."""
@@ -27,14 +27,14 @@ def status(mountpoint: str | None, watch: bool, as_json: bool) -> None:
     mount = find_mount(mountpoint)
     try:
         if watch:
-            # Imported here: rich takes as long to import as all the rest.
+            # This import is here because rich takes as long to import as everything else together.
             from spiderfs.cli.watch import watch_stats
 
             watch_stats(mount)
         else:
             click.echo(read_control(mount, "stats.json" if as_json else "stats").rstrip("\n"))
     except OSError as exc:
-        raise why(mount, exc) from exc
+        raise explained(mount, exc) from exc
 
 
 def _list_mounts(as_json: bool) -> None:
@@ -42,13 +42,13 @@ def _list_mounts(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(listed, indent=2))
     elif not listed:
-        click.echo("no spiderfs is mounted")
+        click.echo("there is no spiderfs mount")
     for entry in [] if as_json else listed:
-        click.echo(shown(f"{entry['source']} on {entry['mountpoint']}: {entry['state']}"))
+        click.echo(printable(f"{entry['source']} on {entry['mountpoint']}: {entry['state']}"))
 
 
 def _mounts() -> list[Mount]:
-    """One entry per mount point: the last of several on top of each other."""
+    """The topmost spiderfs mount of each mount point."""
     return list({mount.mountpoint: mount for mount in spiderfs_mounts()}.values())
 
 
@@ -58,12 +58,12 @@ def _state(mount: Mount) -> dict[str, Any]:
     except TimeoutError:
         return {"state": "does not answer"}
     except OSError as exc:
-        return {"state": "its daemon has gone" if exc.errno == errno.ENOTCONN else f"not readable ({exc.strerror})"}
+        return {"state": "its daemon is dead" if exc.errno == errno.ENOTCONN else f"not readable ({exc.strerror})"}
     return {"state": f"{_fill(stats)}, policy {stats.get('policy', '?')}, pid {stats.get('pid', '?')}", "stats": stats}
 
 
 def _fill(stats: dict[str, Any]) -> str:
     used, capacity = stats.get("used_bytes"), stats.get("capacity_bytes")
     if not isinstance(used, int) or not isinstance(capacity, int) or capacity <= 0:
-        return "cache not known"
+        return "cache unknown"
     return f"{round_size(used)} of {round_size(capacity)} cached ({used / capacity:.0%})"

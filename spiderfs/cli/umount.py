@@ -1,4 +1,4 @@
-"""`spiderfs umount`: takes a mount away and waits until its daemon has let go of the cache."""
+"""`spiderfs umount`: unmounts a directory and waits until its daemon has released the cache directory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from spiderfs.errors import MountError
 from spiderfs.linux.mounts import mounts, unmount
 from spiderfs.shared.layout import CacheLayout
 
-# A daemon ends within a second; what may take longer is the disk, when LMDB flushes gigabytes of dirty pages.
+# A daemon ends within a second, but its disk may take longer, when LMDB flushes gigabytes of dirty pages.
 RELEASE_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 
 
 @click.command()
 @click.argument("mountpoint")
-@click.option("--lazy", is_flag=True, help="Detach it now even if it is in use or hangs; do not wait for the daemon.")
+@click.option("--lazy", is_flag=True, help="Detach it even while it is in use or hangs; do not wait for the daemon.")
 def umount(mountpoint: str, lazy: bool) -> None:
-    """Take the mount at MOUNTPOINT away."""
+    """Unmount the mount at MOUNTPOINT, and wait until its daemon has ended."""
     mount = find_mount(mountpoint)
     cache_dir, pid = "", ""
     if not lazy:
@@ -32,32 +32,36 @@ def umount(mountpoint: str, lazy: bool) -> None:
             stats = read_stats(mount)
             cache_dir, pid = str(stats.get("cache_dir", "")), str(stats.get("pid", ""))
         except OSError as exc:
-            # The thread that waits for a hung daemon keeps the mount busy, and a dead daemon's readers may do so too.
+            # Our own thread, which still waits for the hung daemon, keeps the mount in use, and so may the readers of a
+            # dead daemon. Only a lazy unmount works then.
             lazy = isinstance(exc, TimeoutError) or exc.errno == errno.ENOTCONN
             if isinstance(exc, TimeoutError):
-                click.echo(f"spiderfs: {mountpoint} does not answer; it is detached without waiting for it", err=True)
+                click.echo(
+                    f"spiderfs: {mountpoint} does not answer: it is detached without its daemon",
+                    err=True,
+                )
     unmount(mount.mountpoint, lazy)
     same = (other.mountpoint for other in mounts() if other.device == mount.device)
-    others = [str(place) for place in same if place != mount.mountpoint]
+    others = [str(path) for path in same if path != mount.mountpoint]
     if others and not lazy:
         raise MountError(
-            f"{mountpoint} is unmounted, but the same is mounted at {', '.join(others)}: its daemon ends when that is "
-            f"unmounted too"
+            f"{mountpoint} is unmounted, but the same mount is also at {', '.join(others)}: unmount that too, then its "
+            f"daemon ends"
         )
     if cache_dir and not wait_released(Path(cache_dir), RELEASE_TIMEOUT_S):
         raise MountError(
-            f"{mountpoint} is unmounted, but its daemon (pid {pid}) has not let go of {cache_dir} for"
-            f" {RELEASE_TIMEOUT_S:.0f} s: wait for it, or end it with 'kill {pid}'"
+            f"{mountpoint} is unmounted, but after {RELEASE_TIMEOUT_S:.0f} s its daemon still uses {cache_dir}: wait"
+            f" until it ends, or end it with 'kill {pid}'"
         )
 
 
 def wait_released(cache_dir: Path, timeout_s: float) -> bool:
-    """Whether no daemon holds this cache directory, at the latest after a time limit."""
+    """Wait until no daemon uses this cache directory; returns False if one still does after the time limit."""
     try:
-        # The daemon holds flock(2) on this file as long as it lives.
+        # While the daemon lives, it holds a flock(2) on this file.
         fd = os.open(CacheLayout(cache_dir).lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        # Gone with its daemon, or another user's, whose end cannot be watched.
+        # Either the directory is gone together with its daemon, or it is another user's and cannot be watched.
         return True
     deadline = time.monotonic() + timeout_s
     try:

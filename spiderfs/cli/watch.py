@@ -1,4 +1,4 @@
-"""`spiderfs status --watch`: a mount's stats.json as a page that refreshes itself."""
+"""`spiderfs status --watch`: shows a mount's stats.json as a page that is drawn again every second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spiderfs.cli.control_files import read_stats, shown
+from spiderfs.cli.control_files import printable, read_stats
 from spiderfs.linux.mounts import Mount
 from spiderfs.options.units import round_size
 
@@ -22,7 +22,7 @@ REFRESH_INTERVAL_S = 1.0
 
 
 def watch_stats(mount: Mount) -> None:
-    """Refresh until Ctrl-C; raises OSError when the mount goes away or hangs."""
+    """Draw the page every second until Ctrl-C; raises OSError when the mount ends or hangs."""
     before: Mapping[str, Any] = {}
     before_at = 0.0
     with Live(auto_refresh=False) as live:
@@ -37,7 +37,7 @@ def watch_stats(mount: Mount) -> None:
 
 
 def rates(stats: Mapping[str, Any], before: Mapping[str, Any], elapsed_s: float) -> dict[str, float]:
-    """Change per second of every metric that is a number now and was one before."""
+    """The change per second of every metric that is a number in both stats."""
     now, then = _table(stats, "metrics"), _table(before, "metrics")
     return {
         name: (now[name] - then[name]) / elapsed_s
@@ -47,9 +47,9 @@ def rates(stats: Mapping[str, Any], before: Mapping[str, Any], elapsed_s: float)
 
 
 def page(stats: Mapping[str, Any], rates_per_s: Mapping[str, float]) -> RenderableType:
-    """The page for one stats.json; keys that are missing or of a newer version do no harm."""
+    """The page for one stats.json; a missing key, or a key of a newer version, does no harm."""
     parts: list[RenderableType] = [
-        Text(shown(f"{stats.get('source', '?')} on {stats.get('mountpoint', '?')}"), style="bold"),
+        Text(printable(f"{stats.get('source', '?')} on {stats.get('mountpoint', '?')}"), style="bold"),
         Text(
             f"spiderfs {stats.get('version', '?')}, policy {stats.get('policy', '?')},"
             f" workers {stats.get('workers', '?')}, pid {stats.get('pid', '?')}, up {_uptime(stats.get('uptime_s'))}"
@@ -83,7 +83,7 @@ def page(stats: Mapping[str, Any], rates_per_s: Mapping[str, float]) -> Renderab
 
 
 def _plans(stats: Mapping[str, Any]) -> list[RenderableType]:
-    """For each planned reader a line and a bar: how far it has come, and how far it could go on without waiting."""
+    """For each trainer with a plan, a line and a bar: how far it has come, and for how long it need not wait."""
     plans = stats.get("plans")
     parts: list[RenderableType] = []
     for plan in plans if isinstance(plans, list) else ():
@@ -96,14 +96,14 @@ def _plans(stats: Mapping[str, Any]) -> list[RenderableType]:
         line += f", {ready_s:.1f} s ready ahead" if _is_number(ready_s) else ""
         line += f", {late_share:.1%} late" if _is_number(late_share) else ""
         followed = plan.get("believed", True)
-        parts.append(Text(line if followed else f"{line}; not followed, so it is not acted on"))
+        parts.append(Text(line if followed else f"{line}; not followed, so the mount ignores it"))
         parts.append(_bar(position, length, "bar.complete" if followed else "dim"))
     return parts
 
 
 def _bar(done: float, total: float, style: str = "bar.complete") -> RenderableType:
     bar = ProgressBar(total=total, completed=min(done, total), width=60, complete_style=style)
-    # By itself a bar does not end its line.
+    # A bar alone does not end its line; the padding does.
     return Padding(bar, expand=False)
 
 

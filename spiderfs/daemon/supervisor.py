@@ -180,7 +180,7 @@ class Supervisor:
             if failed and self._ready:
                 self._disconnect()
             else:
-                mounts.take_away(self._context.options.mountpoint)
+                mounts.unmount_or_detach(self._context.options.mountpoint)
             self._stop()
 
     def _start_all(self) -> None:

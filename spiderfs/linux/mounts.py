@@ -1,9 +1,9 @@
-"""Mounting, what is mounted where, and how to get rid of it.
+"""Mounting and unmounting, and the kernel's table of what is mounted where.
 
-A daemon that hangs makes every look at its mount hang too, and a dead one answers ENOTCONN. So the kernel's mount table
-(/proc/self/mountinfo, see proc_pid_mountinfo(5)) is asked first, which never touches the mount, and where the mount
-itself must be touched this happens in a thread that is given up on after a time limit. Waiting for FUSE can be ended by
-SIGKILL, so such an abandoned thread does not keep the process from exiting.
+If a daemon hangs, every system call on its mount hangs too; if it is dead, every call fails with ENOTCONN. These
+functions therefore read the kernel's mount table first (/proc/self/mountinfo, see proc_pid_mountinfo(5)), since that
+never touches the mount. A call that must touch the mount runs in a thread, and the caller stops waiting for that thread
+after a time limit. SIGKILL ends a thread that waits for FUSE, so an abandoned thread cannot keep its process alive.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ FSTYPE = "fuse.spiderfs"
 MOUNT_TABLE = Path("/proc/self/mountinfo")
 FUSE_DEVICE = Path("/dev/fuse")
 FUSE_CONF = Path("/etc/fuse.conf")
-# Where the system has mounted the file system by which connections are controlled (fusectl).
+# The system mounts fusectl here, the file system that controls FUSE connections.
 FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")
 
-# An answer of a live mount takes 0.1 ms; a mount that needs longer than this is treated as hung.
+# A live mount answers in 0.1 ms; a mount that needs longer than this limit counts as hung.
 PROBE_TIMEOUT_S = 2.0
-# Of a mount's root: what it says comes neither from the source nor from what the kernel remembers.
+# The daemon itself answers this attribute of a mount's root: neither the source nor the kernel's memory can.
 PROBE_XATTR = "user.spiderfs.client"
 
-# Crashes on one mount point can stack up; a limit keeps a mount that comes back at once from holding us forever.
+# Several dead mounts can lie on one mount point. The limit ends the loop if something mounts there again and again.
 MAX_STACKED_MOUNTS = 16
 
-# As many as the kernel follows, see path_resolution(7).
+# The kernel follows as many symbolic links, see path_resolution(7).
 MAX_SYMLINKS = 40
 
 # mount(2), umount2(2)
@@ -51,11 +51,11 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
-# fsopen(2), fsconfig(2), fsmount(2): numbers of the calls, the same on every architecture, and their flags
+# The numbers of fsopen(2), fsconfig(2) and fsmount(2), the same on every architecture, and the flags of these calls.
 SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 430, 431, 432
 FSOPEN_CLOEXEC, FSCONFIG_CMD_CREATE, FSMOUNT_CLOEXEC = 1, 6, 1
 
-# fusermount3 has no exit codes of its own; these are strerror(3) texts and its own words (fusermount.c).
+# fusermount3 exits with 1 whatever went wrong, so its messages tell the reason: texts of strerror(3) and its own.
 FUSERMOUNT_MESSAGES = {
     b"busy": errno.EBUSY,
     b"not found in": errno.EINVAL,
@@ -65,8 +65,9 @@ FUSERMOUNT_MESSAGES = {
     b"Permission denied": errno.EPERM,
 }
 
-# A file of 1 GiB out of the cache takes 0.48 s of the daemon's time with the kernel's own 128 KiB, 0.34 s with
-# 256, 0.29 s with 1,024. Yet the second is the fastest (1.0, 1.3, 0.8 GB/s): with more, less is under way at a time.
+# To serve a cached file of 1 GiB, the daemon computes for 0.48 s with the kernel's default of 128 KiB, for 0.34 s with
+# 256 KiB and for 0.29 s with 1,024 KiB. A reader nevertheless gets it fastest with 256 KiB (1.0, 1.3 and 0.8 GB/s),
+# because with larger requests fewer of them are under way at a time.
 READ_AHEAD_KIB = 256
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class Mount(NamedTuple):
 
 
 def parse_mount_table(table: bytes) -> list[Mount]:
-    """Every mount of a mountinfo text, in the order of mounting."""
+    """All mounts that a mountinfo text lists, in the order in which they were mounted."""
     mounts = []
     for line in table.splitlines():
         before, separator, after = line.partition(b" - ")
@@ -98,20 +99,20 @@ def parse_mount_table(table: bytes) -> list[Mount]:
 
 
 def mounts() -> list[Mount]:
-    """Every mount that this process sees."""
+    """All mounts that this process sees."""
     return parse_mount_table(MOUNT_TABLE.read_bytes())
 
 
 def spiderfs_mounts() -> list[Mount]:
-    """The spiderfs mounts that this process sees, live or not."""
+    """The spiderfs mounts that this process sees, those of dead daemons included."""
     return [mount for mount in mounts() if mount.fstype == FSTYPE]
 
 
 def canonical(path: str | Path) -> Path:
-    """The absolute path with symbolic links resolved, without a stat of what is mounted at it.
+    """The absolute path with symbolic links resolved, without a stat of what is mounted there.
 
-    readlink(2) of a mount's root is answered by the kernel alone; lstat(2), as os.path.realpath does, would ask the
-    daemon.
+    The kernel alone answers readlink(2) for the root of a mount; os.path.realpath calls lstat(2), which the daemon
+    would have to answer.
     """
     here = os.path.abspath(path)
     for _ in range(MAX_SYMLINKS):
@@ -127,14 +128,14 @@ def canonical(path: str | Path) -> Path:
 
 
 def mounted_at(path: str | Path) -> Mount | None:
-    """The spiderfs mount that is on top at this path, whatever state it is in."""
+    """The topmost mount at this path if it is a spiderfs mount, even if its daemon hangs or is dead."""
     here = canonical(path)
     on_top = [mount for mount in mounts() if mount.mountpoint == here][-1:]
     return on_top[0] if on_top and on_top[0].fstype == FSTYPE else None
 
 
 def within(timeout_s: float, call: Callable[[], T]) -> T:
-    """The result of a call that may hang; raises TimeoutError after the limit and leaves the call's thread behind."""
+    """The result of a call that may hang; after the limit, raises TimeoutError and leaves the call's thread behind."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -143,13 +144,13 @@ def within(timeout_s: float, call: Callable[[], T]) -> T:
         except BaseException as exc:
             future.set_exception(exc)
 
-    # A daemon thread: concurrent.futures' own pools would be joined at exit.
+    # The interpreter does not wait for a daemon thread at exit, as it would for a pool of concurrent.futures.
     threading.Thread(target=run, name="may-hang", daemon=True).start()
     return future.result(timeout_s)
 
 
 def is_stale(path: str | Path) -> bool:
-    """Whether a spiderfs mount is here whose daemon has gone (ENOTCONN); a hung daemon still lives."""
+    """Whether the path shows a spiderfs mount whose daemon is dead (ENOTCONN); a daemon that hangs is not dead."""
     mount = mounted_at(path)
     if mount is None:
         return False
@@ -163,19 +164,19 @@ def is_stale(path: str | Path) -> bool:
 
 
 def clean_stale(path: str | Path) -> bool:
-    """Take away what a crashed daemon left mounted here; says whether there was anything."""
+    """Unmount what crashed daemons left mounted at this path; returns whether there was anything."""
     cleaned = False
     for _ in range(MAX_STACKED_MOUNTS):
         if not is_stale(path):
             break
-        # Lazily: readers may still sit in it, and no answer will ever come to them anyway.
+        # A lazy unmount works even while programs have the mount open; nobody will ever answer them anyway.
         unmount(path, lazy=True)
         cleaned = True
     return cleaned
 
 
 def check_mountable(path: str | Path) -> None:
-    """Raise MountError unless this is a directory that is free, or was left behind by a crash."""
+    """Raise MountError unless the path is a directory without a spiderfs mount, or with one whose daemon is dead."""
     mount = mounted_at(path)
     if mount is not None:
         if is_stale(path):
@@ -190,12 +191,12 @@ def check_mountable(path: str | Path) -> None:
 
 
 def mount(path: str | Path, source: str, allow_other: bool, programs_run: bool) -> int:
-    """Mount at this path, to be shown as `source`, and return the descriptor that the kernel's requests come from.
+    """Mount at this path and return the descriptor from which the kernel's requests are read.
 
-    `programs_run`: whether programs in it may be run.
+    `source` is the name that the mount table shows; `programs_run` says whether programs in the mount may be run.
     """
-    # With other users the kernel checks permissions; without, everybody who gets in is the daemon's own user, and
-    # leaving it to the daemon makes every attempt to write answer EROFS.
+    # With allow_other, the kernel checks permissions. Without it, only the daemon's own user gets in, and the daemon
+    # answers every attempt to write with EROFS.
     options = ["allow_other", "default_permissions"] if allow_other else []
     here = canonical(path)
     if os.geteuid() == 0:
@@ -205,7 +206,7 @@ def mount(path: str | Path, source: str, allow_other: bool, programs_run: bool) 
 
 
 def widen_read_ahead(path: str | Path) -> None:
-    """Have the kernel read ahead of sequential readers by more than its 128 KiB, where this user may say so (root)."""
+    """Raise the kernel's read-ahead on this mount from its default of 128 KiB; does nothing unless the user is root."""
     on_top = mounted_at(path)
     if on_top is not None:
         with contextlib.suppress(OSError):
@@ -213,31 +214,31 @@ def widen_read_ahead(path: str | Path) -> None:
 
 
 def unmount(path: str | Path, lazy: bool = False) -> None:
-    """Take the mount at this path away; `lazy` does so even while it is in use or hangs."""
+    """Unmount what is at this path; `lazy` unmounts even while programs use the mount or while it hangs."""
     here = canonical(path)
     failure = _umount2(here, lazy) if os.geteuid() == 0 else _fusermount(here, lazy)
     if failure == 0:
         return
     if failure == errno.EBUSY:
         raise MountError(
-            f"{path} is in use: see by whom with 'fuser -vm {path}', or detach it with 'spiderfs umount --lazy {path}'"
+            f"{path} is in use: 'fuser -vm {path}' lists by whom, and 'spiderfs umount --lazy {path}' detaches it"
         )
     if failure in (errno.EINVAL, errno.ENOENT) and mounted_at(path) is None:
-        raise MountError(f"nothing is mounted at {path}: see 'spiderfs status' for what is")
-    # What another user has mounted, fusermount3 does not find either.
+        raise MountError(f"nothing is mounted at {path}: 'spiderfs status' lists the mounts")
+    # fusermount3 does not find a mount of another user and then reports EINVAL or ENOENT.
     if failure in (errno.EPERM, errno.EINVAL, errno.ENOENT):
-        raise MountError(f"not allowed to unmount {path}: do it as the user who mounted it, or as root")
-    raise MountError(f"cannot unmount {path}: {os.strerror(failure)}; see whether 'umount {path}' says more")
+        raise MountError(f"this user may not unmount {path}: unmount it as the user who mounted it, or as root")
+    raise MountError(f"cannot unmount {path} ({os.strerror(failure)}): try 'umount {path}', which may say more")
 
 
-def take_away(path: Path) -> None:
-    """Unmount what is at this path, if anything is, also while it is in use: then it goes with its last user."""
+def unmount_or_detach(path: Path) -> None:
+    """Unmount what is at this path, if anything is; detach it if it is in use, so that it ends with its last user."""
     if mounted_at(path) is None:
         return
     try:
         unmount(path)
     except MountError:
-        log.warning("%s is in use: detached, it goes when the last file is closed", path)
+        log.warning("%s is in use: it is detached now and ends when its last file is closed", path)
         try:
             unmount(path, lazy=True)
         except MountError as exc:
@@ -245,9 +246,10 @@ def take_away(path: Path) -> None:
 
 
 def open_abort(path: str | Path) -> int | None:
-    """A descriptor for `abort` of the connection of the mount at this path; None where this user cannot have one.
+    """A descriptor by which `abort` ends the FUSE connection of the mount at this path; None if this user gets none.
 
-    It means this connection for good, also once another one has its number, and keeps nothing mounted or in use.
+    The descriptor always means this connection, even when a later one has the same number, and it does not keep the
+    mount in use.
     """
     on_top = mounted_at(path)
     if on_top is None:
@@ -268,41 +270,41 @@ def open_abort(path: str | Path) -> int | None:
 
 
 def abort(connection: int) -> None:
-    """End a connection: requests end with an error, and none is taken any more; nothing if it has ended."""
+    """End a FUSE connection: all its requests fail from now on. Does nothing if the connection has already ended."""
     with contextlib.suppress(OSError):
         os.write(connection, b"1")
 
 
 def check_fuse_available(allow_other: bool = False) -> None:
-    """Raise MountError where this machine, or this user, cannot mount through FUSE."""
+    """Raise MountError if this machine or this user cannot mount through FUSE."""
     if not FUSE_DEVICE.exists():
         raise MountError(
-            f"{FUSE_DEVICE} is missing: load it with 'modprobe fuse', or start the container with '--device /dev/fuse"
-            " --cap-add SYS_ADMIN'"
+            f"{FUSE_DEVICE} is missing: load the kernel module with 'modprobe fuse', or start the container with"
+            " '--device /dev/fuse --cap-add SYS_ADMIN'"
         )
     if os.geteuid() == 0:
         try:
             os.close(os.open(FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC))
         except OSError as exc:
             raise MountError(
-                f"{FUSE_DEVICE} cannot be opened ({exc.strerror}): give the container '--device /dev/fuse'"
+                f"{FUSE_DEVICE} cannot be opened ({exc.strerror}): start the container with '--device /dev/fuse'"
             ) from exc
     else:
         if shutil.which("fusermount3") is None:
             raise MountError("fusermount3 is missing: install the package fuse3, or mount as root")
         if allow_other and not _others_may_be_allowed():
             raise MountError(
-                f"allow_other is for root only here: add the line 'user_allow_other' to {FUSE_CONF}, or mount as root"
+                f"only root may use allow_other here: add the line 'user_allow_other' to {FUSE_CONF}, or mount as root"
             )
 
 
 def _ask(path: Path) -> None:
-    """Ask the daemon of the mount at this path; what stat(2) says, the kernel may know without it."""
+    """Ask the daemon of the mount at this path for an attribute; the kernel may answer stat(2) without the daemon."""
     os.getxattr(path, PROBE_XATTR)
 
 
 def _unescape(field: bytes) -> str:
-    """A mountinfo field without its octal escapes; names need not be UTF-8."""
+    """A field of mountinfo with its octal escapes resolved; a name need not be UTF-8."""
     return os.fsdecode(_OCTAL_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
 
 
@@ -326,8 +328,8 @@ def _mount2(path: Path, source: str, options: list[str], flags: int) -> int:
 
 
 def _fusermount_mount(path: Path, source: str, options: list[str]) -> int:
-    """fusermount3 is setuid root; it mounts and hands the descriptor over a socket (libfuse, lib/mount.c)."""
-    # A comma would end the option; fusermount3 unescapes the backslash.
+    """Mount through fusermount3, which is setuid root and sends the descriptor over a socket (libfuse, lib/mount.c)."""
+    # A comma would end the option unless a backslash stands before it; fusermount3 removes the backslash.
     name = source.replace("\\", "\\\\").replace(",", "\\,")
     text = ",".join([f"fsname={name}", f"subtype={FSTYPE.partition('.')[2]}", *options])
     ours, theirs = socket.socketpair()
@@ -343,7 +345,7 @@ def _fusermount_mount(path: Path, source: str, options: list[str]) -> int:
 
 
 def _detached_fusectl() -> int:
-    """A directory of the connections that is mounted nowhere, for root; raises OSError."""
+    """The directory of FUSE connections as an open directory that is mounted nowhere; raises OSError unless root."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(*arguments: object) -> int:
@@ -361,7 +363,7 @@ def _detached_fusectl() -> int:
 
 
 def _umount2(path: Path, lazy: bool) -> int:
-    """errno of umount2(2), or 0."""
+    """Call umount2(2); returns its errno, or 0."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW | (MNT_DETACH if lazy else 0)) == 0:
         return 0
@@ -369,7 +371,7 @@ def _umount2(path: Path, lazy: bool) -> int:
 
 
 def _fusermount(path: Path, lazy: bool) -> int:
-    """The errno that fusermount3's message stands for, or 0."""
+    """Unmount through fusermount3; returns the errno that its message stands for, or 0."""
     command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", os.fspath(path)]
     try:
         done = subprocess.run(command, capture_output=True, env={**os.environ, "LC_ALL": "C"}, check=False)
@@ -381,7 +383,7 @@ def _fusermount(path: Path, lazy: bool) -> int:
 
 
 def _others_may_be_allowed() -> bool:
-    """Whether fuse.conf lets users pass allow_other; an unreadable file is left for fusermount3 to judge."""
+    """Whether fuse.conf lets users pass allow_other; true if it cannot be read, for fusermount3 checks again."""
     try:
         text = FUSE_CONF.read_text(errors="replace")
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Locks on ranges of a file that belong to the open file, not to the process (F_OFD_SETLK, fcntl(2)).
+"""Locks on ranges of a file that belong to an open file, not to a process (F_OFD_SETLK, see fcntl(2)).
 
-Two descriptors that were opened apart exclude each other within one process too, and a lock lasts as long as its open
-file: until the last descriptor of it is closed, wherever that was passed to.
+Two open files exclude each other even within one process. A lock lasts until the last descriptor of its open file is
+closed, in whatever process that descriptor is.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import fcntl
 import os
 import struct
 
-# struct flock of 64-bit Linux, fcntl(2): type, whence, start, length (0: to the end of all files), pid.
+# struct flock of 64-bit Linux, see fcntl(2): type, whence, start, length (0 means: to the end of the file), pid.
 _FLOCK = struct.Struct("hhqqi0q")
 
 
 def try_lock(fd: int, start: int, length: int, shared: bool = False) -> bool:
-    """Lock the range unless another open file has a lock there that excludes this one."""
+    """Lock the range and return True, or return False if another open file's lock there excludes this one."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length))
     except OSError as exc:
@@ -27,7 +27,7 @@ def try_lock(fd: int, start: int, length: int, shared: bool = False) -> bool:
 
 
 def lock_shared(fd: int, start: int, length: int) -> None:
-    """Block until nobody has an exclusive lock on the range, and keep others from taking one."""
+    """Wait until no open file has an exclusive lock on the range, then lock the range for shared use."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _flock(fcntl.F_RDLCK, start, length))
 
 
@@ -36,7 +36,7 @@ def unlock(fd: int, start: int, length: int) -> None:
 
 
 def locked(fd: int, start: int, length: int) -> bool:
-    """Whether another open file has a lock on a part of the range."""
+    """Whether another open file has locked any part of the range."""
     kind, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, start, length)))
     return bool(kind != fcntl.F_UNLCK)
 

@@ -1,7 +1,8 @@
-"""Threads for calls that may block, a bounded number of them; each call keeps its thread until it returns.
+"""A limited number of threads for calls that may block; each call keeps its thread until it returns.
 
-Does what trio.to_thread does, for less: that names the thread and copies the context at every call. Where eight calls
-of 5 ms run side by side on two busy cores, one costs 250 us of processor time there and 90 here; every fetch is one.
+`WorkerThreads` does what trio.to_thread does, but for less: trio names the thread and copies the context at every
+call. With eight calls of 5 ms side by side on two busy cores, a call costs 250 us of processor time through trio and
+90 us here, and every fetch from the source is such a call.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import trio
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# How long a thread waits for its next call before it ends.
+# A thread ends when no call has come for so long.
 _IDLE_S = 10.0
 
 
 class _Call:
-    """`task` is None once nobody waits for it any more."""
+    """One call and the task that waits for its result; `task` is None once that task no longer waits."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.function = function
@@ -32,20 +33,20 @@ class _Call:
         self.token = trio.lowlevel.current_trio_token()
 
 
-class Threads:
-    """At most `limit` calls at a time; belongs to one trio run, and is to be made after the fork."""
+class WorkerThreads:
+    """Runs at most `limit` calls at a time; belongs to one trio run and must be made after any fork."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._waiting = trio.lowlevel.ParkingLot()
-        # Guards both numbers: there is always a thread for every call.
+        # The lock guards both numbers; there are always at least as many threads as calls.
         self._lock = threading.Lock()
         self._busy = 0
         self._threads = 0
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """What the function returns or raises. When the caller is cancelled, the call goes on and keeps its thread."""
+        """What the function returns or raises. If the caller is cancelled, the call goes on and keeps its thread."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self._busy >= self._limit:
             await self._waiting.park()
@@ -76,7 +77,7 @@ class Threads:
                         return
                 continue
             result = outcome.capture(call.function, *call.args)
-            # Else the loop has ended, and with it whoever has asked.
+            # If the event loop has ended, so has the task that made this call, and nobody needs the result.
             with contextlib.suppress(trio.RunFinishedError):
                 call.token.run_sync_soon(self._done, call, result)
             del call, result

@@ -1,1 +1,1 @@
-"""Every option of a mount: the one table of them, and how words, sizes, times and paths are read."""
+"""All options of a mount: the table that lists them, and the parsers for option strings, sizes, times and paths."""

@@ -1,11 +1,11 @@
-"""Every option of a mount: one frozen model, validated once, and the only table of options there is.
+"""All options of a mount: one frozen model that checks its values once, and the only table of options.
 
-Each field of `Options` is one row of that table: name, type, default, meaning, example, and whether it can be changed
-while mounted. The command line, TOML files, `--help`, `.spiderfs/config` and the README are all rendered from it or
-checked against it. A field `source_latency_ms` is the option `source.latency_ms`; the names of all others are their
-own. Values come from `-o`, then the TOML file, then the defaults.
+Each field of `Options` is a row of that table: name, type, default, meaning, an example, and whether the option can be
+changed while mounted. The command line, TOML files, `--help`, `.spiderfs/config` and the documents are made from this
+table or compared with it. An option has the name of its field, except that a field such as `source_latency_ms` is the
+option `source.latency_ms`. A value given by `-o` wins over the TOML file, and the TOML file wins over the default.
 
-The module is long because the table is: half of it is the fields.
+The module is long because the table is long: its fields are half of the lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from spiderfs.errors import ConfigError
 from spiderfs.options.mount_strings import options_in
-from spiderfs.options.paths import check_answers, check_places, default_cache_dir
+from spiderfs.options.paths import check_paths, check_source_answers, default_cache_dir
 from spiderfs.options.types import (
     AbsolutePath,
     Budget,
@@ -39,25 +39,25 @@ from spiderfs.options.types import (
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
 
-# The whole vocabulary of options comes from here; where a value's syntax is defined is of no interest outside.
+# Other rooms import all that concerns options from this module, wherever in this room it is defined.
 __all__ = ["Capacity", "OptionRow", "Options", "check_change", "default_rows", "parse_duration", "parse_size"]
 
-# What is shown and where: the two that the command line takes as arguments.
-PLACES = ("source", "mountpoint")
+# The two options that the command line takes as arguments.
+ARGUMENTS = ("source", "mountpoint")
 
 LIVE: dict[str, Any] = {"live": True}
-# No file of options is so long, and no device (/dev/zero) is read for ever.
+# Nobody writes a longer file of options; the limit ends the reading of a device such as /dev/zero.
 _TOML_BYTES = 1 << 20
 
 
 def default_workers() -> int:
-    """Few, for a trainer's own loaders want the cores."""
+    """The default of the option workers: few, because a training's loader workers need the cores."""
     cores = len(os.sched_getaffinity(0))
     return 1 if cores <= 4 else min(4, cores // 4)
 
 
 class OptionRow(NamedTuple):
-    """One option as a person sees it; `value` is written the way it would be given."""
+    """One option as a person sees it; `value` is written in the form in which `-o` takes it."""
 
     name: str
     value: str
@@ -66,7 +66,7 @@ class OptionRow(NamedTuple):
 
 
 class Options(BaseModel):
-    """Everything that can be set for one mount."""
+    """The values of all options of one mount."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
@@ -77,88 +77,99 @@ class Options(BaseModel):
         examples=["/scratch/spiderfs"],
         json_schema_extra={"default_text": "/var/cache/spiderfs/HASH as root, else ~/.cache/spiderfs/HASH"},
     )
-    # A fixed default: a share would mean measuring the source first, which takes minutes over NFS with a million files.
+    # The default is a number of bytes, because a share needs the size of the source, and measuring a million files over
+    # NFS takes minutes.
     capacity: Budget = Field(
         default=Capacity(10 * 2**30, "bytes"),
-        description="what the cache may hold: bytes, 20GiB, 100MB, or 20% of the source",
+        description="how much the cache may hold: a number of bytes, 20GiB, 100MB, or 20% (of the source)",
         examples=["20GiB"],
         json_schema_extra=LIVE,
     )
     policy: Policy = Field(
         default="spider",
-        description="what the cache keeps; spider follows the trainer's hook, and without one keeps what came first",
+        description="what ranks the samples; spider follows the hook, and without a hook keeps what came first",
         examples=["lru"],
         json_schema_extra=LIVE,
     )
     ttl: Seconds = Field(
         default=3600.0,
-        description="how long a name and its attributes are trusted before the source is asked again",
+        description="how long a name and its attributes are believed before the source is asked again",
         examples=["5min"],
         json_schema_extra=LIVE,
     )
     negative_ttl: Seconds = Field(
         default=2.0,
-        description="how long a name is trusted not to exist",
+        description="how long a name is believed not to exist",
         examples=["2s"],
         json_schema_extra=LIVE,
     )
     dir_ttl: Seconds = Field(
         default=1.0,
-        description="how long a directory's list is trusted before its mtime is compared at the next opendir",
+        description="how long a directory's listing is believed before the next opendir compares its mtime",
         examples=["1s"],
         json_schema_extra=LIVE,
     )
     sample_max_bytes: Annotated[SizeBytes, Field(gt=0)] = Field(
         default=8 * 2**20,
-        description="files up to this size are cached whole at open, larger ones by blocks of 1 MiB",
+        description="files up to this size are cached whole when they are opened, larger files in blocks of 1 MiB",
         examples=["8MiB"],
     )
     large_share: Number = Field(
         default=0.5,
         ge=0,
         le=1,
-        description="share of the capacity that blocks of larger files may take",
+        description="share of the capacity that the blocks of large files may take",
         examples=[0.5],
     )
     workers: int = Field(
         default_factory=default_workers,
         ge=1,
         le=64,
-        description="processes that answer the kernel",
+        description="number of processes that answer the kernel",
         examples=[2],
-        json_schema_extra={"default_text": "1 on up to 4 cores, else a quarter of them but at most 4"},
+        json_schema_extra={"default_text": "1 with up to 4 cores, else a quarter of the cores, at most 4"},
     )
     fetches: int = Field(
-        default=16, ge=1, le=1024, description="requests to the source at one time, per worker", examples=[16]
+        default=16,
+        ge=1,
+        le=1024,
+        description="requests that each worker may have at the source at one time",
+        examples=[16],
     )
     read_ahead: int = Field(
-        default=8, ge=0, le=1024, description="blocks of 1 MiB fetched ahead of a reader of a large file", examples=[8]
+        default=8,
+        ge=0,
+        le=1024,
+        description="blocks of 1 MiB that are fetched ahead of a reader of a large file",
+        examples=[8],
     )
     substitute: Literal["off", "trainer", "all"] = Field(
         default="trainer",
-        description="who may be given a cached neighbour of the same class for a missing sample",
+        description="who may get a stand-in, a cached sample of the same label, for a sample that is not cached",
         examples=["off"],
     )
     substitute_when: Literal["late", "miss"] = Field(
         default="late",
-        description="substitute only what nobody has begun to fetch (late), or everything that is not cached (miss)",
+        description="stand-ins for what nobody has begun to fetch (late), or for all that is not cached (miss)",
         examples=["miss"],
         json_schema_extra=LIVE,
     )
     plan: Switch = Field(
         default=True,
-        description="act on the plans that trainers publish: evict by next use, fetch ahead",
+        description="follow the plans that trainers publish: evict what is needed last, and fetch ahead",
         examples=["off"],
         json_schema_extra=LIVE,
     )
     packages: Literal["off", "source"] = Field(
-        default="off", description="pack missed files at the source, for policy=impact", examples=["source"]
+        default="off",
+        description="whether missed samples are written into packages at the source, for policy=impact",
+        examples=["source"],
     )
     ratio_start: Number = Field(
         default=0.9,
         ge=0,
         le=1,
-        description="share of the important samples in the cache at first; hubs that stand in for others have the rest",
+        description="share of the cache for important samples at first; hubs and their stand-ins have the rest",
         examples=[0.9],
         json_schema_extra=LIVE,
     )
@@ -166,34 +177,34 @@ class Options(BaseModel):
         default=0.8,
         ge=0,
         le=1,
-        description="that share after `ratio_epochs` epochs",
+        description="the same share after `ratio_epochs` epochs",
         examples=[0.8],
         json_schema_extra=LIVE,
     )
     ratio_epochs: int = Field(
         default=100,
         ge=1,
-        description="epochs over which the share comes down: about as many as the training has",
+        description="epochs over which the share falls to ratio_end: about as many as the training has",
         examples=[90],
         json_schema_extra=LIVE,
     )
     radius: Radius = Field(
         default=None,
-        description="distance (0 to 2) below which two samples are neighbours; auto follows the embeddings",
+        description="distance (0 to 2) below which two samples are neighbours; auto takes it from the embeddings",
         examples=[0.5],
     )
     uid: Owner = Field(default=None, description="owner shown for every file", examples=[1000])
     gid: Owner = Field(default=None, description="group shown for every file", examples=[1000])
     file_mode: Mode = Field(default=None, description="permissions shown for every file, octal", examples=["0444"])
     dir_mode: Mode = Field(default=None, description="permissions shown for every directory, octal", examples=["0555"])
-    allow_other: Switch = Field(
-        default=False, description="let users other than the one who mounts read it", examples=["on"]
-    )
+    allow_other: Switch = Field(default=False, description="let other users read the mount too", examples=["on"])
     exec: Switch = Field(
-        default=True, description="let programs in it be run; `noexec` is the same as exec=off", examples=["off"]
+        default=True,
+        description="let programs in the mount be run; `noexec` is the same as exec=off",
+        examples=["off"],
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least serious messages that are logged", examples=["info"]
+        default="info", description="the least serious messages that are logged", examples=["info"]
     )
     log_file: OptionalPath = Field(
         default=None, description="file to log to instead of the system's log", examples=["/var/log/spiderfs.log"]
@@ -205,15 +216,15 @@ class Options(BaseModel):
     )
     trace_embeddings: Switch = Field(
         default=True,
-        description="record embeddings too, for 'spiderfs simulate --radius': about 160 bytes a sample and epoch",
+        description="trace embeddings too, for 'spiderfs simulate --radius': about 160 bytes a sample and epoch",
         examples=["off"],
     )
-    access_log: Switch = Field(default=True, description="keep recent accesses in .spiderfs/log", examples=["off"])
+    access_log: Switch = Field(default=True, description="list recent accesses in .spiderfs/log", examples=["off"])
     source_latency_ms: Number = Field(
         default=0.0,
         ge=0,
         le=3_600_000,
-        description="for trying things out: time added to every request to the source",
+        description="for experiments: milliseconds that every request to the source takes longer",
         examples=[5],
         json_schema_extra=LIVE,
     )
@@ -221,13 +232,13 @@ class Options(BaseModel):
         default=0.0,
         ge=0,
         le=5,
-        description="random spread of that time: sigma of a lognormal factor on it",
+        description="for experiments: random spread of that time, the sigma of a lognormal factor",
         examples=[0.2],
         json_schema_extra=LIVE,
     )
     source_bandwidth: BytesPerSecond = Field(
         default=0,
-        description="for trying things out: bytes per second that the source delivers at most",
+        description="for experiments: the most bytes that the source delivers in a second",
         examples=["100MB"],
         json_schema_extra=LIVE,
     )
@@ -235,19 +246,19 @@ class Options(BaseModel):
         default=0.0,
         ge=0,
         le=1,
-        description="for trying things out: share of requests to the source that fail",
+        description="for experiments: share of the requests to the source that fail",
         examples=[0.01],
         json_schema_extra=LIVE,
     )
     source_hang: Switch = Field(
         default=False,
-        description="for trying things out: requests to the source never return",
+        description="for experiments: let requests to the source never return",
         examples=["on"],
         json_schema_extra=LIVE,
     )
     source_gone: Switch = Field(
         default=False,
-        description="for trying things out: the source cannot be reached",
+        description="for experiments: let the source be unreachable",
         examples=["on"],
         json_schema_extra=LIVE,
     )
@@ -255,11 +266,15 @@ class Options(BaseModel):
         default=30.0,
         gt=0,
         le=86_400,
-        description="seconds after which a request to the source is given up",
+        description="seconds after which the mount gives up a request to the source",
         examples=[30],
     )
     source_attempts: int = Field(
-        default=4, ge=1, le=100, description="how often a request is tried before a reader sees an error", examples=[4]
+        default=4,
+        ge=1,
+        le=100,
+        description="how often a request is tried before a reader gets an error",
+        examples=[4],
     )
 
     @model_validator(mode="before")
@@ -277,9 +292,9 @@ class Options(BaseModel):
         source: str | Path | None = None,
         mountpoint: str | Path | None = None,
     ) -> Options:
-        """The options of a mount that is about to start; `cli` has one string per `-o`.
+        """The options of a mount that is about to start; `cli` holds the string of each `-o`.
 
-        Raises ConfigError for a wrong option or source, MountError for a mount point that cannot be used.
+        Raises ConfigError if an option or the source is wrong, MountError if the mount point cannot be used.
         """
         origins: dict[str, str] = {}
         values: dict[str, object] = {}
@@ -288,28 +303,30 @@ class Options(BaseModel):
             for name, setting in _read_toml(toml).items():
                 field = _field_of(name, origin)
                 values[field], origins[field] = setting, origin
-        for name, word in options_in(cli):
+        for name, value in options_in(cli):
             field = _field_of(name, "")
-            values[field], origins[field] = _value_of(field, name, word), ""
-        for field, path in zip(PLACES, (source, mountpoint), strict=True):
+            values[field], origins[field] = _value_of(field, name, value), ""
+        for field, path in zip(ARGUMENTS, (source, mountpoint), strict=True):
             if path is not None:
                 values[field], origins[field] = path, ""
             elif field not in values:
-                raise ConfigError(f"no {field}: name it on the command line, or as '{field} = ...' in a --config file")
-        check_answers(str(values["source"]))
+                raise ConfigError(
+                    f"no {field} is named: name it on the command line, or as '{field} = ...' in a --config file"
+                )
+        check_source_answers(str(values["source"]))
         options = _validated(values, origins)
-        check_places(options.source, options.mountpoint, options.cache_dir)
+        check_paths(options.source, options.mountpoint, options.cache_dir)
         return options
 
     def changed(self, name: str, value: str) -> Options:
-        """These options with one changed while mounted; raises ConfigError with the reason where it cannot be."""
+        """These options with one of them changed while mounted; raises ConfigError if that option cannot be changed."""
         field = _field_of(name, "")
         if not _is_live(Options.model_fields[field]):
-            raise ConfigError(f"{name} cannot be changed while mounted: unmount, and mount with -o {name}={value}")
+            raise ConfigError(f"{name} cannot be changed while mounted: unmount, then mount with -o {name}={value}")
         return _validated({**{key: getattr(self, key) for key in Options.model_fields}, field: value}, {})
 
     def as_table(self) -> list[OptionRow]:
-        """Every option with its value."""
+        """All options with their values."""
         written = self.model_dump()
         return [
             OptionRow(option_name(field), str(written[field]), _is_live(info), info.description or "")
@@ -317,48 +334,48 @@ class Options(BaseModel):
         ]
 
     def source_faults(self) -> dict[str, float]:
-        """The settings of `sources.faults` by their names there; all zero means an untouched source."""
+        """The settings of `sources.faults`, by the names that they have there; if all are 0, the source is as it is."""
         live = (field for field, info in Options.model_fields.items() if field.startswith("source_") and _is_live(info))
         return {field.removeprefix("source_"): float(getattr(self, field)) for field in live}
 
 
 def default_rows() -> list[OptionRow]:
-    """Every option with its default in words, for help texts; source and mountpoint are left out."""
-    rows = _somewhere().as_table()
+    """All options but source and mountpoint, with their defaults in words, for help texts."""
+    rows = _all_defaults().as_table()
     words = {option_name(field): _extra(info).get("default_text") for field, info in Options.model_fields.items()}
-    return [row._replace(value=str(words[row.name] or row.value)) for row in rows if row.name not in PLACES]
+    return [row._replace(value=str(words[row.name] or row.value)) for row in rows if row.name not in ARGUMENTS]
 
 
 def check_change(name: str, value: str) -> None:
-    """Raise ConfigError, with the reason, where no mount could take this live change."""
-    _somewhere().changed(name, value)
+    """Raise ConfigError if no mount would accept this change of an option while mounted; its message is the reason."""
+    _all_defaults().changed(name, value)
 
 
 def option_name(field: str) -> str:
-    """The option that a field of Options is set by."""
+    """The name of the option that sets a field of Options."""
     return field.replace("source_", "source.", 1) if field.startswith("source_") else field
 
 
-def _somewhere() -> Options:
-    """The defaults, for questions that do not depend on the places."""
+def _all_defaults() -> Options:
+    """Options with all defaults and made-up paths, for questions whose answer does not depend on paths."""
     return Options(source=Path("/source"), mountpoint=Path("/mountpoint"), cache_dir=Path("/cache"))
 
 
 def _field_of(name: str, origin: str) -> str:
-    """The field that an option sets; an unknown one is a ConfigError that names the nearest."""
+    """The field that an option sets; raises ConfigError, which names the most similar option, if there is none."""
     fields = {option_name(field): field for field in Options.model_fields}
     if name in fields:
         return fields[name]
     near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]}?" if near else "see 'spiderfs mount --help' for all of them"
+    remedy = f"did you mean {near[0]}?" if near else "'spiderfs mount --help' lists them all"
     raise ConfigError(f"{origin}unknown option {_one_line(name)}: {remedy}")
 
 
-def _value_of(field: str, name: str, word: str | None) -> str:
-    """The value of a word of `-o`; a switch may stand alone."""
+def _value_of(field: str, name: str, value: str | None) -> str:
+    """The value of an option of `-o`; only a switch may come without one, which means `on`."""
     info = Options.model_fields[field]
-    if word is not None:
-        return word
+    if value is not None:
+        return value
     if info.annotation is bool:
         return "on"
     raise ConfigError(f"{name} needs a value: write it like {name}={(info.examples or [''])[0]}")
@@ -381,17 +398,17 @@ def _validated(values: Mapping[str, object], origins: Mapping[str, str]) -> Opti
 
 
 def _read_toml(path: Path) -> dict[str, object]:
-    """Options of a TOML file by name; a table [source] gives `source.*`, and the source itself as its `path`."""
+    """The options in a TOML file by name; a table [source] holds the options `source.*`, and the source as `path`."""
     try:
         with open(path, "rb") as file:
             content = file.read(_TOML_BYTES + 1)
         if len(content) > _TOML_BYTES:
-            raise ConfigError(f"{path} is longer than {_TOML_BYTES} bytes: name a TOML file of options with --config")
+            raise ConfigError(f"{path} is longer than {_TOML_BYTES} bytes: choose a TOML file of options with --config")
         document = tomllib.loads(content.decode())
     except OSError as exc:
-        raise ConfigError(f"{path} cannot be read ({exc.strerror}): name a readable file with --config") from exc
+        raise ConfigError(f"{path} cannot be read ({exc.strerror}): choose a readable file with --config") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is not TOML: {_one_line(exc)}: correct it there") from exc
+        raise ConfigError(f"{path} is not TOML ({_one_line(exc)}): correct the file") from exc
     table = document.get("source")
     if isinstance(table, dict):
         del document["source"]

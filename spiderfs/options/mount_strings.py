@@ -1,6 +1,7 @@
-"""The option strings of mount(8): `a=b,c=d`, and what the words of mount(8) in them mean for spiderfs.
+"""Option strings as mount(8) has them, `a=b,c=d`, and what mount(8)'s own options mean for spiderfs.
 
-None of these is passed over: each is true of the mount then, or sets an option, or is refused with a reason.
+spiderfs ignores none of mount(8)'s options without a reason: each is already true of every spiderfs mount, or concerns
+other programs, or sets an option of spiderfs, or is refused with a message.
 """
 
 from __future__ import annotations
@@ -10,47 +11,47 @@ from collections.abc import Iterable, Iterator
 
 from spiderfs.errors import ConfigError
 
-# Words of mount(8), fstab(5) and systemd.mount(5) that need nothing done: they are for others (who may mount, when), or
-# true of every spiderfs mount. Nothing in one is ever written, no setuid bit and no device counts, and what is shown
-# as a file's access time is its mtime, which reading does not change.
+# Options of mount(8), fstab(5) and systemd.mount(5) for which spiderfs has nothing to do: they tell other programs who
+# may mount and when, or they are true of every spiderfs mount. Such a mount is never written to, ignores setuid bits
+# and devices, and shows a file's mtime as its access time, which reading does not change.
 # fmt: off
-GRANTED_WORDS = frozenset({
+GRANTED_OPTIONS = frozenset({
     "ro", "defaults", "auto", "noauto", "nouser", "owner", "group", "nofail", "_netdev", "comment", "async", "sync",
     "nosuid", "nodev", "atime", "noatime", "relatime", "diratime", "nodiratime",
 })
 # fmt: on
 GRANTED_PREFIXES = ("x-", "X-")
 
-# Words that set an option. That of who may mount implies noexec, unless `exec` follows (mount(8)).
-SETTING_WORDS = {"noexec": ("exec", "off"), "user": ("exec", "off"), "users": ("exec", "off")}
+# Options of mount(8) that set an option of spiderfs. `user` and `users` imply noexec unless `exec` follows (mount(8)).
+SETTING_OPTIONS = {"noexec": ("exec", "off"), "user": ("exec", "off"), "users": ("exec", "off")}
 
-REFUSED_WORDS = {
-    "rw": "spiderfs is read-only: leave rw away",
-    "remount": "a mount cannot be remounted: change it with 'spiderfs config MOUNTPOINT NAME=VALUE'",
-    "suid": "setuid bits never count in a spiderfs mount: leave suid away",
-    "dev": "devices are not shown by a spiderfs mount: leave dev away",
-    "strictatime": "spiderfs keeps no access times: leave strictatime away",
+REFUSED_OPTIONS = {
+    "rw": "a spiderfs mount is read-only: leave out rw",
+    "remount": "a spiderfs mount cannot be remounted: change its options with 'spiderfs config MOUNTPOINT NAME=VALUE'",
+    "suid": "a spiderfs mount ignores setuid bits: leave out suid",
+    "dev": "a spiderfs mount shows no devices: leave out dev",
+    "strictatime": "a spiderfs mount keeps no access times: leave out strictatime",
 }
 
-# A comma inside a value is written `\,`, as in mount.fuse3(8).
+# A comma that belongs to a value is written `\,`, as in mount.fuse3(8).
 _UNESCAPED_COMMA = re.compile(r"(?<!\\),")
 
 
-def split_words(options: str) -> list[str]:
-    """The words of one option string, still escaped; empty ones are left out."""
-    return [word for word in _UNESCAPED_COMMA.split(options) if word.strip()]
+def split_options(string: str) -> list[str]:
+    """The options in one option string, still escaped; empty ones are left out."""
+    return [option for option in _UNESCAPED_COMMA.split(string) if option.strip()]
 
 
 def options_in(strings: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """(name, value) of every word meant for spiderfs; the value is None where there is no `=`.
+    """The name and the value of every option that is meant for spiderfs; the value is None if there is no `=`.
 
-    Raises ConfigError for a word of mount(8) that cannot be granted.
+    Raises ConfigError for an option of mount(8) that spiderfs refuses.
     """
-    for word in (word for string in strings for word in split_words(string)):
-        name, equals, value = word.strip().partition("=")
-        if name in REFUSED_WORDS:
-            raise ConfigError(f"{name}: {REFUSED_WORDS[name]}")
-        if name in SETTING_WORDS:
-            yield SETTING_WORDS[name]
-        elif name not in GRANTED_WORDS and not name.startswith(GRANTED_PREFIXES):
+    for option in (option for string in strings for option in split_options(string)):
+        name, equals, value = option.strip().partition("=")
+        if name in REFUSED_OPTIONS:
+            raise ConfigError(f"{name}: {REFUSED_OPTIONS[name]}")
+        if name in SETTING_OPTIONS:
+            yield SETTING_OPTIONS[name]
+        elif name not in GRANTED_OPTIONS and not name.startswith(GRANTED_PREFIXES):
             yield name, value.replace("\\,", ",") if equals else None

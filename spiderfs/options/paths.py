@@ -1,4 +1,4 @@
-"""The three places of a mount (source, mount point, cache directory) and how they may lie to each other."""
+"""The three paths of a mount (source, mount point, cache directory), and which of them may lie inside another."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from spiderfs.errors import ConfigError
 from spiderfs.linux.mounts import canonical, check_mountable
 
-# An automounter, or a disk that sleeps, takes seconds for the first answer.
+# An automounter, or a disk that has to start up, takes some seconds for its first answer.
 SOURCE_PATIENCE_S = 10.0
 _POLL_S = 0.005
 
 SOURCE_FAULTS = {
-    errno.ENOENT: "does not exist: check the path, and that what it lies on is mounted",
+    errno.ENOENT: "does not exist: check the path, and whether its file system is mounted",
     errno.ENOTDIR: "is not a directory: name the directory that holds the files",
     errno.EACCES: "cannot be read by this user: change its permissions, or mount as another user",
-    errno.ENOTCONN: "is a mount whose daemon has gone: unmount it first",
+    errno.ENOTCONN: "is a mount whose daemon is dead: unmount it first",
 }
 
 
 def default_cache_dir(source: str | Path) -> Path:
-    """Where the cache of this source lies unless told otherwise."""
+    """The directory that a source's cache has if the option cache_dir does not name one."""
     root = (
         Path("/var/cache")
         if os.geteuid() == 0
@@ -35,58 +35,59 @@ def default_cache_dir(source: str | Path) -> Path:
     return root / "spiderfs" / digest
 
 
-def check_answers(source: str | Path, patience_s: float = SOURCE_PATIENCE_S) -> None:
-    """Raise ConfigError if nothing at all comes from the source in time; to be called before anything else touches it.
+def check_source_answers(source: str | Path, patience_s: float = SOURCE_PATIENCE_S) -> None:
+    """Raise ConfigError if the source does not answer in time; call this before anything else touches the source.
 
-    Asked by a process of its own, which is left behind if the source holds it: no signal ends what waits there, and a
-    thread would hold up the end of this process.
+    A child process asks the source. If the source hangs, this function leaves the child behind: no signal ends a
+    process that waits for a hung source, and a waiting thread would hold up the end of this process.
     """
     child = os.fork()
     if child == 0:
         try:
-            # Whoever waits for the end of our output is not to wait for the source.
+            # A program that waits for the end of our output must not have to wait for the source.
             os.closerange(0, 3)
             os.setsid()
             os.scandir(source).close()
         finally:
-            # An error is an answer too: what it means is said elsewhere.
+            # An error is an answer too; check_paths explains it.
             os._exit(0)
     deadline = time.monotonic() + patience_s
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
             raise ConfigError(
-                f"the source {source} has not answered for {patience_s:g} s: look whether its server or disk works"
+                f"the source {source} has not answered for {patience_s:g} s: check whether its server or disk works"
             )
         time.sleep(_POLL_S)
 
 
-def check_places(source: Path, mountpoint: Path, cache_dir: Path) -> None:
+def check_paths(source: Path, mountpoint: Path, cache_dir: Path) -> None:
     """Raise ConfigError or MountError unless source, mount point and cache directory can be used together.
 
-    The source may be the mount point: the mount then lies over it.
+    The mount point may be the source itself, which the mount then covers.
     """
     source = Path(os.path.realpath(source))
     mountpoint = canonical(mountpoint)
     cache_dir = Path(os.path.realpath(cache_dir))
     if source != mountpoint:
         if mountpoint.is_relative_to(source):
-            raise ConfigError(f"the mount point {mountpoint} lies inside the source {source}: choose one outside of it")
+            raise ConfigError(f"the mount point {mountpoint} lies inside the source {source}: choose one outside it")
         if source.is_relative_to(mountpoint):
-            raise ConfigError(f"the mount point {mountpoint} would hide the source {source}: choose another one")
-    for name, place in (("source", source), ("mount point", mountpoint)):
-        if cache_dir.is_relative_to(place):
-            raise ConfigError(f"cache_dir={cache_dir} lies inside the {name}: choose a directory outside of {place}")
+            raise ConfigError(f"the mount point {mountpoint} would hide the source {source}: choose another directory")
+    for name, path in (("source", source), ("mount point", mountpoint)):
+        if cache_dir.is_relative_to(path):
+            raise ConfigError(f"cache_dir={cache_dir} lies inside the {name}: choose a directory outside {path}")
     try:
         in_the_way = cache_dir.exists() and not cache_dir.is_dir()
     except OSError as exc:
         raise ConfigError(f"cache_dir={cache_dir} cannot be used ({exc.strerror}): choose another directory") from exc
     if in_the_way:
-        raise ConfigError(f"cache_dir={cache_dir} is not a directory: choose or create one")
+        raise ConfigError(f"cache_dir={cache_dir} is not a directory: choose or create another one")
     check_mountable(mountpoint)
     try:
         os.scandir(source).close()
     except OSError as exc:
-        # Mounting over what a crash left behind: it is taken away, and the source looked at, when the daemon starts.
+        # The source is the mount point and shows the mount of a dead daemon; the new daemon unmounts that and checks
+        # the source again.
         if not (exc.errno == errno.ENOTCONN and source == mountpoint):
             raise ConfigError(f"the source {source} {SOURCE_FAULTS.get(exc.errno or 0, exc.strerror)}") from exc

@@ -1,6 +1,6 @@
-"""The types of option values: each takes what a person writes and writes it back the same way.
+"""The types of option values: each reads what a person writes, and writes it back in the same form.
 
-`str(model_dump()[field])` of an Options is therefore a value that could be given to `-o`.
+`str(model_dump()[field])` of an Options is therefore a value that `-o` accepts.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def _octal(value: object) -> object:
         try:
             value = int(value, 8)
         except ValueError:
-            raise ValueError("not an octal mode: write it like 0444") from None
+            raise ValueError("this is not an octal mode: write it like 0444") from None
     if isinstance(value, int) and not 0 <= value <= 0o777:
-        raise ValueError("only permissions can be set: write at most 0777")
+        raise ValueError("a mode sets permissions only: write at most 0777")
     return value
 
 
 def _absolute(value: object) -> object:
     if isinstance(value, str | Path):
         if not str(value):
-            raise ValueError("an empty path: write the path of a file or directory")
+            raise ValueError("the path is empty: write the path of a file or directory")
         if "\0" in str(value):
             raise ValueError("the path has a NUL byte: write the path of a file or directory")
         return Path(os.path.abspath(os.path.expanduser(value)))
@@ -43,7 +43,7 @@ def _written_or(word: str, write: Any = str) -> PlainSerializer:
     return PlainSerializer(lambda value: word if value is None else write(value))
 
 
-# Functions of our own, for pydantic looks at a serializer's signature, and Python 3.13 shows none for `str.format`.
+# These are functions because pydantic looks at a serializer's signature, and `str.format` shows none in Python 3.13.
 def _decimal(value: float) -> str:
     return f"{value:.12g}"
 
@@ -53,15 +53,15 @@ def _four_digits(value: int) -> str:
 
 
 def _mountable_policy(name: str) -> str:
-    # Imported here: options are read long before a policy is needed.
+    # This import is here because options are read long before a policy is needed.
     from spiderfs.policies import mountable_policies
 
     if name not in mountable_policies():
-        raise ValueError(f"no policy to mount with: choose one of {', '.join(sorted(mountable_policies()))}")
+        raise ValueError(f"no mount can have this policy: choose one of {', '.join(sorted(mountable_policies()))}")
     return name
 
 
-# Before-validators run from right to left: `_or` sees the value first.
+# pydantic runs BeforeValidators from right to left, so `_or` sees the value first.
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute), PlainSerializer(str)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_absolute), _or("none"), _written_or("none")]
 Budget = Annotated[Capacity, BeforeValidator(Capacity.parse), PlainSerializer(str)]
@@ -69,12 +69,12 @@ SizeBytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_s
 Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
 Number = Annotated[float, PlainSerializer(_decimal)]
 Switch = Annotated[bool, PlainSerializer(lambda value: "on" if value else "off")]
-# None means: as the source shows it.
+# None means: what the source shows.
 Owner = Annotated[int | None, Field(ge=0, lt=2**32 - 1), _or("source"), _written_or("source")]
 Mode = Annotated[int | None, BeforeValidator(_octal), _or("source"), _written_or("source", _four_digits)]
-# None means: calibrated while training runs.
+# None means: the scorer chooses the radius while the training runs.
 Radius = Annotated[float | None, Field(gt=0, le=2), _or("auto"), _written_or("auto", _decimal)]
-# Zero means: as fast as it comes.
+# Zero means: no limit.
 BytesPerSecond = Annotated[
     int,
     Field(le=10**15),

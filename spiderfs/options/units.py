@@ -1,7 +1,8 @@
 """Sizes, durations and capacities as people write them: `20GiB`, `5min`, `20%`.
 
-Every `format_*` writes what its `parse_*` reads back unchanged, so that `.spiderfs/config` can be pasted into an option
-list. All parsers also take the number itself (a TOML file has numbers) and raise ValueError with one line.
+Each `format_*` function writes a text that its `parse_*` function reads back unchanged, so that lines of
+`.spiderfs/config` can be used as options. The parsers also take a number in place of a text, as TOML files have them,
+and raise ValueError with a message of one line.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-# A bare K, M, G or T is binary, as in mount(8)'s `size=` of tmpfs and in dd(1).
+# K, M, G and T alone are binary units, as in dd(1) and in the option `size=` of tmpfs (mount(8)).
 SIZE_UNITS = {
     "": 1,
     "B": 1,
@@ -30,7 +31,7 @@ SIZE_UNITS = {
     "TB": 10**12,
 }
 
-# How sizes are written: the first unit that divides the number, so nothing is rounded away.
+# A size is written in the first of these units that divides it, so that nothing is rounded.
 WRITTEN_SIZE_UNITS = ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB")
 
 DURATION_UNITS = {
@@ -46,17 +47,17 @@ DURATION_UNITS = {
 
 WRITTEN_DURATION_UNITS = ("d", "h", "min", "s", "ms")
 
-# At most 30 digits, so that no number overflows a float.
+# A number has at most 30 digits, so that it never overflows a float.
 _NUMBER = r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*"
 _NUMBER_AND_UNIT = re.compile(_NUMBER + r"([A-Za-z]*)\s*", re.ASCII)
 _PERCENTAGE = re.compile(_NUMBER + r"%\s*", re.ASCII)
 
-# 8 EiB is where 64-bit offsets end; anything beyond is a typing error.
+# 64-bit file offsets end at 8 EiB; a larger size can only be a typing error.
 MAX_SIZE_BYTES = 2**63 - 1
 
 
 def parse_size(value: str | int | float) -> int:
-    """Bytes of a size such as `4096`, `100MB` (decimal), `20GiB` or `20G` (binary)."""
+    """The number of bytes in a size such as `4096`, `100MB` (decimal), `20GiB` or `20G` (binary)."""
     number, unit = _split(value, "a size", "20GiB, 100MB or 4096")
     factor = SIZE_UNITS.get(unit.upper())
     if factor is None:
@@ -65,7 +66,7 @@ def parse_size(value: str | int | float) -> int:
     if size.denominator != 1:
         raise ValueError("a size must be a whole number of bytes: write it like 20GiB, 100MB or 4096")
     if size > MAX_SIZE_BYTES:
-        raise ValueError("too large for a size: write at most 8388607TiB")
+        raise ValueError("the size is too large: write at most 8388607TiB")
     return int(size)
 
 
@@ -79,7 +80,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def round_size(size_bytes: float) -> str:
-    """A size for a person to look at, not to read back: `3.2 GiB`."""
+    """A rounded size for a person to read, such as `3.2 GiB`; no parser reads it back."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size_bytes >= 1024**power:
             return f"{size_bytes / 1024**power:.1f} {unit}"
@@ -87,7 +88,7 @@ def round_size(size_bytes: float) -> str:
 
 
 def parse_duration(value: str | int | float) -> float:
-    """Seconds of a duration such as `30s`, `5min`, `1h`, `250ms`, `2` (seconds) or `inf` (math.inf)."""
+    """The seconds in a duration such as `30s`, `5min`, `1h`, `250ms`, `2` (seconds) or `inf` (math.inf)."""
     if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", "infinite")):
         return math.inf
     number, unit = _split(value, "a duration", "30s, 5min, 1h or inf")
@@ -111,16 +112,16 @@ def format_duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The cache's byte budget, absolute or as a share of the source's size."""
+    """How many bytes the cache may hold: a number of bytes, or a share of the source's size."""
 
     amount: int | float
     unit: Literal["bytes", "percent"]
 
     def __post_init__(self) -> None:
         if not self.amount > 0:
-            raise ValueError("a capacity must be more than nothing: write it like 20GiB or 20%")
+            raise ValueError("a capacity must be more than 0: write it like 20GiB or 20%")
         if self.unit == "percent" and self.amount > 100:
-            raise ValueError("more than the whole source: write at most 100%")
+            raise ValueError("this is more than the whole source: write at most 100%")
 
     @classmethod
     def parse(cls, value: Capacity | str | int | float) -> Capacity:
@@ -135,7 +136,7 @@ class Capacity:
         return cls(parse_size(value), "bytes")
 
     def budget_bytes(self, source_bytes: int) -> int:
-        """The budget in bytes, at least one; `source_bytes` matters only for a percentage."""
+        """The capacity in bytes, at least 1; `source_bytes` matters only for a percentage."""
         if self.unit == "bytes":
             return int(self.amount)
         return max(1, min(int(source_bytes * self.amount / 100), MAX_SIZE_BYTES))
@@ -145,11 +146,12 @@ class Capacity:
 
 
 def _split(value: str | int | float, what: str, examples: str) -> tuple[Fraction, str]:
+    """The number and the unit of a value; `what` and `examples` are for the message if it has none."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"not {what}: write it like {examples}")
+        raise ValueError(f"this is not {what}: write it like {examples}")
     if not isinstance(value, str):
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"not {what}: write it like {examples}")
+            raise ValueError(f"this is not {what}: write it like {examples}")
         return Fraction(repr(value)), ""
     match = _NUMBER_AND_UNIT.fullmatch(value)
     if match is None:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 import trio
 
 from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable
-from spiderfs.linux.worker_threads import Threads
+from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.recent_timeouts import RecentTimeouts
 from spiderfs.sources.source import Source, SourceStat, Version
@@ -103,10 +103,10 @@ class SourceClient:
         self._random = rng
         self._timeouts = timeouts or RecentTimeouts()
         self._on_event = on_event
-        self._threads = Threads(limits.max_concurrent)
+        self._threads = WorkerThreads(limits.max_concurrent)
         self._read = read or self._read_in_thread
         # One of its own, for the others may all be held by calls that hang.
-        self._probe_thread = Threads(1)
+        self._probe_thread = WorkerThreads(1)
         self._fetches: dict[Hashable, _Fetch] = {}
         self._unreachable = trio.Event()
         self._answers = 0

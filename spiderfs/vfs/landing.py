@@ -14,7 +14,7 @@ from typing import NamedTuple
 import trio
 
 from spiderfs.errors import StoreError
-from spiderfs.linux.worker_threads import Threads
+from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.store.store import Content, ContentKey
 
 # What a crash loses at most, and what is held in memory beside the transit.
@@ -41,7 +41,7 @@ class Landing:
 
     def __init__(self, content: Content, gather_s: float) -> None:
         self._content = content
-        self._thread = Threads(1)
+        self._thread = WorkerThreads(1)
         self._gather_s = gather_s
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0

@@ -54,7 +54,7 @@ _TROUBLES = (
     "the source (failed|hangs|is gone)",
     "the process that reads from the source has ended",
     "took away what a crash had left mounted",
-    "is in use: detached",
+    "is in use: it is detached",
 )
 
 

@@ -183,7 +183,7 @@ def test_a_supervisor_killed_while_a_look_up_is_pending_leaves_nothing(
 def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
     source: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    with mounted(source, tmp_path / "m", allowed=["is in use: detached"], **OPTIONS) as mount:
+    with mounted(source, tmp_path / "m", allowed=["is in use: it is detached"], **OPTIONS) as mount:
         pids = descendants(mount.supervisor.pid)
         with training_over_a_hanging_source(mount):
             mount.stop(number)

@@ -122,7 +122,7 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
         with pytest.raises(OSError) as caught:  # noqa: PT011
             os.stat(mount.point)
         assert caught.value.errno == errno.ENOTCONN
-        assert "its daemon has gone" in run_spiderfs("status").stdout
+        assert "its daemon is dead" in run_spiderfs("status").stdout
         with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as again:
             assert mounts_at(again.point) == 1
             with readers(2, again.point, wanted, rounds=1) as all_readers:

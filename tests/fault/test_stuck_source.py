@@ -60,7 +60,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def below(tmp_path: Path, files: dict[str, str]) -> Iterator[Mounted]:
     """The source: a mount that answers, until `source.hang` is set, and never again when it is taken away by then."""
-    options = {"source.timeout_s": 3600, "allowed": ["is in use: detached"], **EVERY_TIME}
+    options = {"source.timeout_s": 3600, "allowed": ["is in use: it is detached"], **EVERY_TIME}
     with mounted(tmp_path / "files", tmp_path / "below", **options) as mount:
         yield mount
 

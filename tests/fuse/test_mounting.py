@@ -120,7 +120,7 @@ def test_umount_and_status(source: Path, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         # umount returns when the daemon has let go of its cache.
         assert mount.supervisor.ended(1.0)
-        assert_one_line(run_spiderfs("umount", mount.point), "no spiderfs is mounted")
+        assert_one_line(run_spiderfs("umount", mount.point), "no spiderfs mount is at")
 
 
 def test_an_ordinary_umount_ends_the_daemon(source: Path, tmp_path: Path) -> None:

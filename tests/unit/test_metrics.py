@@ -21,7 +21,7 @@ from spiderfs.metrics import (
 )
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "METRICS.md"
-SECTION_BYTES = Definition("section_bytes", "Payload bytes per section")
+SECTION_BYTES = Definition("section_bytes", "Bytes of file content by section")
 
 
 def test_rows_are_summed_and_do_not_touch_each_other() -> None:

@@ -99,19 +99,19 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stderr == "[]\n"
 
 
-def test_what_cannot_be_mounted(tmp_path: Path) -> None:
+def test_a_mount_that_is_refused_names_the_reason(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     assert "did you mean capacity?" in refusal("mount", tmp_path, tmp_path / "mnt", "-o", "ro,capcity=1GiB")
     assert "does not exist" in refusal("mount", tmp_path / "missing", tmp_path / "mnt")
-    assert "no source" in refusal("mount")
+    assert "no source is named" in refusal("mount")
     assert "no mountpoint" in refusal("mount", tmp_path)
     assert "cannot be read" in refusal("mount", "--config", tmp_path / "missing.toml")
     assert spiderfs("mount", "--unheard-of").exit_code == 2
 
 
-def test_commands_on_what_is_not_mounted(tmp_path: Path) -> None:
+def test_commands_for_a_path_that_is_not_mounted(tmp_path: Path) -> None:
     for arguments in (["umount"], ["status"], ["status", "--watch"], ["config"]):
-        assert "no spiderfs is mounted at" in refusal(*arguments, tmp_path)
+        assert "no spiderfs mount is at" in refusal(*arguments, tmp_path)
     assert spiderfs("status", "--watch").exit_code == 2
     assert spiderfs("stat").exit_code == 2
 
@@ -129,7 +129,7 @@ def test_status_lists_mounts(mounted: Path) -> None:
     (mounted / ".spiderfs" / "stats.json").write_text("[]")
     assert "not readable" in spiderfs("status").output
     mounts.MOUNT_TABLE.write_text("")
-    assert spiderfs("status").output == "no spiderfs is mounted\n"
+    assert spiderfs("status").output == "there is no spiderfs mount\n"
     assert json.loads(spiderfs("status", "--json").output) == []
 
 
@@ -161,7 +161,9 @@ def test_the_page_of_watch() -> None:
     ]
     lines = [line.rstrip() for line in text({**STATS, "plans": plans}, {}).splitlines()]
     at = lines.index("train, epoch 3: 250 of 1000, 2.0 s ready ahead, 1.2% late")
-    assert lines[at + 2] == "val, epoch 3: 40 of 40, 0.0 s ready ahead, 0.0% late; not followed, so it is not acted on"
+    assert (
+        lines[at + 2] == "val, epoch 3: 40 of 40, 0.0 s ready ahead, 0.0% late; not followed, so the mount ignores it"
+    )
     assert lines[at + 4] == "?, epoch ?: 1 of 2"
     # A quarter, all and half of the bar.
     assert [lines[at + number].count("━") for number in (1, 3, 5)] == [15, 60, 30]

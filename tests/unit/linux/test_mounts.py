@@ -139,7 +139,7 @@ def test_a_failed_unmount_is_one_line(
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_fusermounts_words_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_fusermount_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "fusermount3"
     script.write_text('#!/bin/sh\necho "fusermount3: failed to unmount $4: Device or resource busy" >&2\nexit 1\n')
     script.chmod(0o755)

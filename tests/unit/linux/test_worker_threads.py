@@ -9,14 +9,14 @@ import trio
 from mounting import eventually
 
 from spiderfs.linux import worker_threads as module
-from spiderfs.linux.worker_threads import Threads
+from spiderfs.linux.worker_threads import WorkerThreads
 
 PATIENCE_S = 20.0
 
 
 def test_a_call_returns_or_raises_in_another_thread() -> None:
     async def main() -> None:
-        threads = Threads(2)
+        threads = WorkerThreads(2)
         assert await threads.run(threading.get_ident) != threading.get_ident()
         assert await threads.run(divmod, 7, 2) == (3, 1)
         with pytest.raises(ZeroDivisionError):
@@ -39,7 +39,7 @@ def test_there_are_no_more_calls_than_allowed() -> None:
             at_once[0] -= 1
 
     async def main() -> None:
-        threads = Threads(3)
+        threads = WorkerThreads(3)
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 for _ in range(30):
@@ -53,7 +53,7 @@ def test_a_call_that_was_given_up_keeps_its_thread_until_it_returns() -> None:
     go_on = threading.Event()
 
     async def main() -> None:
-        threads = Threads(1)
+        threads = WorkerThreads(1)
         with trio.move_on_after(0.01) as gave_up:
             await threads.run(go_on.wait, PATIENCE_S)
         assert gave_up.cancelled_caught
@@ -67,7 +67,7 @@ def test_a_call_that_was_given_up_keeps_its_thread_until_it_returns() -> None:
     trio.run(main)
 
 
-def test_what_returns_after_the_end_of_the_loop_is_forgotten() -> None:
+def test_a_call_that_returns_after_the_loop_has_ended_is_forgotten() -> None:
     go_on, ended = threading.Event(), threading.Event()
 
     def call() -> None:
@@ -76,7 +76,7 @@ def test_what_returns_after_the_end_of_the_loop_is_forgotten() -> None:
 
     async def main() -> None:
         with trio.move_on_after(0.01):
-            await Threads(1).run(call)
+            await WorkerThreads(1).run(call)
 
     trio.run(main)
     go_on.set()
@@ -88,7 +88,7 @@ def test_idle_threads_end_and_others_take_their_place(monkeypatch: pytest.Monkey
     before = threading.active_count()
 
     async def main() -> None:
-        threads = Threads(4)
+        threads = WorkerThreads(4)
         for _ in range(20):
             await threads.run(int)
         eventually(lambda: threading.active_count() == before)

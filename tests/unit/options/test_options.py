@@ -16,7 +16,7 @@ from spiderfs.options.model import Capacity, Options, check_change, default_rows
 from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, format_size
 
 
-class Places(NamedTuple):
+class Paths(NamedTuple):
     source: Path
     mountpoint: Path
     cache_dir: Path
@@ -26,8 +26,8 @@ class Places(NamedTuple):
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    made = Places(tmp_path / "source", tmp_path / "mnt", tmp_path / "cache")
+def paths(tmp_path: Path) -> Paths:
+    made = Paths(tmp_path / "source", tmp_path / "mnt", tmp_path / "cache")
     for place in made:
         place.mkdir()
     return made
@@ -94,11 +94,11 @@ def test_an_impossible_capacity_is_refused(text: str) -> None:
         Capacity.parse(text)
 
 
-def test_the_command_line_beats_the_file_and_the_file_the_defaults(places: Places, tmp_path: Path) -> None:
+def test_the_command_line_beats_the_file_and_the_file_the_defaults(paths: Paths, tmp_path: Path) -> None:
     toml = tmp_path / "mount.toml"
     toml.write_text('capacity = "1GiB"\nttl = "5min"\nfile_mode = 0o440\n[source]\npath = "/nowhere"\nlatency_ms = 5\n')
-    options = places.load("capacity=2GiB,allow_other", "ttl=1min", "ttl=2min", toml=toml)
-    assert options.source == places.source  # the argument, not the file's path
+    options = paths.load("capacity=2GiB,allow_other", "ttl=1min", "ttl=2min", toml=toml)
+    assert options.source == paths.source  # the argument, not the file's path
     assert options.capacity == Capacity(2 * 2**30, "bytes")
     assert options.ttl == 120  # the last -o wins
     assert (options.file_mode, options.source_latency_ms) == (0o440, 5)  # the file's
@@ -106,19 +106,17 @@ def test_the_command_line_beats_the_file_and_the_file_the_defaults(places: Place
     assert options.allow_other
 
 
-def test_a_file_alone_can_describe_a_mount(places: Places, tmp_path: Path) -> None:
+def test_a_file_alone_can_describe_a_mount(paths: Paths, tmp_path: Path) -> None:
     toml = tmp_path / "mount.toml"
-    toml.write_text(
-        f'source = "{places.source}"\nmountpoint = "{places.mountpoint}"\ncache_dir = "{places.cache_dir}"\n'
-    )
-    assert Options.load(toml=toml).mountpoint == places.mountpoint
+    toml.write_text(f'source = "{paths.source}"\nmountpoint = "{paths.mountpoint}"\ncache_dir = "{paths.cache_dir}"\n')
+    assert Options.load(toml=toml).mountpoint == paths.mountpoint
 
 
-def test_the_words_of_mount8_are_accepted(places: Places) -> None:
+def test_the_options_of_mount8_are_accepted(paths: Paths) -> None:
     words = (
         "ro,defaults,auto,noauto,nofail,_netdev,noatime,nosuid,nodev,nouser,owner,comment=x,x-systemd.automount,exec"
     )
-    assert places.load(words + ",x-systemd.mount-timeout=30,,") == places.load()
+    assert paths.load(words + ",x-systemd.mount-timeout=30,,") == paths.load()
 
 
 @pytest.mark.parametrize(
@@ -135,34 +133,34 @@ def test_the_words_of_mount8_are_accepted(places: Places) -> None:
         ("nouser", True),
     ],
 )
-def test_noexec_is_an_option(places: Places, words: str, runs: bool) -> None:
-    assert places.load(words).exec is runs
+def test_noexec_is_an_option(paths: Paths, words: str, runs: bool) -> None:
+    assert paths.load(words).exec is runs
 
 
 @pytest.mark.parametrize("word", ["rw", "suid", "dev", "strictatime", "remount", "mand", "bind", "nosymfollow"])
-def test_what_mount8_asks_for_in_vain_is_refused(places: Places, word: str) -> None:
+def test_an_option_of_mount8_that_spiderfs_refuses(paths: Paths, word: str) -> None:
     with pytest.raises(ConfigError, match=word) as caught:
-        places.load(f"ro,{word}")
+        paths.load(f"ro,{word}")
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_comma_in_a_value_is_escaped(places: Places, tmp_path: Path) -> None:
-    assert places.load(rf"log_file={tmp_path}/a\,b.log,policy=lru").log_file == tmp_path / "a,b.log"
+def test_a_comma_in_a_value_is_escaped(paths: Paths, tmp_path: Path) -> None:
+    assert paths.load(rf"log_file={tmp_path}/a\,b.log,policy=lru").log_file == tmp_path / "a,b.log"
 
 
-def test_what_is_shown_can_be_given_again(places: Places) -> None:
-    options = places.load("capacity=20%,uid=7,dir_mode=0500,ttl=inf,source.bandwidth=100MB,trace=/tmp/t,read_ahead=0")
+def test_a_value_that_is_shown_is_read_back(paths: Paths) -> None:
+    options = paths.load("capacity=20%,uid=7,dir_mode=0500,ttl=inf,source.bandwidth=100MB,trace=/tmp/t,read_ahead=0")
     shown = [f"{row.name}={row.value}" for row in options.as_table()]
     assert Options.load(shown) == options
 
 
-def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, places: Places, tmp_path: Path) -> None:
+def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, paths: Paths, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    (tmp_path / "link").symlink_to(places.source)
+    (tmp_path / "link").symlink_to(paths.source)
     first, linked, other = (
-        Options(source=source, mountpoint=places.mountpoint).cache_dir
-        for source in (places.source, tmp_path / "link", tmp_path)
+        Options(source=source, mountpoint=paths.mountpoint).cache_dir
+        for source in (paths.source, tmp_path / "link", tmp_path)
     )
     assert first.parent == tmp_path / "xdg" / "spiderfs"
     assert first == linked != other
@@ -174,7 +172,7 @@ def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, pl
         ("capcity=1GiB", "did you mean capacity?"),
         ("latency_ms=1", "did you mean source.latency_ms?"),
         ("qqqq=1", "spiderfs mount --help"),
-        ("rw", "leave rw away"),
+        ("rw", "leave out rw"),
         ("remount", "spiderfs config"),
         ("capacity", "capacity=20GiB"),
         ("capacity=lots", "write it like 20GiB"),
@@ -191,8 +189,8 @@ def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, pl
         ("source=/does/not/exist\n,mountpoint=/", "the source"),
     ],
 )
-def test_a_wrong_option_is_one_line_with_a_remedy(places: Places, option: str, remedy: str) -> None:
-    places_given = {} if "mountpoint" in option else {"source": places.source, "mountpoint": places.mountpoint}
+def test_a_wrong_option_is_one_line_with_a_remedy(paths: Paths, option: str, remedy: str) -> None:
+    places_given = {} if "mountpoint" in option else {"source": paths.source, "mountpoint": paths.mountpoint}
     with pytest.raises(ConfigError) as caught:
         Options.load([option], **places_given)
     assert remedy in str(caught.value)
@@ -208,14 +206,14 @@ def test_a_wrong_option_is_one_line_with_a_remedy(places: Places, option: str, r
         ("\xff", "TOML"),
     ],
 )
-def test_a_wrong_file_is_named(places: Places, tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_file_is_named(paths: Paths, tmp_path: Path, text: str, said: str) -> None:
     toml = tmp_path / "mount.toml"
     toml.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=said) as caught:
-        places.load(toml=toml)
+        paths.load(toml=toml)
     assert str(caught.value).startswith(str(toml))
     with pytest.raises(ConfigError, match="cannot be read"):
-        places.load(toml=tmp_path / "missing.toml")
+        paths.load(toml=tmp_path / "missing.toml")
 
 
 @pytest.mark.parametrize(
@@ -230,14 +228,14 @@ def test_a_wrong_file_is_named(places: Places, tmp_path: Path, text: str, said: 
         ("source", "mnt", "source/cache", "inside the source"),
         ("source", "mnt", "mnt", "inside the mount point"),
         ("source", "mnt", "file", "not a directory"),
-        ("", "mnt", "cache", "empty path"),
+        ("", "mnt", "cache", "path is empty"),
     ],
 )
-def test_places_that_do_not_go_together(
-    places: Places, tmp_path: Path, source: str, mountpoint: str, cache_dir: str, said: str
+def test_paths_that_cannot_be_used_together(
+    paths: Paths, tmp_path: Path, source: str, mountpoint: str, cache_dir: str, said: str
 ) -> None:
     (tmp_path / "file").touch()
-    (places.source / "inner").mkdir()
+    (paths.source / "inner").mkdir()
     with pytest.raises(SpiderfsError, match=said) as caught:
         Options.load(
             [f"cache_dir={tmp_path / cache_dir}"], None, tmp_path / source if source else "", tmp_path / mountpoint
@@ -245,20 +243,20 @@ def test_places_that_do_not_go_together(
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_mount_may_lie_over_its_source_and_over_files(places: Places) -> None:
-    (places.source / "file").touch()
-    (places.mountpoint / "file").touch()
-    assert places.load() == places.load()
-    assert Options.load([f"cache_dir={places.cache_dir}"], None, places.source, places.source)
+def test_a_mount_may_lie_over_its_source_and_over_files(paths: Paths) -> None:
+    (paths.source / "file").touch()
+    (paths.mountpoint / "file").touch()
+    assert paths.load() == paths.load()
+    assert Options.load([f"cache_dir={paths.cache_dir}"], None, paths.source, paths.source)
 
 
-def test_places_that_are_not_named(places: Places) -> None:
-    with pytest.raises(ConfigError, match=r"no mountpoint: .*--config"):
-        Options.load((), None, places.source)
+def test_a_path_that_is_not_named(paths: Paths) -> None:
+    with pytest.raises(ConfigError, match=r"no mountpoint is named: .*--config"):
+        Options.load((), None, paths.source)
 
 
-def test_live_changes(places: Places) -> None:
-    options = places.load()
+def test_live_changes(paths: Paths) -> None:
+    options = paths.load()
     assert options.changed("capacity", "20%").capacity == Capacity(20, "percent")
     assert options.changed("source.gone", "on").source_faults()["gone"] == 1
     assert options.changed("policy", "lru").changed("policy", "spider") == options

@@ -196,7 +196,7 @@ def test_command_reads_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--policy", "clock"], "no such policy: 'clock'"),
+        (["--policy", "clock"], "there is no policy 'clock'"),
         (["--capacity", "120%"], "capacity: "),
         (["--capacity", "10%,"], "capacity: "),
         (["--json", "/nonexistent/x"], "cannot write"),

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from spiderfs.errors import SourceChanged, SourceDenied, SourceNotFound, SourceTimeout, SourceUnavailable
-from spiderfs.linux.worker_threads import Threads
+from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.recent_timeouts import RecentTimeouts
@@ -162,11 +162,11 @@ def test_an_answer_is_not_retried(harness: Harness, kind: type[SourceNotFound | 
 
 
 def test_backoff_doubles_up_to_its_limit_with_full_jitter(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def without_thread(_: Threads, function: Callable[..., object], *args: object) -> object:
+    async def without_thread(_: WorkerThreads, function: Callable[..., object], *args: object) -> object:
         return function(*args)
 
     # Threads and a mock clock do not go together: it jumps while a thread runs.
-    monkeypatch.setattr(Threads, "run", without_thread)
+    monkeypatch.setattr(WorkerThreads, "run", without_thread)
     limits = SourceLimits(timeout_s=100, attempts=6, backoff_s=1, max_backoff_s=4)
     asked: list[float] = []
 

@@ -16,7 +16,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -90,6 +90,12 @@ class FaultState:
             self._values[_SLOTS[name]] = value
             if name == "bandwidth":
                 self._values[_LINE_FREE] = 0.0
+
+    def change(self, settings: Mapping[str, float]) -> None:
+        """Set those of the settings that are different now."""
+        for name, value in settings.items():
+            if value != self.get(name):
+                self.set(name, value)
 
     def as_dict(self) -> dict[str, float]:
         return {name: self.get(name) for name in FAULTS}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -35,6 +36,22 @@ LANDING_MAX_BYTES = 64 << 20
 LANDING_FILES = 4
 
 
+@dataclass(frozen=True)
+class SectionStatus:
+    bytes: int
+    entries: int
+
+
+@dataclass(frozen=True)
+class CacheStatus:
+    """What the cache holds now; `sections` begin with landing."""
+
+    capacity_bytes: int
+    used_bytes: int
+    entries: int
+    sections: Mapping[str, SectionStatus]
+
+
 class CacheControl:
     def __init__(self, content: Content, policy: str, large_share: float, counters: Counters) -> None:
         self._content = content
@@ -43,6 +60,16 @@ class CacheControl:
         self._largest_bytes = 0
         self._expected_files: int | None = None
         self.engine = Engine(mountable_policies()[policy](), 0, 0, large_share)
+
+    def status(self) -> CacheStatus:
+        usage, engine = self._content.usage(), self.engine
+        kept = {name: SectionStatus(size, engine.section_entries[name]) for name, size in engine.section_bytes.items()}
+        return CacheStatus(
+            capacity_bytes=usage.capacity_bytes,
+            used_bytes=usage.used_bytes,
+            entries=usage.landing_entries + usage.kept_entries,
+            sections={LANDING: SectionStatus(usage.landing_bytes, usage.landing_entries), **kept},
+        )
 
     # -- the life of a cache
 
@@ -128,6 +155,8 @@ class CacheControl:
 
     def set_capacity(self, capacity_bytes: int) -> None:
         """Evict down to it now; if the store cannot, everything is as it was, and StoreError is raised."""
+        if capacity_bytes == self._capacity_bytes == self._content.usage().capacity_bytes:
+            return
         with self._undone_on_failure():
             self._capacity_bytes = capacity_bytes
             self._apply(self.engine.resize(capacity_bytes, self._landing_bytes()))
@@ -135,6 +164,8 @@ class CacheControl:
 
     def set_policy(self, name: str) -> None:
         """Go on with another policy; if the store cannot, everything is as it was, and StoreError is raised."""
+        if name == self.engine.policy.name:
+            return
         with self._undone_on_failure():
             self._apply(self.engine.change_policy(mountable_policies()[name]()))
 

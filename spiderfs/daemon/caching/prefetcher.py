@@ -17,7 +17,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import trio
@@ -29,6 +30,7 @@ from spiderfs.core.window import LEAST, Window
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SpiderfsError, Stale, StoreCorrupt
 from spiderfs.metrics import Counters
+from spiderfs.options.model import Options
 from spiderfs.sources.client import SourceClient
 from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Content, ContentKey
@@ -63,8 +65,59 @@ _LATELY_S = 0.5
 _AT_A_TIME = 2000
 
 
+@dataclass(frozen=True)
+class PlanStatus:
+    """How a reader with a plan is doing, and the fetches ahead of it; `late_share` is of its `opens`."""
+
+    trainer: int
+    list: str
+    epoch: int
+    position: int
+    length: int
+    epochs_ahead: int
+    believed: bool
+    followed_share: float
+    samples_per_s: float
+    ready_samples: int
+    ready_s: float
+    window_samples: int
+    opens: int
+    late_share: float
+
+
+@dataclass(frozen=True)
+class PrefetcherStatus:
+    plans: tuple[PlanStatus, ...]
+    under_way: int
+    limit: int
+    most: int
+    latency_s: float
+    bytes_per_s: float
+
+
+class Bell:
+    """Wakes the prefetcher. A component that brings news of plans or readers is made before it, and rings this bell."""
+
+    def __init__(self) -> None:
+        self._rung = trio.Event()
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    def silence(self) -> None:
+        """Wait for the next ring from now on."""
+        self._rung = trio.Event()
+
+    async def wait(self) -> None:
+        await self._rung.wait()
+
+
 class Prefetcher:
-    """`has_stand_in` says of an inode that its reader is to be given another file unless it is cached."""
+    """Fetches ahead of readers; rings of `bell` say that they have come further, or that plans have come.
+
+    `has_stand_in` says of an inode that a cached file can stand in for it. Where the options have readers take that at
+    every miss, such an inode is not fetched.
+    """
 
     def __init__(
         self,
@@ -74,8 +127,8 @@ class Prefetcher:
         client: SourceClient,
         content: Content,
         counters: Counters,
-        sample_max_bytes: int,
-        most_fetches: int,
+        options: Options,
+        bell: Bell,
         has_stand_in: Callable[[int], bool],
     ) -> None:
         self._cache = cache
@@ -85,9 +138,10 @@ class Prefetcher:
         self._client = client
         self._content = content
         self._counters = counters
-        self._sample_max_bytes = sample_max_bytes
+        self._sample_max_bytes = options.sample_max_bytes
+        self._bell = bell
         self._has_stand_in = has_stand_in
-        self._woken = trio.Event()
+        self.change(options)
         self._cursors: dict[PlannedReader, _Cursor] = {}
         self._windows: dict[PlannedReader, Window] = {}
         self._looked_at_s = self._full_until_s = 0.0
@@ -95,17 +149,48 @@ class Prefetcher:
         self._arrived: list[int] = []
         self._failed: dict[int, float] = {}
         self.under_way: set[int] = set()
-        self.concurrency = Concurrency(most_fetches)
+        self.concurrency = Concurrency(options.fetches)
 
-    def wake(self) -> None:
-        """Readers have come further, or plans have come."""
-        self._woken.set()
+    def change(self, options: Options) -> None:
+        """Take over live options."""
+        self._leaves_stand_ins = options.substitute_when == "miss"
+
+    def status(self) -> PrefetcherStatus:
+        concurrency = self.concurrency
+        return PrefetcherStatus(
+            plans=tuple(self._plan_status(*owner, reader) for owner, reader in self._schedule.readers.items()),
+            under_way=len(self.under_way),
+            limit=concurrency.limit,
+            most=concurrency.most,
+            latency_s=concurrency.latency_s,
+            bytes_per_s=concurrency.bytes_per_s,
+        )
+
+    def _plan_status(self, trainer: Hashable, name: str, reader: PlannedReader) -> PlanStatus:
+        assert isinstance(trainer, int)
+        ready = self.ready_ahead(reader)
+        return PlanStatus(
+            trainer=trainer,
+            list=name,
+            epoch=reader.epoch.number,
+            position=reader.reached,
+            length=len(reader.epoch),
+            epochs_ahead=len(reader.later),
+            believed=reader.believed,
+            followed_share=reader.followed_share,
+            samples_per_s=1 / reader.pace_s,
+            ready_samples=ready,
+            ready_s=ready * reader.pace_s,
+            window_samples=self.window(reader),
+            opens=reader.opens,
+            late_share=reader.late / max(1, reader.opens),
+        )
 
     async def run(self) -> None:
         """For ever."""
         async with trio.open_nursery() as nursery:
             while True:
-                self._woken = trio.Event()
+                self._bell.silence()
                 try:
                     with exit_if_corrupt():
                         self._keep_arrived()
@@ -120,7 +205,7 @@ class Prefetcher:
                     log.warning("%s: nothing is fetched ahead for a moment", exc)
                     self._full_until_s = trio.current_time() + _STORE_PAUSE_S
                 with trio.move_on_after(_LOOK_AGAIN_S if self._schedule.active else float("inf")):
-                    await self._woken.wait()
+                    await self._bell.wait()
 
     def window(self, reader: PlannedReader) -> int:
         """Positions ahead of a reader that may be fetched now."""
@@ -194,7 +279,7 @@ class Prefetcher:
                 elif self._cache.engine.could_keep(inode, node.stat.size):
                     return
             heads[reader] = next(readers[reader], None)
-        self.wake()
+        self._bell.ring()
 
     def _cursor(self, reader: PlannedReader) -> _Cursor:
         cursor = self._cursors.get(reader)
@@ -207,7 +292,9 @@ class Prefetcher:
         if not inode or inode in self._cache.engine.members or inode in self.under_way or inode in self._failed:
             return None
         key = ContentKey(inode)
-        if self._fetcher.stored(key) or self._fetcher.under_way(key) or self._has_stand_in(inode):
+        if self._fetcher.stored(key) or self._fetcher.under_way(key):
+            return None
+        if self._leaves_stand_ins and self._has_stand_in(inode):
             return None
         node = self._sample(inode)
         # What is fetched before it has settled is not kept.
@@ -245,7 +332,7 @@ class Prefetcher:
                     self._full_until_s = now + _FAILED_PAUSE_S
         finally:
             self.under_way.discard(node.inode)
-            self.wake()
+            self._bell.ring()
 
     def _keep_arrived(self) -> None:
         if self._arrived:

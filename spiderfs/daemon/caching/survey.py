@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from spiderfs.sources.source import MAX_SIZE
 from spiderfs.vfs.lister import Lister
 
 
+@dataclass(frozen=True)
+class SurveyStatus:
+    """`source_bytes` is what was found so far, and the whole source once the survey is `done`."""
+
+    source_bytes: int
+    done: bool
+
+
 class Survey:
-    """Bytes of all regular files of the source, as far as they are known."""
+    """Measures the bytes of all regular files of the source."""
 
     def __init__(self, lister: Lister, known_bytes: int) -> None:
         self._lister = lister
         self.source_bytes = known_bytes
         self.done = False
+
+    def status(self) -> SurveyStatus:
+        return SurveyStatus(self.source_bytes, self.done)
 
     async def run(self, report: Callable[[], None]) -> None:
         """Walk the whole source once; `report` is called whenever the total is known better.

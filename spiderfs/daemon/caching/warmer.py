@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from itertools import islice
 
 import trio
@@ -34,6 +35,19 @@ _AT_A_TIME = 1000
 Note = Callable[[int, int, int, int, int], None]
 
 
+@dataclass(frozen=True)
+class WarmerStatus:
+    """How far the last request to warm files is, and how many records the last request to evict files dropped."""
+
+    working: bool
+    found: int
+    fetched: int
+    fetched_bytes: int
+    present: int
+    failed: int
+    last_evicted: int
+
+
 class Warmer:
     """Fetches what patterns name, a request at a time, and remembers how far it is."""
 
@@ -58,6 +72,17 @@ class Warmer:
         self._found = self._fetched = self._present = self._failed = self._bytes = 0
         self._working = False
         self._last_evicted = 0
+
+    def status(self) -> WarmerStatus:
+        return WarmerStatus(
+            self._working,
+            self._found,
+            self._fetched,
+            self._bytes,
+            self._present,
+            self._failed,
+            self._last_evicted,
+        )
 
     def warm(self, patterns: Sequence[Pattern]) -> None:
         """Begin to fetch; raises ConfigError when too many requests wait already."""
@@ -191,13 +216,3 @@ class Warmer:
         """The next records and their paths. In a thread."""
         keys = [member.key for member in islice(members, _AT_A_TIME)]
         return list(zip(keys, self._catalogue.paths(key.inode for key in keys), strict=True))
-
-    def warm_progress(self) -> str:
-        state = "working" if self._working else "idle"
-        return (
-            f"{state}: {self._found} files found, {self._fetched} fetched ({self._bytes} bytes), "
-            f"{self._present} cached before, {self._failed} failed\n"
-        )
-
-    def evict_result(self) -> str:
-        return f"{self._last_evicted} records evicted by the last request\n"

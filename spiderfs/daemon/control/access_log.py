@@ -6,14 +6,13 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, WARMED, Access
-from spiderfs.errors import SpiderfsError
 from spiderfs.shared.layout import RunLayout
-from spiderfs.trace.format import Kind, TraceWriter
+from spiderfs.trace.format import Kind
+from spiderfs.trace.recording import Recording
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +31,16 @@ class AccessLog:
         self,
         run: RunLayout,
         enabled: bool,
-        trace: Path | None,
+        recording: Recording | None,
         path_of: Callable[[int], bytes],
-        *,
-        size_of: Callable[[int], int] = lambda inode: 0,
-        dataset_of: Callable[[int, int], int] = lambda trainer, inode: 0,
+        size_of: Callable[[int], int],
+        dataset_of: Callable[[int, int], int],
     ) -> None:
         """`dataset_of` a trainer and a file is the number of the list that names it."""
         self._file = run.access_log
         self._wanted = run.access_log_wanted
         self._enabled = enabled
-        self.trace = self._begun(trace) if trace else None
+        self._recording = recording
         self._path_of = path_of
         self._size_of = size_of
         self._dataset_of = dataset_of
@@ -50,45 +48,25 @@ class AccessLog:
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
         self._following = False
 
-    def _begun(self, trace: Path) -> TraceWriter | None:
-        try:
-            return TraceWriter(trace)
-        except SpiderfsError as exc:
-            # The mount found it usable; what has come in between must not keep a new manager from its work.
-            log.warning("%s: no more accesses are recorded", exc)
-            return None
-
     def note(self, events: list[Access]) -> None:
-        """Remember accesses."""
-        if not (self._enabled or self.trace):
-            return
+        """Remember accesses, and record them."""
         noted = [access for access in events if access.where != OPENED]
         if self._enabled:
             (self._unwritten if self._following else self._recent).extend(noted)
-        if self.trace:
-            self._record(self.trace, noted)
-
-    def _record(self, trace: TraceWriter, noted: Iterable[Access]) -> None:
-        try:
+        if self._recording is not None:
             for access in noted:
-                if access.where == WARMED:
-                    continue
-                dataset = self._dataset_of(access.trainer, access.wanted) if access.trainer else 0
-                if access.wanted != access.inode:
-                    wanted_size = self._size_of(access.wanted)
-                    trace.redirect(access.time_s, access.wanted, wanted_size, access.inode, access.size, dataset)
-                    continue
-                kind = Kind.BLOCK if access.block else Kind.OPEN
-                served = access.where == HIT
-                trace.append(access.time_s, access.inode, access.size, kind, access.block, served, dataset)
-        except SpiderfsError as exc:
-            self._end(trace, exc)
+                if access.where != WARMED:
+                    self._record(self._recording, access)
 
-    def _end(self, trace: TraceWriter, reason: SpiderfsError) -> None:
-        log.warning("%s: the trace ends here", reason)
-        self.trace = None
-        with contextlib.suppress(SpiderfsError):
-            trace.close()
+    def _record(self, recording: Recording, access: Access) -> None:
+        dataset = self._dataset_of(access.trainer, access.wanted) if access.trainer else 0
+        if access.wanted != access.inode:
+            wanted_size = self._size_of(access.wanted)
+            recording.redirect(access.time_s, access.wanted, wanted_size, access.inode, access.size, dataset)
+        else:
+            kind = Kind.BLOCK if access.block else Kind.OPEN
+            served = access.where == HIT
+            recording.append(access.time_s, access.inode, access.size, kind, access.block, served, dataset)
 
     def write(self) -> None:
         """Bring the file up to date if anybody reads it; what was remembered comes first."""
@@ -118,6 +96,12 @@ class AccessLog:
         except FileNotFoundError:
             return False
 
+    def render(self) -> bytes:
+        """Bring the file up to date for whoever opens `.spiderfs/log`, who reads the text from that file."""
+        self.want()
+        self.write()
+        return b""
+
     def want(self) -> None:
         with contextlib.suppress(OSError):
             self._wanted.touch()
@@ -128,16 +112,3 @@ class AccessLog:
         head = f"{when} {WORDS[access.where]:8} {access.size:>9} pid={access.pid}{block} "
         served = b"" if access.wanted == access.inode else b" served by " + self._path_of(access.inode)
         return head.encode() + (self._path_of(access.wanted) + served).replace(b"\n", b"\\n") + b"\n"
-
-    def flush(self) -> None:
-        """Put the trace on disk as far as it goes."""
-        if self.trace:
-            try:
-                self.trace.flush()
-            except SpiderfsError as exc:
-                self._end(self.trace, exc)
-
-    def close(self) -> None:
-        self.flush()
-        if self.trace:
-            self.trace.close()

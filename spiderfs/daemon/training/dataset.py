@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Container
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,17 @@ KEPT_LISTS = 8
 
 # Samples looked up between two chances for other tasks: 5 ms.
 _AT_A_TIME = 500
+
+
+@dataclass(frozen=True)
+class DatasetStatus:
+    """`left_out_share` is of the rows of its batches; `scoring_s` is the mean time that it took to score a batch."""
+
+    number: int
+    name: str
+    samples: int
+    left_out_share: float
+    scoring_s: float
 
 
 class Dataset:
@@ -57,6 +69,11 @@ class Dataset:
         self.rows_scored = 0
         self.rows_left_out = 0
         self._scored_at = np.zeros(len(samples), np.uint32)
+
+    def status(self) -> DatasetStatus:
+        left_out_share = self.rows_left_out / max(1, self.rows_left_out + self.rows_scored)
+        scoring_s = self.scoring_s / max(1, self.scorings_made)
+        return DatasetStatus(self.number, self.name, len(self.labels), left_out_share, scoring_s)
 
     @property
     def label_of(self) -> dict[Key, int]:

@@ -20,7 +20,7 @@ import trio
 from spiderfs.daemon.context import socket_address
 from spiderfs.daemon.training.declaring import DeclaredBytes
 from spiderfs.daemon.training.hook_connection import Connection, HookSink, ServerLimits
-from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer, TrainerStatus
 from spiderfs.errors import SpiderfsError
 from spiderfs.protocol import Error
 
@@ -61,6 +61,10 @@ class HookServer:
         self._connections = 0
         self.declared_bytes = DeclaredBytes(limits.declared_bytes)
         self.trainers: list[Trainer] = []
+
+    def status(self) -> tuple[TrainerStatus, ...]:
+        """One for each trainer that is attached."""
+        return tuple(trainer.status() for trainer in self.trainers)
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer until cancelled; what goes wrong with one connection stays with it."""

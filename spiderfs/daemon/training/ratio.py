@@ -8,6 +8,8 @@ more bytes, 2 % of it 1 %: benchmarks/training/lookahead.py.)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgpack
 
 from spiderfs.daemon.caching.cache_control import CacheControl
@@ -16,6 +18,18 @@ from spiderfs.policies.parts.elastic import Elastic, ElasticOptions
 from spiderfs.store.environment import exit_if_corrupt
 
 PLANNED_RATIO = 0.98
+
+
+@dataclass(frozen=True)
+class RatioStatus:
+    """`ratio` is None for a policy without the two sections; see `policies/parts/elastic.py` for the other names."""
+
+    ratio: float | None
+    pinned: float | None
+    sigma: float
+    beta: int
+    delta: float
+    u: float
 
 
 class SectionRatio:
@@ -33,6 +47,11 @@ class SectionRatio:
     def state(self) -> bytes:
         packed: bytes = msgpack.packb(self.elastic.state())
         return packed
+
+    def status(self) -> RatioStatus:
+        elastic, policy = self.elastic, self._cache.guided
+        ratio = None if policy is None else policy.ratio
+        return RatioStatus(ratio, elastic.pinned, elastic.sigma, elastic.beta, elastic.delta, elastic.u)
 
     def epoch_ended(self, epoch: int, sigmas: list[float], accuracy: float | None) -> None:
         """Take note of an epoch: the spread of each list's scores, and the accuracy, where it is known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import overload
 
@@ -62,6 +62,18 @@ class SampleList:
         return replace(self, paths=SamplePaths(b""))
 
 
+@dataclass(frozen=True)
+class TrainerStatus:
+    """`lists` has the number of samples by the list's name."""
+
+    client: str
+    pid: int
+    rank: int
+    lists: Mapping[str, int]
+    batches: int
+    batches_dropped: int
+
+
 @dataclass(eq=False)
 class Trainer:
     """`pid` and `uid` come from the kernel (SO_PEERCRED); a pid of 0 is one of a foreign pid namespace."""
@@ -77,6 +89,10 @@ class Trainer:
     @property
     def rank(self) -> int:
         return self.hello.rank
+
+    def status(self) -> TrainerStatus:
+        lists = {name: len(samples) for name, samples in self.lists.items()}
+        return TrainerStatus(self.hello.client, self.pid, self.rank, lists, self.batches, self.batches_dropped)
 
 
 class ListAssembly:

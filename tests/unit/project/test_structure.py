@@ -34,7 +34,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS) for unit in units}
 # Folders whose modules have a layer each, or whose inner rooms have.
-KNOTS = {("spiderfs.daemon.control.table", "spiderfs.daemon.manager")}
 OPENED = ("daemon", "policies", "shared")
 
 # Who alone may import a library; whatever else needs it asks them.
@@ -129,7 +128,6 @@ def test_imports_point_down(path: Path) -> None:
         for found in imports(path)
         if found.name.split(".")[0] == "spiderfs"
         and unit_of(found.name) != own
-        and (module_of(path), found.name) not in KNOTS
         and LAYER_OF[unit_of(found.name)] >= LAYER_OF[own]
     ]
     assert wrong == []
@@ -137,11 +135,7 @@ def test_imports_point_down(path: Path) -> None:
 
 def test_no_two_modules_need_each_other() -> None:
     needs = {
-        module_of(path): {
-            found.name
-            for found in imports(path)
-            if found.name.split(".")[0] == "spiderfs" and (module_of(path), found.name) not in KNOTS
-        }
+        module_of(path): {found.name for found in imports(path) if found.name.split(".")[0] == "spiderfs"}
         for path in SPIDERFS_MODULES
     }
     # Raises CycleError, which names them.

@@ -18,9 +18,10 @@ from spiderfs.core.events import HIT, REFUSED, Access
 from spiderfs.core.policy import Key
 from spiderfs.core.schedule import PROVEN_OPENS, PlannedEpoch, PlannedReader
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES, Prefetcher
+from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES, Bell, Prefetcher
 from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
 from spiderfs.metrics import SharedCounters
+from spiderfs.options.model import Options
 from spiderfs.sources.client import Patience, SourceClient, SourceLimits
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import Version
@@ -153,6 +154,15 @@ class Harness:
         self.cache.restore(max(-(-cached * SIZE * 20 // 19), (cached + 4) * SIZE if cached else 0), None)
         self.cache.fold(events(0, 1, SIZE, REFUSED, 0))
         self.stand_ins: set[int] = set()
+        self.bell = Bell()
+        options = Options(
+            source=directory,
+            mountpoint=directory,
+            cache_dir=directory,
+            sample_max_bytes=LARGE - 1,
+            fetches=most_fetches,
+            substitute_when="miss",
+        )
         self.prefetcher = Prefetcher(
             self.cache,
             catalogue,
@@ -160,8 +170,8 @@ class Harness:
             self.client,
             self.content,
             row,
-            LARGE - 1,
-            most_fetches,
+            options,
+            self.bell,
             self.stand_ins.__contains__,
         )
 
@@ -182,7 +192,7 @@ class Harness:
         made = PlannedEpoch(epoch, self.inodes, place_of, np.array(list(order), np.uint32))
         self.cache.engine.plan(trainer, "train", made, trio.current_time(), begun)
         self.reader(trainer).proven |= proven
-        self.prefetcher.wake()
+        self.bell.ring()
 
     def reader(self, trainer: int = TRAINER) -> PlannedReader:
         return self.cache.engine.schedule.readers[trainer, "train"]
@@ -198,7 +208,7 @@ class Harness:
         if not self.fetcher.stored(ContentKey(inode)):
             _, where = await self.fetcher.fetch(self.catalogue.node(inode))
         self.cache.fold(events(trio.current_time(), inode, size, where, trainer))
-        self.prefetcher.wake()
+        self.bell.ring()
         return where == HIT
 
     @property

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import resource
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,8 @@ from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED, Access
 from spiderfs.daemon.control import access_log as module
 from spiderfs.daemon.control.access_log import REMEMBERED_ACCESSES, WANTED_S, AccessLog
 from spiderfs.shared.layout import RunLayout
-from spiderfs.trace.format import BUFFERED_RECORDS, read_trace
+from spiderfs.trace.format import read_trace
+from spiderfs.trace.recording import Recording
 
 LINE = re.compile(
     rb"(?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?P<how>\w+) +(?P<size>\d+) pid=(?P<pid>\d+)"
@@ -30,11 +28,18 @@ def event(inode: int, where: int = HIT, size: int = 100, block: int = 0) -> Acce
 
 
 class Harness:
-    def __init__(self, directory: Path, enabled: bool = True, trace: Path | None = None) -> None:
+    def __init__(self, directory: Path, enabled: bool = True, recording: Recording | None = None) -> None:
         run = RunLayout(directory)
         self.file = run.access_log
         self.wanted = run.access_log_wanted
-        self.log = AccessLog(run, enabled, trace, lambda inode: PATHS.get(inode, b"?"))
+        self.log = AccessLog(
+            run,
+            enabled,
+            recording,
+            path_of=lambda inode: PATHS.get(inode, b"?"),
+            size_of=lambda inode: 10 * inode,
+            dataset_of=lambda trainer, inode: trainer + 1,
+        )
 
     def forget(self) -> None:
         """Make it long ago that somebody looked."""
@@ -46,10 +51,8 @@ class Harness:
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> Iterator[Harness]:
-    harness = Harness(tmp_path)
-    yield harness
-    harness.log.close()
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
 def test_nothing_is_written_while_nobody_looks(harness: Harness) -> None:
@@ -133,7 +136,6 @@ def test_switched_off_it_remembers_nothing(tmp_path: Path) -> None:
     harness.log.want()
     harness.log.write()
     assert harness.paths() == []
-    harness.log.close()
 
 
 def test_a_disk_without_room_costs_lines_and_nothing_else(harness: Harness) -> None:
@@ -148,37 +150,16 @@ def test_a_disk_without_room_costs_lines_and_nothing_else(harness: Harness) -> N
 
 
 def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:
-    trace = tmp_path / "epoch.trace"
-    harness = Harness(tmp_path, enabled=False, trace=trace)
-    harness.log.note([event(1, FETCHED), event(1, HIT), event(2, WARMED), event(3, HIT, 50, block=4)])
-    harness.log.flush()
-    assert trace.stat().st_size > 0
-    harness.log.close()
-    accesses = read_trace(trace).accesses()
-    assert [accesses.keys[number] for number in range(len(accesses.keys))] == [1, 1, (3, 4)]
-    assert [int(size) for size in accesses.sizes] == [100, 100, 50]
-
-
-@pytest.mark.parametrize("noticed", ["as it goes", "at a flush", "at the end"])
-def test_a_trace_that_cannot_be_written_ends_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, noticed: str
-) -> None:
-    trace = tmp_path / "epoch.trace"
-    harness = Harness(tmp_path, trace=trace)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (trace.stat().st_size, hard))
-    try:
-        with caplog.at_level(logging.WARNING):
-            for _ in range(3):
-                harness.log.note([event(1)] * (BUFFERED_RECORDS if noticed == "as it goes" else 1))
-            if noticed == "at a flush":
-                harness.log.flush()
-                harness.log.flush()
-            harness.log.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    (record,) = caplog.records
-    assert record.getMessage() == f"cannot go on recording to {trace}: File too large: the trace ends here"
-    harness.log.want()
-    harness.log.write()
-    assert len(harness.paths()) >= 3, "the log goes on"
+    recording = Recording(tmp_path / "epoch.trace")
+    log = Harness(tmp_path, enabled=False, recording=recording).log
+    log.note([event(1, FETCHED), event(1, HIT), event(2, WARMED), event(3, HIT, 50, block=4)])
+    log.note([Access(1.0, 2, 1, 70, 0, 4321, 6, HIT)])
+    recording.close()
+    trace = read_trace(tmp_path / "epoch.trace")
+    accesses = trace.accesses()
+    assert [accesses.keys[number] for number in range(3)] == [1, 1, (3, 4)]
+    assert [int(size) for size in accesses.sizes[:3]] == [100, 100, 50]
+    assert [(int(row["key"]), int(row["size"]), int(row["list"])) for row in trace.records[3:]] == [
+        (1, 10, 7),
+        (2, 70, 7),
+    ], "a reader's sample, and the file that stood in for it"

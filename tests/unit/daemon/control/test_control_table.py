@@ -1,9 +1,9 @@
-"""What control files say, of lists of any length and while what they tell of changes."""
+"""Control files by name, and lists of any length while what they tell of changes."""
 
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +13,11 @@ import pytest
 import trio
 
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.control.table import ControlTable
+from spiderfs.daemon.control import lists
+from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render
+from spiderfs.daemon.training.dataset import DatasetStatus
 from spiderfs.daemon.training.lists_in_memory import ListsInMemory
-from spiderfs.errors import NotFound
+from spiderfs.errors import ConfigError, NotFound, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared.redirect_table import redirect_row
 from spiderfs.sources.source import SourceStat
@@ -38,20 +40,14 @@ class Harness:
         self.records = LmdbRecords(directory / "names", TABLES)
         self.content = LmdbContent(directory / "content")
         self.content.set_capacity(1 << 30)
-        catalogue = Catalogue(self.records)
+        catalogue = self.catalogue = Catalogue(self.records)
         catalogue.record_root(SourceStat(0o40755, 0, 0, 0, 0))
         names = [(b"sample-of-some-class-%06d.jpg" % number, _file(number)) for number in range(FILES)]
         catalogue.record_listing(1, names, 0, 1.0)
         self.inodes = {entry.name: entry.inode for entry in catalogue.entries(1, 0, FILES)}
         self.lists = ListsInMemory()
-        scoring = SimpleNamespace(of=lambda dataset: dataset.scoring, described=self._described)
-        self.manager: Any = SimpleNamespace(
-            content=self.content,
-            records=self.records,
-            catalogue=catalogue,
-            cache=CacheControl(self.content, "spider", 0.5, SharedCounters(1).row(0)),
-            training=SimpleNamespace(lists=self.lists, scoring=scoring),
-        )
+        self.scoring: Any = SimpleNamespace(of=lambda dataset: dataset.scoring, described=self._described)
+        self.cache = CacheControl(self.content, "spider", 0.5, SharedCounters(1).row(0))
 
     async def _described(self, dataset: Any, sample: int) -> list[tuple[str, str]]:
         # Another list is declared meanwhile.
@@ -63,20 +59,14 @@ class Harness:
         number = len(list(self.lists)) + 1
         inodes = np.array([*list(self.inodes.values())[1:], 0], np.uint64)
         scoring = SimpleNamespace(scores=np.arange(FILES, dtype=np.float32))
-        self.lists.put(
-            SimpleNamespace(
-                digest=str(number),
-                number=number,
-                name="train",
-                labels=inodes,
-                inodes=inodes,
-                scoring=scoring,
-                scoring_s=0.0,
-                scorings_made=0,
-                rows_scored=0,
-                rows_left_out=0,
-            )
+        dataset: Any = SimpleNamespace(
+            digest=str(number),
+            number=number,
+            inodes=inodes,
+            scoring=scoring,
+            status=lambda: DatasetStatus(number, "train", FILES, 0.25, 0.0031),
         )
+        self.lists.put(dataset)
 
     def forget_lists(self) -> None:
         for dataset in self.lists:
@@ -92,13 +82,15 @@ class Harness:
             held += len(piece)
             pieces.append(piece)
 
-        async def main() -> None:
-            async with trio.open_nursery() as nursery:
-                await ControlTable(self.manager, nursery).render(name, send)
-
+        renders: dict[str, Render] = {
+            "cache": lambda: lists.cached(self.content, self.catalogue, self.cache.score),
+            "redirects": lambda: lists.redirects(self.records, self.catalogue),
+            "scores": lambda: lists.scores(self.lists, self.scoring, self.catalogue),
+            "graph": lambda: lists.graph(self.lists, self.scoring),
+        }
         tracemalloc.start()
         try:
-            trio.run(main)
+            trio.run(ControlTable(renders, {}, LastRefusal()).render, name, send)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -156,10 +148,92 @@ def test_the_graph_is_told_while_lists_are_declared(harness: Harness) -> None:
     harness.declare()
     text, _ = harness.text("graph")
     assert text.count(b"dataset ") == 2
+    assert b"dataset 1: train, 30000 samples\n  radius             0.5\n  rows left out      0.250" in text
+    assert b"  ms per batch       3.1\n" in text
     assert len(list(harness.lists)) == 4
 
 
-def test_what_is_no_control_file_is_not_found(harness: Harness) -> None:
-    with pytest.raises(BaseExceptionGroup) as caught:
-        harness.text("nothing")
-    assert caught.group_contains(NotFound)
+def test_a_trainer_has_to_declare_samples_before_there_is_a_graph(harness: Harness) -> None:
+    harness.forget_lists()
+    assert harness.text("graph")[0] == b"no trainer has declared its samples yet\n"
+
+
+# -- the table
+
+
+async def rendered(table: ControlTable, name: str) -> list[bytes]:
+    pieces: list[bytes] = []
+
+    async def send(piece: bytes) -> None:
+        pieces.append(piece)
+
+    await table.render(name, send)
+    return pieces
+
+
+def test_a_text_comes_at_once_and_a_list_in_pieces() -> None:
+    async def pieces() -> AsyncGenerator[bytes]:
+        for piece in (b"one ", b"two"):
+            await trio.lowlevel.checkpoint()
+            yield piece
+
+    async def main() -> None:
+        table = ControlTable({"stats": lambda: b"text", "cache": pieces}, {}, LastRefusal())
+        assert await rendered(table, "stats") == [b"text"]
+        assert await rendered(table, "cache") == [b"one ", b"two"]
+        with pytest.raises(NotFound, match="no control file nothing"):
+            await rendered(table, "nothing")
+
+    trio.run(main)
+
+
+def test_a_list_ends_with_its_reader() -> None:
+    ended = []
+
+    async def endless() -> AsyncGenerator[bytes]:
+        try:
+            while True:
+                yield b"x"
+        finally:
+            ended.append(True)
+
+    async def gone(piece: bytes) -> None:
+        raise trio.BrokenResourceError
+
+    async def main() -> None:
+        table = ControlTable({"cache": endless}, {}, LastRefusal())
+        for _ in range(20):
+            with pytest.raises(trio.BrokenResourceError):
+                await table.render("cache", gone)
+
+    trio.run(main)
+    assert len(ended) == 20
+
+
+def test_a_refusal_is_remembered_until_a_change_is_taken() -> None:
+    refusal = LastRefusal()
+    errors: list[Exception] = []
+    written: list[bytes] = []
+
+    async def act(text: bytes) -> None:
+        written.append(text)
+        if errors:
+            raise errors.pop()
+
+    async def main() -> None:
+        acts: dict[str, Act] = {"config": act, "warm": act}
+        table = ControlTable({}, acts, refusal)
+        with pytest.raises(ConfigError, match="stats can only be read"):
+            await table.apply("stats", b"x")
+        for error in (ConfigError("no such option"), StoreFull("no space left")):
+            errors.append(error)
+            with pytest.raises(type(error)):
+                await table.apply("config", b"x")
+            assert refusal.reason == str(error)
+        await table.apply("warm", b"/")
+        assert refusal.reason == "no space left"
+        await table.apply("config", b"policy=lru")
+        assert refusal.reason == ""
+        assert written == [b"x", b"x", b"/", b"policy=lru"]
+
+    trio.run(main)

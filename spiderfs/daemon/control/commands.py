@@ -1,0 +1,54 @@
+"""What writing to a control file does: each command takes the text, and a component that acts on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.patterns import Pattern
+from spiderfs.daemon.caching.warmer import Warmer
+from spiderfs.daemon.control.live_options import LiveOptions
+from spiderfs.daemon.training.ratio import SectionRatio
+from spiderfs.errors import ConfigError
+
+
+async def change_config(options: LiveOptions, text: bytes) -> None:
+    """Change the options that the lines `name=value` set."""
+    settings = []
+    for line in text.decode(errors="surrogateescape").splitlines():
+        setting = line.partition("#")[0].strip()
+        if not setting:
+            continue
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"{setting}: write name=value, for example capacity=10GiB")
+        settings.append((name.strip(), value.strip()))
+    await options.change(settings)
+
+
+async def warm(warmer: Warmer, mountpoint: Path, text: bytes) -> None:
+    """Begin to fetch the files that the lines name."""
+    warmer.warm(_patterns(mountpoint, text))
+
+
+async def evict(warmer: Warmer, cache: CacheControl, mountpoint: Path, text: bytes) -> None:
+    """Drop the files that the lines name from the cache."""
+    await warmer.evict(_patterns(mountpoint, text), cache.evict)
+
+
+async def pin_ratio(ratio: SectionRatio, text: bytes) -> None:
+    """Fix the share of the importance section, or let training decide it again."""
+    word = text.decode(errors="replace").strip()
+    try:
+        ratio.pin(None if word == "auto" else float(word))
+    except ValueError as exc:
+        raise ConfigError(f"{word}: write a share from 0 to 1, or auto") from exc
+
+
+def _patterns(mountpoint: Path, text: bytes) -> Sequence[Pattern]:
+    patterns = [Pattern(line, os.fsencode(mountpoint)) for line in text.split(b"\n") if line]
+    if not patterns:
+        raise ConfigError("no path: write one path or glob a line")
+    return patterns

@@ -1,0 +1,91 @@
+"""What the control files of any length say: each list comes in pieces, and other tasks run between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from itertools import islice
+
+import trio
+
+from spiderfs.daemon.training.lists_in_memory import ListsInMemory
+from spiderfs.daemon.training.scoring import BatchScoring
+from spiderfs.shared.redirect_table import each_redirect
+from spiderfs.store.store import Content, ContentKey, Member, Records
+from spiderfs.vfs.catalogue import Catalogue
+
+# The recall of the graph is judged by so many samples: 0.1 s for a million.
+_RECALL_SAMPLE = 256
+# Lines between two chances for events to be folded: some 3 ms.
+_AT_A_TIME = 1000
+
+
+async def cached(content: Content, catalogue: Catalogue, score: Callable[[ContentKey], float]) -> AsyncGenerator[bytes]:
+    """Every record of the cache: section, bytes, score and path."""
+    members = content.each_member()
+
+    def read() -> tuple[list[Member], list[bytes]]:
+        some = list(islice(members, _AT_A_TIME))
+        return some, catalogue.paths(member.key.inode for member in some)
+
+    while (rows := await trio.to_thread.run_sync(read))[0]:
+        yield b"".join(
+            b"%-12s %12d %10s %s%s\n"
+            % (
+                member.section.encode(),
+                member.size,
+                f"{score(member.key):.6g}".encode(),
+                path,
+                b" block %d" % member.key.block if member.key.block else b"",
+            )
+            for member, path in zip(*rows, strict=True)
+        )
+
+
+async def redirects(records: Records, catalogue: Catalogue) -> AsyncGenerator[bytes]:
+    """Which stand-in trainers get for which sample now, with the number of the list."""
+    published = each_redirect(records)
+
+    def read() -> bytes:
+        some = list(islice(published, _AT_A_TIME))
+        wanted = catalogue.paths(wanted for wanted, _, _ in some)
+        stand_ins = catalogue.paths(stand_in for _, _, stand_in in some)
+        return b"".join(
+            b"%d %s -> %s\n" % (dataset, one, other)
+            for (_, dataset, _), one, other in zip(some, wanted, stand_ins, strict=True)
+        )
+
+    while piece := await trio.to_thread.run_sync(read):
+        yield piece
+
+
+async def scores(lists: ListsInMemory, batch_scoring: BatchScoring, catalogue: Catalogue) -> AsyncGenerator[bytes]:
+    """The score of every sample that trainers have declared, with the number of its list."""
+    for dataset in lists:
+        scoring = batch_scoring.of(dataset)
+        if scoring is None:
+            continue
+        # A copy is of one moment: a batch may be scored while the list is written.
+        values, inodes = scoring.scores.copy(), dataset.inodes
+        for start in range(0, len(values), _AT_A_TIME):
+            some = slice(start, start + _AT_A_TIME)
+            paths = await trio.to_thread.run_sync(catalogue.paths, inodes[some].tolist())
+            yield b"".join(
+                b"%d %s %s\n" % (dataset.number, f"{score:.6g}".encode(), path)
+                for score, path in zip(values[some].tolist(), paths, strict=True)
+            )
+
+
+async def graph(lists: ListsInMemory, batch_scoring: BatchScoring) -> AsyncGenerator[bytes]:
+    """What the scorer knows about each list: radius, neighbours, recall, time per batch."""
+    lines = []
+    for dataset in lists:
+        status = dataset.status()
+        lines.append(f"dataset {status.number}: {status.name}, {status.samples} samples\n")
+        found = await batch_scoring.described(dataset, _RECALL_SAMPLE)
+        if found is None:
+            lines.append("  nothing scored yet\n")
+            continue
+        found.append(("rows left out", f"{status.left_out_share:.3f}  (scoring them all takes longer than training)"))
+        found.append(("ms per batch", f"{1000 * status.scoring_s:.1f}"))
+        lines += [f"  {name:18} {text}\n" for name, text in found]
+    yield "".join(lines or ["no trainer has declared its samples yet\n"]).encode(errors="surrogateescape")

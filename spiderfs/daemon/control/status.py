@@ -1,0 +1,45 @@
+"""The state of a mount at one moment, as its components have told it: what `stats`, `stats.json` and `metrics` show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spiderfs.daemon.caching.cache_control import CacheStatus
+from spiderfs.daemon.caching.prefetcher import PrefetcherStatus
+from spiderfs.daemon.caching.survey import SurveyStatus
+from spiderfs.daemon.training.trainer import TrainerStatus
+from spiderfs.options.model import Options
+
+
+@dataclass(frozen=True)
+class MountStatus:
+    """`pid` is the supervisor's, `counters` are sums over all processes, the store's files have `disk_bytes`."""
+
+    options: Options
+    pid: int
+    uptime_s: float
+    cache: CacheStatus
+    disk_bytes: int
+    known_files: int
+    survey: SurveyStatus
+    prefetcher: PrefetcherStatus
+    trainers: tuple[TrainerStatus, ...]
+    counters: Mapping[str, int]
+    source_reachable: bool
+
+    def gauges(self) -> dict[str, float]:
+        """The metrics of `metrics.GAUGES`."""
+        opens = self.counters["opens"]
+        return {
+            "capacity_bytes": self.cache.capacity_bytes,
+            "used_bytes": self.cache.used_bytes,
+            "entries": self.cache.entries,
+            "disk_bytes": self.disk_bytes,
+            "known_files": self.known_files,
+            "hit_ratio": self.counters["opens_hit"] / opens if opens else 0.0,
+            "origin_bytes_per_open": self.counters["origin_bytes"] / opens if opens else 0.0,
+            "source_reachable": float(self.source_reachable),
+            "workers": self.options.workers,
+            "uptime_seconds": self.uptime_s,
+        }

@@ -1,0 +1,196 @@
+"""What the control files of a bounded size say: each view turns the status of a component into the text of a file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from spiderfs import __version__
+from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
+from spiderfs.daemon.caching.warmer import WarmerStatus
+from spiderfs.daemon.control.status import MountStatus
+from spiderfs.daemon.training.ratio import RatioStatus
+from spiderfs.daemon.training.trainer import TrainerStatus
+from spiderfs.metrics import SharedCounters, prometheus_text
+from spiderfs.options.model import Options
+from spiderfs.options.units import round_size
+
+
+def stats(status: MountStatus) -> bytes:
+    """What a person wants to know at a glance."""
+    options, cache, counters, gauges = status.options, status.cache, status.counters, status.gauges()
+    opens = counters["opens"]
+    rows = [
+        ("source", f"{options.source}" + ("" if status.source_reachable else "  (does not answer)")),
+        ("mount point", str(options.mountpoint)),
+        ("up", f"{status.uptime_s:.0f} s, pid {status.pid}, {options.workers} worker(s)"),
+        ("policy", options.policy),
+        ("cache", f"{round_size(cache.used_bytes)} of {_capacity(status)}, {cache.entries} records"),
+        *(
+            (f"  {name}", f"{round_size(section.bytes)}, {section.entries} records")
+            for name, section in cache.sections.items()
+        ),
+        ("on disk", round_size(status.disk_bytes)),
+        ("opens", f"{opens}, {gauges['hit_ratio']:.1%} served without waiting for the source"),
+        ("around FUSE", f"{counters['client_opens']} of the opens, by spiderfs.client"),
+        ("redirected", f"{counters['redirects']} opens, {counters['redirects'] / max(1, opens):.1%} of all"),
+        *(("trainer", _trainer_line(trainer)) for trainer in status.trainers),
+        *(("plan", _plan_line(plan)) for plan in status.prefetcher.plans),
+        ("reads", f"{counters['reads']} ({round_size(counters['read_bytes'])}); the page cache served the others"),
+        (
+            "from the source",
+            f"{round_size(counters['origin_bytes'])}, {round_size(int(gauges['origin_bytes_per_open']))} per open",
+        ),
+        ("waited for it", f"{counters['stall_microseconds'] / 1e6:.1f} s in all readers together"),
+        (
+            "troubles",
+            f"{counters['source_retries']} retries, {counters['source_timeouts']} timeouts, "
+            f"{counters['source_errors']} errors of the source; {counters['store_failures']} of the cache; "
+            f"{counters['checksum_failures']} checksums; {counters['events_dropped']} events dropped; "
+            f"{counters['worker_restarts'] + counters['manager_restarts']} processes restarted",
+        ),
+    ]
+    return "".join(f"{name:16} {text}\n" for name, text in rows).encode(errors="surrogateescape")
+
+
+def _capacity(status: MountStatus) -> str:
+    capacity = round_size(status.cache.capacity_bytes)
+    if status.options.capacity.unit == "bytes":
+        return capacity
+    of = round_size(status.survey.source_bytes) if status.survey.done else "the source, which is being measured"
+    return f"{capacity} ({status.options.capacity} of {of})"
+
+
+def _trainer_line(trainer: TrainerStatus) -> str:
+    lists = ", ".join(f"{name} with {count} samples" for name, count in trainer.lists.items()) or "no list"
+    # The kernel has no number here for a process of another pid namespace.
+    who = f"pid {trainer.pid}" if trainer.pid else "of another pid namespace: never redirected"
+    return f"{trainer.client} ({who}, rank {trainer.rank}): {lists}; {trainer.batches} batches"
+
+
+def _plan_line(plan: PlanStatus) -> str:
+    doing = "" if plan.believed else "; not followed, so it is not acted on"
+    return (
+        f"{plan.list}, epoch {plan.epoch}: {plan.position} of {plan.length},"
+        f" {plan.ready_s:.1f} s ready ahead, {plan.late_share:.1%} late{doing}"
+    )
+
+
+def stats_json(status: MountStatus) -> bytes:
+    """The same for programs."""
+    options, cache = status.options, status.cache
+    figures = {
+        "version": __version__,
+        "source": str(options.source),
+        "mountpoint": str(options.mountpoint),
+        "pid": status.pid,
+        "cache_dir": str(options.cache_dir),
+        "policy": options.policy,
+        "capacity": str(options.capacity),
+        "capacity_bytes": cache.capacity_bytes,
+        "used_bytes": cache.used_bytes,
+        "entries": cache.entries,
+        "source_bytes": status.survey.source_bytes if status.survey.done else None,
+        "sections": {
+            name: {"bytes": section.bytes, "entries": section.entries} for name, section in cache.sections.items()
+        },
+        "trainers": [
+            {
+                "client": trainer.client,
+                "pid": trainer.pid,
+                "rank": trainer.rank,
+                "lists": dict(trainer.lists),
+                "batches": trainer.batches,
+                "batches_dropped": trainer.batches_dropped,
+            }
+            for trainer in status.trainers
+        ],
+        "plans": [_plan_figures(plan) for plan in status.prefetcher.plans],
+        "workers": options.workers,
+        "uptime_s": round(status.uptime_s, 3),
+        "metrics": {**status.counters, **status.gauges()},
+    }
+    return json.dumps(figures, indent=2).encode() + b"\n"
+
+
+def _plan_figures(plan: PlanStatus) -> dict[str, Any]:
+    return {
+        "trainer": plan.trainer,
+        "list": plan.list,
+        "epoch": plan.epoch,
+        "position": plan.position,
+        "length": plan.length,
+        "epochs_ahead": plan.epochs_ahead,
+        "believed": plan.believed,
+        "followed_share": round(plan.followed_share, 4),
+        "samples_per_s": round(plan.samples_per_s, 1),
+        "ready_samples": plan.ready_samples,
+        "ready_s": round(plan.ready_s, 3),
+        "window_samples": plan.window_samples,
+        "opens": plan.opens,
+        "late_share": round(plan.late_share, 5),
+    }
+
+
+def metrics(status: MountStatus, counters: SharedCounters) -> bytes:
+    """Every metric in Prometheus' text format."""
+    sections = {name: section.bytes for name, section in status.cache.sections.items()}
+    return prometheus_text(counters, status.gauges(), sections)
+
+
+def config(options: Options, last_refusal: str) -> bytes:
+    """Every option with its value, below the reason why the last write to a control file was refused."""
+    lines = ["# the last change was refused:\n", f"# {last_refusal}\n"] if last_refusal else []
+    lines += [f"{row.name}={row.value}  # {row.help}{'; live' if row.live else ''}\n" for row in options.as_table()]
+    return "".join(lines).encode(errors="surrogateescape")
+
+
+def plan(status: PrefetcherStatus) -> bytes:
+    """How each reader that has published a plan is doing, and the fetches ahead of all of them."""
+    if not status.plans:
+        return b"no trainer has published a plan\n"
+    fetches = (
+        f"fetches ahead   {status.under_way} under way, {status.limit} at a time (at most {status.most}),"
+        f" {1000 * status.latency_s:.1f} ms each, {round_size(int(status.bytes_per_s))}/s\n"
+    )
+    return "".join([*map(_plan_paragraph, status.plans), fetches]).encode(errors="surrogateescape")
+
+
+def _plan_paragraph(plan: PlanStatus) -> str:
+    known = f", {plan.epochs_ahead} more known" if plan.epochs_ahead else ""
+    followed = "followed" if plan.believed else "NOT FOLLOWED, so the policy alone decides"
+    return (
+        f"trainer {plan.trainer}, list {plan.list}, epoch {plan.epoch}{known}\n"
+        f"  position      {plan.position} of {plan.length}, {round(plan.samples_per_s, 1):g} samples/s\n"
+        f"  opens         {plan.followed_share:.1%} of the last ones as planned: {followed}\n"
+        f"  ready ahead   {plan.ready_samples} samples, {plan.ready_s:.2f} s\n"
+        f"  window        {plan.window_samples} samples\n"
+        f"  late          {plan.late_share:.2%} of {plan.opens} opens\n"
+    )
+
+
+def ratio(status: RatioStatus) -> bytes:
+    """The share of the importance section, and what it follows from."""
+    share = "none: the policy has no sections for it" if status.ratio is None else f"{status.ratio:.4f}"
+    pinned = "no" if status.pinned is None else f"{status.pinned:g}"
+    return (
+        f"ratio   {share}\npinned  {pinned}\nsigma   {status.sigma:.4g}\nbeta    {status.beta}\n"
+        f"delta   {status.delta:.4g}\nu       {status.u:.4f}\n"
+    ).encode()
+
+
+def warm(status: WarmerStatus) -> bytes:
+    """How far the last request to fetch files is."""
+    return (
+        f"{'working' if status.working else 'idle'}: {status.found} files found, {status.fetched} fetched"
+        f" ({status.fetched_bytes} bytes), {status.present} cached before, {status.failed} failed\n"
+    ).encode()
+
+
+def evict(status: WarmerStatus) -> bytes:
+    """What the last request to evict files has dropped."""
+    return f"{status.last_evicted} records evicted by the last request\n".encode()
+
+
+def version() -> bytes:
+    return f"{__version__}\n".encode()

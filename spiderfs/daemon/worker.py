@@ -64,7 +64,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
     counters = context.row(FIRST_WORKER_ROW + index)
     # What a worker before this one has handed out is not known here.
     sole = context.options.workers == 1 and not counters.value("process_starts")
-    if sole:
+    if sole and kernel.descriptor is not None:
         reading = context.reading(deliver_to=kernel.descriptor, cautious=again)
     else:
         reading = context.reading(before=kernel.leave, cautious=again)
@@ -121,7 +121,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         nursery.start_soon(_follow, directories.run.trainers, FLUSH_INTERVAL_S, follow_trainers)
         # Several workers do not know of each other's handles.
         passthrough = None
-        if context.options.workers == 1:
+        if context.options.workers == 1 and kernel.descriptor is not None:
             passthrough = Passthrough(KernelBackingFiles(kernel.descriptor), filesystem, directories.run)
             nursery.start_soon(_tidy, passthrough)
         counters.add("process_starts")

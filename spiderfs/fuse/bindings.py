@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from spiderfs.errors import MountError
 from spiderfs.fuse import session
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.fuse.kernel_binding import KernelBinding
 
 
-def mount(at: Path, source: str, allow_other: bool, programs_run: bool) -> Kernel:
+def mount(binding: str, at: Path, source: str, allow_other: bool, programs_run: bool) -> Kernel:
     """Mount, and answer the kernel's first question (INIT); raises MountError."""
-    return KernelBinding(session.mount(at, source, allow_other, programs_run))
+    speak = BINDINGS[binding]()
+    return speak(session.mount(at, source, allow_other, programs_run))
+
+
+def _kernel() -> Callable[[int], Kernel]:
+    return KernelBinding
+
+
+def _pyfuse3() -> Callable[[int], Kernel]:
+    # Here, for spiderfs works without pyfuse3.
+    try:
+        from spiderfs.fuse.pyfuse3_binding import Pyfuse3Binding
+    except ImportError as exc:
+        raise MountError(
+            f"binding=pyfuse3 cannot be used here ({exc}): install spiderfs[pyfuse3], or mount with -o binding=kernel"
+        ) from exc
+    return Pyfuse3Binding
+
+
+# What makes a `Kernel` of the descriptor of a mount; raises MountError where that is not installed.
+BINDINGS: dict[str, Callable[[], Callable[[int], Kernel]]] = {"kernel": _kernel, "pyfuse3": _pyfuse3}

@@ -34,8 +34,11 @@ class Kernel(Protocol):
     """The kernel's side of one mount, as each process of the mount has it."""
 
     @property
-    def descriptor(self) -> int:
-        """The open file of /dev/fuse."""
+    def descriptor(self) -> int | None:
+        """The open file of /dev/fuse, for what speaks to the kernel by itself: deliveries and passthrough.
+
+        None where the binding has it for itself alone.
+        """
 
     async def serve(self, serving: Serving) -> None:
         """Answer requests until the file system is unmounted."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Callable
 
-from spiderfs.errors import AttributeTooLong, InvalidArgument, ReadOnly, SourceTimeout, SpiderfsError, StoreCorrupt
+from spiderfs.errors import AttributeTooLong, InvalidArgument, ReadOnly, SourceTimeout
 from spiderfs.fuse import wire
+from spiderfs.fuse.error_numbers import error_number
 from spiderfs.fuse.handles import Handles, OpenDelivery, open_out
 from spiderfs.fuse.passthrough import Passthrough, passing_out
 from spiderfs.fuse.session import Body, Handler
 from spiderfs.fuse.wire import Opcode, OpenFlag
 from spiderfs.metrics import Counters
-from spiderfs.store.environment import end_as_corrupt
 from spiderfs.vfs.filesystem import Caller, Filesystem
 
 log = logging.getLogger(__name__)
@@ -176,17 +175,7 @@ class Operations:
 
     def error_number(self, exc: Exception) -> int:
         """What the kernel is told of an exception that a handler has raised."""
-        if isinstance(exc, StoreCorrupt):
-            # The supervisor rebuilds the store and starts the workers again; the kernel then asks anew, so that no
-            # reader sees an error. Nothing of this process is worth saving.
-            end_as_corrupt(exc)
-        if isinstance(exc, SpiderfsError):
-            if exc.errno == errno.EIO:
-                log.warning("%s", exc)
-            return exc.errno
-        self._counters.add("internal_errors")
-        log.error("unexpected error in a request handler", exc_info=exc)
-        return errno.EIO
+        return error_number(exc, self._counters)
 
 
 # Every request that would change a name or an attribute.

@@ -38,6 +38,7 @@ GETXATTR_IN_BYTES = 8
 _STATFS_OUT = struct.Struct("<5Q3I28x")
 # major, minor, read-ahead, flags, and what of the flags does not fit into 32 bits
 _INIT_IN = struct.Struct("<IIIII")
+_INIT_IN_UNUSED_BYTES = 44
 # major, minor, read-ahead, flags, background requests, of them before congestion, largest write, time granularity,
 # pages of a request, alignment of mappings, further flags, file systems on top of each other
 _INIT_OUT = struct.Struct("<IIIIHHIIHHII24x")
@@ -58,9 +59,11 @@ _MAX_PAGES = 256
 MOST_POSITION = (1 << 63) - 1
 # Requests that nobody waits for (RELEASE, read-ahead) in the kernel at a time; its own 12 hold up eight readers.
 _MAX_BACKGROUND, _CONGESTED = 64, 48
+# What a kernel offers by default.
+_READ_AHEAD_BYTES = 128 << 10
 # struct stat counts blocks of this size, whatever the file system's own (stat(2)).
 _STAT_BLOCK_BYTES = 512
-_BLOCK_BYTES = 4096
+BLOCK_BYTES = 4096
 
 
 class Opcode(IntEnum):
@@ -153,6 +156,12 @@ def unpacked(form: struct.Struct, body: memoryview) -> tuple[int, ...]:
         raise InvalidArgument(f"a request with {len(body)} bytes, not {form.size}") from None
 
 
+def init_again() -> bytes:
+    """INIT as a kernel would ask that offers what was taken of its offer: for libfuse, which wants to answer it."""
+    body = _INIT_IN.pack(MAJOR, MINOR, _READ_AHEAD_BYTES, _WANTED & 0xFFFFFFFF, 0) + bytes(_INIT_IN_UNUSED_BYTES)
+    return IN_HEADER.pack(IN_HEADER.size + len(body), Opcode.INIT, 2, 0, 0, 0, 0, 0) + body
+
+
 def init_out(body: memoryview) -> bytes:
     """The answer to INIT: what of the kernel's offer is taken."""
     _, _, read_ahead_bytes, offered, further = _INIT_IN.unpack_from(body)
@@ -203,7 +212,7 @@ def _attr(found: Attributes) -> tuple[int, ...]:
     return (
         inode,
         size,
-        -(-size // _STAT_BLOCK_BYTES),
+        stat_blocks(size),
         # One time for all three: the source's access and change times are not part of a version.
         seconds,
         seconds,
@@ -212,13 +221,22 @@ def _attr(found: Attributes) -> tuple[int, ...]:
         nanoseconds,
         nanoseconds,
         mode,
-        2 if stat.S_ISDIR(mode) else 1,
+        links(mode),
         uid,
         gid,
         0,
-        _BLOCK_BYTES,
+        BLOCK_BYTES,
         0,
     )
+
+
+def stat_blocks(size: int) -> int:
+    return -(-size // _STAT_BLOCK_BYTES)
+
+
+def links(mode: int) -> int:
+    """The link count that is shown: every name is a file of its own."""
+    return 2 if stat.S_ISDIR(mode) else 1
 
 
 def most_names(size: int) -> int:

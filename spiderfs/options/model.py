@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from spiderfs.errors import ConfigError
@@ -120,6 +120,12 @@ class Options(BaseModel):
         le=1,
         description="share of the capacity that the blocks of large files may take",
         examples=[0.5],
+    )
+    binding: Literal["kernel", "pyfuse3"] = Field(
+        default="kernel",
+        description="what speaks to the kernel: spiderfs itself, or pyfuse3 (`pip install spiderfs[pyfuse3]`) with one"
+        " worker, and without kept listings and passthrough",
+        examples=["pyfuse3"],
     )
     workers: int = Field(
         default_factory=default_workers,
@@ -283,6 +289,23 @@ class Options(BaseModel):
         if isinstance(values, dict) and "cache_dir" not in values and values.get("source"):
             return {**values, "cache_dir": default_cache_dir(values["source"])}
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _give_workers(cls, values: Any) -> Any:
+        """As many as the binding can serve with, where nothing is said."""
+        if isinstance(values, dict) and "workers" not in values and values.get("binding") == "pyfuse3":
+            return {**values, "workers": 1}
+        return values
+
+    @field_validator("workers")
+    @classmethod
+    def _check_workers(cls, workers: int, info: ValidationInfo) -> int:
+        if workers > 1 and info.data.get("binding") == "pyfuse3":
+            raise ValueError(
+                "binding=pyfuse3 serves with one worker: leave out workers, or mount with -o binding=kernel"
+            )
+        return workers
 
     @classmethod
     def load(

@@ -331,6 +331,15 @@ def _last_error() -> OSError:
     return OSError(number, os.strerror(number))
 
 
+# Number of workers and binding of those subjects that are mounts.
+MOUNTS = {
+    "1 worker": (1, "kernel"),
+    "2 workers": (2, "kernel"),
+    "4 workers": (4, "kernel"),
+    "pyfuse3": (1, "pyfuse3"),
+}
+
+
 @contextlib.contextmanager
 def subject_of(kind: str, root: Path, place: Path, **own: Any) -> Iterator[Subject]:
     """A subject over `root`; `own` are options that settings have too, octal modes as numbers."""
@@ -343,11 +352,12 @@ def subject_of(kind: str, root: Path, place: Path, **own: Any) -> Iterator[Subje
         return
     options: dict[str, Any] = {"ttl": TTL_S, "negative_ttl": TTL_S, "dir_ttl": 0, "capacity": CAPACITY_BYTES, **own}
     options |= {name: f"{value:04o}" for name, value in own.items() if name.endswith("_mode")}
-    with mounted(root, place, workers=int(kind[0]), **options) as mount:
+    workers, binding = MOUNTS[kind]
+    with mounted(root, place, workers=workers, binding=binding, **options) as mount:
         yield OnMount(mount)
 
 
-KINDS = ("memory", "lmdb", "1 worker", "2 workers", "4 workers")
+KINDS = ("memory", "lmdb", *MOUNTS)
 
 
 @pytest.fixture(scope="module")

@@ -129,10 +129,10 @@ def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[example.name for example in EXAMPLES])
-def test_the_example_prints_what_the_document_says(example: Example, environment: dict[str, str]) -> None:
+def test_the_example_prints_what_the_document_says(example: Example, environment: dict[str, str], binding: str) -> None:
     if any("setpriv" in step.command for step in example.steps) and os.geteuid() != 0:
         pytest.skip("only root can read as another user")
-    options = f"cache_dir=$CACHE,{example.options}"
+    options = f"cache_dir=$CACHE,binding={binding},{example.options}"
     mounted = run(f'spiderfs mount "$SOURCE" "$MOUNT" -o "{options}"', environment)
     assert mounted.returncode == 0, mounted.stdout
 

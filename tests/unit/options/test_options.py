@@ -255,6 +255,16 @@ def test_a_path_that_is_not_named(paths: Paths) -> None:
         Options.load((), None, paths.source)
 
 
+def test_a_binding_gets_as_many_workers_as_it_can_serve_with(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert paths.load("binding=kernel").workers == 4
+    assert paths.load("binding=pyfuse3").workers == 1
+    assert paths.load("binding=pyfuse3,workers=1").workers == 1
+    for text in ("binding=pyfuse3,workers=2", "workers=2,binding=pyfuse3"):
+        with pytest.raises(ConfigError, match=r"^workers=2: binding=pyfuse3 serves with one worker: leave out workers"):
+            paths.load(text)
+
+
 def test_live_changes(paths: Paths) -> None:
     options = paths.load()
     assert options.changed("capacity", "20%").capacity == Capacity(20, "percent")

@@ -46,6 +46,7 @@ ONLY_IMPORTERS = {
     "hnswlib": ("spiderfs/scorer/graph.py",),
     "torch": ("trainer_hook/",),
     "fsspec": ("spiderfs/client/fsspec_files.py",),
+    "pyfuse3": ("spiderfs/fuse/pyfuse3_binding.py",),
 }
 
 # What decides has no clock, file, socket or task: time and chance come in as arguments.

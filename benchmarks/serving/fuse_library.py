@@ -1,24 +1,18 @@
-"""What speaking the kernel's FUSE protocol ourselves gains over pyfuse3: one file system, served by both, in turns.
+"""What each binding to the kernel costs: one file system, served over both, in turns.
 
-    benchmarks/install-peers pyfuse3
     .venv/bin/python -m benchmarks.serving.fuse_library             the whole measurement, about ten minutes
     .venv/bin/python -m benchmarks.serving.fuse_library --quick     under a minute, for a look
 
-The same plain `Filesystem`, over a store of its own each, is served by (the daemons are
-benchmarks/serving/fuse_servers.py)
+The same plain `Filesystem`, over a store of its own each, is served by (the daemons are fuse_servers.py)
 
-    own               spiderfs/fuse: session.py and wire.py, as in a worker of a mount
-    pyfuse3           pyfuse3 as it comes, through an adapter of one method a request
-    pyfuse3-polled    the same with pyfuse3's private wait for a request replaced by ours, which looks before it waits
+    kernel           spiderfs' own code for the protocol, as a mount with binding=kernel has it
+    pyfuse3          pyfuse3, as a mount with binding=pyfuse3 has it: it looks before it waits for a request
+    pyfuse3-plain    the same, with pyfuse3's own wait
 
-All run in one process without manager, by the same interpreter with the same trio. pyfuse3 gets the same entry and
-attribute lifetimes, keep_cache, READDIRPLUS with as many names at once as the kernel takes, FLUSH answered once with
-ENOSYS, the kernel's read-ahead and (root, where fusectl is mounted) the same number of background requests; no task but
-its own, by its defaults (tried by hand: more gave the same, a single one up to a tenth more, but then a fetch holds up
-every reader); no coroutine in the adapter's open and read that need not be; payloads handed on as views. What it has no
-call for it does without: a listing kept by the kernel (FOPEN_CACHE_DIR).
+All run in one process without manager, by the same interpreter with the same trio, and agree on the same things with
+the kernel at the mount. What pyfuse3 has no call for it does without: a listing kept by the kernel (FOPEN_CACHE_DIR).
 
-Systems take turns round by round, each round beginning with another one; a ratio is own by other within a round, its
+Systems take turns round by round, each round beginning with another one; a ratio is kernel by other within a round, its
 median and its range over the rounds. Before anything is measured, all must show the same names, sizes and times.
 """
 
@@ -33,6 +27,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 
 from rich import box
@@ -42,14 +37,14 @@ from rich.table import Table
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.results import machine, save
 from benchmarks.serving import process_cost
-from benchmarks.serving.peers import PYFUSE3_PYTHON, Mounted, shown
+from benchmarks.serving.peers import Mounted, shown
 from benchmarks.serving.readers import read_all
 from benchmarks.serving.serve import FileSet, made_files, measure, paths_below
 from benchmarks.serving.workloads import LATENCY_MS, LOADERS, loaders, reading, seconds
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN = "own"
-SYSTEMS = (OWN, "pyfuse3", "pyfuse3-polled")
+KERNEL = "kernel"
+SYSTEMS = (KERNEL, "pyfuse3", "pyfuse3-plain")
 READER_COUNTS = (1, 4)
 # (number of files, bytes of each, how often each is read in a run): photographs as in ImageNet, and files that cost
 # nothing but their requests. A run must be long for the clock of processor time, which goes in steps of 10 ms.
@@ -83,8 +78,8 @@ class Row:
         return statistics.median(self.figures[system])
 
     def ratios(self, system: str) -> list[float]:
-        """own by `system`, in each round."""
-        return [own / other for own, other in zip(self.figures[OWN], self.figures[system], strict=True)]
+        """kernel by `system`, in each round."""
+        return [kernel / other for kernel, other in zip(self.figures[KERNEL], self.figures[system], strict=True)]
 
 
 def turns(round_number: int) -> list[str]:
@@ -97,7 +92,7 @@ def served(system: str, source: Path, scratch: Path, latency_ms: float = 0) -> A
     """`source` through `system`; its mount point, store and log lie in the directory `scratch`."""
     mountpoint = scratch / f"mnt-{system}"
     arguments = [system, str(source), str(mountpoint), str(scratch / f"store-{system}"), f"{latency_ms:g}"]
-    command = [str(PYFUSE3_PYTHON), "-m", "benchmarks.serving.fuse_servers", *arguments]
+    command = [sys.executable, "-m", "benchmarks.serving.fuse_servers", *arguments]
     return shown(system, command, mountpoint, scratch / f"{system}.log")
 
 
@@ -227,7 +222,7 @@ def tables(rows: list[Row]) -> Iterator[Table]:
     """One for each thing that was done, with all that was measured of it."""
     for what in dict.fromkeys(row.what for row in rows):
         shown_as = Table(title=what, title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False)
-        for heading in ("", "system", "median", "range", "own/it", "range"):
+        for heading in ("", "system", "median", "range", "kernel/it", "range"):
             shown_as.add_column(heading, justify="left" if heading in ("", "system") else "right", no_wrap=True)
         for row in rows:
             if row.what == what:
@@ -239,9 +234,9 @@ def tables(rows: list[Row]) -> Iterator[Table]:
 def lines(row: Row) -> Iterator[tuple[str, ...]]:
     unit = f"{row.unit} {'↓' if row.less_is_better else '↑'}"
     for system, figures in row.figures.items():
-        ratios = row.ratios(system) if system != OWN and min(figures) > 0 else []
+        ratios = row.ratios(system) if system != KERNEL and min(figures) > 0 else []
         yield (
-            unit if system == OWN else "",
+            unit if system == KERNEL else "",
             system,
             figure(row.median(system)),
             f"{figure(min(figures))}-{figure(max(figures))}",
@@ -255,11 +250,8 @@ def figure(value: float) -> str:
 
 
 def versions() -> dict[str, str]:
-    text = "import pyfuse3, trio; print(pyfuse3.__version__, trio.__version__)"
-    done = subprocess.run([PYFUSE3_PYTHON, "-c", text], capture_output=True, text=True, check=True)
-    pyfuse3, trio = done.stdout.split()
     libfuse = subprocess.run(["pkg-config", "--modversion", "fuse3"], capture_output=True, text=True, check=False)
-    return {"pyfuse3": pyfuse3, "libfuse3": libfuse.stdout.strip(), "trio": trio}
+    return {"pyfuse3": version("pyfuse3"), "libfuse3": libfuse.stdout.strip(), "trio": version("trio")}
 
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
@@ -273,7 +265,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
             console.print(f"{row.what}, {row.unit}: {medians}", highlight=False)
     for shown_as in tables(rows):
         console.print(shown_as)
-    console.print("↑ more is better, ↓ less is better; own/it: the median and range of the ratios within a round")
+    console.print("↑ more is better, ↓ less is better; kernel/it: the median and range of the ratios within a round")
     return {
         "machine": machine(),
         "versions": versions(),
@@ -300,7 +292,6 @@ def main() -> int:
     arguments = parse_arguments()
 
     def measure_all() -> None:
-        subprocess.run([ROOT / "benchmarks" / "install-peers", "pyfuse3"], check=True)
         result = run(arguments, Console())
         if arguments.json is not None:
             save(arguments.json, result)

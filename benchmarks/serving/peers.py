@@ -25,8 +25,6 @@ START_PATIENCE_S = 30.0
 STOP_PATIENCE_S = 15.0
 SPIDERFS_CAPACITY = "100GiB"
 INSTALL_PEERS = Path(__file__).resolve().parents[1] / "install-peers"
-# Where install-peers puts pyfuse3, which is not one of the systems below: it serves what we give it.
-PYFUSE3_PYTHON = Path(__file__).resolve().parents[2] / ".peers" / "pyfuse3" / "bin" / "python"
 
 
 @dataclass(frozen=True)

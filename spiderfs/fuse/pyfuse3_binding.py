@@ -67,7 +67,7 @@ class Pyfuse3Binding:
         signal.signal(signal.SIGALRM, _interrupt)
         signal.setitimer(signal.ITIMER_REAL, _HELD_UP_S, _HELD_UP_S)
         try:
-            with _looking_before_waiting(descriptor):
+            with looking_before_waiting(descriptor):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_let_go_of_views, serving.idle)
                     await pyfuse3.main(max_tasks=_MAX_TASKS)
@@ -291,7 +291,7 @@ def _attributes(found: Attributes) -> pyfuse3.EntryAttributes:
 
 
 @contextlib.contextmanager
-def _looking_before_waiting(descriptor: int) -> Iterator[None]:
+def looking_before_waiting(descriptor: int) -> Iterator[None]:
     """Take up to a burst of requests without a pass of trio's loop.
 
     pyfuse3 looks its wait up in its module at each use. Where a version has none, it waits as it does.

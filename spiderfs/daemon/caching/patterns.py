@@ -1,9 +1,9 @@
 """Paths and globs as a person writes them: `train/cat`, `train/*/0*.png`, `**/*.jpg`.
 
-`*`, `?` and `[...]` match within one name (fnmatch(3)), `**` any number of names. A pattern that names a directory
-means everything below it. Every byte counts, blanks at the ends too. Names may contain what globs are made of: who
-knows which names there are takes a pattern for the path that it spells, if there is such a name, before it takes it for
-a glob.
+`*`, `?` and `[...]` match within one name (fnmatch(3)), and `**` matches any number of names. A pattern that matches a
+directory means all files below it. Every byte counts, and so do blanks at the ends. A name may contain the characters
+of globs. So a caller that knows the names of the source first takes a pattern as a path, and only if there is no such
+name as a glob.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ class Pattern:
             path = path[len(mountpoint) :]
         parts = [part for part in path.split(b"/") if part not in (b"", b".")]
         self.path = b"/".join(parts)
-        """What it spells."""
+        """The path that the text is, taken as a path."""
         self.is_glob = any(character in self.path for character in (b"*", b"?", b"["))
-        # surrogateescape keeps every byte, and fnmatch takes strings
+        # fnmatch takes strings, and surrogateescape keeps every byte.
         self._parts = [part.decode(errors="surrogateescape") for part in parts]
 
     def matches(self, path: bytes) -> bool:
-        """Whether the pattern, as a glob, means this file, itself or by one of its directories."""
-        return any(len(self._parts) in places for places in self._places(path))
+        """Whether the pattern, taken as a glob, matches this file or one of the directories above it."""
+        return any(len(self._parts) in followed for followed in self._followed(path))
 
     def may_match_below(self, directory: bytes) -> bool:
         """Whether any file below this directory could match; False prunes a walk."""
-        *_, places = self._places(directory)
-        return bool(places) or self.matches(directory)
+        *_, followed = self._followed(directory)
+        return bool(followed) or self.matches(directory)
 
-    def _places(self, path: bytes) -> Iterator[set[int]]:
-        """After none, one, two... names of the path: up to which of its parts the pattern may have been followed."""
-        places = self._passed({0})
-        yield places
+    def _followed(self, path: bytes) -> Iterator[set[int]]:
+        """After none, one, two... names of the path: how many parts of the pattern they may have matched."""
+        followed = self._with_empty({0})
+        yield followed
         for name in path.decode(errors="surrogateescape").split("/") if path else ():
-            places = self._passed(
-                place if self._parts[place] == "**" else place + 1
-                for place in places
-                if place < len(self._parts) and (self._parts[place] == "**" or fnmatchcase(name, self._parts[place]))
+            followed = self._with_empty(
+                count if self._parts[count] == "**" else count + 1
+                for count in followed
+                if count < len(self._parts) and (self._parts[count] == "**" or fnmatchcase(name, self._parts[count]))
             )
-            yield places
+            yield followed
 
-    def _passed(self, places: Iterable[int]) -> set[int]:
-        """With those that are reached because `**` may stand for no name at all."""
+    def _with_empty(self, counts: Iterable[int]) -> set[int]:
+        """These counts, and those that follow because `**` may match no name at all."""
         found = set()
-        for place in places:
-            found.add(place)
-            while place < len(self._parts) and self._parts[place] == "**":
-                place += 1
-                found.add(place)
+        for count in counts:
+            found.add(count)
+            while count < len(self._parts) and self._parts[count] == "**":
+                count += 1
+                found.add(count)
         return found
 
 
 class Selection:
-    """What the lines of one request mean together: some paths, with all below them, and some globs."""
+    """All files that the lines of one request mean: those at and below some paths, and those that match some globs."""
 
     def __init__(self, paths: Iterable[bytes], globs: Sequence[Pattern]) -> None:
         self._paths = frozenset(paths)
@@ -72,7 +72,7 @@ class Selection:
         )
 
     def may_have_below(self, directory: bytes) -> bool:
-        """Whether any file below this directory could be meant; False prunes a walk."""
+        """Whether the request may mean a file below this directory; False prunes a walk."""
         return (
             directory in self._on_the_way
             or directory in self
@@ -81,7 +81,7 @@ class Selection:
 
 
 def _with_directories(path: bytes) -> Iterator[bytes]:
-    """A path and all directories in which it lies, the root (an empty path) included."""
+    """A path and all directories above it, with the root (an empty path) as the last."""
     yield path
     while path:
         path = path.rpartition(b"/")[0]

@@ -1,12 +1,13 @@
-"""What the source has no more leaves the cache: versions that were superseded, and names that are gone.
+"""Removes from the cache what the source has no longer: versions that were superseded, and names that are gone.
 
-Whoever learns that a name means something else notes its inode in the catalogue's table `gone`, in the same
-transaction. The manager works that off, some inodes a second. The records of a file become the first in landing: they
-are the next to go when room is needed, and until then whoever has the file open reads on. Once there are none the inode
-is forgotten, and a handle of it gets ESTALE, as it would from the source. A version that was superseded before it had
-settled never has records: what its readers have is in transit, and is found as long as the inode is known. So that is
-for a while. Of a directory all names go first, which are gone then too. An inode that a name means again (a version
-that came back) is left as it is.
+Whoever finds out that a name means something else notes the old inode in the catalogue's table `gone`, in the same
+transaction. The manager works through this table, some inodes a second. It moves the records of an inode to the front
+of landing, so that they are evicted first when room is needed; until then a reader that has the file open reads on.
+When an inode has no record left, the catalogue forgets it, and a handle of it gets ESTALE, as it would from the source.
+
+A version that was superseded before it had settled has no records. The bytes that its readers get are in transit and
+are found by the inode, so the catalogue forgets it only after a while. Of a directory, all names become gone first. An
+inode that a name means again (the same version came back) stays as it is.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from spiderfs.vfs.catalogue import Catalogue
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-# Inodes looked at in one turn: 5 ms, and a transaction of a few hundred rows.
+# So many inodes are looked at in one turn: 5 ms, and a transaction of a few hundred rows.
 _AT_A_TIME = 200
-# For how long a version is remembered that its readers may have opened before it had settled: longer than one sample is
-# read. More than this lies no settling ahead.
+# So long an unsettled version is remembered for readers that may have it open: longer than one sample is read. No
+# version takes longer than this to settle.
 _READ_WITHIN_S = 60.0
 
 
@@ -44,17 +45,17 @@ class Superseded:
         self._after = 0
 
     async def run(self) -> None:
-        """For ever."""
+        """Work through the table for ever."""
         while True:
             await trio.sleep(INTERVAL_S)
             try:
                 with exit_if_corrupt():
                     await self.turn()
             except SpiderfsError as exc:
-                log.debug("what is gone is looked at again later: %s", exc)
+                log.debug("the table of gone inodes is looked at again later: %s", exc)
 
     async def turn(self) -> None:
-        """Look at some, and begin again behind the last one."""
+        """Look at the next inodes of the table."""
         inodes = self._catalogue.gone(self._after, _AT_A_TIME)
         self._after = inodes[-1] if len(inodes) == _AT_A_TIME else 0
         keys = {inode: self._content.keys(inode) for inode in inodes if not self._catalogue.is_current(inode)}
@@ -64,7 +65,7 @@ class Superseded:
             await trio.to_thread.run_sync(self._catalogue.forget, finished)
 
     def _is_in_transit(self, inode: int) -> bool:
-        """Whether readers may have it open whose bytes lie in no record, as it had not settled."""
+        """Whether readers may have this version open while it has no records, because it had not settled."""
         try:
             return abs(self._now() - self._catalogue.node(inode).settles_at) < _READ_WITHIN_S
         except Stale:

@@ -1,7 +1,8 @@
-"""Lists of samples on their way from trainers: put together from chunks, and bounded before they take memory.
+"""The lists that trainers are declaring: each is put together from chunks, and bounded before it takes memory.
 
-A chunk is counted when it has been read, and until its list is declared or given up: one list may have so many bytes,
-and the lists of all connections together. Of a list that was refused the rest is passed over.
+A chunk counts from when it was read until its list is declared or given up. There is a limit for the bytes of one list,
+and one for the bytes of all lists that all connections declare at a time. After a list was refused, its further chunks
+are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from spiderfs.protocol import Samples
 
 
 class DeclaredBytes:
-    """How many bytes of lists there are on the way, of all connections; `limit` is how many there may be."""
+    """The bytes of all lists that are being declared, over all connections; `limit` is how many there may be."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -22,19 +23,19 @@ class DeclaredBytes:
 
 
 class Declaring:
-    """The lists of one connection: at most `lists` of them, each of at most `list_bytes`."""
+    """The lists that one connection declares: at most `lists` of them, each of at most `list_bytes`."""
 
     def __init__(self, lists: int, list_bytes: int, together: DeclaredBytes) -> None:
         self._lists = lists
         self._list_bytes = list_bytes
         self._together = together
         self._held = 0
-        # Of each list since its first chunk; None: it was refused.
+        # Bytes of each list since its first chunk; None if the list was refused.
         self._read: dict[str, int | None] = {}
         self._assemblies: dict[str, ListAssembly] = {}
 
     def admit(self, chunk: Samples) -> bool:
-        """Count a chunk; False for one of a list that was refused. Raises ProtocolError to refuse the list."""
+        """Count a chunk; False if its list was refused before. Raises ProtocolError to refuse the list now."""
         before = self._read.get(chunk.list, 0) if chunk.first else 0
         if before is None:
             return False
@@ -55,9 +56,9 @@ class Declaring:
         return True
 
     def add(self, chunk: Samples, declared: Iterable[str]) -> tuple[SampleList, int] | None:
-        """The list and how many of its paths are no use, when this chunk, which was admitted, is its last.
+        """Add a chunk that was admitted; returns the list and how many of its paths are unusable, if this was its last.
 
-        `done` is to be called for it then. Raises ProtocolError for a chunk that does not follow the last.
+        The caller then has to call `done`. Raises ProtocolError for a chunk that does not follow the one before.
         """
         try:
             assembly = self._assembly_of(chunk, declared)
@@ -80,13 +81,13 @@ class Declaring:
         return begun
 
     def done(self, name: str) -> None:
-        """Give up what is held of a list."""
+        """Forget the chunks of a list."""
         assembly = self._assemblies.pop(name, None)
         if assembly is not None:
             self._hold(-assembly.message_bytes)
 
     def end(self) -> None:
-        """The connection has ended, with whatever was on its way."""
+        """The connection has ended: forget the lists that it was declaring."""
         self._assemblies.clear()
         self._hold(-self._held)
 

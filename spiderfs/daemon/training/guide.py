@@ -89,7 +89,7 @@ class Guide:
 
     async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
         dataset = self.trainers.list_of(trainer, samples.name)
-        held = await self.pinboard.say(trainer, samples.name, dataset, indices)
+        held = await self.pinboard.pin(trainer, samples.name, dataset, indices)
         # A pinned sample has no stand-in from now on, and stands in for no other.
         await self.redirects.publish()
         return held
@@ -99,4 +99,4 @@ class Guide:
         self.scoring.forget_reads(number)
         self.plans.trainer_left(number)
         self.trainers.detach(trainer)
-        await self.pinboard.gone(trainer)
+        await self.pinboard.trainer_left(trainer)

@@ -1,11 +1,12 @@
 """One trainer's connection: a task that reads and a task that feeds the sink, with a bounded queue between them.
 
-The reader decodes, checks and answers what is wrong; the feeder calls the sink, one call at a time and in order. The
-more batches wait, the more of them the sink gets in one call, and it takes of them together no more rows than it takes
-of one: so a training that is faster than its scoring is scored row by row less often, and no batch is lost as a whole.
-When the queue is full all the same, batches are dropped and counted, for each is a hint and another will come;
-everything else waits, and the reader with it, until the trainer's own socket is full, which its hook is made to bear.
-Both tasks answer, each whole message under a lock.
+The reader decodes and checks messages, and answers mistakes. The feeder calls the sink, one call at a time and in
+order. When several batches wait, the sink gets them in one call, and scores of them together no more rows than of one
+batch. So a training that is faster than its scoring has fewer of its rows scored, and no batch is lost as a whole.
+
+When the queue is full all the same, a batch is dropped and counted: each batch is only a hint, and another one will
+come. For every other message the reader waits until the queue has room. Then the trainer's own socket becomes full,
+which its hook can bear. Both tasks send answers, each whole message under a lock.
 """
 
 from __future__ import annotations
@@ -54,18 +55,18 @@ _SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedReques
 
 
 class HookSink(Protocol):
-    """Who acts on what trainers say; calls for one trainer come one at a time, in the order it spoke.
+    """Acts on the messages of trainers; the calls for one trainer come one at a time, in the order of its messages.
 
-    A SpiderfsError raised here is answered to the trainer. What blocks belongs into a thread.
+    A SpiderfsError that a method raises is sent to the trainer. A method that would block uses a thread.
     """
 
     async def attached(self, trainer: Trainer) -> None: ...
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> int:
-        """Take a declared list, which replaces one of the same name; returns how many of its paths are unknown."""
+        """A trainer declared a list, in place of one with the same name; returns how many of its paths are unknown."""
 
     async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
-        """Batches that came one after another, alike in shape; several where the sink is behind."""
+        """Learn from batches that are alike in shape and came one after another; several if the sink is behind."""
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None: ...
 
@@ -78,32 +79,32 @@ class HookSink(Protocol):
         """One flag a sample."""
 
     async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
-        """Hold these samples, in place of those named before; returns how many will be."""
+        """Pin these samples in place of those pinned before; returns how many of them the cache holds, or will."""
 
     async def detached(self, trainer: Trainer) -> None: ...
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What trainers may cost."""
+    """How much trainers may use."""
 
     message: Limits = field(default_factory=Limits)
     # A machine has some 8 ranks; several trainings share a mount.
     connections: int = 64
     lists: int = 8  # of one trainer: train and validation, and their subsets
-    # Of lists on their way from all trainers: 20 ranks with ImageNet's 100 MB each, or two of the longest.
+    # Bytes of all lists that are being declared: 20 ranks with ImageNet's 100 MB each, or two of the longest lists.
     declared_bytes: int = 2 << 30
-    # A GPU does some 20 batches a second; beyond this the reader pauses.
+    # A GPU sends some 20 batches a second; beyond this rate the reader pauses.
     messages_per_s: float = 1000.0
     burst: int = 200
-    # Two to three seconds of training; a sink that is slower yet misses batches.
+    # Messages that wait: two to three seconds of training. If the sink falls further behind, batches are dropped.
     queue: int = 64
-    # Batches in one call of the sink: one for each so many that wait, and no more than so many.
+    # One call of the sink has one batch more for each `waiting_for_each` that wait, and `together` at most.
     waiting_for_each: int = 4
     together: int = 16
     malformed: int = 100
     hello_timeout_s: float = 10.0
-    # A trainer that reads none of its answers for so long is cut off.
+    # If a trainer reads no answer for so long, its connection is closed.
     answer_timeout_s: float = 5.0
 
 
@@ -137,7 +138,7 @@ class Connection:
                 await self._stream.send_all(encode(message, self._limits.message))
 
     async def greet(self) -> Trainer | None:
-        """The trainer, once it has said hello; None if it did not."""
+        """The trainer, once it has said hello; None if it does not."""
         with trio.move_on_after(self._limits.hello_timeout_s):
             while self._errors < self._limits.malformed:
                 message = await self._next()
@@ -166,7 +167,7 @@ class Connection:
     # -- reading
 
     async def _next(self) -> Message | None:
-        """The next good message, at the rate that is allowed; None at the end of the stream."""
+        """The next valid message, at the rate that is allowed; None at the end of the stream."""
         while True:
             while self._waiting:
                 await self._pace()
@@ -249,13 +250,13 @@ class Connection:
                 except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
                     raise
                 except Exception:
-                    # A mistake in the sink must not end the daemon, or the connection.
+                    # A mistake in the sink must end neither the daemon nor the connection.
                     log.exception("%s of trainer %d could not be acted on", message.TYPE, trainer.pid)
                     self._count("internal_errors", 1)
                     await self.answer(Error("failed", f"{message.TYPE}: an internal error, see the daemon's log"))
 
     def _together(self, first: Batch, feed: trio.MemoryReceiveChannel[Message]) -> tuple[list[Batch], list[Message]]:
-        """A batch, the ones behind it that go into the same call, and the next message if it was read already."""
+        """The batches that go into one call, from `first` on, and the message behind them if it was read already."""
         waiting = feed.statistics().current_buffer_used
         count = min(1 + waiting // self._limits.waiting_for_each, self._limits.together)
         batches = [first]

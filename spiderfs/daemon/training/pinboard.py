@@ -1,9 +1,9 @@
-"""What trainers have pinned: samples that each of them reads again and again, and so are to be held for it.
+"""The samples that trainers have pinned: a trainer reads them again and again, so the cache is to hold them.
 
-A trainer says it by list, before each epoch, and means the list's dataset. Of what all trainers pin together as many
-are passed on to the policy as fit into its share for that, those that were said first. It ends when the trainer leaves
-or says something else, and with the policy; what an earlier mount had pinned ends with the first epoch in which nobody
-has said it anew. Belongs to the manager's event loop.
+A trainer names its pins for each list before each epoch. The pins of all trainers go to the policy, in the order in
+which they were named, as far as they fit into the policy's share for them. A pin ends when its trainer leaves or names
+other pins, and when the policy changes. The pins of an earlier mount end with the first epoch in which no trainer has
+named them again. All state belongs to the manager's event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.trace.format import TraceWriter
 from spiderfs.vfs.catalogue import Catalogue
 
-# Samples looked up or placed between two chances for other tasks: some milliseconds.
+# So many samples are looked up or placed between two chances for other tasks, in some milliseconds.
 _AT_A_TIME = 500
 
 
@@ -34,17 +34,17 @@ class Pinboard:
         self._catalogue = catalogue
         self._cache = cache
         self._trace = trace
-        self._said: dict[tuple[Trainer, str], tuple[Dataset, list[int]]] = {}
-        # Bytes that were passed on of each dataset, by its digest.
+        self._pins: dict[tuple[Trainer, str], tuple[Dataset, list[int]]] = {}
+        # The bytes of each list's pins that the policy has, by the list's digest.
         self._bytes: dict[str, int] = {}
         self._passing = trio.Lock()
 
-    async def say(self, trainer: Trainer, name: str, dataset: Dataset, indices: npt.NDArray[Any]) -> int:
-        """Pin these samples of a list and no others of it; returns how many of them the policy holds, or will."""
+    async def pin(self, trainer: Trainer, name: str, dataset: Dataset, indices: npt.NDArray[Any]) -> int:
+        """Pin these samples of a trainer's list, and no others; returns how many of them the policy holds, or will."""
         inodes = [inode for inode in dict.fromkeys(dataset.inodes[indices].tolist()) if inode]
-        before = self._said.pop((trainer, name), None)
+        before = self._pins.pop((trainer, name), None)
         if inodes:
-            self._said[trainer, name] = dataset, inodes
+            self._pins[trainer, name] = dataset, inodes
         if before is not None and before[0] is not dataset:
             await self._pass_on(before[0].digest, before[0].number)
         await self._pass_on(dataset.digest, dataset.number)
@@ -52,26 +52,26 @@ class Pinboard:
         held = policy.pinned.get(dataset.digest, ()) if policy is not None else ()
         return sum(inode in held for inode in inodes)
 
-    async def gone(self, trainer: Trainer) -> None:
-        """Nothing is pinned for this one any more."""
-        for owner, name in [owned for owned in self._said if owned[0] is trainer]:
-            dataset, _ = self._said.pop((owner, name))
+    async def trainer_left(self, trainer: Trainer) -> None:
+        """A trainer left: end its pins."""
+        for owner, name in [owned for owned in self._pins if owned[0] is trainer]:
+            dataset, _ = self._pins.pop((owner, name))
             await self._pass_on(dataset.digest, dataset.number)
 
     async def epoch_ended(self) -> None:
-        """What nobody has said since the mount was made is no longer meant."""
+        """End the pins that no trainer has named since the mount was made."""
         policy = self._cache.guided
-        meant = {dataset.digest for dataset, _ in self._said.values()}
-        for digest in [] if policy is None else [digest for digest in policy.pinned if digest not in meant]:
+        named = {dataset.digest for dataset, _ in self._pins.values()}
+        for digest in [] if policy is None else [digest for digest in policy.pinned if digest not in named]:
             await self._pass_on(digest, 0)
 
     def forget(self) -> None:
-        """Take nothing as said any more, and leave the policy as it is: trainers say it again."""
-        self._said.clear()
+        """Forget all pins, and leave the policy as it is: trainers name their pins again."""
+        self._pins.clear()
         self._bytes.clear()
 
     async def _pass_on(self, digest: str, number: int) -> None:
-        """Let the policy know, the engine place what is there, and the trace have it; one at a time."""
+        """Tell the policy of a list's pins, record them, and have the engine place them; for one list at a time."""
         async with self._passing:
             room = pinned_limit(self._cache.engine.budget_bytes)
             room -= sum(size for other, size in self._bytes.items() if other != digest)
@@ -88,11 +88,11 @@ class Pinboard:
             await self._place(changed)
 
     def _inodes_of(self, digest: str) -> Iterable[int]:
-        lists = (inodes for dataset, inodes in self._said.values() if dataset.digest == digest)
+        lists = (inodes for dataset, inodes in self._pins.values() if dataset.digest == digest)
         return dict.fromkeys(inode for inodes in lists for inode in inodes)
 
     async def _fitting(self, inodes: Iterable[int], room: int) -> tuple[list[int], int]:
-        """Those that fit into so many bytes, and their bytes."""
+        """The first of these samples that fit into `room` bytes, and their bytes."""
         accepted, taken = [], 0
         for count, inode in enumerate(inodes):
             if count % _AT_A_TIME == 0:

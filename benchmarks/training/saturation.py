@@ -90,8 +90,8 @@ class FilledGuide(Guide):
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> int:
         unknown = await super().samples(trainer, samples)
-        dataset = self.trainers.list_of(trainer, samples.name)
-        scorer = dataset.scoring_for("graph", DIMENSION, ScorerOptions())
+        known_list = self.trainers.list_of(trainer, samples.name)
+        scorer = known_list.scoring_for("graph", DIMENSION, ScorerOptions())
         assert isinstance(scorer, Scorer)
         rng = np.random.default_rng(0)
         for start in range(0, len(samples), 8192):
@@ -123,7 +123,7 @@ def _serve(place: Path, samples: int, together: int, counters: Counters, ready: 
         cache.restore(0, None)
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
         files = place / "trainers", place / "scores"
-        training = Training(catalogue, lister, records, cache, counters, *files, options, lambda: None, lambda: None)
+        training = Training(catalogue, lister, records, cache, counters, *files, options, None, lambda: None)
         limits = ServerLimits(together=together)
         parts = {field.name: getattr(training.guide, field.name) for field in fields(Guide)}
         server = HookServer(FilledGuide(**parts), counters.add, limits)

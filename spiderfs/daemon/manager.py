@@ -117,7 +117,7 @@ class Manager:
             run.trainers,
             directories.scores,
             options,
-            lambda: recording,
+            recording,
             self._bell.ring,
         )
         self._hook_server = HookServer(training.guide, counters.add)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spiderfs.daemon.training.dataset import Dataset
+from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.trainer import SampleList, SamplePaths
 
 
@@ -15,7 +15,7 @@ def sample_list(count: int, name: str = "train") -> SampleList:
     return SampleList(name, name, paths, np.arange(count, dtype=np.int32) % 2)
 
 
-def known_list(number: int, inodes: list[int], directory: Path = Path("/nonexistent")) -> Dataset:
+def known_list(number: int, inodes: list[int], directory: Path = Path("/nonexistent")) -> KnownList:
     """A list whose digest says its number."""
     files = np.array(inodes, np.uint64)
-    return Dataset(number, f"digest {number}", sample_list(len(inodes)), files, directory)
+    return KnownList(number, f"digest {number}", sample_list(len(inodes)), files, directory)

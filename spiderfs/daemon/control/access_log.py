@@ -34,16 +34,16 @@ class AccessLog:
         recording: Recording | None,
         path_of: Callable[[int], bytes],
         size_of: Callable[[int], int],
-        dataset_of: Callable[[int, int], int],
+        list_number_of: Callable[[int, int], int],
     ) -> None:
-        """`dataset_of` a trainer and a file is the number of the list that names it."""
+        """`list_number_of` a trainer and a file is the number of the list that names it."""
         self._file = run.access_log
         self._wanted = run.access_log_wanted
         self._enabled = enabled
         self._recording = recording
         self._path_of = path_of
         self._size_of = size_of
-        self._dataset_of = dataset_of
+        self._list_number_of = list_number_of
         self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
         self._following = False
@@ -59,14 +59,14 @@ class AccessLog:
                     self._record(self._recording, access)
 
     def _record(self, recording: Recording, access: Access) -> None:
-        dataset = self._dataset_of(access.trainer, access.wanted) if access.trainer else 0
+        number = self._list_number_of(access.trainer, access.wanted) if access.trainer else 0
         if access.wanted != access.inode:
             wanted_size = self._size_of(access.wanted)
-            recording.redirect(access.time_s, access.wanted, wanted_size, access.inode, access.size, dataset)
+            recording.redirect(access.time_s, access.wanted, wanted_size, access.inode, access.size, number)
         else:
             kind = Kind.BLOCK if access.block else Kind.OPEN
             served = access.where == HIT
-            recording.append(access.time_s, access.inode, access.size, kind, access.block, served, dataset)
+            recording.append(access.time_s, access.inode, access.size, kind, access.block, served, number)
 
     def write(self) -> None:
         """Bring the file up to date if anybody reads it; what was remembered comes first."""

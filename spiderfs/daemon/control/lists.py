@@ -7,7 +7,7 @@ from itertools import islice
 
 import trio
 
-from spiderfs.daemon.training.lists_in_memory import ListsInMemory
+from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.shared.redirect_table import each_redirect
 from spiderfs.store.store import Content, ContentKey, Member, Records
@@ -50,38 +50,38 @@ async def redirects(records: Records, catalogue: Catalogue) -> AsyncGenerator[by
         wanted = catalogue.paths(wanted for wanted, _, _ in some)
         stand_ins = catalogue.paths(stand_in for _, _, stand_in in some)
         return b"".join(
-            b"%d %s -> %s\n" % (dataset, one, other)
-            for (_, dataset, _), one, other in zip(some, wanted, stand_ins, strict=True)
+            b"%d %s -> %s\n" % (number, one, other)
+            for (_, number, _), one, other in zip(some, wanted, stand_ins, strict=True)
         )
 
     while piece := await trio.to_thread.run_sync(read):
         yield piece
 
 
-async def scores(lists: ListsInMemory, batch_scoring: BatchScoring, catalogue: Catalogue) -> AsyncGenerator[bytes]:
+async def scores(lists: KnownLists, batch_scoring: BatchScoring, catalogue: Catalogue) -> AsyncGenerator[bytes]:
     """The score of every sample that trainers have declared, with the number of its list."""
-    for dataset in lists:
-        scoring = batch_scoring.of(dataset)
+    for known_list in lists:
+        scoring = batch_scoring.of(known_list)
         if scoring is None:
             continue
         # A copy is of one moment: a batch may be scored while the list is written.
-        values, inodes = scoring.scores.copy(), dataset.inodes
+        values, inodes = scoring.scores.copy(), known_list.inodes
         for start in range(0, len(values), _AT_A_TIME):
             some = slice(start, start + _AT_A_TIME)
             paths = await trio.to_thread.run_sync(catalogue.paths, inodes[some].tolist())
             yield b"".join(
-                b"%d %s %s\n" % (dataset.number, f"{score:.6g}".encode(), path)
+                b"%d %s %s\n" % (known_list.number, f"{score:.6g}".encode(), path)
                 for score, path in zip(values[some].tolist(), paths, strict=True)
             )
 
 
-async def graph(lists: ListsInMemory, batch_scoring: BatchScoring) -> AsyncGenerator[bytes]:
+async def graph(lists: KnownLists, batch_scoring: BatchScoring) -> AsyncGenerator[bytes]:
     """What the scorer knows about each list: radius, neighbours, recall, time per batch."""
     lines = []
-    for dataset in lists:
-        status = dataset.status()
-        lines.append(f"dataset {status.number}: {status.name}, {status.samples} samples\n")
-        found = await batch_scoring.described(dataset, _RECALL_SAMPLE)
+    for known_list in lists:
+        status = known_list.status()
+        lines.append(f"list {status.number}: {status.name}, {status.samples} samples\n")
+        found = await batch_scoring.described(known_list, _RECALL_SAMPLE)
         if found is None:
             lines.append("  nothing scored yet\n")
             continue

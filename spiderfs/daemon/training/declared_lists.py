@@ -11,21 +11,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import trio
 
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.dataset import Dataset, inodes_of, leave_out_contradictions
-from spiderfs.daemon.training.lists_in_memory import ListsInMemory, digest_of
+from spiderfs.daemon.training.known_list import KnownList, inodes_of, leave_out_contradictions
+from spiderfs.daemon.training.known_lists import KnownLists, digest_of
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.daemon.training.trainer import SampleList, Trainer
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.errors import ProtocolError
-from spiderfs.trace.format import TraceWriter
+from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
 
@@ -46,12 +46,12 @@ class DeclaredLists:
         catalogue: Catalogue,
         lister: Lister,
         cache: CacheControl,
-        lists: ListsInMemory,
+        lists: KnownLists,
         trainers: Trainers,
         scoring: BatchScoring,
         redirects: RedirectPublisher,
         scores_directory: Path,
-        trace: Callable[[], TraceWriter | None],
+        recording: Recording | None,
     ) -> None:
         self._catalogue = catalogue
         self._lister = lister
@@ -61,7 +61,7 @@ class DeclaredLists:
         self._scoring = scoring
         self._redirects = redirects
         self._scores_directory = scores_directory
-        self._trace = trace
+        self._recording = recording
         # When each list was first found without a trainer. A list that is being declared counts as used.
         self._unused_since: dict[str, float] = {}
         self._declared_now: list[str] = []
@@ -79,15 +79,15 @@ class DeclaredLists:
             inodes = await inodes_of(samples, self._catalogue, self._lister)
             unknown = int((inodes == 0).sum())
             leave_out_contradictions(inodes, samples.labels)
-            dataset = self._lists.get(digest)
-            if dataset is None or not np.array_equal(dataset.inodes, inodes):
+            known_list = self._lists.get(digest)
+            if known_list is None or not np.array_equal(known_list.inodes, inodes):
                 number = self._lists.number_of(digest)
-                dataset = Dataset(number, digest, samples, inodes, self._scores_directory / digest)
-                self._lists.put(dataset)
-                if trace := self._trace():
-                    trace.labels(time.time(), dataset.label_of, dataset.number)
-                await self._scoring.introduce(dataset)
-            self._trainers.declare(trainer, samples.name, dataset)
+                known_list = KnownList(number, digest, samples, inodes, self._scores_directory / digest)
+                self._lists.put(known_list)
+                if self._recording is not None:
+                    self._recording.labels(time.time(), known_list.label_of, known_list.number)
+                await self._scoring.introduce(known_list)
+            self._trainers.declare(trainer, samples.name, known_list)
         return unknown
 
     @contextlib.contextmanager
@@ -113,16 +113,16 @@ class DeclaredLists:
         """Let lists leave memory that no trainer has used for so long; their scores are saved first."""
         now = trio.current_time()
         self._unused_since = {
-            dataset.digest: self._unused_since.get(dataset.digest, now)
-            for dataset in self._lists
-            if not self._is_used(dataset.digest)
+            known_list.digest: self._unused_since.get(known_list.digest, now)
+            for known_list in self._lists
+            if not self._is_used(known_list.digest)
         }
         for digest, since in list(self._unused_since.items()):
-            dataset = self._lists.get(digest)
-            if dataset is None or now - since < grace_s:
+            known_list = self._lists.get(digest)
+            if known_list is None or now - since < grace_s:
                 continue
             try:
-                await self._scoring.save_list(dataset)
+                await self._scoring.save_list(known_list)
             except OSError as exc:
                 log.warning(
                     "cannot save the scores of an unused list (%s): it stays in memory until the cache's disk has room",
@@ -130,23 +130,23 @@ class DeclaredLists:
                 )
                 continue
             # A trainer may have declared the list while it was saved.
-            if self._lists.get(digest) is dataset and not self._is_used(digest):
-                await self._forget(dataset)
+            if self._lists.get(digest) is known_list and not self._is_used(digest):
+                await self._forget(known_list)
 
     def _is_used(self, digest: str) -> bool:
         return digest in self._declared_now or self._trainers.any_uses(digest)
 
-    async def _forget(self, dataset: Dataset) -> None:
-        self._lists.remove(dataset)
-        log.info("no trainer uses the list %s: its %d samples leave memory", dataset.name, len(dataset.keys))
+    async def _forget(self, known_list: KnownList) -> None:
+        self._lists.remove(known_list)
+        log.info("no trainer uses the list %s: its %d samples leave memory", known_list.name, len(known_list.keys))
         others = [other.place_of for other in self._lists]
-        lonely = [inode for inode in dataset.place_of if not any(inode in places for places in others)]
+        lonely = [inode for inode in known_list.place_of if not any(inode in places for places in others)]
         for first in range(0, len(lonely), _AT_A_TIME):
             policy = self._cache.guided
             if policy is not None:
-                policy.forget_list(dataset.digest, lonely[first : first + _AT_A_TIME])
+                policy.forget_list(known_list.digest, lonely[first : first + _AT_A_TIME])
             await trio.lowlevel.checkpoint()
-            if self._is_used(dataset.digest):
+            if self._is_used(known_list.digest):
                 # The list was declared anew, and with it its scores and redirects.
                 return
-        await self._redirects.withdraw(dataset)
+        await self._redirects.withdraw(known_list)

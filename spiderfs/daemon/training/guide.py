@@ -7,15 +7,15 @@ finds the stand-in in the cache.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.dataset import Dataset
 from spiderfs.daemon.training.declared_lists import DeclaredLists
+from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.pinboard import Pinboard
 from spiderfs.daemon.training.plans import Plans
 from spiderfs.daemon.training.ratio import SectionRatio
@@ -24,7 +24,7 @@ from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.daemon.training.trainer import SampleList, Trainer
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.protocol import Batch, EpochEnd, Plan
-from spiderfs.trace.format import TraceWriter
+from spiderfs.trace.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Guide:
     pinboard: Pinboard
     ratio: SectionRatio
     redirects: RedirectPublisher
-    trace: Callable[[], TraceWriter | None]
+    recording: Recording | None
 
     async def attached(self, trainer: Trainer) -> None:
         self.trainers.attach(trainer)
@@ -50,9 +50,9 @@ class Guide:
         return unknown
 
     async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
-        dataset = self.trainers.list_of(trainer, samples.name)
+        known_list = self.trainers.list_of(trainer, samples.name)
         self.trainers.teach(trainer, samples.name)
-        await self.scoring.learn(self.trainers.number_of(trainer), dataset, batches)
+        await self.scoring.learn(self.trainers.number_of(trainer), known_list, batches)
         await self.redirects.publish()
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
@@ -61,35 +61,35 @@ class Guide:
         self.plans.epoch_ended(number, end.epoch)
         if trainer.rank != 0:
             return
-        datasets = self.trainers.lists_of(trainer)
-        sigmas = await self.scoring.new_epoch(datasets)
+        known_lists = self.trainers.lists_of(trainer)
+        sigmas = await self.scoring.new_epoch(known_lists)
         await self.pinboard.epoch_ended()
         self.ratio.epoch_ended(end.epoch, sigmas, end.accuracy)
-        self._record_epoch(datasets, end)
+        self._record_epoch(known_lists, end)
         await self.redirects.publish()
 
-    def _record_epoch(self, datasets: Collection[Dataset], end: EpochEnd) -> None:
+    def _record_epoch(self, known_lists: Collection[KnownList], end: EpochEnd) -> None:
         policy = self.cache.guided
-        if trace := self.trace():
-            for dataset in datasets:
-                trace.epoch(time.time(), dataset.number, end.accuracy)
+        if self.recording is not None:
+            for known_list in known_lists:
+                self.recording.epoch(time.time(), known_list.number, end.accuracy)
             if policy is not None:
-                trace.ratio(time.time(), policy.ratio)
+                self.recording.ratio(time.time(), policy.ratio)
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
-        dataset = self.trainers.list_of(trainer, samples.name)
-        await self.plans.take(self.trainers.number_of(trainer), samples.name, dataset, plan)
+        known_list = self.trainers.list_of(trainer, samples.name)
+        await self.plans.take(self.trainers.number_of(trainer), samples.name, known_list, plan)
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         return self.scoring.to_draw_by(self.trainers.list_of(trainer, samples.name))
 
     async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
-        members, dataset = self.cache.engine.members, self.trainers.list_of(trainer, samples.name)
-        return np.array([inode in members for inode in dataset.inodes.tolist()], np.bool_)
+        members, known_list = self.cache.engine.members, self.trainers.list_of(trainer, samples.name)
+        return np.array([inode in members for inode in known_list.inodes.tolist()], np.bool_)
 
     async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
-        dataset = self.trainers.list_of(trainer, samples.name)
-        held = await self.pinboard.pin(trainer, samples.name, dataset, indices)
+        known_list = self.trainers.list_of(trainer, samples.name)
+        held = await self.pinboard.pin(trainer, samples.name, known_list, indices)
         # A pinned sample has no stand-in from now on, and stands in for no other.
         await self.redirects.publish()
         return held

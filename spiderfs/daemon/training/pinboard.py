@@ -9,7 +9,7 @@ named them again. All state belongs to the manager's event loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy.typing as npt
@@ -17,12 +17,12 @@ import trio
 
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.dataset import Dataset
+from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.errors import Stale
 from spiderfs.policies.parts.pins import pinned_limit
 from spiderfs.store.environment import exit_if_corrupt
-from spiderfs.trace.format import TraceWriter
+from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import Catalogue
 
 # So many samples are looked up or placed between two chances for other tasks, in some milliseconds.
@@ -30,38 +30,38 @@ _AT_A_TIME = 500
 
 
 class Pinboard:
-    def __init__(self, catalogue: Catalogue, cache: CacheControl, trace: Callable[[], TraceWriter | None]) -> None:
+    def __init__(self, catalogue: Catalogue, cache: CacheControl, recording: Recording | None) -> None:
         self._catalogue = catalogue
         self._cache = cache
-        self._trace = trace
-        self._pins: dict[tuple[Trainer, str], tuple[Dataset, list[int]]] = {}
+        self._recording = recording
+        self._pins: dict[tuple[Trainer, str], tuple[KnownList, list[int]]] = {}
         # The bytes of each list's pins that the policy has, by the list's digest.
         self._bytes: dict[str, int] = {}
         self._passing = trio.Lock()
 
-    async def pin(self, trainer: Trainer, name: str, dataset: Dataset, indices: npt.NDArray[Any]) -> int:
+    async def pin(self, trainer: Trainer, name: str, known_list: KnownList, indices: npt.NDArray[Any]) -> int:
         """Pin these samples of a trainer's list, and no others; returns how many of them the policy holds, or will."""
-        inodes = [inode for inode in dict.fromkeys(dataset.inodes[indices].tolist()) if inode]
+        inodes = [inode for inode in dict.fromkeys(known_list.inodes[indices].tolist()) if inode]
         before = self._pins.pop((trainer, name), None)
         if inodes:
-            self._pins[trainer, name] = dataset, inodes
-        if before is not None and before[0] is not dataset:
+            self._pins[trainer, name] = known_list, inodes
+        if before is not None and before[0] is not known_list:
             await self._pass_on(before[0].digest, before[0].number)
-        await self._pass_on(dataset.digest, dataset.number)
+        await self._pass_on(known_list.digest, known_list.number)
         policy = self._cache.guided
-        held = policy.pinned.get(dataset.digest, ()) if policy is not None else ()
+        held = policy.pinned.get(known_list.digest, ()) if policy is not None else ()
         return sum(inode in held for inode in inodes)
 
     async def trainer_left(self, trainer: Trainer) -> None:
         """A trainer left: end its pins."""
         for owner, name in [owned for owned in self._pins if owned[0] is trainer]:
-            dataset, _ = self._pins.pop((owner, name))
-            await self._pass_on(dataset.digest, dataset.number)
+            known_list, _ = self._pins.pop((owner, name))
+            await self._pass_on(known_list.digest, known_list.number)
 
     async def epoch_ended(self) -> None:
         """End the pins that no trainer has named since the mount was made."""
         policy = self._cache.guided
-        named = {dataset.digest for dataset, _ in self._pins.values()}
+        named = {known_list.digest for known_list, _ in self._pins.values()}
         for digest in [] if policy is None else [digest for digest in policy.pinned if digest not in named]:
             await self._pass_on(digest, 0)
 
@@ -83,12 +83,12 @@ class Pinboard:
             self._bytes.pop(digest, None)
             if taken:
                 self._bytes[digest] = taken
-            if changed and number and (trace := self._trace()):
-                trace.pins(time.time(), accepted, number)
+            if changed and number and self._recording is not None:
+                self._recording.pins(time.time(), accepted, number)
             await self._place(changed)
 
     def _inodes_of(self, digest: str) -> Iterable[int]:
-        lists = (inodes for dataset, inodes in self._pins.values() if dataset.digest == digest)
+        lists = (inodes for known_list, inodes in self._pins.values() if known_list.digest == digest)
         return dict.fromkeys(inode for inodes in lists for inode in inodes)
 
     async def _fitting(self, inodes: Iterable[int], room: int) -> tuple[list[int], int]:

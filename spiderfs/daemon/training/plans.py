@@ -13,7 +13,7 @@ import trio
 
 from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.dataset import Dataset
+from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.ratio import SectionRatio
 from spiderfs.options.model import Options
 from spiderfs.protocol import Plan
@@ -30,11 +30,11 @@ class Plans:
         self._wake_prefetcher = wake_prefetcher
         self._follow = options.plan
 
-    async def take(self, trainer: int, name: str, dataset: Dataset, plan: Plan) -> None:
+    async def take(self, trainer: int, name: str, known_list: KnownList, plan: Plan) -> None:
         """Take over the plan of an epoch of a trainer's list; sorting it takes a thread."""
-        order = dataset.one_of_file[plan.order]
+        order = known_list.one_of_file[plan.order]
         epoch = await trio.to_thread.run_sync(
-            PlannedEpoch, plan.epoch, dataset.keys, dataset.place_of, order, plan.position
+            PlannedEpoch, plan.epoch, known_list.keys, known_list.place_of, order, plan.position
         )
         # The option may have changed while the plan was sorted.
         if not self._follow:

@@ -16,15 +16,15 @@ import trio
 
 from spiderfs.core.events import Access
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.dataset import Dataset
-from spiderfs.daemon.training.lists_in_memory import ListsInMemory
+from spiderfs.daemon.training.known_list import KnownList
+from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.shared.redirect_table import redirect_row, redirect_rows
 from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Records
 
 
 class RedirectPublisher:
-    def __init__(self, cache: CacheControl, records: Records, lists: ListsInMemory) -> None:
+    def __init__(self, cache: CacheControl, records: Records, lists: KnownLists) -> None:
         self._cache = cache
         self._records = records
         self._lists = lists
@@ -49,9 +49,9 @@ class RedirectPublisher:
         for digest, wanted, stand_in in changes:
             assert isinstance(wanted, int)
             assert stand_in is None or isinstance(stand_in, int)
-            dataset = self._lists.get(digest)
-            if dataset is not None:
-                rows.append(redirect_row(dataset.number, wanted, stand_in))
+            known_list = self._lists.get(digest)
+            if known_list is not None:
+                rows.append(redirect_row(known_list.number, wanted, stand_in))
         await trio.to_thread.run_sync(self._records.put, rows)
 
     async def publish_all(self) -> None:
@@ -62,11 +62,11 @@ class RedirectPublisher:
                 self._cache.guided.forget_told()
         await self.publish()
 
-    async def withdraw(self, dataset: Dataset) -> None:
+    async def withdraw(self, known_list: KnownList) -> None:
         """Remove all redirects of a list that leaves memory."""
         async with self._publishing:
-            wanted = [row[0] for row in redirect_rows(self._records) if row[1] == dataset.number]
-            self._records.put(redirect_row(dataset.number, inode, None) for inode in wanted)
+            wanted = [row[0] for row in redirect_rows(self._records) if row[1] == known_list.number]
+            self._records.put(redirect_row(known_list.number, inode, None) for inode in wanted)
 
     def note(self, accesses: Iterable[Access]) -> None:
         """Tell the policy which stand-ins readers have got."""
@@ -79,4 +79,6 @@ class RedirectPublisher:
     def has_stand_in(self, inode: int) -> bool:
         """Whether readers of some list get another file for this one while it is not cached."""
         policy = self._cache.guided
-        return policy is not None and any(policy.stand_in(dataset.digest, inode) is not None for dataset in self._lists)
+        return policy is not None and any(
+            policy.stand_in(known_list.digest, inode) is not None for known_list in self._lists
+        )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from spiderfs.daemon.training.dataset import Dataset
+from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached, publish_trainers
@@ -29,7 +29,7 @@ class Trainers:
         self._file = file
         self._numbers: dict[Trainer, int] = {}
         self._last_number = 0
-        self._lists: dict[tuple[Trainer, str], Dataset] = {}
+        self._lists: dict[tuple[Trainer, str], KnownList] = {}
         """By trainer, and by the name that the trainer has given the list."""
         self._taught: set[tuple[Trainer, str]] = set()
 
@@ -51,16 +51,16 @@ class Trainers:
 
     # -- lists
 
-    def declare(self, trainer: Trainer, name: str, dataset: Dataset) -> None:
+    def declare(self, trainer: Trainer, name: str, known_list: KnownList) -> None:
         """Note that a trainer means this list by this name from now on."""
-        self._lists[trainer, name] = dataset
+        self._lists[trainer, name] = known_list
         self.publish()
 
-    def list_of(self, trainer: Trainer, name: str) -> Dataset:
+    def list_of(self, trainer: Trainer, name: str) -> KnownList:
         return self._lists[trainer, name]
 
-    def lists_of(self, trainer: Trainer) -> set[Dataset]:
-        return {dataset for (owner, _), dataset in self._lists.items() if owner is trainer}
+    def lists_of(self, trainer: Trainer) -> set[KnownList]:
+        return {known_list for (owner, _), known_list in self._lists.items() if owner is trainer}
 
     def teach(self, trainer: Trainer, name: str) -> None:
         """Note that a trainer has sent a batch of this list."""
@@ -70,13 +70,13 @@ class Trainers:
 
     def any_uses(self, digest: str) -> bool:
         """Whether some trainer has declared the list with this digest."""
-        return any(dataset.digest == digest for dataset in self._lists.values())
+        return any(known_list.digest == digest for known_list in self._lists.values())
 
     def number_of_list(self, trainer: int, inode: int) -> int:
         """The number of the list by which the trainer with this number knows a file; 0 if none of its lists has it."""
-        for (owner, _), dataset in self._lists.items():
-            if self._numbers.get(owner) == trainer and inode in dataset.place_of:
-                return dataset.number
+        for (owner, _), known_list in self._lists.items():
+            if self._numbers.get(owner) == trainer and inode in known_list.place_of:
+                return known_list.number
         return 0
 
     # -- what workers know

@@ -20,7 +20,7 @@ from spiderfs.core.events import Access
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.declared_lists import DeclaredLists
 from spiderfs.daemon.training.guide import Guide
-from spiderfs.daemon.training.lists_in_memory import ListsInMemory
+from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.daemon.training.pinboard import Pinboard
 from spiderfs.daemon.training.plans import Plans
 from spiderfs.daemon.training.ratio import SectionRatio
@@ -30,7 +30,7 @@ from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.store.store import Records
-from spiderfs.trace.format import TraceWriter
+from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
 
@@ -46,12 +46,12 @@ class Training:
         trainers_file: Path,
         scores_directory: Path,
         options: Options,
-        trace: Callable[[], TraceWriter | None],
+        recording: Recording | None,
         wake_prefetcher: Callable[[], None],
     ) -> None:
         self.trainers = Trainers(trainers_file)
-        self.lists = ListsInMemory()
-        self.scoring = BatchScoring(cache, self.lists, counters, scores_directory, options, trace)
+        self.lists = KnownLists()
+        self.scoring = BatchScoring(cache, self.lists, counters, scores_directory, options, recording)
         self.redirects = RedirectPublisher(cache, records, self.lists)
         self.declared_lists = DeclaredLists(
             catalogue,
@@ -62,11 +62,11 @@ class Training:
             self.scoring,
             self.redirects,
             scores_directory,
-            trace,
+            recording,
         )
         self.ratio = SectionRatio(cache, options)
         self.plans = Plans(cache, self.ratio, options, wake_prefetcher)
-        self.pinboard = Pinboard(catalogue, cache, trace)
+        self.pinboard = Pinboard(catalogue, cache, recording)
         self.guide = Guide(
             cache,
             self.trainers,
@@ -76,7 +76,7 @@ class Training:
             self.pinboard,
             self.ratio,
             self.redirects,
-            trace,
+            recording,
         )
 
     def begin(self, ratio: bytes | None) -> None:
@@ -100,8 +100,8 @@ class Training:
     async def policy_changed(self) -> None:
         """Tell a policy that was just chosen of all lists and of their scores, and workers of its redirects alone."""
         self.pinboard.forget()
-        for dataset in self.lists:
-            await self.scoring.introduce(dataset)
+        for known_list in self.lists:
+            await self.scoring.introduce(known_list)
         await self.redirects.publish_all()
 
     def end(self) -> None:

@@ -38,7 +38,7 @@ class Harness:
             recording,
             path_of=lambda inode: PATHS.get(inode, b"?"),
             size_of=lambda inode: 10 * inode,
-            dataset_of=lambda trainer, inode: trainer + 1,
+            list_number_of=lambda trainer, inode: trainer + 1,
         )
 
     def forget(self) -> None:

@@ -15,8 +15,8 @@ import trio
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control import lists
 from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render
-from spiderfs.daemon.training.dataset import DatasetStatus
-from spiderfs.daemon.training.lists_in_memory import ListsInMemory
+from spiderfs.daemon.training.known_list import ListStatus
+from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.errors import ConfigError, NotFound, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared.redirect_table import redirect_row
@@ -45,11 +45,11 @@ class Harness:
         names = [(b"sample-of-some-class-%06d.jpg" % number, _file(number)) for number in range(FILES)]
         catalogue.record_listing(1, names, 0, 1.0)
         self.inodes = {entry.name: entry.inode for entry in catalogue.entries(1, 0, FILES)}
-        self.lists = ListsInMemory()
-        self.scoring: Any = SimpleNamespace(of=lambda dataset: dataset.scoring, described=self._described)
+        self.lists = KnownLists()
+        self.scoring: Any = SimpleNamespace(of=lambda known_list: known_list.scoring, described=self._described)
         self.cache = CacheControl(self.content, "spider", 0.5, SharedCounters(1).row(0))
 
-    async def _described(self, dataset: Any, sample: int) -> list[tuple[str, str]]:
+    async def _described(self, known_list: Any, sample: int) -> list[tuple[str, str]]:
         # Another list is declared meanwhile.
         self.declare()
         await trio.lowlevel.checkpoint()
@@ -59,18 +59,18 @@ class Harness:
         number = len(list(self.lists)) + 1
         inodes = np.array([*list(self.inodes.values())[1:], 0], np.uint64)
         scoring = SimpleNamespace(scores=np.arange(FILES, dtype=np.float32))
-        dataset: Any = SimpleNamespace(
+        known_list: Any = SimpleNamespace(
             digest=str(number),
             number=number,
             inodes=inodes,
             scoring=scoring,
-            status=lambda: DatasetStatus(number, "train", FILES, 0.25, 0.0031),
+            status=lambda: ListStatus(number, "train", FILES, 0.25, 0.0031),
         )
-        self.lists.put(dataset)
+        self.lists.put(known_list)
 
     def forget_lists(self) -> None:
-        for dataset in self.lists:
-            self.lists.remove(dataset)
+        for known_list in self.lists:
+            self.lists.remove(known_list)
 
     def text(self, name: str) -> tuple[bytes, int]:
         """A control file, and how many bytes of memory more than the text itself it took to write it."""
@@ -147,8 +147,8 @@ def test_the_graph_is_told_while_lists_are_declared(harness: Harness) -> None:
     harness.declare()
     harness.declare()
     text, _ = harness.text("graph")
-    assert text.count(b"dataset ") == 2
-    assert b"dataset 1: train, 30000 samples\n  radius             0.5\n  rows left out      0.250" in text
+    assert text.count(b"list ") == 2
+    assert b"known_list 1: train, 30000 samples\n  radius             0.5\n  rows left out      0.250" in text
     assert b"  ms per batch       3.1\n" in text
     assert len(list(harness.lists)) == 4
 

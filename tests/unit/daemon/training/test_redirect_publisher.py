@@ -8,7 +8,7 @@ import trio
 
 from spiderfs.core.events import HIT, Access
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.lists_in_memory import ListsInMemory
+from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared.redirect_table import redirect_row, redirect_rows
@@ -22,7 +22,7 @@ class Harness:
         self.policy = RecordingPolicy()
         self.cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
         self.cache.engine.change_policy(self.policy)
-        self.records, self.lists = MemoryRecords(TABLES), ListsInMemory()
+        self.records, self.lists = MemoryRecords(TABLES), KnownLists()
         self.lists.put(known_list(1, [10, 11, 12]))
         self.lists.put(known_list(2, [11, 12, 13]))
         self.redirects = RedirectPublisher(self.cache, self.records, self.lists)

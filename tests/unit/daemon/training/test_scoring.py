@@ -12,8 +12,8 @@ import trio
 
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.dataset import Dataset
-from spiderfs.daemon.training.lists_in_memory import ListsInMemory
+from spiderfs.daemon.training.known_list import KnownList
+from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
@@ -37,13 +37,11 @@ class Harness:
         for name in ("source", "point"):
             (directory / name).mkdir()
         options = Options(source=directory / "source", mountpoint=directory / "point", cache_dir=directory / "cache")
-        self.lists, self.scores = ListsInMemory(), directory / "scores"
+        self.lists, self.scores = KnownLists(), directory / "scores"
         self.list = self.declare()
-        self.scoring = BatchScoring(
-            self.cache, self.lists, self.counters.row(0), self.scores, options, trace=lambda: None
-        )
+        self.scoring = BatchScoring(self.cache, self.lists, self.counters.row(0), self.scores, options, recording=None)
 
-    def declare(self) -> Dataset:
+    def declare(self) -> KnownList:
         """The list, as a new training declares it."""
         declared = known_list(1, INODES, self.scores / "digest 1")
         self.lists.put(declared)

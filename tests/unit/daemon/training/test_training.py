@@ -18,8 +18,8 @@ import trio.testing
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.hints import Pinning
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.dataset import KEPT_LISTS, Dataset
 from spiderfs.daemon.training.declared_lists import GRACE_S
+from spiderfs.daemon.training.known_list import KEPT_LISTS, KnownList
 from spiderfs.daemon.training.trainer import SampleList, SamplePaths, Trainer
 from spiderfs.daemon.training.training import Training
 from spiderfs.errors import ProtocolError
@@ -36,7 +36,8 @@ from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.testing import MemoryContent, MemorySource
-from spiderfs.trace.format import Kind, TraceWriter, read_trace
+from spiderfs.trace.format import Kind, read_trace
+from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 
@@ -44,7 +45,7 @@ SAMPLES, SIZE = 40, 100
 
 
 class Harness:
-    def __init__(self, directory: Path, policy: str = "spider") -> None:
+    def __init__(self, directory: Path, policy: str = "spider", recording: Recording | None = None) -> None:
         self.source = MemorySource()
         for number in range(SAMPLES):
             self.source.add(b"train/%03d" % number, bytes(SIZE))
@@ -61,7 +62,6 @@ class Harness:
         point.mkdir()
         options = Options(source=source, mountpoint=point, cache_dir=directory / "cache")
         self.options = options
-        self.writer: TraceWriter | None = None
         self.training = Training(
             catalogue,
             Lister(catalogue, client),
@@ -71,7 +71,7 @@ class Harness:
             self.trainers_file,
             directory / "scores",
             options,
-            lambda: self.writer,
+            recording,
             lambda: None,
         )
         self.trainer = Trainer(os.getpid(), os.getuid(), Hello("test"))
@@ -79,8 +79,8 @@ class Harness:
 
     @property
     def inodes(self) -> list[int]:
-        (dataset,) = self.training.lists
-        found: list[int] = dataset.inodes.tolist()
+        (known_list,) = self.training.lists
+        found: list[int] = known_list.inodes.tolist()
         return found
 
     async def declare(self) -> int:
@@ -108,9 +108,14 @@ def listed(paths: list[bytes], name: str = "train") -> SampleList:
     return SampleList(name, name, SamplePaths(b"".join(path + b"\0" for path in paths)), labels)
 
 
-def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]], policy: str = "spider") -> None:
+def run(
+    tmp_path: Path,
+    test: Callable[[Harness], Awaitable[None]],
+    policy: str = "spider",
+    recording: Recording | None = None,
+) -> None:
     async def main() -> None:
-        await test(Harness(tmp_path, policy))
+        await test(Harness(tmp_path, policy, recording))
 
     trio.run(main)
 
@@ -157,12 +162,12 @@ def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_lon
             vectors = rng.standard_normal((5, 8, 8)).astype(np.float16)
             made = [Batch("train", 0, 0, ids, rows, None) for ids, rows in zip(parts, vectors, strict=True)]
             await harness.training.guide.learn(harness.trainer, harness.list, made)
-            (dataset,) = harness.training.lists
-            scoring = harness.training.scoring.of(dataset)
+            (known_list,) = harness.training.lists
+            scoring = harness.training.scoring.of(known_list)
             assert scoring is not None
             scored.append(round(scoring.scored_share * SAMPLES))
         assert scored == [8, 16, 24, 32, 40], "each sample once before any is scored again"
-        assert (dataset.rows_scored, dataset.rows_left_out) == (40, 160)
+        assert (known_list.rows_scored, known_list.rows_left_out) == (40, 160)
 
     run(tmp_path, test)
 
@@ -188,10 +193,10 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path) -> No
         await harness.training.guide.learn(harness.trainer, harness.list, batches)
         read(one, one)
         await harness.training.guide.learn(harness.trainer, harness.list, batches[1:])
-        (dataset,) = harness.training.lists
-        scoring = harness.training.scoring.of(dataset)
+        (known_list,) = harness.training.lists
+        scoring = harness.training.scoring.of(known_list)
         assert scoring is not None
-        assert (dataset.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
+        assert (known_list.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
         assert isinstance(scoring, Scorer)
         assert sorted(scoring.index.present().tolist()) == [0, 1]
 
@@ -209,7 +214,7 @@ def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
                 await harness.batch(rng, rng.permutation(SAMPLES)[:8].tolist())
                 rows = redirect_rows(harness.records)
                 seen += len(rows)
-                assert all(dataset == 1 and label[wanted] == label[given] for wanted, dataset, given in rows)
+                assert all(known_list == 1 and label[wanted] == label[given] for wanted, known_list, given in rows)
                 members = harness.cache.engine.members
                 assert all(given in members and wanted not in members for wanted, _, given in rows)
             await harness.training.guide.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
@@ -227,8 +232,8 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
     async def test(harness: Harness) -> None:
         await harness.declare()
         filed: list[list[int]] = []
-        (dataset,) = harness.training.lists
-        scorer = dataset.scoring_for("graph", 8, harness.training.scoring._options)
+        (known_list,) = harness.training.lists
+        scorer = known_list.scoring_for("graph", 8, harness.training.scoring._options)
         score = scorer.batch
 
         def batch(
@@ -286,11 +291,11 @@ def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path
         await harness.declare()
         await harness.batch(np.random.default_rng(1), [3, 4])
         assert [harness.cache.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
-        (dataset,) = harness.training.lists
-        scoring = harness.training.scoring.of(dataset)
+        (known_list,) = harness.training.lists
+        scoring = harness.training.scoring.of(known_list)
         assert scoring is not None
         assert dict(scoring.described())["without losses"].startswith("1 ")
-        described = await harness.training.scoring.described(dataset, 10)
+        described = await harness.training.scoring.described(known_list, 10)
         assert described is not None
         assert "recall" not in dict(described)
 
@@ -316,8 +321,8 @@ def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path:
         assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
         # All that was learned is there after a remount, whichever policy is the first to ask.
         harness.training.scoring.save()
-        (dataset,) = harness.training.lists
-        dataset.scorings.clear()
+        (known_list,) = harness.training.lists
+        known_list.scorings.clear()
         await change("spider")
         assert harness.cache.engine.score(harness.inodes[4]) > 0
         await change("shade")
@@ -338,8 +343,8 @@ def test_scores_of_lists_long_unused_are_deleted(tmp_path: Path) -> None:
             (scores / f"{number}" / "scores.npz").write_bytes(b"of an earlier training")
             os.utime(scores / f"{number}", (1e9 + number, 1e9 + number))
         # Even if it were the oldest of all: it is not written anew if that fails.
-        (dataset,) = harness.training.lists
-        dataset.scorings.clear()
+        (known_list,) = harness.training.lists
+        known_list.scorings.clear()
         os.utime(in_use, (1.0, 1.0))
         harness.training.scoring.save()
         latest = {str(number) for number in range(2, KEPT_LISTS + 2)}
@@ -365,7 +370,7 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
         assert known_scores(harness, inodes) > len(members)
         clock.jump(10 * GRACE_S)
         await harness.training.declared_lists.let_go()
-        assert [dataset.digest for dataset in harness.training.lists] == [digest], "a trainer uses it"
+        assert [known_list.digest for known_list in harness.training.lists] == [digest], "a trainer uses it"
         await harness.training.guide.detached(harness.trainer)
         for _ in range(3):
             await harness.training.declared_lists.let_go()
@@ -391,7 +396,7 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
         assert set(harness.cache.engine.members) == members
         # And finds what was learned when it is declared anew, under its old number.
         await harness.declare()
-        assert [dataset.number for dataset in harness.training.lists] == [1]
+        assert [known_list.number for known_list in harness.training.lists] == [1]
         assert [harness.cache.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
 
     async def main() -> None:
@@ -410,16 +415,16 @@ def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pyte
         other = Trainer(os.getpid(), os.getuid(), Hello("other"))
         await harness.training.guide.attached(other)
         await harness.training.guide.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
-        numbers = [dataset.number for dataset in harness.training.lists]
+        numbers = [known_list.number for known_list in harness.training.lists]
         assert numbers == [1, 2]
         await harness.training.guide.detached(harness.trainer)
         await harness.training.declared_lists.let_go(0.0)
-        assert [dataset.number for dataset in harness.training.lists] == [2]
+        assert [known_list.number for known_list in harness.training.lists] == [2]
         assert known_scores(harness, inodes[:20]) == 20
         # The third list does not take the second one's number.
         await harness.training.guide.attached(harness.trainer)
         await harness.training.guide.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
-        assert [dataset.number for dataset in harness.training.lists] == [2, 3]
+        assert [known_list.number for known_list in harness.training.lists] == [2, 3]
 
     run(tmp_path, test)
 
@@ -441,7 +446,7 @@ def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch
         await harness.training.guide.detached(harness.trainer)
         await harness.training.guide.attached(other)
         await harness.training.guide.samples(other, part)
-        assert [len(dataset.keys) for dataset in harness.training.lists] == [11]
+        assert [len(known_list.keys) for known_list in harness.training.lists] == [11]
 
     run(tmp_path, test)
 
@@ -449,14 +454,14 @@ def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch
 def test_a_list_whose_scores_cannot_be_saved_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(self: Dataset) -> None:
+    def full(self: KnownList) -> None:
         raise OSError(28, "No space left on device")
 
     async def test(harness: Harness) -> None:
         await harness.declare()
         await harness.training.guide.detached(harness.trainer)
         with monkeypatch.context() as patched:
-            patched.setattr(Dataset, "save", full)
+            patched.setattr(KnownList, "save", full)
             await harness.training.declared_lists.let_go(0.0)
         assert len(list(harness.training.lists)) == 1
         assert "unused list (No space left on device)" in caplog.text
@@ -599,8 +604,6 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
     path = tmp_path / "trace"
 
     async def test(harness: Harness) -> None:
-        writer = TraceWriter(path)
-        harness.writer = writer
         # Some that are unknown, and one that is named twice.
         names = [b"train/%03d" % number for number in range(SAMPLES)]
         harness.list = listed([b"gone/1", *names[:9], b"train/gone", *names[9:], b"gone/2", names[3]])
@@ -614,9 +617,10 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
                 indices = [int(wanted), *rng.permutation(known)[:7].tolist()]
                 await harness.batch(rng, indices, rng.random(8).astype(np.float16))
             await harness.training.guide.epoch_end(harness.trainer, EpochEnd(epoch, epoch / 4))
-        writer.close()
 
-    run(tmp_path, test, policy)
+    recording = Recording(path)
+    run(tmp_path, test, policy, recording)
+    recording.close()
     trace = read_trace(path)
     assert trace.accuracies() == {"1": [0, 0.25, 0.5]}
     assert (trace.records["kind"] == Kind.BATCH).sum() == 15
@@ -691,16 +695,20 @@ def test_pins_of_an_earlier_mount_last_for_an_epoch(tmp_path: Path) -> None:
 
 
 def test_pins_are_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    inodes: list[int] = []
+
     async def test(harness: Harness) -> None:
-        writer = TraceWriter(tmp_path / "trace")
         await harness.declare()
-        harness.writer = writer
+        inodes.extend(harness.inodes)
         for indices in ([5, 4], [5, 4], []):
             await said(harness, *indices)
-        writer.close()
-        kinds = read_trace(tmp_path / "trace").records["kind"].tolist()
-        assert kinds == [Kind.PINS, Kind.PINNED, Kind.PINNED, Kind.PINS]
-        (_, first), (_, last) = read_trace(tmp_path / "trace").hints()
-        assert (first, last) == (Pinning("1", (harness.inodes[5], harness.inodes[4])), Pinning("1", ()))
 
-    run(tmp_path, test, "impact")
+    recording = Recording(path)
+    run(tmp_path, test, "impact", recording)
+    recording.close()
+    trace = read_trace(path)
+    kinds = [kind for kind in trace.records["kind"].tolist() if kind in (Kind.PINS, Kind.PINNED)]
+    assert kinds == [Kind.PINS, Kind.PINNED, Kind.PINNED, Kind.PINS]
+    pinnings = [hint for _, hint in trace.hints() if isinstance(hint, Pinning)]
+    assert pinnings == [Pinning("1", (inodes[5], inodes[4])), Pinning("1", ())]

@@ -31,7 +31,7 @@ _AT_A_TIME = 500
 
 
 @dataclass(frozen=True)
-class DatasetStatus:
+class ListStatus:
     """`left_out_share` is of the rows of its batches; `scoring_s` is the mean time that it took to score a batch."""
 
     number: int
@@ -41,7 +41,7 @@ class DatasetStatus:
     scoring_s: float
 
 
-class Dataset:
+class KnownList:
     """One list of samples: sample i of the list is the file `inodes[i]` (0: unknown)."""
 
     def __init__(
@@ -70,10 +70,10 @@ class Dataset:
         self.rows_left_out = 0
         self._scored_at = np.zeros(len(samples), np.uint32)
 
-    def status(self) -> DatasetStatus:
+    def status(self) -> ListStatus:
         left_out_share = self.rows_left_out / max(1, self.rows_left_out + self.rows_scored)
         scoring_s = self.scoring_s / max(1, self.scorings_made)
-        return DatasetStatus(self.number, self.name, len(self.labels), left_out_share, scoring_s)
+        return ListStatus(self.number, self.name, len(self.labels), left_out_share, scoring_s)
 
     @property
     def label_of(self) -> dict[Key, int]:

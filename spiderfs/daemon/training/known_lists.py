@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import xxhash
 
-from spiderfs.daemon.training.dataset import Dataset
+from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.trainer import SampleList
 
 # The number of a list has 16 bits in traces.
@@ -21,31 +21,31 @@ def digest_of(samples: SampleList) -> str:
     return xxhash.xxh3_64_hexdigest(b"\0".join(samples.paths) + samples.labels.tobytes())
 
 
-class ListsInMemory:
+class KnownLists:
     def __init__(self) -> None:
-        self._lists: dict[str, Dataset] = {}
+        self._lists: dict[str, KnownList] = {}
         self._numbers: dict[str, int] = {}
 
-    def __iter__(self) -> Iterator[Dataset]:
+    def __iter__(self) -> Iterator[KnownList]:
         """The lists there are now: others may be declared, or leave memory, while a caller looks at these."""
         return iter(list(self._lists.values()))
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._lists
 
-    def get(self, digest: str) -> Dataset | None:
+    def get(self, digest: str) -> KnownList | None:
         return self._lists.get(digest)
 
     def number_of(self, digest: str) -> int:
         return self._numbers.setdefault(digest, len(self._numbers) % _MAX_NUMBER + 1)
 
-    def put(self, dataset: Dataset) -> None:
+    def put(self, known_list: KnownList) -> None:
         """Have this list in memory, in place of one with the same digest."""
-        self._lists[dataset.digest] = dataset
+        self._lists[known_list.digest] = known_list
 
-    def remove(self, dataset: Dataset) -> None:
-        del self._lists[dataset.digest]
+    def remove(self, known_list: KnownList) -> None:
+        del self._lists[known_list.digest]
 
     def samples_beside(self, digest: str) -> int:
         """How many samples all other lists have together."""
-        return sum(len(dataset.keys) for dataset in self._lists.values() if dataset.digest != digest)
+        return sum(len(known_list.keys) for known_list in self._lists.values() if known_list.digest != digest)

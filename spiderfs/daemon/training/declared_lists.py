@@ -139,8 +139,8 @@ class DeclaredLists:
     async def _forget(self, known_list: KnownList) -> None:
         self._lists.remove(known_list)
         log.info("no trainer uses the list %s: its %d samples leave memory", known_list.name, len(known_list.keys))
-        others = [other.place_of for other in self._lists]
-        lonely = [inode for inode in known_list.place_of if not any(inode in places for places in others)]
+        others = [other.index_of for other in self._lists]
+        lonely = [inode for inode in known_list.index_of if not any(inode in other for other in others)]
         for first in range(0, len(lonely), _AT_A_TIME):
             policy = self._cache.guided
             if policy is not None:

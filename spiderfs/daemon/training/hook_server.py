@@ -1,10 +1,9 @@
-"""The trainers' end of the daemon: a Unix socket on which training processes say what they learned.
+"""The server of the hook's socket, to which training processes send what they have learned.
 
-Each connection is a trainer with tasks and a queue of its own (`hook_connection.py`), so neither a slow sink nor
-another trainer keeps it waiting. Nothing that a trainer sends can raise beyond its connection. A message that makes no
-sense is answered by an error and counted; too many of them, or a stream that cannot be understood any more, end the
-connection. The kernel, not the trainer, says whose connection it is; users other than the daemon's own and root are
-refused.
+Each connection is one trainer, and has tasks and a queue of its own (`hook_connection.py`). So neither a slow sink nor
+another trainer makes it wait, and no bytes of a trainer do harm beyond its connection. A message that makes no sense is
+answered with an error and counted. Too many such messages, or a stream that cannot be read any more, end the
+connection. The kernel says which user's process is at the other end; only root and the daemon's own user are admitted.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from spiderfs.protocol import Error
 log = logging.getLogger(__name__)
 
 _BACKLOG = 64
-# The daemon's end waits for a trainer's farewell so long.
+# For so long the sink may act on the end of a connection.
 _DETACH_TIMEOUT_S = 5.0
 DEFAULT_LIMITS = ServerLimits()
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket that only its owner (and root) can reach, in place of what an earlier daemon left."""
+    """A listening socket that only its owner and root can reach; it replaces the one of an earlier daemon."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mode of a socket's file is that of the socket's inode before it is bound (unix(7)), so nobody slips in before.
+    # The file gets the mode that the socket has when it is bound (unix(7)), so no other user can connect in between.
     os.fchmod(listener.fileno(), 0o600)
     with socket_address(path) as address:
         listener.bind(address)
@@ -47,7 +46,7 @@ def listen(path: Path) -> socket.socket:
 
 
 class HookServer:
-    """`count` is told of events by the names of counters in `metrics.COUNTERS`."""
+    """`count` adds to a counter of `metrics.COUNTERS`, by its name."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class HookServer:
         return tuple(trainer.status() for trainer in self.trainers)
 
     async def serve(self, listener: socket.socket) -> None:
-        """Answer until cancelled; what goes wrong with one connection stays with it."""
+        """Serve connections until cancelled; the failure of one connection ends only that connection."""
         accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
         await trio.serve_listeners(self._serve_one, [accepting])
 
@@ -78,9 +77,9 @@ class HookServer:
             if await self._admitted(connection):
                 await self._converse(connection)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-            log.debug("process %d left in the middle of a talk", connection.pid)
+            log.debug("process %d closed its connection early", connection.pid)
         except Exception:
-            log.exception("the talk with process %d broke off", connection.pid)
+            log.exception("the connection of process %d failed", connection.pid)
             self._count("internal_errors", 1)
         finally:
             self._connections -= 1

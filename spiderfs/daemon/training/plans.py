@@ -34,7 +34,7 @@ class Plans:
         """Take over the plan of an epoch of a trainer's list; sorting it takes a thread."""
         order = known_list.one_of_file[plan.order]
         epoch = await trio.to_thread.run_sync(
-            PlannedEpoch, plan.epoch, known_list.keys, known_list.place_of, order, plan.position
+            PlannedEpoch, plan.epoch, known_list.keys, known_list.index_of, order, plan.position
         )
         # The option may have changed while the plan was sorted.
         if not self._follow:

@@ -1,9 +1,9 @@
-"""How the cache is shared between important samples and hubs that stand in for others: the ratio of the sections.
+"""How the cache is shared between important samples and hubs, which stand in for others: the ratio of the sections.
 
-Training decides it by SpiderCache's equations (`policies/parts/elastic.py`), the user may pin it. While a plan is
-followed and stand-ins are only for reads that nobody has begun to fetch, such reads are few: then hubs get no more than
-2 %, for a hub takes the room of a sample whose use is known. (At a fifth cached, a tenth of that for hubs costs 7 %
-more bytes, 2 % of it 1 %: benchmarks/training/lookahead.py.)
+The ratio follows from training by SpiderCache's equations (`policies/parts/elastic.py`), unless the user pins it. With
+`substitute_when=late` and a plan that is followed, readers seldom get a stand-in: only for a sample whose fetch has not
+begun. Then hubs get no more than 2 %, for a hub takes the room of a sample whose next use is known. (With a fifth of
+the samples cached, a tenth of that for hubs costs 7 % more bytes, and 2 % of it 1 %: benchmarks/training/lookahead.py.)
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SectionRatio:
         return RatioStatus(ratio, elastic.pinned, elastic.sigma, elastic.beta, elastic.delta, elastic.u)
 
     def epoch_ended(self, epoch: int, sigmas: list[float], accuracy: float | None) -> None:
-        """Take note of an epoch: the spread of each list's scores, and the accuracy, where it is known."""
+        """Note how far the scores of each list spread, and the accuracy if it is known, and adapt the ratio to them."""
         for sigma in sigmas:
             self.elastic.observe_sigma(sigma)
         if accuracy is not None:
@@ -63,7 +63,7 @@ class SectionRatio:
         self._apply()
 
     def pin(self, share: float | None) -> None:
-        """Fix the share of the importance section, or let training decide again; raises ValueError for no share."""
+        """Fix the ratio, or with None let training decide it again; raises ValueError if it is not between 0 and 1."""
         self.elastic.pin(share)
         if share is not None:
             self._apply()

@@ -40,9 +40,9 @@ from spiderfs.trace.recording import Recording
 
 
 class _Rows(NamedTuple):
-    """The rows of some batches that are scored: sample `places[i]` of the list has `embeddings[i]` and `losses[i]`."""
+    """The rows of some batches that are scored: sample `indices[i]` of the list has `embeddings[i]` and `losses[i]`."""
 
-    places: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
     embeddings: npt.NDArray[np.float32]
     losses: npt.NDArray[np.float32] | None
 
@@ -99,7 +99,7 @@ class BatchScoring:
         if recording is not None and policy is not None:
             recording.ratio(now, policy.ratio)
         if recording is not None and self._records_embeddings:
-            recording.batch(now, known_list.number, known_list.inodes[rows.places], rows.embeddings, rows.losses)
+            recording.batch(now, known_list.number, known_list.inodes[rows.indices], rows.embeddings, rows.losses)
         # The policy may have changed meanwhile; the scores are kept for the next one that goes by them.
         if policy is not None and policy.scoring == name:
             self._tell_scores(known_list, scored, now)
@@ -110,21 +110,21 @@ class BatchScoring:
         served: list[Key] = []
         for batch in batches:
             served += self._served_samples.arrived(trainer, known_list.inodes[batch.indices].tolist())
-        places = np.array([known_list.place_of.get(inode, -1) for inode in served], np.int64)
-        known = np.flatnonzero(places >= 0)
+        indices = np.array([known_list.index_of.get(inode, -1) for inode in served], np.int64)
+        known = np.flatnonzero(indices >= 0)
         if not len(known):
             return None
-        rows = known[known_list.to_score(places[known], max(len(batch.indices) for batch in batches))]
+        rows = known[known_list.to_score(indices[known], max(len(batch.indices) for batch in batches))]
         self._counters.add("hook_rows_left_out", len(known) - len(rows))
         embeddings = np.concatenate([batch.embeddings for batch in batches])[rows].astype(np.float32)
         given = [batch.losses for batch in batches if batch.losses is not None]
         losses = np.concatenate(given)[rows].astype(np.float32) if given else None
-        return _Rows(places[rows], embeddings, losses)
+        return _Rows(indices[rows], embeddings, losses)
 
     async def _score(self, name: str, known_list: KnownList, rows: _Rows) -> BatchScores:
         def score() -> BatchScores:
             scoring = known_list.scoring_for(name, rows.embeddings.shape[1], self._options)
-            return scoring.batch(rows.places, rows.embeddings, rows.losses)
+            return scoring.batch(rows.indices, rows.embeddings, rows.losses)
 
         started = time.perf_counter()
         scored = await trio.to_thread.run_sync(score, limiter=self._one_at_a_time)
@@ -133,8 +133,8 @@ class BatchScoring:
         return scored
 
     def _tell_scores(self, known_list: KnownList, scored: BatchScores, now: float) -> None:
-        for place, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
-            inode = int(known_list.inodes[place])
+        for index, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
+            inode = int(known_list.inodes[index])
             if inode:
                 self._cache.engine.scored(inode, score)
                 if self._recording is not None:

@@ -1,4 +1,4 @@
-"""A training process as the daemon knows it: who it is, the sample lists it declared, and what could not be used."""
+"""A trainer as the daemon knows it: which process it is, the lists that it declared, and its mistakes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from spiderfs.protocol import Hello, Samples
 
 
 class SamplePaths(Sequence[bytes]):
-    """Relative paths in one piece of memory; b"" stands for one that cannot be a path below the mount.
+    """Relative paths in one piece of memory; b"" stands for a path that cannot lie below the mount.
 
-    A million `bytes` objects cost 33 bytes each beside their text, this costs 8.
+    This takes 8 bytes a path beside the text; a list of `bytes` objects would take 33.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -45,8 +45,7 @@ class SamplePaths(Sequence[bytes]):
 class SampleList:
     """A whole declared list: sample i has path `paths[i]` and label `labels[i]` (-1: none).
 
-    The paths are there while it is declared; a trainer's own has none, which with eight ranks on a list of a million
-    samples would be 0.6 GB.
+    The paths are there only while the list is declared. With eight ranks and a million samples they would take 0.6 GB.
     """
 
     name: str
@@ -58,7 +57,7 @@ class SampleList:
         return len(self.labels)
 
     def without_paths(self) -> SampleList:
-        """What is needed of a list whose files are known."""
+        """The list as it is kept once its files are known."""
         return replace(self, paths=SamplePaths(b""))
 
 
@@ -76,7 +75,7 @@ class TrainerStatus:
 
 @dataclass(eq=False)
 class Trainer:
-    """`pid` and `uid` come from the kernel (SO_PEERCRED); a pid of 0 is one of a foreign pid namespace."""
+    """`pid` and `uid` come from the kernel (SO_PEERCRED); the pid is 0 for a process of a foreign pid namespace."""
 
     pid: int
     uid: int
@@ -105,10 +104,10 @@ class ListAssembly:
         self._samples = 0
         self.rejected = 0
         self.message_bytes = 0
-        """Of the chunks that were added; for whoever keeps count."""
+        """Bytes of the chunks that were added; `declaring.py` counts them."""
 
     def add(self, chunk: Samples) -> SampleList | None:
-        """The list, when this chunk was its last; raises ProtocolError for a chunk that does not follow the last."""
+        """Add a chunk; returns the list if this was its last. Raises ProtocolError if the chunk does not come next."""
         head = self._head
         if (chunk.split, chunk.total, chunk.first) != (head.split, head.total, self._samples):
             raise ProtocolError(f"list {chunk.list!r}: a chunk from {chunk.first} where {self._samples} was due")
@@ -124,9 +123,9 @@ class ListAssembly:
 
 
 def is_below_mount(path: bytes) -> bool:
-    """Whether a relative path names something below the directory it is relative to, in the one normal form.
+    """Whether a relative path lies below the mount, and is written in its one normal form.
 
-    The control directory is no part of the samples.
+    Control files are no samples, so a path of the control directory does not count.
     """
     names = path.split(b"/")
     return names[0] != b".spiderfs" and not any(name in (b"", b".", b"..") for name in names)

@@ -75,7 +75,7 @@ class Trainers:
     def number_of_list(self, trainer: int, inode: int) -> int:
         """The number of the list by which the trainer with this number knows a file; 0 if none of its lists has it."""
         for (owner, _), known_list in self._lists.items():
-            if self._numbers.get(owner) == trainer and inode in known_list.place_of:
+            if self._numbers.get(owner) == trainer and inode in known_list.index_of:
                 return known_list.number
         return 0
 

@@ -148,7 +148,7 @@ def test_the_graph_is_told_while_lists_are_declared(harness: Harness) -> None:
     harness.declare()
     text, _ = harness.text("graph")
     assert text.count(b"list ") == 2
-    assert b"known_list 1: train, 30000 samples\n  radius             0.5\n  rows left out      0.250" in text
+    assert b"list 1: train, 30000 samples\n  radius             0.5\n  rows left out      0.250" in text
     assert b"  ms per batch       3.1\n" in text
     assert len(list(harness.lists)) == 4
 

@@ -12,10 +12,10 @@ from fuzzing import damaged, examples, integers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.cli.simulate import chosen_policies, compare
 from spiderfs.core.hints import Hub
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity
+from spiderfs.simulation.compare import chosen_policies, compare
 from spiderfs.simulation.hint_source import chosen_settings
 from spiderfs.trace.format import HEADER, MAGIC, RECORD, RECORD_FIELDS, VERSION, Kind, TraceWriter, read_trace
 

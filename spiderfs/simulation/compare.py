@@ -1,0 +1,177 @@
+"""The comparison that `spiderfs simulate` makes: every policy at every capacity over one trace, and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from spiderfs.core.accesses import Accesses
+from spiderfs.core.engine import Engine
+from spiderfs.core.guided import Guided
+from spiderfs.core.hints import Hint
+from spiderfs.errors import UsageError
+from spiderfs.options.units import Capacity
+from spiderfs.policies import POLICIES
+from spiderfs.scorer.scoring import ScorerOptions
+from spiderfs.simulation.hint_source import Guidance
+from spiderfs.simulation.replay import Replay, policy_for, replay
+from spiderfs.trace.format import Trace
+
+# The policy that knows the whole trace.
+BOUND = "belady"
+
+
+def chosen_policies(text: str) -> list[str]:
+    """The policies that an option names, the bound last; raises UsageError if there is no such policy."""
+    names = list(POLICIES) if text == "all" else [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in POLICIES:
+            raise UsageError(f"there is no policy {name!r}: choose among all, {', '.join(POLICIES)}")
+    return [*dict.fromkeys(name for name in names if name != BOUND), BOUND]
+
+
+def chosen_capacities(text: str) -> list[Capacity]:
+    """The capacities that an option names; raises UsageError if one cannot be read."""
+    try:
+        return [Capacity.parse(word.strip()) for word in text.split(",")]
+    except ValueError as exc:
+        raise UsageError(f"capacity: {exc}") from exc
+
+
+def compare(
+    trace: Trace,
+    name: str,
+    policies: list[str],
+    capacities: list[Capacity],
+    epoch_length: int | None,
+    ratio: float | None = None,
+    settings: Sequence[ScorerOptions] = (),
+) -> dict[str, Any]:
+    """Replay a trace with every policy at every capacity; the result is plain data, ready for JSON."""
+    accesses, guidance = trace.accesses(), Guidance(trace, settings, ratio)
+    if not len(accesses):
+        raise UsageError(f"the trace {name} holds no accesses: record one with -o trace=FILE")
+    epoch_length = min(epoch_length or accesses.distinct, len(accesses))
+    results = []
+    for capacity in capacities:
+        capacity_bytes = capacity.budget_bytes(accesses.distinct_bytes)
+        runs = [(policy, setting) for policy in policies for setting in guidance.settings_for(POLICIES[policy])]
+        for policy, setting in runs:
+            hints = guidance.hints(POLICIES[policy], setting)
+            began = perf_counter()
+            result = _replayed(policy, accesses, capacity_bytes, epoch_length, ratio, hints)
+            results.append(
+                {
+                    "policy": policy,
+                    **guidance.described(POLICIES[policy].scoring, setting),
+                    "capacity": str(capacity),
+                    "capacity_bytes": capacity_bytes,
+                    **_figures(result),
+                    "seconds": perf_counter() - began,
+                    "epochs": _epochs(result),
+                }
+            )
+    return {
+        "trace": name,
+        "accesses": len(accesses),
+        "distinct": accesses.distinct,
+        "distinct_bytes": accesses.distinct_bytes,
+        "epoch_length": epoch_length,
+        "served_ratio_when_recorded": trace.served_ratio() if trace.recorded else None,
+        "accuracies_when_recorded": trace.accuracies(),
+        "scorings": guidance.scorings,
+        "results": results,
+    }
+
+
+def _replayed(
+    policy: str,
+    accesses: Accesses,
+    capacity_bytes: int,
+    epoch_length: int,
+    ratio: float | None,
+    hints: list[tuple[int, Hint]],
+) -> Replay:
+    engine = Engine(policy_for(POLICIES[policy], accesses), capacity_bytes)
+    if ratio is not None and isinstance(engine.policy, Guided):
+        engine.policy.set_ratio(ratio)
+    return replay(engine, accesses, epoch_length, hints)
+
+
+def _figures(result: Replay) -> dict[str, Any]:
+    return {
+        "hit_ratio": result.hit_ratio,
+        "warm_hit_ratio": result.warm_hit_ratio,
+        "redirects": int(result.redirects.sum()),
+        "origin_bytes": int(result.origin_bytes.sum()),
+        "origin_bytes_per_sample": result.origin_bytes_per_sample,
+    }
+
+
+def _epochs(result: Replay) -> list[dict[str, Any]]:
+    columns = {
+        "opens": result.opens,
+        "hits": result.hits,
+        "redirects": result.redirects,
+        "origin_bytes": result.origin_bytes,
+        "coverage": result.coverage,
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+class ComparisonRow(NamedTuple):
+    """One line of the table of a comparison; the capacity is named in its first line alone."""
+
+    cells: tuple[str, ...]
+    ends_capacity: bool
+
+
+def columns(report: dict[str, Any]) -> tuple[str, ...]:
+    """The headings of the table of a comparison; the first two are of words, the others of numbers."""
+    policy = "policy, radius" if report["scorings"] else "policy"
+    return "capacity", policy, "hits", "hits after epoch 1", "redirects", "origin bytes per sample", "origin bytes"
+
+
+def rows(report: dict[str, Any]) -> list[ComparisonRow]:
+    found = []
+    shown_capacity = None
+    for row in report["results"]:
+        is_bound = row["policy"] == BOUND
+        cells = (
+            row["capacity"] if row["capacity"] != shown_capacity else "",
+            row["policy"] + (" (bound)" if is_bound else f", {row['radius']}" if row["radius"] else ""),
+            f"{row['hit_ratio']:.1%}",
+            f"{row['warm_hit_ratio']:.1%}",
+            f"{row['redirects']:,}",
+            f"{row['origin_bytes_per_sample']:,.0f}",
+            f"{row['origin_bytes']:,}",
+        )
+        found.append(ComparisonRow(cells, is_bound))
+        shown_capacity = row["capacity"]
+    return found
+
+
+def caption(report: dict[str, Any]) -> str:
+    """What stands below the table of a comparison."""
+    coverage = [epoch["coverage"] for epoch in report["results"][0]["epochs"]]
+    text = (
+        f"{report['accesses']:,} accesses to {report['distinct']:,} samples, {report['distinct_bytes']:,} bytes in all;"
+        f" {len(coverage)} epochs of {report['epoch_length']:,} accesses,"
+        f" each seeing {sum(coverage) / len(coverage):.0%} of the samples on average."
+    )
+    if report["served_ratio_when_recorded"] is not None:
+        text += f" When it was recorded, {report['served_ratio_when_recorded']:.1%} did not wait for the source."
+    return text + " belady is the optimum where all sizes are equal, and near it where they are not."
+
+
+def lines_about_scorings(report: dict[str, Any]) -> list[str]:
+    """One line for each list that was scored anew."""
+    lines = []
+    for scoring in report["scorings"]:
+        for name, facts in scoring["lists"].items():
+            found = ", ".join(f"{fact} {value.partition('  ')[0]}" for fact, value in facts.items())
+            radius = f", radius {scoring['radius']}" if scoring["radius"] else ""
+            lines.append(f"Scored anew ({scoring['scoring']}{radius}), list {name}: {found}")
+    return lines

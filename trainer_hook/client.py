@@ -219,7 +219,7 @@ class Client:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits, say goodbye, and end the thread; give up after `timeout_s`."""
-        if not self._closing.is_set() and os.getpid() == self._pid:
+        if not self._closing.is_set() and self._is_here():
             self._closing.set()
             self._wake_up()
             self._thread.join(timeout_s)
@@ -257,7 +257,7 @@ class Client:
         return False
 
     def _wake_up(self) -> None:
-        if os.getpid() != self._pid:
+        if not self._is_here():
             return
         with self._guard:
             if self._wake is not None:

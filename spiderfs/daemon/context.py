@@ -17,7 +17,7 @@ from spiderfs.daemon.pipes.event_pipe import open_pipe
 from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt, StoreError
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
-from spiderfs.packages.format import WithoutPackages
+from spiderfs.packages.directory import WithoutPackages
 from spiderfs.shared.bypass_terms import Terms, pid_namespace
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
 from spiderfs.sources.client import Read, SourceClient, SourceLimits

@@ -46,7 +46,7 @@ from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.daemon.training.training import Training
 from spiderfs.errors import SpiderfsError, Stale, StoreError
 from spiderfs.options.model import Options
-from spiderfs.packages.format import PackageDirectory
+from spiderfs.packages.directory import PackageDirectory
 from spiderfs.sources.client import Read
 from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.trace.recording import recording_to

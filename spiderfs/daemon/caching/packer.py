@@ -29,15 +29,13 @@ from spiderfs.core.restocked import Restocked
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, Stale, StoreCorrupt, StoreDamaged
 from spiderfs.metrics import Counters
+from spiderfs.packages.directory import DIRECTORY, PackageDirectory, is_ours
 from spiderfs.packages.format import (
-    DIRECTORY,
     HEADER_BYTES,
     PACKAGE_BYTES,
     SUFFIX,
     Index,
-    PackageDirectory,
     index_bytes,
-    is_ours,
     own_prefix,
     pack,
     read_index,

@@ -15,7 +15,8 @@ from spiderfs.daemon.caching import packer as packing
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.metrics import SharedCounters
-from spiderfs.packages.format import DIRECTORY, PackageDirectory, WithoutPackages, own_prefix, pack
+from spiderfs.packages.directory import DIRECTORY, PackageDirectory, WithoutPackages
+from spiderfs.packages.format import own_prefix, pack
 from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
 from spiderfs.sources.client import SourceClient, SourceLimits

@@ -31,9 +31,9 @@ from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES
 from spiderfs.vfs.catalogue import TABLES
-from spiderfs.vfs.filesystem import Settings
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Ownership
+from spiderfs.vfs.rules import Settings
 
 log = logging.getLogger(__name__)
 

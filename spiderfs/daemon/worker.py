@@ -122,7 +122,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         # Several workers do not know of each other's handles.
         passthrough = None
         if context.options.workers == 1 and kernel.descriptor is not None:
-            passthrough = Passthrough(KernelBackingFiles(kernel.descriptor), filesystem, directories.run)
+            passthrough = Passthrough(KernelBackingFiles(kernel.descriptor), filesystem.large_files, directories.run)
             nursery.start_soon(_tidy, passthrough)
         counters.add("process_starts")
         await kernel.serve(Serving(filesystem, counters, content.end_read, handles, passthrough))

@@ -14,7 +14,8 @@ from spiderfs.fuse.passthrough import Passthrough, passing_out
 from spiderfs.fuse.session import Body, Handler
 from spiderfs.fuse.wire import Opcode, OpenFlag
 from spiderfs.metrics import Counters
-from spiderfs.vfs.filesystem import Caller, Filesystem
+from spiderfs.vfs.answers import Caller
+from spiderfs.vfs.filesystem import Filesystem
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class Operations:
             past_pages = bool(flags & os.O_DIRECT)
             may_begin = not past_pages and self._handles.alone(inode)
             if backing := self._passthrough.opened(inode, may_begin):
-                self._fs.passed_through(inode)
+                self._fs.large_files.passed_through(inode)
                 return passing_out(handle, backing, past_pages)
         return open_out(handle, direct_io, keeps_pages)
 

@@ -75,22 +75,24 @@ def passing_out(handle: int, number: int, past_pages: bool) -> bytes:
     return wire.OPEN_OUT.pack(handle, OpenFlag.PASSTHROUGH | (OpenFlag.DIRECT_IO if past_pages else 0), number)
 
 
-class Lender(Protocol):
-    def whole(self, inode: int) -> bool:
+class PlainFiles(Protocol):
+    """The plain files that the store has of large files; `vfs/large_files.py`."""
+
+    def is_whole(self, inode: int) -> bool:
         """Whether all of a large file is in the cache, verified."""
 
-    def lend(self, inode: int) -> int | None:
-        """A descriptor of the plain file of one that is, to be closed here."""
+    def plain_file(self, inode: int) -> int | None:
+        """A descriptor of the plain file of a large file that is whole, for the caller to close."""
 
 
 class Passthrough:
     """The sole worker's book of what the kernel reads from; `run` is where a successor looks."""
 
     def __init__(
-        self, files: BackingFiles, lender: Lender, run: RunLayout, clock: Callable[[], float] = time.monotonic
+        self, files: BackingFiles, plain_files: PlainFiles, run: RunLayout, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._files = files
-        self._lender = lender
+        self._plain_files = plain_files
         self._run = run
         self._now = clock
         self._possible = True
@@ -104,7 +106,7 @@ class Passthrough:
 
         `may_begin`: the kernel has no other handle of the inode, and the file is one to begin with.
         """
-        if self._idle.pop(inode, None) is not None and not self._lender.whole(inode):
+        if self._idle.pop(inode, None) is not None and not self._plain_files.is_whole(inode):
             # Evicted since, and nobody reads it: it is to be fetched again like any other.
             self._end(inode)
         return self._numbers.get(inode, 0) or (self._begin(inode) if may_begin and self._possible else 0)
@@ -133,7 +135,7 @@ class Passthrough:
             log.debug("inode %d stays registered: %s", inode, exc)
 
     def _begin(self, inode: int) -> int:
-        fd = self._lender.lend(inode)
+        fd = self._plain_files.plain_file(inode)
         if fd is None:
             return 0
         try:

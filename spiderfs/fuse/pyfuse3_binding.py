@@ -32,7 +32,7 @@ from spiderfs.errors import MountError, ReadOnly
 from spiderfs.fuse import session, wire
 from spiderfs.fuse.error_numbers import error_number
 from spiderfs.fuse.kernel import Serving
-from spiderfs.vfs.filesystem import Attributes, Caller, Entry
+from spiderfs.vfs.answers import Attributes, Caller, Entry
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from spiderfs.fuse import wire
 from spiderfs.linux import mounts
 from spiderfs.metrics import Counters
 from spiderfs.store.environment import end_as_corrupt
-from spiderfs.vfs.filesystem import Caller
+from spiderfs.vfs.answers import Caller
 
 log = logging.getLogger(__name__)
 

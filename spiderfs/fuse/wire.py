@@ -12,7 +12,7 @@ import struct
 from enum import IntEnum, IntFlag
 
 from spiderfs.errors import InvalidArgument
-from spiderfs.vfs.filesystem import Attributes, Entry
+from spiderfs.vfs.answers import Attributes, Entry
 
 MAJOR, MINOR = 7, 40
 # struct fuse_in_header: length, opcode, unique, nodeid, uid, gid, pid, extension length.

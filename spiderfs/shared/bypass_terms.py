@@ -25,7 +25,7 @@ _TERMS_MAX_BYTES = 1 << 16
 
 
 class Terms(NamedTuple):
-    """What a worker knows from its options; most names are those of `filesystem.Settings` and `Ownership`."""
+    """What a worker knows from its options; most names are those of `rules.Settings` and `Ownership`."""
 
     ttl_s: float
     sample_max_bytes: int

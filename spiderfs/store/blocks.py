@@ -9,12 +9,12 @@ the range of a block (`linux/range_lock.py`):
 - Who lands a block holds its lock shared from before its bytes are written until its record is committed.
 - Who frees a block takes the lock exclusively, never waiting for it, and makes sure that there still is no record
   before the hole is punched. Whoever finds it locked leaves the block for later.
-- Who lends a file to the kernel holds all of it shared. The lock is that of the open file, which the kernel keeps as
-  long as it is registered.
+- Who hands a file out to the kernel holds all of it shared. The lock is that of the open file, which the kernel keeps
+  as long as it is registered.
 
-A reader may have mapped what it has opened, and a mapping keeps neither its handle nor what was registered: it is of
-the plain file itself. So no hole is ever made in a file that was lent, which its mode says. Its disk is freed as a
-whole, when no record of it is left: unlinked, it stays what it is for those who have mapped it.
+A reader may have mapped what it has opened. A mapping is of the plain file itself, and outlives the reader's handle as
+well as the registration. So no hole is ever made in a file that was handed out; its mode says that it was. Its disk is
+freed as a whole, when no record of the file is left: unlinked, it stays as it is for those who have mapped it.
 
 A file without blocks is unlinked under an exclusive lock of the whole; who has locked a file that turns out to be
 unlinked opens it anew. Bytes that a killed process had written without a record are found by `stray`.
@@ -51,7 +51,7 @@ _STAT_BLOCK_BYTES = 512
 _WHOLE = (0, 0)
 _OWN = 0o600
 # The sticky bit means nothing to the kernel here; it stays with the file, whoever mounts next.
-_LENT = _OWN | stat.S_ISVTX
+_HANDED_OUT = _OWN | stat.S_ISVTX
 
 
 class BlockFiles:
@@ -101,7 +101,7 @@ class BlockFiles:
         fd = self._open[inode] = os.open(self._path(inode), os.O_RDONLY | os.O_CLOEXEC)
         return fd
 
-    def lend(self, inode: int) -> int | None:
+    def hand_out(self, inode: int) -> int | None:
         """A descriptor of the file, in which no hole is made from here on; None: not now.
 
         Which blocks there are is to be asked afterwards. The caller closes it.
@@ -112,17 +112,17 @@ class BlockFiles:
             return None
         try:
             if try_lock(fd, *_WHOLE, shared=True) and os.fstat(fd).st_nlink:
-                os.fchmod(fd, _LENT)
+                os.fchmod(fd, _HANDED_OUT)
                 return fd
         except OSError as exc:
-            log.debug("inode %d is not lent: %s", inode, exc)
+            log.debug("inode %d is not handed out: %s", inode, exc)
         os.close(fd)
         return None
 
-    def lent(self, inode: int) -> bool:
-        """Whether the file was lent at any time, to whomever."""
+    def was_handed_out(self, inode: int) -> bool:
+        """Whether the file was handed out at any time, by any process."""
         try:
-            return _was_lent(os.stat(self._path(inode)))
+            return _has_mark(os.stat(self._path(inode)))
         except OSError:
             return False
 
@@ -183,7 +183,7 @@ class BlockFiles:
             mine = []
             for block in blocks:
                 if not try_lock(fd, _start(block), BLOCK_BYTES):
-                    # Lent as a whole, or another process writes to it, which takes but a moment.
+                    # The kernel has the file, or another process writes to it, which takes but a moment.
                     break
                 mine.append(block)
             # There may be another file of this name by now; whoever frees in that one opens it.
@@ -244,7 +244,7 @@ class Freeing:
         self._path = path
         self._fd = fd  # None: there is no file
         self.blocks = blocks
-        self.lent = fd is not None and _was_lent(os.fstat(fd))
+        self.handed_out = fd is not None and _has_mark(os.fstat(fd))
         """Whether somebody may have mapped it: it is freed as a whole, or not at all."""
 
     @property
@@ -274,7 +274,7 @@ def _punch(fd: int, block: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _was_lent(found: os.stat_result) -> bool:
+def _has_mark(found: os.stat_result) -> bool:
     return found.st_mode & stat.S_ISVTX != 0
 
 

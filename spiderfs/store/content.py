@@ -57,8 +57,8 @@ _MEMBERS_AT_A_TIME = 1000
 RESERVE_BYTES = 4 << 20
 # So many dropped records touch 300 pages at most, some 1 MiB.
 _DROPPED_AT_A_TIME = 100
-# What is evicted of a file that was lent keeps its disk until all of it is. While more than this share of the capacity
-# is kept so, what is about to be freed anyway included, no further ones are lent.
+# Evicted blocks of a plain file that was handed out keep their disk until all of the file is evicted. While such blocks
+# take more than this share of the capacity (those that are about to be freed included), no further file is handed out.
 MOST_KEPT_SHARE = 0.1
 
 
@@ -146,12 +146,12 @@ class LmdbContent:
     def whole(self, inode: int, size: int) -> bool:
         return self._sound.whole(inode, size) and self.blocks(inode) == -(-size // BLOCK_BYTES)
 
-    def lend(self, inode: int, size: int) -> int | None:
-        if not self.whole(inode, size) or self._keeps_too_much() or (fd := self._files.lend(inode)) is None:
+    def plain_file(self, inode: int, size: int) -> int | None:
+        if not self.whole(inode, size) or self._keeps_too_much() or (fd := self._files.hand_out(inode)) is None:
             return None
         with contextlib.ExitStack() as on_refusal:
             on_refusal.callback(os.close, fd)
-            # Nothing of it is freed from here on: what is there now stays there.
+            # Nothing of the file is freed from here on, so the blocks that are there now stay there.
             if not self.whole(inode, size) or os.fstat(fd).st_size != size:
                 return None
             on_refusal.pop_all()
@@ -390,7 +390,7 @@ class LmdbContent:
     def free(self, limit: int | None = None) -> None:
         """Give the disk back what dropped blocks took, `limit` blocks of a file at most; does not raise StoreFull.
 
-        What is lent, or being written to by another process, is for later.
+        Files that were handed out, or that another process is writing to, are left for later.
         """
         try:
             for inode, blocks in self._dropped(limit):
@@ -410,7 +410,7 @@ class LmdbContent:
                 self._free(inode, stray)
 
     def _dropped(self, limit: int | None) -> list[tuple[int, list[int]]]:
-        """By file, what is in `holes`, but for lent files of which there are records left."""
+        """By file, the blocks in `holes`; without files that were handed out and have records left."""
         found = []
         with translated_errors(), self._env.begin(self._holes) as txn, txn.cursor() as cursor:
             more = cursor.first()
@@ -418,7 +418,7 @@ class LmdbContent:
                 key = bytes(cursor.key())
                 unsealed(key, bytes(cursor.value()))
                 inode, _ = key_of(key)
-                if not (self._files.lent(inode) and blocks_of(txn, inode, 1, self._content)):
+                if not (self._files.was_handed_out(inode) and blocks_of(txn, inode, 1, self._content)):
                     found.append((inode, blocks_of(txn, inode, limit)))
                 more = cursor.set_range(KEY.pack(inode + 1, 0))
         return found
@@ -430,9 +430,9 @@ class LmdbContent:
             keys = [KEY.pack(inode, block) for block in held.blocks]
             with translated_errors(), self._env.begin(self._content) as txn:
                 gone = [txn.get(key) is None for key in keys]
-                if held.lent and blocks_of(txn, inode, 1):
+                if held.handed_out and blocks_of(txn, inode, 1):
                     return
-            for block in itertools.compress(held.blocks, () if held.lent else gone):
+            for block in itertools.compress(held.blocks, () if held.handed_out else gone):
                 held.punch(block)
             with translated_errors(), self._env.begin(self._holes, write=True) as txn:
                 for key in itertools.compress(keys, gone if held.is_current else ()):

@@ -7,7 +7,7 @@ and makes room by dropping what landed first. The manager alone moves records ou
 engine, and drops them. `used <= capacity` therefore holds after every call, whichever process made it and whether or
 not the manager is alive.
 
-Reading and lending are allowed on one thread per process (the event loop's); a view returned by `read` is valid until
+`read` and `plain_file` are for one thread per process (the event loop's); a view returned by `read` is valid until
 `end_read`, which the event loop calls before it sleeps, so that no read transaction outlives a request. Writing calls
 may block on the writer lock: call them in threads.
 """
@@ -80,10 +80,10 @@ class Content(Protocol):
     def whole(self, inode: int, size: int) -> bool:
         """Whether all blocks of a large file are here, and every piece was written or verified by this process."""
 
-    def lend(self, inode: int, size: int) -> int | None:
+    def plain_file(self, inode: int, size: int) -> int | None:
         """A descriptor of a plain file that has the bytes of the large file `inode`, for the caller to close.
 
-        None unless it is whole, or if what was dropped of files that were lent takes too much disk. Nothing is taken
+        None unless it is whole, or if dropped blocks of files that were handed out take too much disk. Nothing is taken
         out of the plain file as long as it is open anywhere, whatever becomes of its records.
         """
 

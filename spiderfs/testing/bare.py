@@ -18,14 +18,16 @@ from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Source
 from spiderfs.store.store import Content, Records
+from spiderfs.vfs.answers import EventSink
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.control_files import Control, ControlChannel
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
-from spiderfs.vfs.filesystem import EventSink, Filesystem, Settings
+from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.rules import Settings
 
 READ_AHEAD_BLOCKS = 8
 

@@ -30,7 +30,7 @@ class MemoryContent:
         blocks = range(1, -(-size // BLOCK_BYTES) + 1)
         return all(ContentKey(inode, block) in self._payloads for block in blocks)
 
-    def lend(self, inode: int, size: int) -> int | None:
+    def plain_file(self, inode: int, size: int) -> int | None:
         return None  # nothing in memory is a plain file
 
     def member(self, key: ContentKey) -> Member | None:

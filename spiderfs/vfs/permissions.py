@@ -1,8 +1,7 @@
 """Who may read what, by the owners and modes that a mount shows.
 
-The kernel compares these itself with whoever opens a file by its path. It cannot where another file is given for the
-one that was asked for: it has then passed the directories of the one, and those of the other are nobody's check but
-ours.
+The kernel itself compares whoever opens a file by its path with these. With a stand-in it cannot: the reader has passed
+the directories above the file that it asked for, and only this module compares it with those above the stand-in.
 """
 
 from __future__ import annotations
@@ -20,6 +19,10 @@ class Credentials(NamedTuple):
     uid: int
     groups: frozenset[int]
     may_read_all: bool = False
+
+
+ANYBODY = Credentials(-1, frozenset(), may_read_all=True)
+"""A reader of a mount whose kernel compares nobody with owners and modes."""
 
 
 class Ownership(NamedTuple):

@@ -23,6 +23,7 @@ from spiderfs.shared.redirect_table import stand_in_of, stand_ins_of
 from spiderfs.store.store import Records
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Credentials
+from spiderfs.vfs.rules import Cached, Settings, is_at_hand
 
 LEASE_S = 2.0
 IDENTITY_S = 1.0
@@ -122,6 +123,16 @@ class Redirects:
             below, status = status.process, status_of(status.parent)
         return None
 
+    def reader_of(self, thread: int, inode: int) -> tuple[int, int, Attached | None]:
+        """Who opens a file: the trainer's number (0: no trainer), and the inode that it had asked for.
+
+        Also the trainer itself, if it has not just looked the file up, because the kernel still believed the name.
+        """
+        if self.attended and (trainer := self.trainer_of(thread)) is not None:
+            asked = self.wanted(thread, inode)
+            return trainer.number, asked or inode, trainer if asked is None else None
+        return 0, inode, None
+
     def concerns(self, wanted: int) -> bool:
         """Whether anybody may be given a stand-in for this file, so that the kernel must ask each time."""
         return bool(self.stand_ins(wanted, 1))
@@ -146,6 +157,11 @@ class Redirects:
             self._leases.clear()
         self._leases[trainer.number, wanted] = (given, now + LEASE_S)
         return given
+
+    def stand_in(self, wanted: int, trainer: Attached, cached: Cached, settings: Settings) -> int | None:
+        """The stand-in that this trainer is to be given for `wanted`; None if it is to be given the file itself."""
+        given = self.choose(wanted, trainer, lambda inode: is_at_hand(inode, cached, settings))
+        return given if given != wanted and cached.stored(given) else None
 
     def note(self, thread: int, wanted: int, given: int) -> None:
         """Remember what the thread has asked for, for its open that follows; call this at each of its look-ups."""

@@ -141,7 +141,7 @@ def test_a_damaged_piece_is_not_served_and_the_others_are(content: LmdbContent) 
     assert content.read(key, 3 * PIECE_BYTES - 1, 2) is None
     assert content.damaged == 1
     assert content.read(key, 4 * PIECE_BYTES) == PAYLOADS[2][4 * PIECE_BYTES :]
-    assert content.lend(FILE, SIZE) is None
+    assert content.plain_file(FILE, SIZE) is None
     content.end_read()
     assert content.land(key, PAYLOADS[2])
     assert held(content, key) == PAYLOADS[2]
@@ -192,36 +192,36 @@ def test_a_look_from_before_finds_nothing_wrong(content: LmdbContent) -> None:
     assert content.damaged == 0
 
 
-# -- lending
+# -- handing out plain files
 
 
 def test_only_what_is_whole_and_was_verified_here_is_lent(content: LmdbContent, tmp_path: Path) -> None:
-    assert content.lend(FILE, SIZE) is None
+    assert content.plain_file(FILE, SIZE) is None
     path = land_all_of_it(content)
-    fd = content.lend(FILE, SIZE)
+    fd = content.plain_file(FILE, SIZE)
     assert fd is not None
     assert os.pread(fd, SIZE + 1, 0) == path.read_bytes()
     os.close(fd)
-    assert content.lend(FILE, SIZE - 1) is None
-    assert content.lend(FILE, SIZE + BLOCK_BYTES) is None
+    assert content.plain_file(FILE, SIZE - 1) is None
+    assert content.plain_file(FILE, SIZE + BLOCK_BYTES) is None
     content.close()
     # Another process has to verify each piece first.
     content = LmdbContent(tmp_path / "content")
-    assert content.lend(FILE, SIZE) is None
+    assert content.plain_file(FILE, SIZE) is None
     for block in (1, 2):
         assert held(content, ContentKey(FILE, block)) == PAYLOADS[block]
     assert content.read(ContentKey(FILE, 3), 0, LAST_BYTES - 1) is not None
-    fd = content.lend(FILE, SIZE)
+    fd = content.plain_file(FILE, SIZE)
     assert fd is not None, "verified by the piece"
     os.close(fd)
     drop(content, 2)
-    assert content.lend(FILE, SIZE) is None
+    assert content.plain_file(FILE, SIZE) is None
     content.close()
 
 
 def test_what_is_lent_keeps_its_bytes(content: LmdbContent) -> None:
     path = land_all_of_it(content)
-    fd = content.lend(FILE, SIZE)
+    fd = content.plain_file(FILE, SIZE)
     assert fd is not None
     drop(content, 1, 2, 3)
     assert content.usage().used_bytes == 0
@@ -244,37 +244,37 @@ def test_none_is_lent_while_much_disk_is_kept_for_what_was_lent(content: LmdbCon
     for inode in (1, 2, 3):
         land_all_of_it(content, inode)
 
-    def lends(inode: int) -> bool:
-        fd = content.lend(inode, SIZE)
+    def has_plain_file(inode: int) -> bool:
+        fd = content.plain_file(inode, SIZE)
         if fd is not None:
             os.close(fd)
         return fd is not None
 
-    assert lends(1)
+    assert has_plain_file(1)
     drop(content, 1, 2, inode=1)
     content.free()
-    assert lends(2), "two of 20 blocks are kept, a tenth"
+    assert has_plain_file(2), "two of 20 blocks are kept, a tenth"
     drop(content, 1, inode=2)
     content.free()
-    assert not lends(3)
+    assert not has_plain_file(3)
     drop(content, 3, inode=1)
     content.free()
-    assert lends(3), "the first has left the disk"
+    assert has_plain_file(3), "the first has left the disk"
 
 
 def test_a_mapping_that_outlives_what_was_lent_keeps_its_bytes(content: LmdbContent) -> None:
     payloads = [os.urandom(BLOCK_BYTES) for _ in range(3)]
     keys = [ContentKey(7, number) for number in (1, 2, 3)]
     assert content.land_all(list(zip(keys, payloads, strict=True))) == [True] * 3
-    lent = content.lend(7, 3 * BLOCK_BYTES)
-    assert lent is not None
-    path = Path(os.readlink(f"/proc/self/fd/{lent}"))
+    given = content.plain_file(7, 3 * BLOCK_BYTES)
+    assert given is not None
+    path = Path(os.readlink(f"/proc/self/fd/{given}"))
     reader = os.open(path, os.O_RDONLY)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     address = libc.mmap(None, ctypes.c_size_t(3 * BLOCK_BYTES), mmap.PROT_READ, mmap.MAP_SHARED, reader, 0)
     os.close(reader)
-    os.close(lent)
+    os.close(given)
     try:
         content.apply([keys[1]], [])
         content.free()
@@ -310,7 +310,7 @@ def test_who_frees_too_late_leaves_the_next_file_of_that_name(tmp_path: Path) ->
 def test_a_lent_descriptor_that_was_passed_on_keeps_the_bytes(content: LmdbContent) -> None:
     """As the kernel keeps the open file of a worker that dies."""
     path = land_all_of_it(content)
-    fd = content.lend(FILE, SIZE)
+    fd = content.plain_file(FILE, SIZE)
     assert fd is not None
     reader, writer = os.pipe()
 

@@ -29,9 +29,10 @@ from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Content, Records
 from spiderfs.testing import FakeKernel, MemoryContent, bare_filesystem
+from spiderfs.vfs.answers import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
-from spiderfs.vfs.filesystem import Caller, Settings
 from spiderfs.vfs.permissions import Ownership
+from spiderfs.vfs.rules import Settings
 
 NOT_UTF8 = b"caf\xe9-\xff.bin"
 LONGEST_NAME = b"n" * 255

@@ -24,9 +24,11 @@ from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import FakeKernel, MemoryContent, MemorySource, bare_filesystem
+from spiderfs.vfs.answers import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.control_files import CONTROL_INODE
-from spiderfs.vfs.filesystem import Caller, Filesystem, Settings
+from spiderfs.vfs.filesystem import Filesystem
+from spiderfs.vfs.rules import Settings
 
 CONTENT = bytes(range(256)) * 40
 PATIENCE_S = 20.0

@@ -31,7 +31,7 @@ def cache(tmp_path: Path) -> Path:
     (cache / "store/content/blocks/70001").touch()
     for place in (cache, *cache.rglob("*")):
         place.chmod(0o755 if place.is_dir() else 0o644)
-    # Of a file that was lent to the kernel (`store/blocks.py`).
+    # Of a plain file that was handed out to the kernel (`store/blocks.py`).
     (cache / "store/content/blocks/70001").chmod(0o1644)
     return cache
 

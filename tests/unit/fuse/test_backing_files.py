@@ -21,7 +21,7 @@ from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import BLOCK_BYTES
 from spiderfs.testing import MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
-from spiderfs.vfs.filesystem import PASSED_BLOCKS, PASSED_PAUSE_S
+from spiderfs.vfs.large_files import PASSED_BLOCKS, PASSED_PAUSE_S
 
 WHOLE, PARTIAL = 11, 12
 
@@ -56,30 +56,30 @@ def run(tmp_path: Path) -> RunLayout:
     return RunLayout(tmp_path / "run")
 
 
-class Lender:
+class Plain:
     """All files are whole but those of `partial`."""
 
     def __init__(self, path: Path) -> None:
         path.touch()
         self._path = path
         self.partial = {PARTIAL}
-        self.lent: list[int] = []
+        self.opened: list[int] = []
 
-    def whole(self, inode: int) -> bool:
+    def is_whole(self, inode: int) -> bool:
         return inode not in self.partial
 
-    def lend(self, inode: int) -> int | None:
+    def plain_file(self, inode: int) -> int | None:
         if inode in self.partial:
             return None
-        self.lent.append(os.open(self._path, os.O_RDONLY))
-        return self.lent[-1]
+        self.opened.append(os.open(self._path, os.O_RDONLY))
+        return self.opened[-1]
 
 
 @pytest.fixture
-def lender(tmp_path: Path) -> Iterator[Lender]:
-    lender = Lender(tmp_path / "plain")
-    yield lender
-    for fd in lender.lent:
+def plain_files(tmp_path: Path) -> Iterator[Plain]:
+    plain_files = Plain(tmp_path / "plain")
+    yield plain_files
+    for fd in plain_files.opened:
         with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
             os.fstat(fd)
 
@@ -91,12 +91,12 @@ class Clock:
         return self.now
 
 
-def test_the_first_handle_decides_for_those_beside_it(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
+def test_the_first_handle_decides_for_those_beside_it(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
     clock = Clock()
-    book = Passthrough(kernel, lender, run, clock)
+    book = Passthrough(kernel, plain_files, run, clock)
     assert book.opened(WHOLE, may_begin=False) == 0
     assert book.opened(WHOLE, may_begin=True) == 1
-    lender.partial.add(WHOLE)
+    plain_files.partial.add(WHOLE)
     assert book.opened(WHOLE, may_begin=False) == 1, "evicted or not, all handles are of one kind"
     assert kernel.registered == 1
     book.closed(WHOLE)
@@ -104,13 +104,13 @@ def test_the_first_handle_decides_for_those_beside_it(kernel: Kernel, run: RunLa
     book.tidy()
     assert kernel.open == {}
     assert book.opened(WHOLE, may_begin=True) == 0
-    lender.partial.clear()
+    plain_files.partial.clear()
     assert book.opened(WHOLE, may_begin=True) == 2
 
 
-def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
+def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
     clock = Clock()
-    book = Passthrough(kernel, lender, run, clock)
+    book = Passthrough(kernel, plain_files, run, clock)
     for _ in range(5):
         assert book.opened(WHOLE, may_begin=True) == 1
         clock.now += 10 * LINGER_S
@@ -121,14 +121,14 @@ def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: RunLayout, 
         book.tidy()
     assert kernel.registered == 1
     # Evicted while nobody had it open.
-    lender.partial.add(WHOLE)
+    plain_files.partial.add(WHOLE)
     assert book.opened(WHOLE, may_begin=True) == 0
     assert kernel.open == {}
     assert list(run.directory.iterdir()) == []
 
 
-def test_only_so_many_are_left_registered(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
-    book = Passthrough(kernel, lender, run, Clock())
+def test_only_so_many_are_left_registered(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
+    book = Passthrough(kernel, plain_files, run, Clock())
     for inode in range(1000, 2000):
         assert book.opened(inode, may_begin=True)
         book.closed(inode)
@@ -136,8 +136,8 @@ def test_only_so_many_are_left_registered(kernel: Kernel, run: RunLayout, lender
     assert max(kernel.open) == 1000, "the last ones"
 
 
-def test_what_is_not_whole_is_cached(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
-    book = Passthrough(kernel, lender, run)
+def test_what_is_not_whole_is_cached(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
+    book = Passthrough(kernel, plain_files, run)
     assert book.opened(PARTIAL, may_begin=True) == 0
     book.closed(PARTIAL)
     assert kernel.registered == 0
@@ -145,9 +145,9 @@ def test_what_is_not_whole_is_cached(kernel: Kernel, run: RunLayout, lender: Len
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ELOOP, errno.ENOTTY])
 def test_a_kernel_that_refuses_is_asked_once(
-    kernel: Kernel, run: RunLayout, lender: Lender, number: int, caplog: pytest.LogCaptureFixture
+    kernel: Kernel, run: RunLayout, plain_files: Plain, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    book = Passthrough(kernel, lender, run)
+    book = Passthrough(kernel, plain_files, run)
     kernel.refuses = number
     with caplog.at_level(logging.INFO):
         assert book.opened(WHOLE, may_begin=True) == 0
@@ -157,22 +157,22 @@ def test_a_kernel_that_refuses_is_asked_once(
     assert list(run.directory.iterdir()) == []
 
 
-def test_a_successor_answers_as_the_one_before_it(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
+def test_a_successor_answers_as_the_one_before_it(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
     clock = Clock()
-    before = Passthrough(kernel, lender, run, clock)
+    before = Passthrough(kernel, plain_files, run, clock)
     assert before.opened(WHOLE, may_begin=True) == 1
     assert before.opened(99, may_begin=True) == 2
     before.closed(99)
     clock.now += LINGER_S
     before.tidy()
-    after = Passthrough(kernel, lender, run)
+    after = Passthrough(kernel, plain_files, run)
     assert after.opened(WHOLE, may_begin=False) == 1
     assert after.opened(99, may_begin=False) == 0
     assert list(kernel.open) == [1]
 
 
-def test_what_a_successor_could_not_learn_of_is_not_begun(kernel: Kernel, run: RunLayout, lender: Lender) -> None:
-    book = Passthrough(kernel, lender, run)
+def test_what_a_successor_could_not_learn_of_is_not_begun(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
+    book = Passthrough(kernel, plain_files, run)
     run.directory.rmdir()
     assert book.opened(WHOLE, may_begin=True) == 0
     assert kernel.open == {}
@@ -243,12 +243,12 @@ def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many(tmp_path
             found = SourceStat(stat.S_IFREG | 0o644, 0, 0, size, 1)
             inode = bare.catalogue.record(ROOT_INODE, b"f", found, 0.0).inode
             for _ in range(5):
-                bare.filesystem.passed_through(inode)
+                bare.filesystem.large_files.passed_through(inode)
             assert heard.blocks == list(range(1, PASSED_BLOCKS + 1))
             now += PASSED_PAUSE_S
-            bare.filesystem.passed_through(inode)
+            bare.filesystem.large_files.passed_through(inode)
             assert heard.blocks[PASSED_BLOCKS:][:11] == [*range(PASSED_BLOCKS + 1, blocks + 1), 1]
             assert heard.sizes == {BLOCK_BYTES, BLOCK_BYTES - 5}
-            bare.filesystem.passed_through(99)
+            bare.filesystem.large_files.passed_through(99)
 
     trio.run(live)

@@ -1,0 +1,63 @@
+"""Who asks the file system for something, and what it answers: plain values, which each binding translates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class Caller(NamedTuple):
+    """Who asks for something; `pid` is the number of the thread."""
+
+    uid: int
+    gid: int
+    pid: int
+
+
+class Attributes(NamedTuple):
+    """What stat(2) says of an inode; the kernel may keep it for `timeout_s`."""
+
+    inode: int
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    timeout_s: float
+
+
+class Entry(NamedTuple):
+    """What a name means, which the kernel may believe for `timeout_s`; inode 0 says that the name does not exist."""
+
+    attributes: Attributes
+    timeout_s: float
+
+
+class Opened(NamedTuple):
+    """The answer to an open.
+
+    `fetched` is the whole content, if the open has brought it from the source. `large`: the kernel may read the file by
+    itself, if `LargeFiles.plain_file` has one. `keeps_pages`: the pages that the kernel has of the inode are right for
+    this handle too.
+    """
+
+    handle: int
+    direct_io: bool
+    fetched: bytes | None = None
+    large: bool = False
+    keeps_pages: bool = True
+
+
+class OpenedDirectory(NamedTuple):
+    """`keeps`: the kernel is to keep the listing that it reads; `kept`: the kernel may use the one that it has."""
+
+    handle: int
+    keeps: bool
+    kept: bool
+
+
+class EventSink(Protocol):
+    """Where the policies hear of what is read; see `core/events.py`."""
+
+    def note(
+        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+    ) -> None: ...

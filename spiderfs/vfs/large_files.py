@@ -1,0 +1,176 @@
+"""Opening and reading a file larger than `sample_max_bytes`: in blocks of 1 MiB, with read-ahead.
+
+An open waits for nothing, since only READ knows which blocks are wanted. Where all blocks are cached, the kernel may
+read the plain file that the store has of them by itself (`fuse/passthrough.py`); this module says which file that is,
+and tells the policies of the blocks that are read so.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from spiderfs.core.events import FETCHED, HIT, OPENED
+from spiderfs.errors import Stale, StoreCorrupt, StoreError
+from spiderfs.metrics import Counters
+from spiderfs.sources.client import Patience, SourceClient
+from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
+from spiderfs.vfs.answers import Caller, EventSink
+from spiderfs.vfs.catalogue import Catalogue, Node
+from spiderfs.vfs.fetcher import Fetcher
+from spiderfs.vfs.on_demand import OnDemand
+from spiderfs.vfs.read_ahead import ReadAhead
+from spiderfs.vfs.redirects import Redirects
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Keys of blocks have 32 bits: what could have more of them (some sparse file of 4 PiB) is not cached at all.
+MOST_CACHED_BYTES = ((1 << 32) - 1) * BLOCK_BYTES
+# An event for each block of 1 MiB: a reader that opens a large file for every sample in it, or one of terabytes, must
+# not fill the pipe with them.
+PASSED_PAUSE_S, PASSED_BLOCKS = 1.0, 4096
+_PASSED_FILES = 4096
+
+
+class LargeFiles:
+    """One worker's."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        content: Content,
+        client: SourceClient,
+        fetcher: Fetcher,
+        on_demand: OnDemand,
+        read_ahead: ReadAhead,
+        redirects: Redirects,
+        events: EventSink,
+        counters: Counters,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._catalogue = catalogue
+        self._content = content
+        self._client = client
+        self._fetcher = fetcher
+        self._on_demand = on_demand
+        self._read_ahead = read_ahead
+        self._redirects = redirects
+        self._events = events
+        self._counters = counters
+        self._now = wall_clock
+        # Of files that the kernel reads by itself: when the policies were last told so, and up to which block.
+        self._passed: dict[int, tuple[float, int]] = {}
+
+    # -- opening
+
+    def note_open(self, node: Node, caller: Caller) -> None:
+        """Account for an open; raises Stale for a version whose name is known to mean another one by now."""
+        self._check_still_named(node)
+        self._counters.add("opens")
+        self._counters.add("opens_hit")
+        if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
+            wanted = self._redirects.wanted(caller.pid, node.inode) or node.inode
+            self._events.note(node.inode, 0, OPENED, caller.pid, trainer=reader.number, wanted=wanted)
+
+    def _check_still_named(self, node: Node) -> None:
+        """Raises Stale if the name of this version means another one.
+
+        The kernel believes a name for its whole TTL. An open that is answered with ESTALE makes the kernel look the
+        name up anew and open again. A READ, where the change of a large file is found, cannot do that: its ESTALE goes
+        to the reader and leaves the name believed.
+        """
+        known = self._catalogue.find(*self._catalogue.parent_of(node.path))
+        if known is None or known.inode != node.inode or known.checked_at == 0:
+            raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
+
+    # -- reading
+
+    async def read(self, node: Node, offset: int, size: int) -> memoryview | bytes:
+        """Up to `size` bytes, short only at the end of the file; a view is valid until the next request."""
+        end = min(offset + size, node.stat.size)
+        if offset >= end:
+            return b""
+        if node.stat.size > MOST_CACHED_BYTES:
+            return await self._on_demand.read_uncached(node, offset, end - offset)
+        pieces = []
+        blocks = range(offset // BLOCK_BYTES + 1, (end - 1) // BLOCK_BYTES + 2)
+        # One patience for the whole READ, whatever it has to wait for.
+        patience = self._client.patience() if len(blocks) > 1 else None
+        for block in blocks:
+            first = (block - 1) * BLOCK_BYTES
+            start = max(offset - first, 0)
+            piece = await self._block(node, block, start, min(end - first, BLOCK_BYTES) - start, patience)
+            # The next block may have to be awaited, and a view does not outlive that.
+            pieces.append(piece if first + BLOCK_BYTES >= end else bytes(piece))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _block(self, node: Node, block: int, offset: int, size: int, patience: Patience | None) -> memoryview:
+        self._counters.add("block_reads")
+        for further in self._read_ahead.wanted(node, block):
+            self._read_ahead.start(node, further)
+        key = ContentKey(node.inode, block)
+        piece = self._fetcher.local(key, offset, size)
+        if piece is not None:
+            self._counters.add("block_hits")
+            coming = self._fetcher.on_its_way(key)
+            if coming is None:
+                self._note_block(node, block, HIT)
+            else:
+                # Read-ahead has brought it. If the manager heard of it before it is in the store, it could not keep it.
+                coming.when_settled(lambda where: self._note_block(node, block, HIT if where == FETCHED else where))
+            return piece
+        fetched = await self._on_demand.fetch(node, block, patience=patience)
+        fetched.when_settled(partial(self._note_block, node, block))
+        return memoryview(fetched.payload)[offset : offset + size]
+
+    def _note_block(self, node: Node, block: int, where: int) -> None:
+        # What one open alone sees of a provisional version is nothing that the policies could keep.
+        if node.settles_at != math.inf:
+            size = min(BLOCK_BYTES, node.stat.size - (block - 1) * BLOCK_BYTES)
+            self._events.note(node.inode, size, where, 0, block)
+
+    # -- what the kernel reads by itself
+
+    def plain_file(self, inode: int) -> int | None:
+        """A descriptor of a plain file with the bytes of this large one, if there is one; see `Content.plain_file`."""
+        return self._ask_store(inode, self._content.plain_file)
+
+    def is_whole(self, inode: int) -> bool:
+        """Whether all of a file that the kernel has read by itself is still cached."""
+        return bool(self._ask_store(inode, self._content.whole))
+
+    def _ask_store(self, inode: int, ask: Callable[[int, int], T]) -> T | None:
+        """What the store answers about a file of this inode and its size; None if the store or the catalogue cannot."""
+        try:
+            return ask(inode, self._catalogue.node(inode).stat.size)
+        except StoreCorrupt:
+            raise
+        except (StoreError, Stale) as exc:
+            log.debug("inode %d is not passed through: %s", inode, exc)
+            return None
+
+    def passed_through(self, inode: int) -> None:
+        """Account for an open after which the kernel reads the file without asking: as if all of it were read."""
+        self._counters.add("passthrough_opens")
+        now = self._now()
+        told_at, told = self._passed.get(inode, (0.0, 0))
+        if now - told_at < PASSED_PAUSE_S:
+            return
+        # The policies would make room in vain for blocks that were evicted since, and are read all the same.
+        size = self._ask_store(inode, lambda inode, size: size if self._content.whole(inode, size) else 0)
+        if not size:
+            return
+        blocks = math.ceil(size / BLOCK_BYTES)
+        until = told + min(blocks, PASSED_BLOCKS)
+        for block in (number % blocks for number in range(told, until)):
+            self._events.note(inode, min(BLOCK_BYTES, size - block * BLOCK_BYTES), HIT, 0, block + 1)
+        if len(self._passed) >= _PASSED_FILES:
+            self._passed.clear()
+        self._passed[inode] = (now, until % blocks)

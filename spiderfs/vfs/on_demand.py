@@ -1,0 +1,65 @@
+"""Fetches that a reader waits for: their time is counted, and a version that the source no longer has is reported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+import trio
+
+from spiderfs.errors import SourceChanged, SourceNotFound, Stale, StoreError
+from spiderfs.metrics import Counters
+from spiderfs.sources.client import Patience, SourceClient
+from spiderfs.sources.delivery import Delivery
+from spiderfs.vfs.catalogue import Catalogue, Node
+from spiderfs.vfs.fetcher import Fetched, Fetcher
+
+log = logging.getLogger(__name__)
+
+
+class OnDemand:
+    """All of these raise Stale for a version that the source no longer has, and SourceError."""
+
+    def __init__(self, catalogue: Catalogue, client: SourceClient, fetcher: Fetcher, counters: Counters) -> None:
+        self._catalogue = catalogue
+        self._client = client
+        self._fetcher = fetcher
+        self._counters = counters
+
+    async def fetch(
+        self, node: Node, block: int = 0, delivery: Delivery | None = None, patience: Patience | None = None
+    ) -> Fetched:
+        """A whole file (block 0) or one block, as `Fetcher.bring` gives it."""
+        started = time.perf_counter()
+        try:
+            fetched = await self._fetcher.bring(node, block, delivery, patience)
+        except (SourceNotFound, SourceChanged) as exc:
+            raise await self.stale(node) from exc
+        self._count_stall(started)
+        return fetched
+
+    async def read_uncached(self, node: Node, offset: int, size: int) -> bytes:
+        """Bytes from the source that are kept nowhere."""
+        started = time.perf_counter()
+        try:
+            piece = await self._client.read(node.path, offset, size, node.version)
+        except (SourceNotFound, SourceChanged) as exc:
+            raise await self.stale(node) from exc
+        self._counters.add("origin_reads")
+        self._counters.add("origin_bytes", size)
+        self._count_stall(started)
+        return piece
+
+    def _count_stall(self, started: float) -> None:
+        self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
+
+    async def stale(self, node: Node) -> Stale:
+        """The error for a version that the source no longer has; the next look-up of its name asks the source."""
+        self._counters.add("stale_handles")
+        parent, name = self._catalogue.parent_of(node.path)
+        try:
+            await trio.to_thread.run_sync(self._catalogue.expire, parent, name)
+        except StoreError as exc:
+            log.warning("%s: an old name may be shown until it expires", exc)
+        return Stale(f"{os.fsdecode(node.path)} has changed at the source")

@@ -1,0 +1,99 @@
+"""The rules for readers: how long a name is believed, and who may be given a stand-in. Pure: no clock, no I/O.
+
+A reader is answered by a worker, through the kernel, or by the client in its own process (`spiderfs.client`). Both must
+give the same answer from the same records, so both ask here. A worker that finds no answer in the records goes on to
+the source; a client goes on to the mount.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from spiderfs.sources.source import SourceStat
+from spiderfs.vfs.permissions import Credentials, Ownership
+
+# Nobody believes anything for longer, the kernel included; `ttl=inf` is a year.
+FOREVER_S = 365 * 86400.0
+
+
+class Settings(NamedTuple):
+    """The options that readers' answers depend on; replaced as a whole when one is changed while mounted."""
+
+    ttl_s: float = 3600.0
+    negative_ttl_s: float = 2.0
+    dir_ttl_s: float = 1.0
+    sample_max_bytes: int = 8 << 20
+    wait_for_fetches: bool = True
+    """Give no stand-in for a file that is being fetched already."""
+    ownership: Ownership = Ownership()
+    checks_permissions: bool = False
+    """Whether the kernel compares readers with owners and modes (allow_other)."""
+
+
+class Believed(NamedTuple):
+    """The times between which something is believed, in seconds since the epoch."""
+
+    since: float
+    until: float
+
+    def at(self, now: float) -> bool:
+        return self.since <= now < self.until
+
+    def and_also(self, other: Believed) -> Believed:
+        """When both are believed."""
+        return Believed(max(self.since, other.since), min(self.until, other.until))
+
+
+class Cached(Protocol):
+    """What a process knows of cached files."""
+
+    def stored(self, inode: int) -> bool:
+        """Whether the store has the small file with this inode."""
+
+    def under_way(self, inode: int) -> bool:
+        """Whether some process of the mount is fetching this file now."""
+
+
+def left_s(checked_at: float, now: float, ttl_s: float) -> float:
+    """For how many seconds more a name is believed that was checked then; 0 or less: ask anew.
+
+    A name that was checked in the future is not believed: the clock has been set back since. A name that was checked at
+    the beginning of time (`Catalogue.expire`) is not believed either, whatever the TTL.
+    """
+    age_s = now - checked_at
+    return (ttl_s if ttl_s < FOREVER_S else FOREVER_S) - age_s if age_s >= 0 else 0.0
+
+
+def believed(checked_at: float, ttl_s: float) -> Believed:
+    """The same as two times: a name is believed at those for which `left_s` is more than 0."""
+    return Believed(checked_at, checked_at + min(ttl_s, FOREVER_S))
+
+
+def is_provisional(settles_at: float, now: float) -> bool:
+    """Whether a version's bytes may still change under it, so that nothing of it is kept (`core/settling.py`)."""
+    return settles_at > now
+
+
+def is_at_hand(inode: int, cached: Cached, settings: Settings) -> bool:
+    """Whether a file needs no stand-in: it is cached, or a fetch of it that has begun is waited for."""
+    return cached.stored(inode) or (settings.wait_for_fetches and cached.under_way(inode))
+
+
+def directories_to_pass(
+    who: Credentials, ownership: Ownership, stand_in: SourceStat, path: bytes, passed: bytes
+) -> list[bytes] | None:
+    """The directories that a reader must be allowed to pass before it is given a stand-in; None: it may not read that.
+
+    A reader gets no stand-in that it could not open by the stand-in's own `path`. It has asked for a file in the
+    directory `passed`, and so was let through that one.
+    """
+    if not ownership.may_read(who, stand_in):
+        return None
+    above = path.rpartition(b"/")[0]
+    if who.may_read_all or above == passed:
+        return []
+    needed = [above]
+    while above:
+        above = above.rpartition(b"/")[0]
+        needed.append(above)
+    return needed

@@ -1,0 +1,122 @@
+"""Giving trainers stand-ins at a look-up: the one place where a name comes to mean another file.
+
+So size, bytes and pages in the kernel agree for every reader: each inode still means one version of one file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from spiderfs.errors import SourceError, Stale
+from spiderfs.shared.attached_trainers import Attached
+from spiderfs.sources.source import SourceStat
+from spiderfs.store.store import ContentKey
+from spiderfs.vfs.answers import Caller
+from spiderfs.vfs.catalogue import Catalogue, Dentry, Node
+from spiderfs.vfs.fetcher import Fetcher
+from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.permissions import ANYBODY, Credentials
+from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.rules import Settings, directories_to_pass
+
+log = logging.getLogger(__name__)
+
+# Directories whose attributes are remembered; when there are more, all of them are forgotten at once.
+_DIRECTORIES = 65536
+
+
+class FetcherCache:
+    """A worker's knowledge of cached files, as `rules.Cached`."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    def stored(self, inode: int) -> bool:
+        return self._fetcher.stored(ContentKey(inode))
+
+    def under_way(self, inode: int) -> bool:
+        return self._fetcher.under_way(ContentKey(inode))
+
+
+class StandIns:
+    """One worker's; `settings` may be replaced at any time."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        lister: Lister,
+        fetcher: Fetcher,
+        redirects: Redirects,
+        settings: Settings,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._catalogue = catalogue
+        self._lister = lister
+        self._redirects = redirects
+        self._cached = FetcherCache(fetcher)
+        self._now = wall_clock
+        self.settings = settings
+        # Of directories on the way to stand-ins: their attributes, and when these were asked for.
+        self._passed: dict[bytes, tuple[SourceStat, float]] = {}
+
+    async def given(self, dentry: Dentry, parent: int, caller: Caller) -> Node | None:
+        """The stand-in that the caller gets for a name in the directory `parent`; None: it gets the file itself."""
+        trainer = self._redirects.trainer_of(caller.pid)
+        if trainer is None:
+            return None
+        stand_in = self._redirects.stand_in(dentry.inode, trainer, self._cached, self.settings)
+        node = None if stand_in is None else await self._openable(stand_in, parent, caller)
+        # Noted also if it gets the file itself: a note of an earlier look-up, which no open has followed, is void now.
+        self._redirects.note(caller.pid, dentry.inode, dentry.inode if node is None else node.inode)
+        return node
+
+    async def _openable(self, stand_in: int, parent: int, caller: Caller) -> Node | None:
+        """The stand-in, if it is certain that the caller could open it by the stand-in's own path."""
+        ownership = self.settings.ownership
+        try:
+            node = self._catalogue.node(stand_in)
+            who: Credentials | None = ANYBODY
+            if self.settings.checks_permissions:
+                who = self._redirects.credentials_of(caller.pid, caller.uid, caller.gid)
+            if who is None:
+                return None
+            needed = directories_to_pass(who, ownership, node.stat, node.path, self._catalogue.node(parent).path)
+            if needed is None:
+                return None
+            for directory in needed:
+                if not ownership.may_pass(who, await self._attributes(directory)):
+                    return None
+            return node
+        except (Stale, SourceError) as exc:
+            log.debug("no stand-in: %s", exc)
+            return None
+
+    async def _attributes(self, directory: bytes) -> SourceStat:
+        """A directory's attributes, as fresh as the kernel would have them."""
+        now = self._now()
+        found, asked_at = self._passed.get(directory, (None, 0.0))
+        if found is None or not 0 <= now - asked_at < self.settings.dir_ttl_s:
+            node = self._catalogue.node(self._catalogue.directory_inode(directory))
+            found = (await self._lister.refresh(node)).stat
+            if len(self._passed) >= _DIRECTORIES:
+                self._passed.clear()
+            self._passed[directory] = found, now
+        return found
+
+    def send_back(self, node: Node, trainer: Attached, caller: Caller) -> None:
+        """Raises Stale if a look-up would now give this trainer a stand-in for the file that it opens.
+
+        The kernel believes a name for its whole TTL, also when there is a stand-in for it since. An open that is
+        answered with ESTALE makes the kernel look the name up and open what it is given then; so no name has to be
+        forgotten beforehand.
+        """
+        if not self._redirects.active:
+            return
+        if self._redirects.stand_in(node.inode, trainer, self._cached, self.settings) is not None:
+            # Only once: a reader that opens without a name (/proc/self/fd) comes back without a look-up, and then gets
+            # the file itself.
+            self._redirects.note(caller.pid, node.inode, node.inode)
+            raise Stale(f"{os.fsdecode(node.path)} has a stand-in")

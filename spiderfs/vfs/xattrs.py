@@ -1,0 +1,124 @@
+"""Extended attributes: those of the source's files, and `user.spiderfs.*`, which say how a file is cached."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from spiderfs.errors import NoAttribute, StoreCorrupt, StoreError
+from spiderfs.shared.bypass_terms import CLIENT_XATTR
+from spiderfs.sources.client import SourceClient
+from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey, Member
+from spiderfs.vfs.catalogue import ROOT_INODE, Catalogue, Node
+from spiderfs.vfs.fetcher import Fetcher
+from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.rules import Settings, is_provisional
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "user.spiderfs."
+
+
+class Xattrs:
+    """Of everything but control files, which have none. `settings` may be replaced at any time."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        content: Content,
+        client: SourceClient,
+        fetcher: Fetcher,
+        redirects: Redirects,
+        client_terms: Path,
+        settings: Settings,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`client_terms`: where readers around FUSE learn how to read (`shared/bypass_terms.py`)."""
+        self._catalogue = catalogue
+        self._content = content
+        self._client = client
+        self._fetcher = fetcher
+        self._redirects = redirects
+        self._client_terms = client_terms
+        self._now = wall_clock
+        self.settings = settings
+
+    async def names(self, inode: int) -> list[str]:
+        node = self._catalogue.node(inode)
+        own = [_PREFIX + name for name in _OWN] if node.is_regular else []
+        return own + [name for name in await self._client.listxattr(node.path) if name.startswith("user.")]
+
+    async def value(self, inode: int, name: str) -> bytes:
+        """Raises NoAttribute."""
+        if not name.startswith("user."):
+            raise NoAttribute(name)
+        if inode == ROOT_INODE and name == CLIENT_XATTR:
+            return os.fsencode(self._client_terms)
+        node = self._catalogue.node(inode)
+        if name.startswith(_PREFIX) and node.is_regular:
+            render = _OWN.get(name.removeprefix(_PREFIX))
+            if render is None:
+                raise NoAttribute(name)
+            await self._fetcher.caught_up()
+            return os.fsencode(render(self, node))
+        value = await self._client.getxattr(node.path, name)
+        if value is None:
+            raise NoAttribute(name)
+        return value
+
+    # -- what spiderfs says of a file
+
+    def _state(self, node: Node) -> str:
+        if is_provisional(node.settles_at, self._now()):
+            return "provisional"
+        cached, records = self._cached_records(node)
+        if cached == records:
+            return "cached"
+        return f"partial {cached}/{records}" if cached else "uncached"
+
+    def _cached_records(self, node: Node) -> tuple[int, int]:
+        """How many of the file's records are in the store, and how many it has."""
+        if node.stat.size <= self.settings.sample_max_bytes:
+            return int(node.stat.size == 0 or self._fetcher.stored(ContentKey(node.inode))), 1
+        return self._fetcher.stored_blocks(node.inode), -(-node.stat.size // BLOCK_BYTES)
+
+    def _section(self, node: Node) -> str:
+        member = self._member(node)
+        return member.section if member else "none"
+
+    def _score(self, node: Node) -> str:
+        member = self._member(node)
+        return f"{member.score:g}" if member and member.section != LANDING else "none"
+
+    def _member(self, node: Node) -> Member | None:
+        try:
+            return self._content.member(ContentKey(node.inode))
+        except StoreCorrupt:
+            raise
+        except StoreError as exc:
+            log.debug("%s: taken for not cached", exc)
+            return None
+
+    def _served_by(self, node: Node) -> str:
+        """Paths of the stand-ins that trainers may be given for this file now."""
+        paths = [self._catalogue.node(inode).path for inode in self._redirects.stand_ins(node.inode)]
+        return "\n".join(os.fsdecode(path) for path in paths) or "itself"
+
+    def _inode(self, node: Node) -> str:
+        return str(node.inode)
+
+    def _version(self, node: Node) -> str:
+        return f"{node.stat.size} {node.stat.mtime_ns}"
+
+
+_OWN: dict[str, Callable[[Xattrs, Node], str]] = {
+    "state": Xattrs._state,
+    "section": Xattrs._section,
+    "score": Xattrs._score,
+    "served_by": Xattrs._served_by,
+    "inode": Xattrs._inode,
+    "version": Xattrs._version,
+}

@@ -27,9 +27,9 @@
         ├── NoAttribute (ENODATA)
         ├── AttributeTooLong (ERANGE)
         ├── ReadOnly (EROFS)
-        ├── NoRoom (ENOSPC)            the disk of the cache has no room for a snapshot of a control file
+        ├── NoRoom (ENOSPC)            the texts of open control files have no room, or take more than 2 GiB
         ├── Stale (ESTALE)
-        └── TryAgain (EAGAIN)          the manager is being started again and cannot serve a control file yet
+        └── TryAgain (EAGAIN)          the manager is being started again, or too many control files are open
 
 Each message is one line; it says what the user can do, if the user can do anything.
 """

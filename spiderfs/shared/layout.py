@@ -61,6 +61,10 @@ class RunLayout:
         """What an open control file shows, or what was written to it so far."""
         return self.directory / f"{handle:x}"
 
+    def snapshots(self) -> Iterable[Path]:
+        # A handle of a control file has its top bit set, and so 16 digits.
+        return self.directory.glob("[89a-f]" + "[0-9a-f]" * 15)
+
     def client_pipe(self, token: str) -> Path:
         return self.directory / f"{_CLIENT_PIPE}{token}"
 

@@ -1,35 +1,45 @@
 """The control files under MOUNTPOINT/.spiderfs, as a worker shows them.
 
-What they say and do is the manager's affair (`daemon/control/table.py`); a worker asks it through a `ControlChannel`.
-What an open answered is kept as a snapshot file until the handle is released, so that one reader sees one state and any
-worker can serve any part of it. It is written as the manager says it, so a list of millions of lines needs room on the
-disk and none in memory. `log` alone is live: its handle reads the manager's log file.
+The way of a read:
 
-A handle says everything: the top bit marks a control file, the next one that it was opened to be written, then
-comes its index in FILES, then 48 random bits that name the snapshot.
+1. The kernel opens the file. The worker asks the manager for the text, through its end of the control channel
+   (`daemon/control/channel.py`).
+2. The manager finds the name in its table (`daemon/control/table.py`), renders the text from the status of a component
+   (`views.py`), or from the store for a list of any length (`lists.py`), and sends it in pieces.
+3. The worker writes the pieces to the snapshot of the handle (`snapshots.py`). So a list of millions of lines needs
+   room on the disk, and none in memory.
+4. Each read that follows is answered from the snapshot, until the kernel releases the handle.
+
+The way of a write: the worker sends the complete lines to the manager, whose table acts on them (`commands.py`); a
+refusal is the writer's error.
+
+`log` alone is live: its handle reads the file that the manager writes.
+
+A handle says everything: the top bit marks a control file, the next bit says that the file was opened to be written,
+then comes the file's index in FILES, then 48 random bits that name the snapshot.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
-from spiderfs.errors import AccessDenied, InvalidArgument, IsADirectory, NoRoom, NotFound, ReadOnly
+from spiderfs.errors import AccessDenied, InvalidArgument, IsADirectory, NotFound, ReadOnly
 from spiderfs.shared.layout import RunLayout
+from spiderfs.vfs.snapshots import Snapshots
 
 CONTROL_DIRECTORY = b".spiderfs"
 CONTROL_INODE = 2
 # A write of fewer bytes without a line's end is a whole command (echo -n); a longer one is a piece of a list that goes
 # on in the next write. Programs that write through stdio(3) do so in pieces of exactly this size.
 _COMMAND_BYTES = 4096
-# What a worker keeps in memory of texts that the disk has no room for: each at most so long, and so many of them.
-_UNWRITTEN_BYTES, _UNWRITTEN_MOST = 1 << 20, 16
+# No path or option is so long.
+MAX_LINE_BYTES = 1 << 20
 
 
 class ControlFile(NamedTuple):
@@ -92,8 +102,7 @@ class Control:
         self._channel = channel
         self._run = run
         self._owner_uid = owner_uid
-        # Texts that this worker has opened without room for a snapshot, by handle; another worker asks again.
-        self._unwritten: dict[int, bytes] = {}
+        self._snapshots = Snapshots(run)
 
     @property
     def client_terms(self) -> Path:
@@ -139,39 +148,27 @@ class Control:
         handle = _MARK | index << _INDEX_SHIFT | secrets.randbits(_INDEX_SHIFT)
         if writing:
             handle |= _WRITING
-        # For the log this makes the manager write down what it remembers; the snapshot then stays unused.
         if index == _LOG and not writing:
+            # The manager writes down what it remembers, and answers nothing.
             await self._channel.render(os.fsdecode(file.name), lambda piece: None)
             self._want_log()
-        elif writing:
-            self._keep(handle, b"")
-        else:
-            with _Snapshot(self._snapshot(handle)) as snapshot:
+        elif not writing:
+            with self._snapshots.begin(handle) as snapshot:
                 await self._channel.render(os.fsdecode(file.name), snapshot.write)
-            if snapshot.unwritten is not None:
-                # Its release may have gone to another worker.
-                while len(self._unwritten) >= _UNWRITTEN_MOST:
-                    del self._unwritten[next(iter(self._unwritten))]
-                self._unwritten[handle] = bytes(snapshot.unwritten)
         return handle
 
     async def read(self, handle: int, offset: int, size: int) -> bytes:
         if offset > _LONGEST_BYTES:
             return b""
-        path = self._snapshot(handle)
         if _index(handle) == _LOG:
-            self._want_log()
-            path = self._run.access_log
-        elif handle in self._unwritten:
-            return self._unwritten[handle][offset : offset + size]
-        try:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                return file.read(size)
-        except FileNotFoundError:
-            if _index(handle) == _LOG or handle & _WRITING:
-                return b""
-        # There was no room for a snapshot: what the manager says now must do.
+            return self._read_log(offset, size)
+        text = self._snapshots.read(handle, offset, size)
+        if text is None and not handle & _WRITING:
+            return await self._ask_again(handle, offset, size)
+        return text or b""
+
+    async def _ask_again(self, handle: int, offset: int, size: int) -> bytes:
+        """Read from what the manager says now: there was no room for a snapshot."""
         text = bytearray()
 
         def take(piece: bytes) -> None:
@@ -180,40 +177,43 @@ class Control:
                 raise _Enough
 
         with contextlib.suppress(_Enough):
-            await self._channel.render(os.fsdecode(FILES[_index(handle)].name), take)
+            await self._channel.render(_name(handle), take)
         return bytes(text[offset : offset + size])
 
     async def write(self, handle: int, data: bytes) -> int:
         """Act on the complete lines so far; the piece of a line at the end waits for the next write."""
-        carried = self._snapshot(handle)
-        text = (carried.read_bytes() if carried.exists() else b"") + data
+        name = _name(handle)
+        text = self._snapshots.carried(handle) + data
         complete, newline, rest = text.rpartition(b"\n")
         if len(data) < _COMMAND_BYTES:
             complete, rest = text, b""
-        self._keep(handle, rest)
+        if len(rest) > MAX_LINE_BYTES:
+            self._snapshots.remove(handle)
+            raise InvalidArgument(
+                f"a line is longer than {MAX_LINE_BYTES} bytes: write one path, glob or option a line"
+            )
+        self._snapshots.carry(handle, rest)
         if complete or newline:
-            await self._channel.apply(os.fsdecode(FILES[_index(handle)].name), complete)
+            await self._channel.apply(name, complete)
         return len(data)
 
     async def release(self, handle: int) -> None:
-        if _index(handle) == _LOG:
-            return
-        self._unwritten.pop(handle, None)
-        path = self._snapshot(handle)
-        rest = path.read_bytes() if handle & _WRITING and path.exists() else b""
-        path.unlink(missing_ok=True)
+        name = _name(handle)
+        rest = self._snapshots.carried(handle) if handle & _WRITING else b""
+        self._snapshots.remove(handle)
         if rest:
-            await self._channel.apply(os.fsdecode(FILES[_index(handle)].name), rest)
+            await self._channel.apply(name, rest)
 
-    def _keep(self, handle: int, text: bytes) -> None:
-        """Write the snapshot, or none at all: control files must work on a full disk more than ever."""
+    # -- the log
+
+    def _read_log(self, offset: int, size: int) -> bytes:
+        self._want_log()
         try:
-            self._snapshot(handle).write_bytes(text)
-        except OSError:
-            self._snapshot(handle).unlink(missing_ok=True)
-
-    def _snapshot(self, handle: int) -> Path:
-        return self._run.snapshot(handle)
+            with open(self._run.access_log, "rb") as file:
+                file.seek(offset)
+                return file.read(size)
+        except FileNotFoundError:
+            return b""
 
     def _want_log(self) -> None:
         with contextlib.suppress(OSError):
@@ -230,56 +230,13 @@ class _Enough(Exception):
     """Nothing more of a text is wanted."""
 
 
-class _Snapshot:
-    """Writes a text to a file piece by piece: all of it, or no file.
-
-    Where the disk has no room for it, a short text is left in memory; for a long one NoRoom is raised.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: io.FileIO | None = None
-        self.unwritten: bytearray | None = None
-
-    def __enter__(self) -> Self:
-        try:
-            self._file = open(self._path, "xb", buffering=0)
-        except OSError:
-            self.unwritten = bytearray()
-        return self
-
-    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        if failure:
-            self._give_up()
-        elif self._file is not None:
-            self._file.close()
-
-    def write(self, piece: bytes) -> None:
-        if self._file is not None:
-            before = self._file.tell()
-            try:
-                rest = memoryview(piece)
-                while rest:
-                    rest = rest[self._file.write(rest) :]
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self.unwritten = bytearray(self._path.read_bytes()[:before])
-                self._give_up()
-        if self._file is None:
-            if self.unwritten is None or len(self.unwritten) + len(piece) > _UNWRITTEN_BYTES:
-                raise NoRoom(f"no room for a list of more than {_UNWRITTEN_BYTES} bytes in {self._path.parent}")
-            self.unwritten += piece
-
-    def _give_up(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            self._path.unlink(missing_ok=True)
-
-
 def _index(handle: int) -> int:
     """Raises InvalidArgument for a handle that no open has given."""
     index = (handle & ~(_MARK | _WRITING)) >> _INDEX_SHIFT
     if index >= len(FILES):
         raise InvalidArgument(f"no control file has the handle {handle:x}")
     return index
+
+
+def _name(handle: int) -> str:
+    return os.fsdecode(FILES[_index(handle)].name)

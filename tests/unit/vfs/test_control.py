@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import stat
@@ -11,8 +12,18 @@ from pathlib import Path
 import pytest
 import trio
 
-from spiderfs.errors import AccessDenied, ConfigError, IsADirectory, NoRoom, NotFound, ReadOnly, TryAgain
+from spiderfs.errors import (
+    AccessDenied,
+    ConfigError,
+    InvalidArgument,
+    IsADirectory,
+    NoRoom,
+    NotFound,
+    ReadOnly,
+    TryAgain,
+)
 from spiderfs.shared.layout import RunLayout
+from spiderfs.vfs import snapshots as module
 from spiderfs.vfs.catalogue import FIRST_INODE
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, FILES, Control, is_control_handle
 
@@ -112,12 +123,6 @@ def test_without_room_for_a_snapshot_the_manager_is_asked_again(tmp_path: Path) 
         (tmp_path / name).unlink()
         assert await harness.control.read(handle, 0, 100) == b"stats 2\n"
         await harness.control.release(handle)
-        handle = await harness.open(b"config", os.O_WRONLY)
-        (name,) = harness.snapshots()
-        (tmp_path / name).unlink()
-        await harness.control.write(handle, b"policy=lru\n")
-        assert harness.manager.applied == [("config", b"policy=lru\n")]
-        await harness.control.release(handle)
 
     run(tmp_path, test)
 
@@ -153,6 +158,68 @@ def test_without_room_for_it_a_long_list_is_an_error_and_a_short_one_is_not(tmp_
         run(tmp_path, test)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_all_workers_snapshots_together_are_limited_in_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "MAX_SNAPSHOTS", 6)
+
+    async def test(harness: Harness) -> None:
+        inode = harness.control.lookup(b"stats").inode
+        workers = harness.control, harness.other
+        handles = [await workers[number % 2].open(inode, os.O_RDONLY, STRANGER) for number in range(6)]
+        for worker in workers:
+            for _ in range(3):
+                with pytest.raises(TryAgain, match="6 of them are open: close some"):
+                    await worker.open(inode, os.O_RDONLY, OWNER)
+        assert len(harness.snapshots()) == 6
+        # The owner can still make the mount do something, and the log can be followed.
+        assert await written(harness, b"evict", b"/\n", kept=6) == [b"/\n"]
+        await harness.control.release(await harness.open(b"log"))
+        await harness.other.release(handles[0])
+        handles[0] = await harness.open(b"stats")
+        for handle in handles:
+            await harness.control.release(handle)
+
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, test)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a control file cannot be opened, for 6 of them are open: close some, and try again"
+    ] * 2, "once for each worker"
+
+
+def test_all_workers_snapshots_together_are_limited_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 3_000_000)
+    monkeypatch.setattr(module, "_LOOK_AGAIN_BYTES", 100_000)
+
+    async def test(harness: Harness) -> None:
+        inode = harness.control.lookup(b"cache").inode
+        harness.manager.more = [bytes(100_000)] * 15
+        first = await harness.open(b"cache")
+        # With the first one this is too long, which is noticed while it is written.
+        with pytest.raises(NoRoom, match="bytes of the cache's disk: close some"):
+            await harness.other.open(inode, os.O_RDONLY, STRANGER)
+        assert len(harness.snapshots()) == 1
+        assert sum((tmp_path / name).stat().st_size for name in harness.snapshots()) < 3_000_000
+        harness.manager.more = [bytes(100_000)] * 14
+        second = await harness.open(b"cache")
+        # This one ends before it is compared with the limit again, and reaches the limit.
+        harness.manager.more = [bytes(99_980)]
+        third = await harness.open(b"cache")
+        with pytest.raises(NoRoom):
+            await harness.open(b"stats")
+        await harness.control.release(second)
+        fourth = await harness.other.open(inode, os.O_RDONLY, STRANGER)
+        for handle in (first, third, fourth):
+            await harness.control.release(handle)
+        assert harness.snapshots() == []
+
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, test)
+    assert len(caplog.records) == 2
 
 
 def test_a_manager_that_ends_in_the_middle_leaves_no_snapshot(tmp_path: Path) -> None:
@@ -210,15 +277,15 @@ def test_what_can_be_written_belongs_to_the_owner(tmp_path: Path, flags: int) ->
 # -- writing
 
 
-async def written(harness: Harness, name: bytes, *pieces: bytes) -> list[bytes]:
-    """What the manager is asked to do when a program writes these pieces and closes the file."""
+async def written(harness: Harness, name: bytes, *pieces: bytes, kept: int = 0) -> list[bytes]:
+    """What the manager is asked to do when a program writes these pieces and closes the file; `kept` is of others."""
     harness.manager.applied.clear()
     handle = await harness.open(name, os.O_WRONLY)
     for piece in pieces:
         # Any worker may get any of them.
         assert await harness.other.write(handle, piece) == len(piece)
     await harness.control.release(handle)
-    assert harness.snapshots() == []
+    assert len(harness.snapshots()) == kept
     assert all(file == os.fsdecode(name) for file, _ in harness.manager.applied)
     return [text for _, text in harness.manager.applied]
 
@@ -264,6 +331,21 @@ def test_a_line_longer_than_a_piece_waits_for_its_end(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         assert await written(harness, b"warm", b"x" * 5000, b"y" * 5000) == [b"x" * 5000 + b"y" * 5000]
         assert await written(harness, b"warm", b"x" * 5000, b"y\n") == [b"x" * 5000 + b"y\n"]
+
+    run(tmp_path, test)
+
+
+def test_a_line_without_end_is_refused_and_forgotten(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        handle = await harness.open(b"warm", os.O_WRONLY)
+        for _ in range(10):
+            await harness.other.write(handle, bytes(100_000))
+        with pytest.raises(InvalidArgument, match="write one path, glob or option a line"):
+            await harness.other.write(handle, bytes(100_000))
+        assert harness.snapshots() == []
+        await harness.control.write(handle, b"train\n")
+        await harness.control.release(handle)
+        assert harness.manager.applied == [("warm", b"train\n")]
 
     run(tmp_path, test)
 

@@ -1,0 +1,178 @@
+"""The texts of open control files, one file for each handle, in a directory that all workers of a mount share.
+
+A snapshot makes that one reader sees one state, whichever worker answers each of its reads. All snapshots together have
+one limit in number and in bytes, whoever opened them: any user of the mount may open control files, and a list can take
+gigabytes of the cache's disk, which the capacity does not count. The manager writes few lists at a time
+(`daemon/control/table.py`), so the bytes exceed the limit by `_LOOK_AGAIN_BYTES` for each of these at most.
+
+Where the disk has no room, a worker keeps a short text in memory. Another worker, which cannot see it, asks the manager
+again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import time
+from pathlib import Path
+from typing import Self
+
+from spiderfs.errors import NoRoom, SpiderfsError, TryAgain
+from spiderfs.shared.layout import RunLayout
+
+log = logging.getLogger(__name__)
+
+# More than anybody needs at a time; the list of what is cached may have 25 million lines of some 80 bytes.
+MAX_SNAPSHOTS, MAX_BYTES = 256, 2 << 30
+# A snapshot that grows by so much compares all of them with the limit again: 20 us if few are open.
+_LOOK_AGAIN_BYTES = 1 << 20
+# A worker keeps this many texts in memory at most, each of them at most this long.
+_UNWRITTEN_MOST, _UNWRITTEN_BYTES = 16, 1 << 20
+# A program that opens control files in a loop must not fill the log.
+_WARNING_INTERVAL_S = 60.0
+
+
+class Snapshots:
+    def __init__(self, run: RunLayout) -> None:
+        self._run = run
+        self._unwritten: dict[int, bytes] = {}
+        self._warned_at_s = -_WARNING_INTERVAL_S
+
+    def begin(self, handle: int) -> Snapshot:
+        """A snapshot to be written piece by piece, as `with begin(handle) as snapshot`; raises TryAgain, NoRoom."""
+        number, used_bytes = self._used()
+        if number >= MAX_SNAPSHOTS:
+            raise self._refusal(TryAgain(f"{MAX_SNAPSHOTS} of them are open: close some, and try again"))
+        self._check(used_bytes)
+        return Snapshot(self, self._run.snapshot(handle), handle)
+
+    def check(self) -> None:
+        """Raise NoRoom if all snapshots together are longer than they may be."""
+        self._check(self._used()[1])
+
+    def _check(self, used_bytes: int) -> None:
+        if used_bytes >= MAX_BYTES:
+            raise self._refusal(
+                NoRoom(f"those that are open take {used_bytes} bytes of the cache's disk: close some, and try again")
+            )
+
+    def remember(self, handle: int, text: bytes) -> None:
+        """Remember a text that the disk had no room for, in place of the oldest one."""
+        # The release of that one may have gone to another worker.
+        while len(self._unwritten) >= _UNWRITTEN_MOST:
+            del self._unwritten[next(iter(self._unwritten))]
+        self._unwritten[handle] = text
+
+    def read(self, handle: int, offset: int, size: int) -> bytes | None:
+        """A part of the text; None if this worker does not find it."""
+        if handle in self._unwritten:
+            return self._unwritten[handle][offset : offset + size]
+        try:
+            with open(self._run.snapshot(handle), "rb") as file:
+                file.seek(offset)
+                return file.read(size)
+        except FileNotFoundError:
+            return None
+
+    def remove(self, handle: int) -> None:
+        self._unwritten.pop(handle, None)
+        self._run.snapshot(handle).unlink(missing_ok=True)
+
+    # -- what was written to a control file, and is not a whole line yet
+
+    def carried(self, handle: int) -> bytes:
+        with contextlib.suppress(FileNotFoundError):
+            return self._run.snapshot(handle).read_bytes()
+        return b""
+
+    def carry(self, handle: int, text: bytes) -> None:
+        """Keep a text for the next write, or none at all: control files must work on a full disk more than ever."""
+        path = self._run.snapshot(handle)
+        try:
+            if text:
+                path.write_bytes(text)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError:
+            path.unlink(missing_ok=True)
+
+    # -- the limit
+
+    def _used(self) -> tuple[int, int]:
+        """Number and bytes of all snapshots, of all workers."""
+        sizes = []
+        for path in self._run.snapshots():
+            # It may be released by now.
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(path.stat().st_size)
+        return len(sizes), sum(sizes)
+
+    def _refusal(self, error: SpiderfsError) -> SpiderfsError:
+        """The error, after a warning, for a reader sees no more of it than an errno."""
+        now_s = time.monotonic()
+        if now_s - self._warned_at_s >= _WARNING_INTERVAL_S:
+            self._warned_at_s = now_s
+            log.warning("a control file cannot be opened, for %s", error)
+        return error
+
+
+class Snapshot:
+    """Writes a text to a file piece by piece: all of it, or no file.
+
+    Where the disk has no room for it, a short text is left in memory; for a long one NoRoom is raised.
+    """
+
+    def __init__(self, snapshots: Snapshots, path: Path, handle: int) -> None:
+        self._snapshots = snapshots
+        self._path = path
+        self._handle = handle
+        self._file: io.FileIO | None = None
+        self._in_memory: bytearray | None = None
+        self._unchecked_bytes = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self._file = open(self._path, "xb", buffering=0)
+        except OSError:
+            self._in_memory = bytearray()
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure:
+            self._give_file_up()
+        elif self._file is not None:
+            self._file.close()
+        elif self._in_memory is not None:
+            self._snapshots.remember(self._handle, bytes(self._in_memory))
+
+    def write(self, piece: bytes) -> None:
+        """Add a piece; raises NoRoom."""
+        if self._file is not None:
+            self._write(self._file, piece)
+        if self._file is None:
+            if self._in_memory is None or len(self._in_memory) + len(piece) > _UNWRITTEN_BYTES:
+                raise NoRoom(f"no room for a list of more than {_UNWRITTEN_BYTES} bytes in {self._path.parent}")
+            self._in_memory += piece
+
+    def _write(self, file: io.FileIO, piece: bytes) -> None:
+        before = file.tell()
+        try:
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._in_memory = bytearray(self._path.read_bytes()[:before])
+            self._give_file_up()
+            return
+        self._unchecked_bytes += len(piece)
+        if self._unchecked_bytes >= _LOOK_AGAIN_BYTES:
+            self._unchecked_bytes = 0
+            self._snapshots.check()
+
+    def _give_file_up(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._path.unlink(missing_ok=True)

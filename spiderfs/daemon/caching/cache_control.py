@@ -1,8 +1,8 @@
-"""Turns what was read into what is kept: events go through the engine, its decisions go to the store.
+"""The cache control: it gives events to the engine, and has the store do what the engine decides.
 
-The engine decides, the store is the truth. A keep that the store no longer finds in landing is undone in the engine; at
-the start, and whenever the two disagree, the engine learns its members from the store again. All calls belong to one
-thread.
+The engine decides, and the store is the truth. If the store no longer finds in landing what the engine wants to keep,
+the engine forgets that key. At the start, and whenever the two disagree, the engine learns its members from the store
+again. All calls belong to one thread.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member
 
 log = logging.getLogger(__name__)
 
-# Landing holds what was fetched until the manager has decided, some 10 ms. 5 % of a small cache, at most 64 MiB of a
-# large one: 600 files of 112 kB, a fifth of a second at full speed. While plans are followed nearly all that lands was
-# fetched ahead, a known number of files at a time, and leaves at once: members can use the rest of the room.
+# Landing holds fetched files until the manager has decided about them, some 10 ms. It gets 5 % of a small cache, and at
+# most 64 MiB of a large one: 600 files of 112 kB, a fifth of a second at full speed. While plans are followed, nearly
+# every file that lands was fetched ahead and leaves landing at once. The number of these fetches is known, so landing
+# gets room for them alone, and members can use the rest.
 LANDING_SHARE = 0.05
 LANDING_MAX_BYTES = 64 << 20
-# A file as large as landing could only replace what is there if landing is empty; leave room for some.
+# Landing has room for so many of the largest files. With room for one alone, each such file would push out all others.
 LANDING_FILES = 4
 
 
@@ -78,12 +79,12 @@ class CacheControl:
         members = list(self._content.members())
         self._apply(self._learn(capacity_bytes, members, state))
         self._content.set_capacity(capacity_bytes)
-        # Fetched just before the last manager died, or while there was none: they are candidates still.
+        # These were fetched just before the last manager died, or while there was none: they are still candidates.
         waiting = [(_engine_key(member.key), member.size) for member in members if member.section == LANDING]
         self._apply(*(self._candidate(key, size) for key, size in waiting))
 
     def _learn(self, capacity_bytes: int, members: Iterable[Member], state: bytes | None) -> Changes:
-        """Have the engine know what the store has; returns what does not fit."""
+        """Tell the engine what the store has; returns the changes for records that do not fit."""
         self._capacity_bytes = capacity_bytes
         kept = [
             (_engine_key(member.key), member.size, member.section) for member in members if member.section != LANDING
@@ -93,12 +94,12 @@ class CacheControl:
         return self.engine.restore(kept, _unpacked(state))
 
     def saved_state(self) -> bytes:
-        """Orders and frequencies, for the next mount."""
+        """What the engine knows of its members, for the next mount."""
         packed: bytes = msgpack.packb(self.engine.state())
         return packed
 
     def reconcile(self) -> None:
-        """Learn the members anew if the store and the engine no longer agree."""
+        """Learn the members from the store again if the store and the engine no longer agree."""
         usage = self._content.usage()
         if (usage.kept_entries, usage.kept_bytes) != (len(self.engine.members), self.engine.used_bytes):
             log.warning("the cache holds other files than thought: taking stock")
@@ -107,7 +108,7 @@ class CacheControl:
     # -- decisions
 
     def fold(self, events: list[Access]) -> None:
-        """Let the engine see accesses, and the store what it decided."""
+        """Give accesses to the engine, and do in the store what the engine decides."""
         changes: list[Changes] = []
         for access in events:
             if access.trainer:
@@ -135,13 +136,13 @@ class CacheControl:
         return self.engine.block_read(key, size) if isinstance(key, tuple) else self.engine.opened(key, size)
 
     def _make_room_for(self, size: int, changes: list[Changes]) -> None:
-        """A file did not fit into landing: enlarge it, unless the file is too large for this cache altogether."""
+        """A file did not fit into landing: enlarge landing, unless the file is too large for this cache."""
         if self._largest_bytes < size <= self._capacity_bytes // 2:
             self._largest_bytes = size
             changes.append(self.engine.resize(self._capacity_bytes, self._landing_bytes()))
 
     def expect(self, files: int | None) -> None:
-        """What lands is so many files at a time, as plans are followed; None: whatever readers ask for."""
+        """So many files land at a time, because plans are followed; None if files land as readers ask for them."""
         before, self._expected_files = self._landing_bytes(), files
         if self._landing_bytes() != before:
             self._apply(self.engine.resize(self._capacity_bytes, self._landing_bytes()))
@@ -154,7 +155,7 @@ class CacheControl:
         return min(max(share, LANDING_FILES * self._largest_bytes), self._capacity_bytes // 2)
 
     def set_capacity(self, capacity_bytes: int) -> None:
-        """Evict down to it now; if the store cannot, everything is as it was, and StoreError is raised."""
+        """Evict down to this capacity now; if the store cannot, this raises StoreError and everything is as it was."""
         if capacity_bytes == self._capacity_bytes == self._content.usage().capacity_bytes:
             return
         with self._undone_on_failure():
@@ -163,7 +164,7 @@ class CacheControl:
             self._content.set_capacity(capacity_bytes)
 
     def set_policy(self, name: str) -> None:
-        """Go on with another policy; if the store cannot, everything is as it was, and StoreError is raised."""
+        """Go on with another policy; if the store cannot, this raises StoreError and everything is as it was."""
         if name == self.engine.policy.name:
             return
         with self._undone_on_failure():
@@ -177,19 +178,19 @@ class CacheControl:
         except StoreError:
             if self.engine.policy.name != policy:
                 self.engine.change_policy(mountable_policies()[policy]())
-            # The engine has decided what the store has not done, and would not decide it again.
+            # The engine has decided changes that the store has not made, and it would not decide them again.
             self._learn(capacity_bytes, self._content.members(), self.saved_state())
             raise
 
     def evict(self, keys: Iterable[ContentKey]) -> int:
-        """Drop records on the user's word, from landing too; returns how many there were."""
+        """Evict records that the user has named, from landing too; returns how many there were."""
         going = [key for key in keys if self._content.member(key) is not None]
         self._content.apply(going, ())
         self.engine.evict(_engine_key(key) for key in going)
         return len(going)
 
     def release(self, keys: Iterable[ContentKey]) -> None:
-        """Let these be the next to go, whatever the policy held them to be worth."""
+        """Make these records the next to be evicted, whatever their score is."""
         going = [key for key in keys if _engine_key(key) in self.engine.members]
         if going:
             self.engine.evict(_engine_key(key) for key in going)
@@ -199,7 +200,7 @@ class CacheControl:
 
     @property
     def guided(self) -> Guided | None:
-        """The policy, if it is one that a scorer guides."""
+        """The policy, if it is a guided one."""
         return self.engine.policy if isinstance(self.engine.policy, Guided) else None
 
     @property
@@ -208,19 +209,19 @@ class CacheControl:
         return self.engine.policy if isinstance(self.engine.policy, Restocked) else None
 
     def place(self, *inodes: int) -> None:
-        """Let the engine put samples where the policy wants them now, if their bytes are here."""
+        """Have the engine put samples into the sections where the policy wants them now, if they are in the store."""
         members = [self._content.member(ContentKey(inode)) for inode in inodes]
         self._apply(*(self.engine.place(member.key.inode, member.size) for member in members if member is not None))
 
     def settle(self) -> None:
-        """Evict down to limits that the policy has changed."""
+        """Evict down to the limits that the policy has changed."""
         self._apply(self.engine.settle())
 
     def score(self, key: ContentKey) -> float:
         return self.engine.score(_engine_key(key))
 
     def _apply(self, *changes: Changes) -> None:
-        """Do what the engine decided, in one transaction; the last word on a key counts."""
+        """Do in the store what the engine decided, in one transaction; the last decision about a key counts."""
         fate: dict[Key, str | None] = {}
         for change in changes:
             fate.update(dict.fromkeys(change.drop))

@@ -1,15 +1,16 @@
-"""Fetches what trainers have said they will read, the sooner needed first, into the room that MIN gives it.
+"""Fetches ahead: the samples that plans name, the sooner needed first, as far as the engine would keep them.
 
-It looks a window ahead of each reader: so many samples as are read while some fetches take place, but a small part of
-the cache, for what is fetched long before its use takes the room of something else; in a small cache no more than its
-opens turn out to need (`core/window.py`). A sample is fetched only if the
-engine would keep it now, that is, if what leaves for it is needed later; where that is not so, nothing behind it is
-worth fetching either. The number of fetches at a time follows what the source gives (`core/concurrency.py`). Between
-readers the earlier deadline decides, so a slow one cannot hold up a fast one. Readers that wait for a file fetch it
-themselves, in their worker: a demand miss never queues behind what is fetched ahead.
+The prefetcher looks at a window of each reader's plan. The window is as long as the samples that are read while some
+fetches take place. But it is never more than a small part of the cache, because a sample that is fetched long before
+its use takes the room of another one; in a small cache it is what opens turn out to need (`core/window.py`).
 
-All state belongs to the manager's event loop. Samples that have arrived are handed to the cache control
-together, once a turn.
+A sample is fetched only if the engine would keep it now, that is, if the samples that leave for it are needed later. If
+the engine would not, no sample behind it in the plans is worth fetching either. The number of fetches at a time follows
+the speed of the source (`core/concurrency.py`). Between readers the earlier deadline decides, so a slow reader cannot
+hold up a fast one. When a reader has to wait for a file, its worker fetches the file: a miss never queues behind the
+fetches ahead.
+
+All state belongs to the manager's event loop. Samples that have arrived go to the cache control together, once a turn.
 """
 
 from __future__ import annotations
@@ -39,29 +40,28 @@ from spiderfs.vfs.fetcher import Fetcher
 
 log = logging.getLogger(__name__)
 
-# Ahead of the reader by so many seconds, or so many fetches if those take longer: a source that stops for a moment is
-# not felt.
+# The window is so many seconds of reading long, or so many fetches if these take longer. So a reader does not notice a
+# source that stops for a moment.
 AHEAD_S = 2.0
 AHEAD_LATENCIES = 8
-# But by no more than this share of the cache: what is fetched long before its use takes the room of something else
-# (benchmarks/training/lookahead.py says what that costs). Loader workers take whole batches at once, though, so in a
-# small cache it is what turns out to be needed: up to the larger share, or so few as always make sense if they have
-# room at all.
+# The window is at most this share of the cache: benchmarks/training/lookahead.py says what a longer one costs. But
+# loader workers take whole batches at once. So in a small cache the window is as long as opens turn out to need, up to
+# the larger share, or a few samples if these have room at all.
 AHEAD_SHARE = 0.02
 BURST_SHARE = 0.1
 BURST_ROOM = 0.25
-# Positions from an epoch's start that are fetched while nobody knows yet whether the plan is followed: all that a wrong
-# one costs.
+# So many positions from an epoch's start are fetched before it is known whether the plan is followed. A wrong plan
+# costs no more than that.
 UNPROVEN_SAMPLES = 64
-# What was looked at may have left since, or been refused room that is there now.
+# After so long all samples are looked at again: some have left the cache, and for others there is room now.
 _LOOK_AGAIN_S = 0.25
-# A file that could not be fetched is left to its reader for so long.
+# For so long a file that could not be fetched is left to its reader.
 _FAILED_PAUSE_S = 10.0
-# The same for everything, if the store fails.
+# For so long nothing is fetched ahead after the store has failed.
 _STORE_PAUSE_S = 1.0
-# A source that was idle within this time could have fetched further ahead.
+# A source that was idle within this time could have served more fetches.
 _LATELY_S = 0.5
-# Positions looked at in one turn: 2 ms.
+# So many positions are looked at in one turn: 2 ms.
 _AT_A_TIME = 2000
 
 
@@ -187,7 +187,7 @@ class Prefetcher:
         )
 
     async def run(self) -> None:
-        """For ever."""
+        """Fetch ahead for ever."""
         async with trio.open_nursery() as nursery:
             while True:
                 self._bell.silence()
@@ -208,21 +208,21 @@ class Prefetcher:
                     await self._bell.wait()
 
     def window(self, reader: PlannedReader) -> int:
-        """Positions ahead of a reader that may be fetched now."""
+        """How many positions ahead of a reader may be fetched now."""
         engine = self._cache.engine
         ahead_s = max(AHEAD_S, AHEAD_LATENCIES * self.concurrency.latency_s)
         mean_bytes = engine.used_bytes / len(engine.members) if engine.members else 1.0
         cached = engine.budget_bytes / mean_bytes
         burst = min(self._window(reader).samples, max(cached * BURST_SHARE, LEAST), cached * BURST_ROOM)
         most = max(cached * AHEAD_SHARE, burst)
-        # A slow reader's too is as long as fetches can take place at a time; but what has no room is fetched in vain.
+        # A slow reader's window has work for all fetches at a time, too; but a sample without room is fetched in vain.
         return max(1, int(min(max(ahead_s / reader.pace_s, 2 * self.concurrency.limit), most)))
 
     def _window(self, reader: PlannedReader) -> Window:
         return self._windows.setdefault(reader, Window(reader.opens, reader.late))
 
     def ready_ahead(self, reader: PlannedReader) -> int:
-        """Samples that the reader could take one after the other now without waiting for the source."""
+        """How many samples the reader could read now, one after the other, without waiting for the source."""
         members = self._cache.engine.members
         ready = 0
         for _, inode in islice(reader.coming(_AT_A_TIME), _AT_A_TIME):
@@ -257,12 +257,12 @@ class Prefetcher:
             self._content.end_read()
 
     def _due(self) -> Iterator[Node]:
-        """Missing samples by deadline, as far as the engine would keep them."""
+        """The missing samples that the engine would keep, by deadline."""
         readers = {}
         for reader in self._schedule.believed:
             limit = reader.look_ahead = self.window(reader)
             if not reader.proven:
-                # Nor what lies before the furthest open, which a wrong plan puts anywhere.
+                # Count from the epoch's start: the furthest open may be anywhere in a wrong plan.
                 limit = min(limit, reader.epoch.start + UNPROVEN_SAMPLES - reader.reached)
             readers[reader] = self._cursor(reader).coming(reader, limit)
         heads = {reader: next(coming, None) for reader, coming in readers.items()}
@@ -288,7 +288,7 @@ class Prefetcher:
         return cursor
 
     def _missing(self, inode: int) -> Node | None:
-        """The file, if it is one to be fetched."""
+        """The file, if it is to be fetched."""
         if not inode or inode in self._cache.engine.members or inode in self.under_way or inode in self._failed:
             return None
         key = ContentKey(inode)
@@ -297,11 +297,11 @@ class Prefetcher:
         if self._leaves_stand_ins and self._has_stand_in(inode):
             return None
         node = self._sample(inode)
-        # What is fetched before it has settled is not kept.
+        # A version that has not settled is not kept, so fetching it would be in vain.
         return None if node is None or node.settles_at > time.time() else node
 
     def _sample(self, inode: int) -> Node | None:
-        """The file, if it is neither empty nor so large that it is read by blocks."""
+        """The file, if it is neither empty nor so large that it is read in blocks."""
         try:
             node = self._catalogue.node(inode)
         except Stale:
@@ -326,7 +326,7 @@ class Prefetcher:
                 self._arrived.append(node.inode)
                 self._counters.add("prefetched")
             else:
-                # It was fetched in vain. Landing grows when a reader meets that; a full disk takes nothing at all.
+                # The fetch was in vain. Landing grows when that happens to a reader; a full disk takes nothing at all.
                 self._failed[node.inode] = now + _FAILED_PAUSE_S
                 if where == UNSTORED:
                     self._full_until_s = now + _FAILED_PAUSE_S
@@ -341,14 +341,14 @@ class Prefetcher:
 
 
 class _Cursor:
-    """How far the coming samples of a reader have been looked at."""
+    """The position up to which the coming samples of a reader have been looked at."""
 
     def __init__(self, epoch: PlannedEpoch) -> None:
         self.epoch = epoch
         self._position = 0
 
     def coming(self, reader: PlannedReader, window: int) -> Iterator[tuple[int, int]]:
-        """Position and inode of those not yet looked at; one counts as looked at when the next is asked for."""
+        """Position and inode of each sample not yet looked at; asking for the next one makes it one that was."""
         for position, key in reader.coming(window, self._position):
             assert isinstance(key, int)
             yield position, key

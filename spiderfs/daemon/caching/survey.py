@@ -1,4 +1,4 @@
-"""Measuring the source: a walk that also fills the catalogue, so that the first epoch's look-ups find it filled."""
+"""Measures the source: a walk that also fills the catalogue, so that the first epoch's look-ups find all names."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Survey:
         return SurveyStatus(self.source_bytes, self.done)
 
     async def run(self, report: Callable[[], None]) -> None:
-        """Walk the whole source once; `report` is called whenever the total is known better.
+        """Walk the whole source once, and call `report` at each better estimate of its bytes.
 
-        A total from an earlier mount stands until this walk has found more, or has ended.
+        The estimate of an earlier mount stands until this walk has found more, or has ended.
         """
         total = 0
-        # No listing is trusted for its age alone: each directory's mtime is compared once.
+        # A listing is not believed only because it is young: each directory's mtime is compared once.
         async for files in self._lister.walk(lambda directory: True, ttl_s=-math.inf):
-            # Sparse files may claim to be of any size, together more than there are numbers for.
+            # Sparse files may have any size, and together more than 64 bits can hold.
             total = min(total + sum(file.stat.size for file in files), MAX_SIZE)
             if total > self.source_bytes:
                 self.source_bytes = total

@@ -1,4 +1,4 @@
-"""Files fetched, or dropped, because the user named them: `.spiderfs/warm` and `.spiderfs/evict`."""
+"""Fetches and evicts files because the user has named them, in `.spiderfs/warm` and `.spiderfs/evict`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from spiderfs.vfs.lister import Lister
 
 log = logging.getLogger(__name__)
 
-# Requests that may wait; more than anybody writes by hand, few enough to answer for.
+# So many requests may wait: more than a person writes by hand, and few enough to hold in memory.
 MAX_WAITING = 1000
-# Files of one request that are fetched at the same time.
+# So many files of one request are fetched at the same time.
 _CONCURRENT = 8
-# Records looked at between two chances for other tasks.
+# So many records are looked at between two chances for other tasks.
 _AT_A_TIME = 1000
 
-# (inode, size, where, pid, block): the event that tells the cache control of a candidate
+# Tells the cache control of a candidate, by an event: inode, size, where, pid, block.
 Note = Callable[[int, int, int, int, int], None]
 
 
@@ -49,7 +49,7 @@ class WarmerStatus:
 
 
 class Warmer:
-    """Fetches what patterns name, a request at a time, and remembers how far it is."""
+    """Fetches the files that patterns mean, one request at a time, and knows how far it is."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Warmer:
         )
 
     def warm(self, patterns: Sequence[Pattern]) -> None:
-        """Begin to fetch; raises ConfigError when too many requests wait already."""
+        """Take a request to fetch files; raises ConfigError if too many requests wait already."""
         try:
             self._send.send_nowait(patterns)
         except trio.WouldBlock:
@@ -94,7 +94,7 @@ class Warmer:
             ) from None
 
     async def run(self) -> None:
-        """Work off requests, for ever."""
+        """Work through requests for ever."""
         async for patterns in self._receive:
             self._found = self._fetched = self._present = self._failed = self._bytes = 0
             self._working = True
@@ -141,7 +141,7 @@ class Warmer:
             self._not_looked_up(b"", exc)
 
     async def _named(self, path: bytes) -> Node | None:
-        """What a path means, if it is a name of the source. Raises SpiderfsError where that cannot be found out."""
+        """The file of this path; None if the source has none. Raises SpiderfsError if that cannot be found out."""
         if not path:
             return await self._lister.root()
         parent, _, name = path.rpartition(b"/")
@@ -162,7 +162,7 @@ class Warmer:
         blocks = range(1, math.ceil(node.stat.size / BLOCK_BYTES) + 1) if large else range(1)
         fetched = False
         try:
-            # What is fetched before would not be kept. Those of a directory settle at about the same time.
+            # A version that has not settled would not be kept. The files of a directory settle at about the same time.
             await trio.sleep(max(0.0, node.settles_at - time.time()))
             for block in blocks:
                 key = ContentKey(node.inode, block)
@@ -187,9 +187,9 @@ class Warmer:
             slots.release_on_behalf_of(node)
 
     async def evict(self, patterns: Sequence[Pattern], drop: Callable[[Sequence[ContentKey]], int]) -> None:
-        """Have `drop` drop the records of all cached files that the patterns mean, some at a time."""
+        """Have `drop` evict the records of all cached files that the patterns mean, some at a time."""
         self._last_evicted = 0
-        # One that has gone from the source may be cached still, and be meant.
+        # A pattern may be the path of a file that is gone from the source and still cached.
         cached = await trio.to_thread.run_sync(self._cached_of, {pattern.path for pattern in patterns})
         exact = [
             pattern.path
@@ -204,7 +204,7 @@ class Warmer:
                 self._last_evicted += drop(going)
 
     def _cached_of(self, wanted: set[bytes]) -> set[bytes]:
-        """Those of these paths, if they may be globs, of which something is cached. In a thread."""
+        """The paths, of those that could also be globs, that have a record in the cache. In a thread."""
         globs = {path for path in wanted if Pattern(path, b"/").is_glob}
         found: set[bytes] = set()
         members = self._content.each_member() if globs else iter(())

@@ -1,4 +1,4 @@
-"""Interrupts that unwind: whatever ends a benchmark, what it mounted and started goes with it."""
+"""Interrupts that clean up: whatever ends a benchmark, its mounts and its processes end too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def exit_status(
     when_interrupted: str,
     expected: tuple[type[Exception], ...] = (RuntimeError,),
 ) -> int:
-    """Run a benchmark's measurement: 0, or 130 when it was interrupted, or 1 for an expected error, told in a line."""
+    """Run a measurement and return the exit status: 0, 130 after an interrupt, or 1 after an expected error.
+
+    The message of an expected error is printed; any other exception is raised.
+    """
     unwind_on_signals()
     try:
         measure()
@@ -32,18 +35,18 @@ def exit_status(
 
 @contextmanager
 def scratch_directory(name: str) -> Iterator[Path]:
-    """A directory of the benchmark of that name, that goes when the context ends."""
+    """A temporary directory for the benchmark of that name, deleted when the context ends."""
     path = Path(tempfile.mkdtemp(prefix=f"spiderfs-{name}."))
     try:
         yield path
     finally:
-        # Should anything still be mounted below it, that survives: every mount is read-only.
+        # Every mount is read-only, so even files of a mount that is still there cannot be deleted.
         shutil.rmtree(path, ignore_errors=True)
 
 
 def unwind_on_signals() -> None:
     """Raise KeyboardInterrupt on SIGINT and SIGTERM, through every context that is open."""
-    # SIGINT too: a shell that starts this in the background has it ignored.
+    # SIGINT is set too, because a shell makes the programs that it starts in the background ignore it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _terminated)
 

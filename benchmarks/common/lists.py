@@ -1,4 +1,4 @@
-"""The lists that a sampler drew, read through other caches: the product's engine and policies, and no training."""
+"""Replays the draws of a sampler through other caches, with the product's engine and policies, without a training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIST_CACHES = (*LIST_POLICIES, MIN_BY_EPOCH)
 
 
 def list_origin(lists: list[list[int]], sizes: list[int], capacity: int) -> dict[str, list[float]]:
-    """Origin bytes per sample that each of LIST_CACHES fetches for these epochs, by epoch."""
+    """The origin bytes per sample that each of LIST_CACHES fetches in each of these epochs."""
     found = {name: list(served(policy, lists, sizes, capacity)) for name, policy in LIST_POLICIES.items()}
     found[MIN_BY_EPOCH] = list(min_by_epoch(lists, sizes, capacity))
     return {name: [epoch.origin_bytes_per_sample for epoch in epochs] for name, epochs in found.items()}
@@ -24,7 +24,7 @@ def list_origin(lists: list[list[int]], sizes: list[int], capacity: int) -> dict
 def served(
     policy: str, lists: list[list[int]], sizes: list[int], capacity: int, planned: bool = False
 ) -> Iterator[Replay]:
-    """What this policy serves of each epoch; if `planned`, the engine is given each epoch's plan as it begins."""
+    """The results of a policy, epoch by epoch; if `planned`, the engine gets each epoch's plan when it begins."""
     whole = accesses_of([sample for drawn in lists for sample in drawn], sizes)
     engine = Engine(policy_for(POLICIES[policy], whole), capacity)
     for drawn in lists:
@@ -32,7 +32,7 @@ def served(
 
 
 def min_by_epoch(lists: list[list[int]], sizes: list[int], capacity: int) -> Iterator[Replay]:
-    """What a MIN serves that learns each epoch's list when it begins; the cache goes on from epoch to epoch."""
+    """The results of a MIN that learns an epoch's draws when the epoch begins; its cache lasts over all epochs."""
     engine: Engine | None = None
     for drawn in lists:
         accesses = accesses_of(drawn, sizes)

@@ -1,4 +1,4 @@
-"""Mounts of a slow source with an empty cache, each gone when its context ends."""
+"""Mounts of a slow source with an empty cache, which are unmounted when their context ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKER_PATIENCE_S = 5.0
 
 @contextmanager
 def mounted(source: Path, scratch: Path, capacity: int, latency_ms: float, options: str) -> Iterator[Path]:
-    """A mount with an empty cache; it and everything in `scratch` are gone when the context ends."""
+    """A mount with an empty cache; when the context ends, it is unmounted and everything in `scratch` is deleted."""
     mountpoint = scratch / "mnt"
     mountpoint.mkdir(parents=True)
     given = f"capacity={capacity},cache_dir={scratch / 'cache'},log_file={scratch / 'log'}"
@@ -30,7 +30,7 @@ def mounted(source: Path, scratch: Path, capacity: int, latency_ms: float, optio
         spiderfs("mount", source, mountpoint, "-o", given)
         yield mountpoint
     finally:
-        end_loader_workers()  # else the mount is busy
+        end_loader_workers()  # as long as they live, the mount is busy
         try:
             if is_mounted(mountpoint):
                 spiderfs("umount", mountpoint)
@@ -41,7 +41,7 @@ def mounted(source: Path, scratch: Path, capacity: int, latency_ms: float, optio
 
 
 def spiderfs(*words: str | Path) -> None:
-    """Raises RuntimeError, with what the command said, if it fails or hangs."""
+    """Run a command of spiderfs; raises RuntimeError, with the command's message, if it fails or hangs."""
     try:
         done = subprocess.run(
             [SPIDERFS, *words], stderr=subprocess.PIPE, text=True, check=False, timeout=COMMAND_PATIENCE_S
@@ -63,15 +63,15 @@ def counts(mountpoint: Path) -> dict[str, int]:
 
 
 def leave_signals_to_the_parent(_worker: int) -> None:
-    # Ctrl-C reaches every process of the terminal; the parent unwinds and ends its workers, without their tracebacks.
+    # Ctrl-C reaches every process of the terminal. The parent ends its loader workers, which should print no traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import torch  # here, for those who mount without training
+    import torch  # imported here, because some benchmarks mount without training
 
     torch.set_num_threads(1)
 
 
 def end_loader_workers() -> None:
-    """After an interrupt: its traceback keeps the loader alive, and so its workers, who would go on reading."""
+    """End loader workers after an interrupt; its traceback keeps the loader alive, so they would go on reading."""
     for process in multiprocessing.active_children():
         process.terminate()
         process.join(WORKER_PATIENCE_S)

@@ -15,6 +15,6 @@ def write(path: Path, content: bytes) -> None:
 
 
 def make_older(path: Path) -> None:
-    """Make a file an hour old: spiderfs keeps nothing of one that may still be written to (docs/SEMANTICS.md)."""
+    """Make a file an hour old, since spiderfs keeps nothing of a file that may still be written (docs/SEMANTICS.md)."""
     then = time.time() - _AGE_S
     os.utime(path, (then, then))

@@ -4,18 +4,19 @@
     .venv/bin/python -m benchmarks.engine.hit_ratio --data DIR --quick                     some seconds, for a look
     .venv/bin/python -m benchmarks.engine.hit_ratio --trace FILE                           what `-o trace=FILE` recorded
 
-With --data, a training as in benchmarks/training/in_process.py is recorded first: its sampler draws by graph score,
-nothing is replaced, so that the trace does not depend on which cache it had. Then every policy serves that same trace,
-at every size, through `spiderfs.simulation.replay`, with the scores, hubs and ratios that the scorer found at the time:
+With --data, the benchmark first records a training as in benchmarks/training/in_process.py. Its sampler draws by graph
+score, and no sample has a stand-in, so the trace does not depend on the cache of that training. Then every policy
+serves the same trace at every size, through `spiderfs.simulation.replay`, with the scores, hubs and ratios that the
+scorer had found at that time:
 
     spider      important samples, and hubs that stand in for what is not cached
-    importance  the same without room for hubs: no sample is replaced
+    importance  the same without room for hubs, so without stand-ins
     minio       keeps what came first
     lru, lfu    evict what was used longest ago, least often
     MIN         knows the whole training, and keeps what is used next soonest
     MIN by epoch  knows each epoch once it begins: what a sampler can publish that draws by what was learned
 
-The rows of uniform sampling have no need of a trace: c + (1 - c) ln(1 - c) for LRU, c for MinIO and MIN.
+The rows of uniform sampling need no trace: they are c + (1 - c) ln(1 - c) for LRU, and c for MinIO and MIN.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from spiderfs.simulation.replay import Replay, policy_for, replay
 from spiderfs.trace.format import Trace, TraceWriter, read_trace
 
 CAPACITIES = (0.10, 0.25, 0.50, 0.75)
-# Hubs are found, as their section needs them, but none stands in.
+# The scorer finds hubs, which the section of hubs needs, but no sample gets a stand-in.
 RECORDED = Configuration(stand_in_share=0.0)
 SEED = 1
 TABLE_WIDTH = 110
@@ -65,7 +66,7 @@ Hints = list[tuple[int, Hint]]
 
 @dataclass(frozen=True)
 class Point:
-    """One policy at one size, from the second epoch on: the first fills the cache."""
+    """The figures of one policy at one size, without the first epoch, which fills the cache."""
 
     policy: str
     capacity: float  # of the bytes of all samples
@@ -75,7 +76,7 @@ class Point:
 
 
 def points_of(trace: Trace, epoch_length: int | None, advance: Any = lambda: None) -> Iterator[Point]:
-    """Every policy at every size over a trace of at least two epochs; raises UsageError for a shorter one."""
+    """Replay a trace with every policy at every size; raises UsageError if it is shorter than two epochs."""
     accesses, hints = trace.accesses(), trace.hints()
     length = epoch_length or accesses.distinct
     if len(accesses) < 2 * length:
@@ -128,7 +129,7 @@ def by_epoch_point(accesses: Accesses, length: int, capacity: float, budget: int
 
 
 def uniform_lru(capacity: float) -> float:
-    """Hits of an LRU where each epoch reads every sample once, in a new order."""
+    """The hit ratio of an LRU if each epoch reads every sample once, in a new order."""
     return capacity + (1 - capacity) * math.log(1 - capacity)
 
 
@@ -218,7 +219,7 @@ def plot(points: list[Point], path: Path) -> None:
     axes[0].plot(
         100 * smooth, [100 * uniform_lru(c) for c in smooth], "--", color="#bbbbbb", label="lru, uniform sampling"
     )
-    # The right-hand panel has room, and the same lines but one.
+    # The legend stands in the right panel, which has room and all lines but one.
     axes[1].legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

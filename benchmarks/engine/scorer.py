@@ -2,16 +2,16 @@
 
     .venv/bin/python -m benchmarks.engine.scorer [--quick] [--large] [--json FILE]
 
-Embeddings are synthetic: classes of several clusters each, which overlap, and which drift from batch to batch as those
-of a model in training do. An index is filled first, as by an epoch that nobody waits for; then batches of 128 are
-timed: normalise, update, calibrate, count, score. hnswlib uses one thread, matrix products what BLAS takes: compare
-them with OPENBLAS_NUM_THREADS=1. The CPU time beside the wall time is what others on the machine disturb least; the
+Embeddings are synthetic: each class has several clusters, the classes overlap, and the embeddings drift from batch to
+batch as those of a model in training do. First the index is filled, as a first epoch fills it; then batches of 128 are
+timed: normalise, update, calibrate, count, score. hnswlib uses one thread, and matrix products use as many as BLAS
+takes, so compare them with OPENBLAS_NUM_THREADS=1. Other programs disturb the CPU time less than the wall time; the
 time of filling is CPU time.
 
-With --json, what the file has is not measured again, and each row is kept as soon as it is there: a run that was cut
-short, or that had no --large, is gone on with.
+With --json, rows that the file already holds are not measured again, and each new row is written at once. So a run
+that was interrupted, or a run without --large, can be continued.
 
-The second table says what a smaller k costs: the rank correlation of its scores with those of the paper's 500.
+The second table says what a smaller k costs: the rank correlation of its scores with those of the paper's k of 500.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from spiderfs.scorer.scoring import ScorerOptions
 BATCH = 128
 CLASSES = 10
 CLUSTERS_PER_CLASS = 5
-# Of a cluster, where the centres themselves are spread by 1.
+# The standard deviation within a cluster; that of the clusters' centres is 1.
 SPREAD = 1.0
-# Of an embedding between two epochs.
+# The standard deviation of an embedding between two epochs.
 DRIFT = 0.1
 RECALL_SAMPLE = 256
 PAPERS_K = 500
@@ -64,14 +64,14 @@ class Row:
 
 
 class Embeddings:
-    """Synthetic embeddings that drift: drawn when asked for, so that a million need no memory of their own."""
+    """Synthetic embeddings that drift; each is drawn when it is needed, so that a million take no memory."""
 
     def __init__(self, samples: int, dimension: int) -> None:
         self._rng = np.random.default_rng(0)
         self._centres = self._rng.normal(size=(CLASSES * CLUSTERS_PER_CLASS, dimension)).astype(np.float32)
         self._cluster = self._rng.integers(0, len(self._centres), samples)
         self.labels = self._cluster % CLASSES
-        # One in twenty lies where another class does.
+        # One sample of twenty lies in a cluster of another class.
         astray = self._rng.random(samples) < 0.05
         self._cluster[astray] = self._rng.integers(0, len(self._centres), int(astray.sum()))
         self._seeds = np.arange(samples)
@@ -95,7 +95,7 @@ def measure(kind: Literal["exact", "graph"], samples: int, dimension: int, batch
         fill_s += time.process_time() - began
     times_s: list[tuple[float, float]] = []
     rng = np.random.default_rng(2)
-    # The first batch finds the radius, the second finds the caches warm; neither is counted.
+    # Two batches are not counted: the first finds the radius, and after the second the processor's caches are warm.
     for _ in range(batches + 2):
         ids = rng.choice(samples, BATCH, replace=False)
         batch = embeddings.of(ids)
@@ -121,7 +121,7 @@ def measure(kind: Literal["exact", "graph"], samples: int, dimension: int, batch
 
 
 def ranks_of_scores(neighbours: int, samples: int, dimension: int) -> NDArray[np.float64]:
-    """Of all samples by score, with a calibrated radius."""
+    """The ranks of all samples by score, with a calibrated radius."""
     embeddings = Embeddings(samples, dimension)
     vectors = embeddings.of(np.arange(samples))
     scorer = Scorer(embeddings.labels, dimension, ScorerOptions(neighbours=neighbours, index="exact"))
@@ -138,7 +138,7 @@ def ranks_of_scores(neighbours: int, samples: int, dimension: int) -> NDArray[np
 
 
 def correlations_with_papers_k(samples: int, dimension: int) -> dict[int, float]:
-    """Spearman's rank correlation of all scores with those of the paper's k, for smaller ones."""
+    """Spearman's rank correlation between the scores with the paper's k and the scores with each smaller k."""
     papers = ranks_of_scores(PAPERS_K, samples, dimension)
     smaller = {k: ranks_of_scores(k, samples, dimension) for k in SMALLER_KS}
     return {k: float(np.corrcoef(np.stack([papers, ranks])).min()) for k, ranks in smaller.items()}
@@ -146,7 +146,7 @@ def correlations_with_papers_k(samples: int, dimension: int) -> dict[int, float]
 
 @dataclass
 class Results:
-    """What has been measured so far, kept in a file if there is one."""
+    """What has been measured so far, written to a file if --json names one."""
 
     path: Path | None
     rows: list[Row]

@@ -1,12 +1,12 @@
-"""How fast `spiderfs.client` reads a warm cache: beside the page cache itself and the mount, in one run.
+"""How fast `spiderfs.client` reads a warm cache, beside the page cache and the mount in the same run.
 
     .venv/bin/python -m benchmarks.serving.client            about three minutes
     .venv/bin/python -m benchmarks.serving.client --quick    for a look
 
-All ways take turns round by round; a ratio is the median of the ratios within a round. Every reader is a process that
-is forked for the run and reads every file once, in an order of its own. "new" is the first pass of a new process, which
-maps the cache's pages as it goes; "again" the second pass, as in the loader workers of a second epoch. CPU is that of
-the readers and, behind the plus, that of the daemon, which hears of every open either way.
+All ways of reading take turns round by round; a ratio is the median of the ratios within a round. Every reader is a
+process that is forked for the run and reads every file once, in an order of its own. "new" is the first pass of a new
+process, which maps the cache's pages while it reads; "again" is its second pass, as in the loader workers of a second
+epoch. CPU is the time of the readers plus that of the daemon, which hears of every open either way.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _built_in_open(path: bytes) -> int:
         return len(file.read())
 
 
-# A way to read: from the files themselves or from the mount, and by what.
+# The ways to read: from which system, and by which function.
 WAYS: dict[str, tuple[str, Callable[[bytes], int]]] = {
     "native": ("native", open_read_close),
     "native, open()": ("native", _built_in_open),
@@ -104,13 +104,13 @@ def measure(way: str, peers: dict[str, Mounted], files: FileSet, readers: int, p
         p50_us=reading.percentile_us(50),
         p99_us=reading.percentile_us(99),
         reader_cpu_us=reading.cpu_s / reading.files * 1e6,
-        # Of all passes; each file was read once in each.
+        # The time is that of all passes, in each of which each file was read once.
         daemon_cpu_us=daemon_s / reading.files / (1 + PASSES[process]) * 1e6,
     )
 
 
 def parts(root: Path, files: FileSet) -> dict[str, float]:
-    """CPU microseconds a file of a read's parts, in one process; and what a new process adds, with its page faults."""
+    """CPU microseconds for each part of a read, in one process, and what the first pass adds, with its page faults."""
     paths = [os.fsencode(root) + b"/" + name for name in files.names]
 
     def each(call: Callable[[bytes], object], arguments: list[bytes]) -> tuple[float, float]:

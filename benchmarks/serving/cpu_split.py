@@ -1,11 +1,11 @@
-"""Where the processor time of a warm open, read and close goes: reader, kernel, daemon; a table and a plot.
+"""How much processor time reader, kernel and daemon spend on a warm open, read and close: a table and a plot.
 
     .venv/bin/python -m benchmarks.serving.cpu_split --plot PNG --json FILE
     .venv/bin/python -m benchmarks.serving.cpu_split --quick    under a minute, for a look
 
-"Kernel" is the system time of reader and daemon together: the page cache, copying, and for the mounts handing requests
-over and waking whoever waits. "Daemon" and "reader" are what they spend in their own code. Time in which nobody
-computes is not in it.
+"Kernel" is the system time of reader and daemon together: the page cache, copying and, for mounts, passing requests on
+and waking processes. "Daemon" and "reader" are the times that these spend in their own code. Time in which nobody
+computes does not count.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What fetching small files directory by directory could save: what a path costs, and how many of a window share one.
+"""What fetching small files directory by directory could save: what a path costs, and how many samples share one.
 
     .venv/bin/python -m benchmarks.serving.directory_batches             some seconds
     .venv/bin/python -m benchmarks.serving.directory_batches --quick     a moment
 
-A file is read by its path, as the source does it: from the root on, directory by directory. A batch would open the
-directory once and its files relative to that. Both are timed in turns, on files in memory or wherever temporary files
-lie, the fastest of some rounds. And of the samples of a shuffled epoch that lie in one window ahead of the reader, it
-counts how many come after another one of the same directory there: the only opens that a batch makes cheaper.
+The source opens a file by its path, from the root on, directory by directory. A batch would open a directory once, and
+its files relative to the directory. The benchmark times both in turns, on files in the page cache, and takes the
+fastest of some rounds. Then it takes the samples of a shuffled epoch that lie in one window ahead of the reader, and
+counts how many of them come after another sample of the same directory: only their opens would become cheaper.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(rounds: int, console: Console) -> dict[str, object]:
 
 
 def read_times(root: Path, rounds: int) -> tuple[float, float]:
-    """Microseconds a file: by its path, and relative to its open directory."""
+    """Microseconds to read a file by its path, and to read it relative to its open directory."""
     folder = root.joinpath(*(f"level {level}" for level in range(DEPTH)))
     folder.mkdir(parents=True)
     names = [b"%05d.jpg" % number for number in range(FILES)]
@@ -63,7 +63,7 @@ def read_times(root: Path, rounds: int) -> tuple[float, float]:
     source = LocalSource(str(root))
     below = os.fsencode(folder.relative_to(root))
     versions = {name: source.stat(below + b"/" + name).version for name in names}
-    # What a batch would make of the source: one whose root is the directory.
+    # A source whose root is the directory opens files as a batch would.
     here = LocalSource(str(folder))
 
     def by_path() -> None:
@@ -90,7 +90,10 @@ def seconds(work: Callable[[], None]) -> float:
 
 
 def shared(directories: npt.NDArray[np.int64], window: int) -> float:
-    """Of samples in windows that follow each other, by their directories in the order of reading."""
+    """The share of samples that come after another sample of their directory in the same window.
+
+    `directories` holds each sample's directory, in the order of reading; windows follow each other.
+    """
     whole = directories[: len(directories) // window * window].reshape(-1, window)
     return 1 - float(np.mean([len(np.unique(row)) for row in whole])) / window
 

@@ -1,8 +1,8 @@
-"""The systems that are measured side by side, each as something that shows a directory at a mount point.
+"""The systems that are measured side by side; each shows a directory at a mount point.
 
-`PEERS` is the table: a name and the command that mounts. All daemons run in the foreground as our children, so that
-their whole process tree is known by pid. A mount is a context manager; on the way out, however it is left, the mount
-point is unmounted and every process of the daemon is gone.
+The table `PEERS` holds the name of each system and the command that mounts. All daemons run in the foreground as our
+children, so that all their processes are known by pid. A mount is a context manager: however its context ends, the
+mount point is unmounted and every process of the daemon has ended.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Mounted:
 
 
 def _bindfs(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
-    # Its defaults: --multithreaded was now faster, now slower, within the noise of this measurement.
+    # bindfs runs with its defaults: --multithreaded made no difference beyond the noise of this measurement.
     return ["bindfs", "-f", "--no-allow-other", "-o", "ro", str(source), str(mountpoint)]
 
 
 def _rclone(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
     cache = ["--vfs-cache-mode", "full", "--cache-dir", str(scratch / "rclone")]
-    # An empty --config: nothing of this user's settings may change what is measured.
+    # --config is empty, so that no setting of this user changes what is measured.
     return ["rclone", "mount", f":local:{source}", str(mountpoint), "--config", "", "--read-only", *cache]
 
 
 def _spiderfs(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
-    # Everything fits: this benchmark is about serving, not about what to keep.
+    # The capacity is large enough for all files, because this benchmark is not about what to keep.
     options = f"capacity={SPIDERFS_CAPACITY},cache_dir={scratch / 'spiderfs'}"
     return [str(SPIDERFS), "mount", str(source), str(mountpoint), "--foreground", "-o", options]
 
@@ -71,7 +71,7 @@ VERSION_COMMANDS = {
 
 
 def version(name: str) -> str:
-    """The first line of what the peer says about itself."""
+    """The first line of a peer's version message."""
     if name not in VERSION_COMMANDS:
         return f"Linux {os.uname().release}"
     done = subprocess.run(VERSION_COMMANDS[name], capture_output=True, text=True, check=False)
@@ -88,8 +88,8 @@ def install_missing(names: Collection[str]) -> None:
 def mounted(name: str, source: Path, scratch: Path, options: str = "") -> Iterator[Mounted]:
     """Show `source` through the peer `name` while the context lasts; `scratch` holds its mount point, cache and log.
 
-    `options` are further ones for the peer's -o.
-    Raises RuntimeError, with the end of the daemon's log, if it does not come up.
+    `options` are more options for the peer's -o.
+    Raises RuntimeError, with the end of the daemon's log, if the peer does not mount.
     """
     command = PEERS[name]
     if command is None:
@@ -103,13 +103,13 @@ def mounted(name: str, source: Path, scratch: Path, options: str = "") -> Iterat
 
 @contextmanager
 def shown(name: str, command: list[str], mountpoint: Path, log_path: Path) -> Iterator[Mounted]:
-    """What the daemon `command` shows at `mountpoint`, which is made, while the context lasts.
+    """Run the daemon `command` while the context lasts; it shows a directory at `mountpoint`, which is made first.
 
-    Raises RuntimeError, with the end of the daemon's log, if it does not come up.
+    Raises RuntimeError, with the end of the daemon's log, if the daemon does not mount.
     """
     mountpoint.mkdir(parents=True)
     with open(log_path, "wb") as log:
-        # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop the daemons in order.
+        # The daemon has a session of its own, so that Ctrl-C reaches us alone and we stop the daemons in order.
         daemon = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -134,10 +134,10 @@ def _wait_until_mounted(daemon: subprocess.Popen[bytes], mountpoint: Path, log_p
 
 
 def _stop(daemon: subprocess.Popen[bytes], mountpoint: Path) -> None:
-    """Unmount, and see the whole process tree out."""
+    """Unmount, and wait until all processes of the daemon have ended."""
     tree = process_tree(daemon.pid)
     if is_mounted(mountpoint):
-        # Fails only if the mount is busy or gone just now; the signal below ends the daemon in any case.
+        # This fails only if the mount is busy or has just ended; the signal below ends the daemon in any case.
         subprocess.run(["fusermount3", "-u", str(mountpoint)], capture_output=True, check=False)
     try:
         daemon.wait(STOP_PATIENCE_S)

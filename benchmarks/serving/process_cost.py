@@ -1,7 +1,7 @@
-"""What a process and all its descendants cost: CPU seconds and resident memory, out of /proc.
+"""What a process and all its descendants cost: CPU seconds and resident memory, read from /proc.
 
-Processes are found from a root pid by parent pid, never by name: another daemon of the same name on the machine must
-not be counted, and one that renames itself must not be missed.
+Processes are found by their parents' pids, never by name, so that another daemon of the same name is not counted and a
+process that renames itself is not missed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Memory(NamedTuple):
-    """Resident bytes; shared pages are divided among those who map them (PSS), so that a sum over processes is true."""
+    """Resident bytes; the bytes of a shared page are divided among the processes that map it (PSS)."""
 
     pss_bytes: int
-    # Heap and stacks only. A mapped cache file counts into PSS as far as it was touched, a leak counts in here.
+    # Heap and stacks only. PSS also counts the touched pages of a mapped cache file; a leak shows here.
     anonymous_bytes: int
 
 
 def _stat_fields(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the third on, or None if the process is gone.
 
-    The second, the command, may hold blanks and brackets; so everything after the last bracket.
+    The second field, the command, may itself hold blanks and brackets, so the third begins after the last bracket.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -33,7 +33,7 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 
 def process_tree(root: int) -> list[int]:
-    """`root` and everything that descends from it, as of now."""
+    """The process `root` and all its present descendants."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (fields := _stat_fields(int(name))) is not None:
@@ -45,7 +45,7 @@ def process_tree(root: int) -> list[int]:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """User plus system time of these processes, all their threads included."""
+    """The user and system time of these processes, with all their threads."""
     return sum(user_and_system_seconds(pids))
 
 
@@ -59,7 +59,7 @@ def user_and_system_seconds(pids: list[int]) -> tuple[float, float]:
 
 
 def memory(pids: list[int]) -> Memory:
-    """Resident memory of these processes together."""
+    """The resident memory of these processes together."""
     pss = anonymous = 0
     for pid in pids:
         try:

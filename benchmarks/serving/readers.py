@@ -1,7 +1,7 @@
 """Reader processes that open, read and close files against the clock.
 
-Each reader is a forked process that reads every file once, in an order of its own. All wait at a barrier, so starting
-them is not measured; each call's time is taken with CLOCK_MONOTONIC, which all processes share.
+Each reader is a forked process that reads every file once, in an order of its own. All readers wait at a barrier, so
+their start is not measured. The time of each call is taken from CLOCK_MONOTONIC, which all processes share.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from multiprocessing.synchronize import Barrier
 
 import numpy as np
 
-# One read call takes a whole sample; the loop is there for files that are larger.
+# One call of read(2) takes a whole sample; only larger files need more calls.
 READ_BYTES = 1 << 20
-# A reader that answers nothing for so long hangs; the slowest peer needs about two minutes for the largest case.
+# A reader that takes longer hangs; the slowest peer needs about two minutes for the largest case.
 PATIENCE_S = 900.0
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the readers of one run saw, taken together."""
+    """The results of all readers of one run together."""
 
     wall_s: float
     read_bytes: int
@@ -58,7 +58,7 @@ def open_read_close(path: bytes) -> int:
 def _reader(
     paths: list[bytes], seed: int, barrier: Barrier, result: Connection, read: Callable[[bytes], int], rehearsals: int
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends its readers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends its readers
     random.Random(seed).shuffle(paths)
     for _ in range(rehearsals):
         for path in paths:
@@ -101,7 +101,7 @@ def read_all(
             arguments = (list(paths), seed * 1000 + number, barrier, sending, read, rehearsals)
             process = context.Process(target=_reader, args=arguments, daemon=True)
             process.start()
-            # The parent's copy: were it kept, the end of a dead reader's pipe would never be seen.
+            # The parent closes its copy; otherwise it would never see the end of a dead reader's pipe.
             sending.close()
             processes.append(process)
             results.append(receiving)

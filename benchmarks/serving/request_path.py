@@ -1,10 +1,10 @@
-"""What each part of a cached request costs a worker, without kernel and FUSE: microseconds, the best of many rounds.
+"""What each part of a cached request costs a worker, without the kernel: microseconds, the best of many rounds.
 
     .venv/bin/python -m benchmarks.serving.request_path             some seconds
     .venv/bin/python -m benchmarks.serving.request_path --quick     a moment
 
-The parts are measured one by one in one process, over 1,000 small files in the order of a random permutation. What the
-kernel adds (waking the daemon, copying, waking the reader) is the rest of what `benchmarks/serving/serve.py` shows.
+The parts are measured one by one in one process, over 1,000 small files in random order. The rest of the time that
+`benchmarks/serving/serve.py` shows is spent in the kernel, which wakes the daemon, copies, and wakes the reader.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from spiderfs.vfs.answers import Caller
 FILES = 1000
 FILE_BYTES = 2000
 ROUNDS, QUICK_ROUNDS = 15, 3
-# (part, the most microseconds it may take); what has no figure is part of what has one
+# The most microseconds that a part may take; the other parts have no target of their own.
 TARGETS = {"store: is it there": 10.0, "catalogue: what is it": 10.0, "who asks, with no trainer": 2.0}
 
 
 class Asked:
-    """Parts of the request path, each a function of an inode."""
+    """Times parts of the request path, each of which is a function of an inode."""
 
     def __init__(self, operations: Operations, content: Content, inodes: list[int], rounds: int) -> None:
         self.handlers = operations.handlers()
@@ -59,7 +59,7 @@ class Asked:
         return result
 
     def microseconds(self, part: Callable[[int], object]) -> float:
-        """Per call, in the best round."""
+        """The microseconds of a call, in the best round."""
         best = float("inf")
         for _ in range(self.rounds):
             begin = time.perf_counter()
@@ -70,7 +70,7 @@ class Asked:
 
 
 def at_once(coroutine: Coroutine[Any, Any, object]) -> object:
-    """The result of a coroutine that does not wait for anything, as a cached request does not."""
+    """The result of a coroutine that waits for nothing, such as a cached request."""
     try:
         coroutine.send(None)
     except StopIteration as done:

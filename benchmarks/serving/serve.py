@@ -3,11 +3,11 @@
     .venv/bin/python -m benchmarks.serving.serve             the whole measurement, about a quarter of an hour
     .venv/bin/python -m benchmarks.serving.serve --quick     under a minute, for a look
 
-All systems are mounted at the same time over the same files and take turns round by round, so that what else goes on
-on the machine falls on all of them alike, and another one begins each time; a ratio is the median of the ratios within
-a round. Warm means that each has served every file once before the clock runs. In a run every reader process opens,
-reads and closes every file once, in an order of its own. The last part opens small files on spiderfs a million times
-and watches its memory.
+All systems are mounted at the same time over the same files. They take turns round by round, so that other load on the
+machine falls on all of them alike, and each round begins with another system. A ratio is the median of the ratios
+within a round. Each system has served every file once before the clock runs, so its cache is warm. In a run every
+reader process opens, reads and closes every file once, in an order of its own. The last part opens small files through
+spiderfs a million times and watches its memory.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from benchmarks.serving.readers import read_all
 
 MIB = 1 << 20
 READER_COUNTS = (1, 4)
-# (peer, number of readers or None for any, at least so many times as fast as it)
+# (peer, number of readers or None for any number, how many times as fast as the peer spiderfs must be)
 TARGETS = (("bindfs", 1, 1.5), ("bindfs", 4, 1.2), ("rclone", None, 8.0), ("native", 4, 0.25))
-# Over a million opens this is 8 bytes an open: less than anything that could be kept for each.
+# Over a million opens this is 8 bytes for each open, less than any leak could be.
 FLAT_GROWTH_BYTES = 8 * MIB
 SOAK_SAMPLES = 20
 
@@ -66,7 +66,7 @@ class FileSet:
 
 @dataclass(frozen=True)
 class Run:
-    """One peer, one round: its rate, its latencies, and what it cost."""
+    """One peer in one round: its rate, its latencies and its cost."""
 
     round: int
     files_per_s: float
@@ -88,7 +88,7 @@ class Case:
         return float(statistics.median(getattr(run, field) for run in self.runs[peer]))
 
     def ratio(self, peer: str) -> float:
-        """How many times as fast spiderfs is: the median over rounds of the ratio within a round."""
+        """How many times as fast as the peer spiderfs is: the median of the ratios within the rounds."""
         pairs = zip(self.runs["spiderfs"], self.runs[peer], strict=True)
         return statistics.median(ours.files_per_s / theirs.files_per_s for ours, theirs in pairs)
 
@@ -114,7 +114,7 @@ class Soak:
 
     @property
     def growth_bytes(self) -> int:
-        """Growth of the heap, from a tenth of the opens on: before that, the daemon's own caches fill."""
+        """The growth of the heap after a tenth of the opens, in which the daemon's own caches fill."""
         return self.anonymous_bytes[-1] - self.anonymous_bytes[len(self.opens) // 10]
 
 
@@ -138,7 +138,7 @@ def found_files(root: Path) -> FileSet:
 
 
 def measure(peer: Mounted, files: FileSet, readers: int, round_number: int) -> Run:
-    """One run; raises RuntimeError if the peer served a wrong number of bytes."""
+    """Measure one run; raises RuntimeError if the peer served a wrong number of bytes."""
     processes = peer.processes()
     cpu_before = process_cost.cpu_seconds(processes)
     reading = read_all(paths_below(peer, files), readers, seed=round_number)
@@ -170,7 +170,7 @@ def soak(peer: Mounted, files: FileSet, opens: int, progress: Progress) -> Soak:
     done, counts, samples = 0, [], []
     busy_s = 0.0
     while done < opens:
-        # A slice at a time, so that there are enough samples whatever the number of files.
+        # A part of the files at a time, so that memory is looked at often enough however many files there are.
         names = names[len(names) // 2 :] + names[: len(names) // 2]
         reading = read_all(names[: max(1, min(opens // SOAK_SAMPLES, opens - done))], 1, seed=done)
         done += reading.files
@@ -249,7 +249,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
             file_sets = [found_files(arguments.data)]
         else:
             file_sets = [made_files(sources / str(size), count, size) for count, size in extent.file_sets]
-            # Else the disk still writes them during the first rounds, which were 30 % slower for it.
+            # Otherwise the disk still writes during the first rounds, which made them 30 % slower.
             os.sync()
         for files in file_sets:
             own_scratch = scratch / f"set-{file_sets.index(files)}"
@@ -259,14 +259,14 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
                 for peer in peers:
                     read_all(paths_below(peer, files), 1, seed=0)
                     progress.advance(warming)
-                # rclone drops what it has copied from the page cache, which native and bindfs live on: native fell
-                # from 190,000 to 16,000 files/s in its first round. Once more through the source puts it back.
+                # rclone removes what it has copied from the page cache, which native and bindfs need: native fell from
+                # 190,000 to 16,000 files/s in its first round. Reading the source once more puts the files back.
                 read_all(paths_below(Mounted("native", files.root, None), files), 1, seed=0)
                 for readers in READER_COUNTS:
                     case = Case(files.name, readers, {peer.name: [] for peer in peers})
                     task = progress.add_task(f"{files.name}, readers: {readers}", total=rounds * len(peers))
                     for number in range(1, rounds + 1):
-                        # Who comes after native is some 5 % slower than at any other place.
+                        # The system that comes after native is some 5 % slower than it is elsewhere in a round.
                         first = number % len(peers)
                         for peer in peers[first:] + peers[:first]:
                             case.runs[peer.name].append(measure(peer, files, readers, number))

@@ -3,25 +3,26 @@
     .venv/bin/python -m benchmarks.serving.stall --json FILE     the whole measurement, about forty minutes
     .venv/bin/python -m benchmarks.serving.stall --quick         under a minute, for a look
 
-A real data loader with two workers reads batches, each followed by a step of fixed length in which nothing is computed,
-so that the cores are not the limit. The source is 5 ms away, and its bandwidth is a factor of what uniform sampling
-needs with a fifth of the data cached: (1 - 0.2) x all bytes in the time of an epoch's steps. Each run has a mount of
-its own with an empty cache, but for the first and the last:
+A real data loader with two workers reads batches. After each batch comes a step of fixed length in which nothing is
+computed, so that the cores are not the limit. The source is 5 ms away, and its bandwidth is a multiple of what uniform
+sampling needs with a fifth of the data cached: (1 - 0.2) x all bytes in the time of an epoch's steps. Each run but the
+first and the last has a mount of its own with an empty cache:
 
     direct        no cache: the loader's workers ask the slow source themselves
     lru, minio    these policies, uniform sampling
     no plan       the default policy, uniform sampling
-    wrong plan    the same, and the trainer publishes in each epoch another order than it reads
-    spider        hook and SpiderSampler, nothing published
-    plan+uniform  uniform sampling, published by trainer_hook.plan
-    plan+spider   hook and SpiderSampler, published
+    wrong plan    the same, and in each epoch the trainer publishes another order than it reads
+    spider        hook and SpiderSampler, without a plan
+    plan+uniform  uniform sampling, with a plan from trainer_hook.plan
+    plan+spider   hook and SpiderSampler, with a plan
     oracle        all files are local: no mount
 
-No epoch can be shorter than its steps, nor than the bytes that MIN would have fetched for the same list take on the
-line: that is the bound. The first epoch fills the cache and is left out of every figure. "Hits % later" are those after
-the first 16 batches of an epoch, in which the loader's workers ask for more than the line carries. At last, lists drawn
-with replacement by log-rank weights, published, at five sizes of the cache: bytes fetched against MIN's for the same
-list, and against what MIN fetches that knows as many epochs as the daemon, the current one and two more.
+An epoch can be no shorter than its steps, and no shorter than the line needs for the bytes that MIN would have fetched
+for the same draws: that is the bound. The first epoch fills the cache and is left out of every figure. "Hits % later"
+leaves out the first 16 batches of an epoch, in which the loader's workers ask for more than the line carries. The last
+part draws with replacement by log-rank weights, with plans, at five sizes of the cache. It compares the bytes fetched
+with those of MIN for the same draws, and with those of a MIN that knows as many epochs as the daemon: the current one
+and two more.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ LATENCY_MS = 5.0
 BATCH = 16
 LOADER_WORKERS = 2
 CLASSES = 10
-WIDTH = 16  # of the embeddings
+WIDTH = 16  # numbers in an embedding
 READ_BYTES = 1 << 20
 
 
@@ -94,7 +95,7 @@ class Extent:
     epochs: int
     seeds: int
     capacities: tuple[float, ...]
-    replacement_samples: int  # read twice as fast, as their waiting is not what is measured
+    replacement_samples: int  # read twice as fast, because waiting is not measured with them
     replacement_epochs: int
 
 
@@ -107,7 +108,7 @@ class Data:
     root: Path
     samples: list[tuple[str, int]]  # CLASS/NAME and label
     sizes: list[int]
-    features: torch.Tensor  # what a network would make of each sample
+    features: torch.Tensor  # in place of what a network would compute from each sample
 
     @property
     def total_bytes(self) -> int:
@@ -169,7 +170,7 @@ class Training:
 
     data: Data
     step_s: float
-    inodes: dict[int, int] = field(default_factory=dict)  # of the mount -> index
+    inodes: dict[int, int] = field(default_factory=dict)  # the mount's inode -> index
     model: nn.Module = field(default_factory=lambda: nn.Linear(WIDTH, CLASSES))
     begin_epoch: Callable[[int], None] = lambda epoch: None
     end_epoch: Callable[[], None] = lambda: None
@@ -221,7 +222,7 @@ class Case:
     seed: int
     factor: float
     cached_share: float = CACHED_SHARE
-    weights: Any = None  # to draw with replacement
+    weights: Any = None  # by which samples are drawn with replacement; None draws each sample once
 
 
 def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Progress) -> Run:
@@ -271,7 +272,7 @@ def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Pro
             lists.append(drawn)
         said = describe()
         progress.remove_task(task)
-        # Its workers have files of the mount open.
+        # The loader's workers have files of the mount open.
         del loader
     least = min_by_epoch(data, lists, capacity)
     done = [
@@ -345,7 +346,7 @@ def epoch_of(
     least: tuple[int, int],
     bound_s: float,
 ) -> Epoch:
-    if not counted[-1]:  # no mount: what is read is known, and where it comes from is no cache
+    if not counted[-1]:  # without a mount every draw is read from the source
         return Epoch(seconds, stall_s, 0.0, 0.0, 0.0, sum(data.sizes[sample] for sample in drawn), *least, bound_s)
     before, *_, settled, after = [counted[0], *counted]
     opens, hits, redirects, origin_bytes = (
@@ -365,7 +366,7 @@ def make_data(root: Path, samples: int) -> None:
         path = root / f"{number % CLASSES}" / f"{number:05d}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, rng.bytes(int(rng.integers(20_000, 80_000))))
-    os.sync()  # else the disk still writes them during the first runs
+    os.sync()  # otherwise the disk still writes during the first runs
 
 
 def found_data(root: Path, samples: int) -> Data:
@@ -376,7 +377,7 @@ def found_data(root: Path, samples: int) -> Data:
     paths = sorted(np.random.default_rng(0).choice(paths, samples, replace=False).tolist())
     classes = {name: label for label, name in enumerate(sorted({path.partition("/")[0] for path in paths}))}
     labels = [classes[path.partition("/")[0]] for path in paths]
-    # Classes that overlap: samples near to their class's centre have many neighbours, the others few.
+    # The classes overlap: a sample near the centre of its class has many neighbours, others have few.
     rng = np.random.default_rng(1)
     spread_of = rng.uniform(0.1, 1.0, (samples, 1))
     features = rng.normal(size=(len(classes), WIDTH))[labels] + spread_of * rng.normal(size=(samples, WIDTH))
@@ -421,7 +422,7 @@ def run_all(arguments: argparse.Namespace, console: Console) -> None:
                 (runs if case.weights is None else replaced).append(run)
                 print_run(run, console)
         finally:
-            # A measurement that is broken off shows what it has.
+            # An interrupted measurement shows what it has measured.
             show(arguments, data, runs, replaced, console)
 
 

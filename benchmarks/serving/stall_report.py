@@ -22,7 +22,7 @@ LEAST_HITS, MOST_OF_ORACLE, MOST_OF_BOUND, MOST_OF_MIN, MOST_OF_NO_PLAN = 0.99, 
 @dataclass(frozen=True)
 class Configuration:
     policy: str = "spider"
-    guided: bool = False  # by hook and SpiderSampler
+    guided: bool = False  # whether there are a hook and a SpiderSampler
     plan: bool = False
     lies: bool = False
 
@@ -46,11 +46,11 @@ class Epoch:
     seconds: float
     stall_s: float
     hit_ratio: float
-    settled_hit_ratio: float  # after the first batches
+    settled_hit_ratio: float  # without the first batches
     redirected_share: float
     origin_bytes: int
-    min_bytes: int  # that MIN fetches in this epoch, for the lists of all epochs
-    three_epochs_min_bytes: int  # the same if it knows three epochs, as the daemon does
+    min_bytes: int  # what MIN fetches in this epoch if it knows the draws of all epochs
+    three_epochs_min_bytes: int  # what MIN fetches if it knows three epochs, as the daemon does
     bound_s: float
 
 
@@ -62,7 +62,7 @@ class Run:
     cached_share: float
     epochs: list[Epoch]
     draws: int  # in an epoch
-    plan: str = ""  # what the daemon said of it at the end
+    plan: str = ""  # the control file `plan` at the end
 
     def later(self, figure: Callable[[Epoch], float]) -> float:
         return statistics.fmean(figure(epoch) for epoch in self.epochs[1:])

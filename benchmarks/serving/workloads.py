@@ -1,12 +1,12 @@
-"""What is not a warm small file: a scan, a large file, a first epoch over a slow source, several workers.
+"""How fast mounts serve other things than warm small files: a scan, a large file, a first epoch, several workers.
 
     .venv/bin/python -m benchmarks.serving.workloads scan os.walk and stat, and an index like ImageFolder's
     .venv/bin/python -m benchmarks.serving.workloads large      one file from end to end: cold, cached, from memory
     .venv/bin/python -m benchmarks.serving.workloads epoch      every file once, by 8 loader workers, 5 ms away
     .venv/bin/python -m benchmarks.serving.workloads workers    1, 2 and 4 workers of the mount, 1 to 16 readers
 
-With --quick each takes less than a minute, for a look.
-Systems take turns round by round; a ratio is the median of the ratios within a round.
+With --quick each takes less than a minute.
+The systems take turns round by round; a ratio is the median of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Version
 
 Figures = dict[str, dict[str, list[float]]]
-"""By system and by what was measured, one figure a round."""
+"""One figure for each round, by system and by what was measured."""
 PEERS = ("native", "bindfs", "rclone", "spiderfs")
 LOADERS = 8
 LATENCY_MS = 5
 
 
 def scan(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Seconds for all names; empty files, since nobody opens them."""
+    """Seconds to look at all names; the files are empty, since nobody opens them."""
     root = scratch / "source"
     for number in range(extent):
         directory = root / f"{number // 1000:03d}"
@@ -77,12 +77,12 @@ def walk(root: Path) -> None:
 
 
 def _fail(error: OSError) -> None:
-    """os.walk would leave out what cannot be listed, and be quick."""
+    """Raise the error of a directory that cannot be listed, which os.walk would leave out."""
     raise error
 
 
 def index(root: Path) -> list[tuple[str, str]]:
-    """As torchvision's ImageFolder makes its list of samples."""
+    """The samples of a folder, listed in the way of torchvision's ImageFolder."""
     samples = []
     for label in sorted(entry.name for entry in os.scandir(root) if entry.is_dir()):
         for directory, _, names in sorted(os.walk(root / label, onerror=_fail, followlinks=True)):
@@ -99,8 +99,8 @@ def seconds(function: Callable[[Path], object], root: Path) -> float:
 def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
     """Bytes per second of a file of `extent` MiB; the source itself is in memory throughout.
 
-    "copy" is a plain copy of it beside the caches, the least that storing costs. It stays there, or its memory would be
-    used again by whoever stores next: memory that is new to a virtual machine can cost ten times the copying.
+    "copy" is a plain copy of the file beside the caches, the least that storing costs. The copy stays there; otherwise
+    the next system would get its memory, and memory that is new to a virtual machine can cost ten times the copying.
     """
     root = scratch / "source"
     root.mkdir()
@@ -123,7 +123,7 @@ def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
                 if peer.name != "native":
                     drop_pages(peer.root / "file")
                     figures[peer.name].setdefault("cache", []).append(rate(peer.root / "file"))
-                    # rclone and bindfs read the source's pages, which they may have pushed out.
+                    # rclone and bindfs may have pushed the source's pages out of memory.
                     rate(root / "file")
                 figures[peer.name].setdefault("memory", []).append(rate(peer.root / "file"))
             say(f"round {number + 1} of {rounds}")
@@ -156,10 +156,10 @@ def drop_pages(path: Path) -> None:
 
 
 def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Files per second, and microseconds of the daemon's processor time for each.
+    """Files per second, and microseconds of the daemon's processor time for each file.
 
-    "direct" is the same loader workers asking the same slow source themselves, one question a file; "planned" is a
-    mount that is told the order when the epoch begins. All know the names and attributes beforehand, as from an index.
+    In "direct", the same loader workers ask the same slow source themselves, once for each file. "planned" is a mount
+    that gets the order when the epoch begins. All systems know names and attributes beforehand, as from an index.
     """
     files = made_files(scratch / "source", extent, 112_000)
     os.sync()
@@ -192,9 +192,9 @@ def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
 
 @contextmanager
 def published(mount: Path, order: list[str]) -> Iterator[None]:
-    """This process is a trainer meanwhile that has said in which order it, or its children, will read these files.
+    """Make this process a trainer that has published in which order it, or its children, will read these files.
 
-    That is all a client has to do; trainer_hook does it for PyTorch (docs/HOOK_PROTOCOL.md).
+    A client of the hook protocol needs no more than this; trainer_hook does it for PyTorch (docs/HOOK_PROTOCOL.md).
     """
     paths = b"".join(os.fsencode(name) + b"\0" for name in order)
     labels = np.zeros(len(order), np.int32)
@@ -224,7 +224,7 @@ def reading(peer: Mounted) -> Callable[[str], int]:
 
 
 def loaders(names: list[str], read: Callable[[str], int]) -> float:
-    """Files per second of LOADERS processes that share the names out."""
+    """Files per second of LOADERS processes, each of which reads a part of the names."""
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(LOADERS), context.SimpleQueue()
 
@@ -245,7 +245,7 @@ def loaders(names: list[str], read: Callable[[str], int]) -> float:
 
 
 def workers(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Warm files of 112 kB per second, and microseconds of the daemon's processor time for each."""
+    """Warm files of 112 kB per second, and microseconds of the daemon's processor time for each file."""
     files = made_files(scratch / "source", extent, 112_000)
     os.sync()
     figures: Figures = {}

@@ -1,15 +1,16 @@
-"""Contents that say what they are, and what every file of a source has ever held; pure.
+"""File contents that name their origin, and the history of all contents of a source. The module has no side effects.
 
-A content is cells of 16 bytes, each of which says the file's number, the version that wrote it and its own offset. So
-bytes that were read say where they come from, and a mix of two versions is seen as such. Changes begin at multiples of
-16, and a hole is version 0: nothing but zeros.
+A content consists of cells of 16 bytes. Each cell holds the file's number, the version that wrote the cell, and the
+cell's own offset. So the bytes of a read show where they come from, and a mix of two versions can be recognised.
+Changes begin at multiples of 16 bytes, and a hole has version 0: nothing but zeros.
 
-What a read may be, as docs/SEMANTICS.md has it:
+docs/SEMANTICS.md promises about the bytes of a read:
 
-- Its bytes are those of one state that the file has ever had, and agree with the size and mtime of the open file.
-- What has one size and one mtime is one version to spiderfs, whatever its bytes: of such states a read may be a mix.
-- A change in place sets the mtime first and writes then. Who opens the file meanwhile may be given some of the bytes
-  from before with the new mtime; who opens it after the change may not, for a version so young is read anew each time.
+- They are the bytes of one state that the file has had, and they agree with the size and the mtime of the open file.
+- Two states with the same size and the same mtime are one version to spiderfs, so a read may mix their bytes.
+- A change in place sets the mtime first and writes afterwards. A reader that opens the file during the change may get
+  some older bytes with the new mtime. A reader that opens it after the change may not, because the mount reads a
+  version that is so young again at each open.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _CELL = np.dtype([("version", "<u4"), ("file", "<u4"), ("offset", "<u8")])
 
 
 class Key(NamedTuple):
-    """What tells versions of a file apart."""
+    """The size and the mtime, by which spiderfs tells versions of a file apart."""
 
     size: int
     mtime_ns: int
@@ -42,14 +43,14 @@ class Run(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What a read of `wanted` bytes from `offset` on has brought: `length` bytes, in cells and pieces of cells."""
+    """The result of a read of `wanted` bytes from `offset` on: `length` bytes, as whole cells and pieces of cells."""
 
     offset: int
     wanted: int
     length: int
     runs: list[Run]
     odd: list[tuple[int, str]]  # offset and bytes in hexadecimal
-    wrong: str  # what makes no sense whichever version it is
+    wrong: str  # why the bytes cannot be those of any version; empty if they can
 
 
 class Segment(NamedTuple):
@@ -71,7 +72,7 @@ def cells(file: int, version: int, start: int, stop: int) -> bytes:
 
 
 def parsed(offset: int, wanted: int, data: bytes | bytearray) -> Range:
-    """What was read, in its own words."""
+    """The bytes of a read as cells, each with the origin that it names."""
     view = memoryview(data)
     head = min(-offset % CELL_BYTES, len(view))
     whole = (len(view) - head) // CELL_BYTES
@@ -99,7 +100,7 @@ def parsed(offset: int, wanted: int, data: bytes | bytearray) -> Range:
 
 @dataclass(frozen=True)
 class State:
-    """What a file holds from some time on; a size of -1 says that there is no file."""
+    """What a file holds from some time on; a size of -1 means that the file does not exist."""
 
     file: int
     size: int
@@ -118,7 +119,7 @@ class State:
         return b"".join(pieces)
 
     def runs(self, start: int, stop: int) -> list[Run]:
-        """The cells [start, stop), as they would be read."""
+        """The cells [start, stop) that a read of this state returns."""
         found, at = [], 0
         for end, version in self.segments:
             if (a := max(at, start)) < (b := min(end, stop)):
@@ -127,7 +128,7 @@ class State:
         return found
 
     def explains(self, found: Range) -> bool:
-        """Whether these bytes are what was read."""
+        """Whether a read of this state could have returned these bytes."""
         if found.length != max(0, min(found.wanted, self.size - found.offset)):
             return False
         if any(self.read(at, at + len(text) // 2).hex() != text for at, text in found.odd):
@@ -137,7 +138,7 @@ class State:
     # -- what becomes of it; the results' versions are the caller's to number
 
     def written(self, start: int, stop: int, version: int) -> State:
-        """Bytes [start, stop) replaced or added; what a hole leaves before `start` is zeros."""
+        """The state after a write of bytes [start, stop); a hole before `start` holds zeros."""
         before = list(_clipped(self.segments, 0, min(start, self.size)))
         if start > self.size:
             before.append(Segment(start, 0))
@@ -145,7 +146,7 @@ class State:
         return State(self.file, max(self.size, stop), _merged([*before, Segment(stop, version), *after]))
 
     def cut(self, size: int) -> State:
-        """Truncated, or made longer by a hole."""
+        """The state after truncate(2), which cuts the file or adds a hole."""
         kept = list(_clipped(self.segments, 0, min(size, self.size)))
         if size > self.size:
             kept.append(Segment(size, 0))
@@ -172,14 +173,14 @@ def _merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
 
 @dataclass
 class Held:
-    """A state, from when to when the source held it, and the size and mtime that it was known by."""
+    """A state, the time in which the source held it, and the size and mtime that it had."""
 
     state: State
     began_s: float
     in_place: bool = False
-    """It grew out of the state before it, rather than having taken its place as a whole."""
+    """Whether a change in place made this state; otherwise a new file replaced the old one."""
     changed_s: float | None = None
-    """When the change that made it had ended."""
+    """When the change that made this state ended."""
     ended_s: float | None = None
     key: Key | None = None
 
@@ -200,7 +201,7 @@ class Seen:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Seen:
-        """From what `as_row` gave."""
+        """What `as_row` has written."""
         ranges = [
             Range(offset, wanted, length, [Run(*run) for run in runs], [(at, text) for at, text in odd], wrong)
             for offset, wanted, length, runs, odd, wrong in row.pop("ranges")
@@ -216,7 +217,7 @@ class Verdict(NamedTuple):
     how: str  # one of VERDICTS
     why: str = ""
     late_s: float = 0.0
-    """For how long the source had held something else."""
+    """For how many seconds the source had already held something else."""
 
 
 SAME, MIXED, RACING, STAND_IN, WRONG = "same", "of one size and mtime", "while it was written", "stand-in", "WRONG"
@@ -224,7 +225,7 @@ SAME, MIXED, RACING, STAND_IN, WRONG = "same", "of one size and mtime", "while i
 
 @dataclass
 class History:
-    """Every state of every file; `classes` says which files have a label in common."""
+    """All states of all files; `classes` says which files have the same label."""
 
     classes: dict[int, int] = field(default_factory=dict)
     states: dict[int, list[Held]] = field(default_factory=dict)
@@ -233,19 +234,19 @@ class History:
         return self.states[file][-1]
 
     def begin(self, state: State, now_s: float, in_place: bool = False) -> Held:
-        """The source is about to hold this; before anybody can see it."""
+        """Note a state that the source is about to hold; called before any reader can see it."""
         held = self.states.setdefault(state.file, [])
         held.append(Held(state, now_s, in_place))
         return held[-1]
 
     def complete(self, held: Held, now_s: float) -> None:
-        """The change that made this state has ended, and so has the state before it."""
+        """Note that the change that made this state has ended, and with it the state before."""
         held.changed_s = now_s
         for before in self.states[held.state.file][-2:-1]:
             before.ended_s = now_s
 
     def was_there(self, file: int, began_s: float, ended_s: float) -> tuple[bool, bool]:
-        """Whether the file was there, and whether it was missing, at any time between."""
+        """Whether the file existed at any time in the span, and whether it was missing at any time in it."""
         found = {
             held.state.is_there
             for held in self.states[file]
@@ -254,14 +255,14 @@ class History:
         return True in found, False in found
 
     def changed(self, file: int, began_s: float, ended_s: float) -> bool:
-        """Whether anything was done to the file between."""
+        """Whether the file was changed in the span."""
         return any(
             held.began_s <= ended_s and (held.changed_s is None or held.changed_s >= began_s)
             for held in self.states[file]
         )
 
     def judge(self, seen: Seen) -> Verdict:
-        """What was read (no error), against everything that the file has ever held."""
+        """Compare a read that had no error with everything that the file has ever held."""
         wrong = next((found.wrong for found in seen.ranges if found.wrong), "")
         if wrong:
             return Verdict(WRONG, wrong)
@@ -274,7 +275,7 @@ class History:
             return Verdict(WRONG, f"bytes of the files {sorted(files)}")
         if len(files) > 1:
             return Verdict(WRONG, f"a mix of the files {sorted(files)}")
-        # Without a whole cell the bytes do not say whose they are.
+        # Bytes without a whole cell do not show from which file they come.
         others = files or {file for file, label in self.classes.items() if label == self.classes[seen.file]}
         for other in others:
             if self.classes[other] != self.classes[seen.file]:
@@ -288,7 +289,7 @@ class History:
         states = [held for held in self.states[file] if held.began_s <= seen.ended_s and held.state.is_there]
         known = [held for held in states if seen.key is None or held.key == seen.key]
         if any(all(held.state.explains(found) for found in seen.ranges) for held in reversed(known)):
-            # What has the same size and mtime is the same version, whichever of its bytes were read.
+            # States with the same size and mtime are one version, so any of their bytes are right.
             keys = {held.key for held in known if _explained([held.state], seen.ranges)}
             same = [held for held in known if held.key in keys]
             late_s = min(0.0 if held.ended_s is None else max(0.0, seen.began_s - held.ended_s) for held in same)
@@ -310,7 +311,7 @@ class History:
 
 
 def _racing(states: Sequence[Held], seen: Seen) -> list[State]:
-    """The states whose bytes a read may mix, since changes in place went on beside it."""
+    """The states whose bytes a read may mix, because the file was changed in place during the read."""
     found: list[State] = []
     for before, held in pairwise(states):
         beside = held.changed_s is None or seen.began_s <= held.changed_s
@@ -319,7 +320,7 @@ def _racing(states: Sequence[Held], seen: Seen) -> list[State]:
         if seen.key is None or seen.key == held.key:
             found += [before.state, held.state]
         elif seen.key.mtime_ns == held.key.mtime_ns:
-            # The mtime changes first, and the size follows, page after page.
+            # A write changes the mtime first; the size then grows page after page.
             least, most = sorted((before.state.size, held.state.size))
             if least <= seen.key.size <= most:
                 found += [before.state.cut(seen.key.size), held.state.cut(seen.key.size)]
@@ -327,7 +328,7 @@ def _racing(states: Sequence[Held], seen: Seen) -> list[State]:
 
 
 def _explained(states: Sequence[State], ranges: Sequence[Range]) -> bool:
-    """Whether each byte is that of one of these states at its place."""
+    """Whether each byte is the byte that one of these states has at its offset."""
     return all(_explains_range(states, found) for found in ranges)
 
 

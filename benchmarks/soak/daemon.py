@@ -1,4 +1,4 @@
-"""The daemon of a soak: mounts it, changes its options, kills its processes, and counts what it takes."""
+"""The daemon of a soak: the module mounts, changes options, kills processes, and counts what the daemon uses."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 
 T = TypeVar("T")
 
-# How keys of the names' tables begin, and values of `dentry`.
+# How the keys of the tables of names begin, and how values of the table `dentry` begin.
 _KEY, _INODE = struct.Struct(">Q"), struct.Struct("<Q")
 
-# Control files answer EAGAIN while there is no manager, and wait for one that is stopped.
+# A control file answers EAGAIN while there is no manager, and waits while the manager is stopped.
 PATIENCE_S = 20.0
 POLL_S = 0.05
-# A daemon that was killed is gone, and one that was told to has ended, after so long.
+# After so long a daemon that was killed, or was told to end, must have ended.
 ENDING_S = 25.0
-# After this long without events nothing is under way in the daemon any more.
+# After so long without events the daemon has finished all its work.
 REST_S = 1.0
-# What a daemon may take: three workers, their reading processes, the manager and its own, and the supervisor.
+# The most that a daemon may use: three workers, the manager, the reading process of each, and the supervisor.
 MOST_MB, MOST_DESCRIPTORS, MOST_THREADS, MOST_PROCESSES = 900, 400, 200, 12
 _NEVER = ("internal_errors", "checksum_failures", "store_rebuilds")
-# A line of the log begins so.
+# How a line of the log begins.
 _ENTRY = re.compile(r"^(?=\d{4}-\d\d-\d\d )", re.MULTILINE)
-# Who reads for a worker or the manager was killed: it ends with a traceback.
+# If the reading process of a worker or of the manager is killed, the worker or manager ends with a traceback.
 _EXPECTED = ("the process that reads from the source has ended",)
 _CONTROL_FILES = ("cache", "config", "graph", "metrics", "plan", "ratio", "redirects", "scores", "stats", "warm", "log")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What all processes of the daemon have together."""
+    """What all processes of the daemon use together."""
 
     processes: int
-    megabytes: float  # proportional: what is shared is counted once
+    megabytes: float  # PSS, so that shared memory is counted once
     descriptors: int
     threads: int
     run_files: int
@@ -76,7 +76,7 @@ class Daemon:
         self._supervisor = 0
         self._log_at = 0
         self.rows: dict[str, int] = {}
-        """Of the store, by table, when the mount has gone."""
+        """The number of rows in each table of the store, counted after the mount has ended."""
         self.mountpoint.mkdir()
 
     def mount(self, options: dict[str, str]) -> None:
@@ -137,7 +137,7 @@ class Daemon:
         family = self.family()
         with self._weather.during("unmounted"):
             self._never_wrong()
-            # With readers inside it is busy, so it is told to end; what they have open is detached.
+            # A mount with readers is busy and cannot be unmounted, so the daemon is told to end, which detaches it.
             os.kill(self._supervisor, signal.SIGTERM)
             self._await_end(family)
             self._log_is_good()
@@ -146,7 +146,7 @@ class Daemon:
     # -- the calm
 
     def calm(self) -> None:
-        """Faults are over; every setting that slows the source is taken away, and names expire within a second."""
+        """End all faults: the source is fast and well again, and names expire within a second."""
         for name, value in (
             ("source.hang", "off"),
             ("source.gone", "off"),
@@ -158,7 +158,7 @@ class Daemon:
             self._set({"name": name, "value": value})
 
     def usage(self) -> tuple[Usage, list[str]]:
-        """What it takes now, and what of that is too much, or wrong."""
+        """What the daemon uses now, and a line for each thing that is too much or wrong."""
         family = self.family()
         found = Usage(
             processes=len(family),
@@ -189,13 +189,13 @@ class Daemon:
         return int(self._patiently(lambda: counts(self.mountpoint))[name])
 
     def _never_wrong(self) -> None:
-        """Raises RuntimeError if something was counted that no event of a soak should lead to."""
+        """Raise RuntimeError if a metric counted something that no event of a soak should cause."""
         found = self._patiently(lambda: counts(self.mountpoint))
         if bad := {name: found[name] for name in _NEVER if found[name]}:
             raise RuntimeError(f"the daemon counts {bad}")
 
     def _log_is_good(self) -> None:
-        """Raises RuntimeError for a traceback that no event of a soak should lead to."""
+        """Raise RuntimeError if the log holds a traceback that no event of a soak should cause."""
         text = self.log.read_text(errors="replace")
         fresh, self._log_at = text[self._log_at :], len(text)
         for entry in _ENTRY.split(fresh):
@@ -205,7 +205,7 @@ class Daemon:
     # -- the end
 
     def end(self) -> list[str]:
-        """Unmount, if that has not been done; says what was left behind, or is not as it should be."""
+        """Unmount, unless that has been done; returns a line for each thing that was left behind or is wrong."""
         if not self._supervisor:
             return []
         wrong: list[str] = []
@@ -228,7 +228,7 @@ class Daemon:
         return wrong
 
     def _check_store(self) -> Iterator[str]:
-        """What is wrong with the store after the mount has gone."""
+        """A line for each thing that is wrong with the store after the mount has ended."""
         layout = CacheLayout(self._cache)
         for path in layout.environments:
             if not is_sound(path):
@@ -264,14 +264,14 @@ class Daemon:
         return found
 
     def _manager(self) -> int:
-        """The one that handles SIGTERM; 0 while there is none."""
+        """The pid of the supervisor, the process that handles SIGTERM; 0 while there is none."""
         return next((pid for pid in _children(self._supervisor) if _catches_sigterm(pid)), 0)
 
     def _workers(self) -> list[int]:
         return [pid for pid in _children(self._supervisor) if not _catches_sigterm(pid)]
 
     def _await_end(self, family: list[int]) -> None:
-        """Raises RuntimeError if any of these processes is there after a while."""
+        """Wait until these processes have ended; raises RuntimeError if one has not after a time limit."""
         deadline_s = time.monotonic() + ENDING_S
         while left := [pid for pid in family if _is_running(pid)]:
             if time.monotonic() > deadline_s:
@@ -291,7 +291,7 @@ class Daemon:
             os.close(descriptor)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """The answer, asked for again while the manager is being started."""
+        """The answer of a control file, which is read again while the manager is being started."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -322,7 +322,7 @@ _EVENTS: dict[str, Callable[[Daemon, dict[str, Any]], None]] = {
 
 
 def _one_of(pids: list[int], which: float) -> int:
-    """One drawn by a number from 0 to 1; 0 if there is none."""
+    """The pid that a number from 0 to 1 chooses; 0 if there is none."""
     return sorted(pids)[int(which * len(pids))] if pids else 0
 
 

@@ -1,4 +1,4 @@
-"""One reading process of a soak: reads files in all ways that programs do, and says what it saw, a line each.
+"""A reader of a soak: it reads files in all ways that programs do, and writes a line about each read.
 
 Ends when its standard input does. What it waits for at the moment is in a file that the soak looks at (`Waits`), so
 that one that hangs is seen while it hangs.
@@ -27,19 +27,19 @@ from spiderfs.client import read_bytes
 
 T = TypeVar("T")
 
-_SLOT = struct.Struct("<dd")  # since when it waits (0: it does not), and how many calls it has made
-# Who holds a file open does so for at most this long.
+_SLOT = struct.Struct("<dd")  # since when the process waits (0: it does not wait), and how many calls it has made
+# A reader holds a file open for at most so long.
 HELD_S = 2.0
-# Who finds no daemon need not ask all the time.
+# A reader that finds no daemon pauses for so long.
 UNMOUNTED_PAUSE_S = 0.1
 _READ_BYTES = 1 << 20
 _PAGE = 4096
-# A reader draws by rank: the first files are read most.
+# A reader draws files by rank: it reads the first files most.
 _SKEW = 1.1
 
 
 class Waits:
-    """Since when each process of a soak waits; a slot each in a file that all have mapped."""
+    """Since when each process of a soak waits: a file with a slot for each process, which all processes map."""
 
     def __init__(self, path: Path, slots: int) -> None:
         with path.open("a+b") as file:
@@ -57,7 +57,7 @@ class Waits:
 
 @dataclass
 class Timed:
-    """Makes system calls, says that it waits for them, and knows how long the longest took."""
+    """Makes system calls, notes in a slot that it waits for them, and remembers how long the longest took."""
 
     waits: Waits
     slot: int
@@ -76,7 +76,7 @@ class Timed:
 
 
 def tell(row: dict[str, Any]) -> None:
-    """A line on standard output."""
+    """Write a line to standard output."""
     text = (json.dumps(row) + "\n").encode()
     while text:
         text = text[os.write(1, text) :]
@@ -109,7 +109,7 @@ class Reader:
         }
 
     def step(self) -> None:
-        """One thing, drawn by chance; says what it saw."""
+        """Do one thing that is drawn by chance, and report what was seen."""
         if self._rng.random() < 0.04:
             self.look_at_directory(self._rng.choice(self._files)[1].partition("/")[0])
             return
@@ -153,7 +153,7 @@ class Reader:
         descriptor = self._timed(os.open, path, os.O_RDONLY | os.O_CLOEXEC | flags)
         try:
             if self._rng.random() < 0.5:
-                # So that the bytes come from the daemon rather than from the page cache.
+                # Without its pages in the page cache, the bytes come from the daemon.
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             yield descriptor
         finally:
@@ -164,7 +164,7 @@ class Reader:
         return Key(found.st_size, found.st_mtime_ns)
 
     def _pread(self, descriptor: int, offset: int, size: int) -> Range:
-        """As much as there is: one call may bring less."""
+        """Read up to the end of the file or of the range; one call may return less."""
         data = bytearray()
         while piece := self._timed(os.pread, descriptor, size - len(data), offset + len(data)):
             data += piece
@@ -211,7 +211,7 @@ class Reader:
             return key, [parsed(0, key.size, data)]
 
     def _mapped(self, path: str) -> tuple[Key, list[Range]]:
-        """In a child: a page that cannot be had is a SIGBUS, which is an error like any other."""
+        """Read through mmap in a child process, which a SIGBUS ends if a page cannot be read."""
         with self._opened(path) as descriptor:
             key = self._key(descriptor)
             if not key.size:
@@ -222,7 +222,7 @@ class Reader:
                     status = 1
                     try:
                         with mmap.mmap(descriptor, key.size, prot=mmap.PROT_READ) as mapped:
-                            # Touched here: within write(2) a page that cannot be had is but a short write.
+                            # The child touches the pages itself, because write(2) would only write less.
                             out.write(mapped[:])
                         status = 0
                     except OSError:
@@ -251,13 +251,13 @@ class Reader:
 def main() -> None:
     """Arguments: a JSON object."""
     given = json.loads(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the soak's to handle: it ends its readers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the soak handles Ctrl-C and ends its readers
     rng = random.Random(given["seed"])
     timed = Timed(Waits(Path(given["waits"]), given["slots"]), given["slot"])
     reader = Reader(given["mount"], [(number, path) for number, path in given["files"]], timed, rng)
     while not select.select([0], [], [], 0)[0]:
         reader.step()
-        # So that the daemon's processes get something of two cores too.
+        # The pause leaves time on the cores to the processes of the daemon.
         time.sleep(rng.expovariate(1 / given["pause_s"]))
 
 

@@ -1,14 +1,14 @@
-"""Readers, writers at the source, trainers, changed options, faults and kills, all at once, against a model.
+"""Lets readers, writers at the source, trainers, changed options, faults and kills work on one mount at the same time.
 
     .venv/bin/python -m benchmarks.soak.run --minutes 10 --seed 1 --json FILE
     .venv/bin/python -m benchmarks.soak.run --quick               in a minute, for a look
 
-One seed says all that happens (`schedule.py`); what the machine makes of it differs from run to run. Every byte
-that is read is compared with everything that its file has ever held (`contents.py`), and every error and every
-late answer with what has befallen the mount (`weather.py`). No call of a reader may wait longer than the limit
-that docs/SEMANTICS.md names. After each stretch the faults end, and once names have had the time to expire the mount
-must show exactly what the source holds; then memory, descriptors, processes and files of the daemon are counted. At the
-end nothing may be left of it, and its store must be whole.
+One seed decides all that happens (`schedule.py`), but two runs of one seed differ, since their processes run side by
+side. Each byte that is read is compared with everything that its file has ever held (`contents.py`). Each error and
+each late answer is compared with what had happened to the mount until then (`weather.py`). No call of a reader may wait
+longer than the limit in docs/SEMANTICS.md. After each stretch the faults end; as soon as all names have expired, the
+mount must show exactly what the source holds, and the daemon's memory, descriptors, processes and files are counted. At
+the end nothing of the daemon may be left, and its store must be whole.
 
 The exit status is 1 if anything was wrong; the seed and the last events are printed then.
 """
@@ -50,9 +50,9 @@ TRAINER_SLOTS = 32
 OWN_SLOT = READERS + TRAINER_SLOTS
 SLOTS = OWN_SLOT + 1
 LOOK_S = 0.1
-# After so long a version of the largest file here has settled, and is in the mount what it is at the source.
+# After so long even a version of the largest file has settled, and the mount shows it as it is at the source.
 SETTLING_S = 4.0
-# Trainers run over the end of their stretch; a lane that is late has as long as that too.
+# Trainers may go on after the end of their stretch for so long; a lane that is late has the same time.
 LANE_PATIENCE_S = 90.0
 QUICK_MINUTES = 1.0
 TABLE_WIDTH = 160
@@ -61,12 +61,12 @@ FINDINGS_KEPT = 20
 
 
 class Wrong(Exception):
-    """The soak has found something."""
+    """The soak has found an error of the product."""
 
 
 @dataclass
 class Tally:
-    """What was counted."""
+    """The counts of a run."""
 
     reads: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -80,7 +80,7 @@ class Tally:
 
 
 class Soak:
-    """One run; `findings` is what was wrong, `events` what has happened lately."""
+    """One run; `findings` lists what was wrong, `events` lists what has happened lately."""
 
     def __init__(self, plan: Schedule, seed: int, scratch: Path, console: Console) -> None:
         self._plan = plan
@@ -220,7 +220,7 @@ class Soak:
     def _hear(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            # Who is killed may have said half a line.
+            # A process that was killed may have written half a line.
             if line.endswith(b"\n"):
                 self._rows.append(json.loads(line))
 
@@ -297,7 +297,7 @@ class Soak:
         elif not self.weather.allows_late(seen.began_s, verdict.late_s):
             lengths = [found.length for found in seen.ranges]
             self.found(
-                f"{path}, {seen.way}: what it was {verdict.late_s:.1f} s before, at {self._when(seen)}: {seen.key}, "
+                f"{path}, {seen.way}: its bytes of {verdict.late_s:.1f} s before, at {self._when(seen)}: {seen.key}, "
                 f"{lengths} bytes; the source has {self.source.history.now(seen.file)}"
             )
         elif not self.weather.source_was_bad(seen.began_s - verdict.late_s, seen.began_s):
@@ -327,7 +327,7 @@ class Soak:
             if not missing and name not in names:
                 self.found(f"{file.path} is not listed at {self._when(seen)}")
             if not there and name in names:
-                self.found(f"{file.path} is listed, and has gone, at {self._when(seen)}")
+                self.found(f"{file.path} is listed although it was deleted, at {self._when(seen)}")
 
     def _when(self, seen: Seen) -> str:
         return f"{seen.began_s - self._began_s:.3f} to {seen.ended_s - self._began_s:.3f} s"
@@ -335,7 +335,7 @@ class Soak:
     # -- the calm after a stretch
 
     def _compare(self) -> None:
-        """With the source well and at rest, and every name expired, the mount must show what the source holds."""
+        """Compare the mount with the source, once the source has no faults or changes and all names have expired."""
         self.daemon.calm()
         deadline_s = time.monotonic() + SETTLING_S + TTL_S
         while time.monotonic() < deadline_s and not self.findings:
@@ -353,7 +353,7 @@ class Soak:
             self.tally.compared += 1
             if not now.state.is_there:
                 if seen.error != errno.ENOENT:
-                    self.found(f"{file.path} has gone from the source, and the mount shows {seen.key}")
+                    self.found(f"{file.path} was deleted at the source, and the mount shows {seen.key}")
             elif verdict is None or verdict.how not in (SAME, MIXED) or seen.key != now.key:
                 why = os.strerror(seen.error) if verdict is None else f"{verdict.how} {verdict.why}"
                 self.found(f"{file.path} in the calm: {seen.key}, the source has {now.key}: {why}")
@@ -374,11 +374,11 @@ class Soak:
 
 
 def _stack(pid: int) -> str:
-    """Where a process waits in the kernel; its stack for root alone."""
+    """Where a process waits in the kernel; only root may read its stack."""
     try:
         return f"{Path(f'/proc/{pid}/wchan').read_text()} {Path(f'/proc/{pid}/stack').read_text()}"
     except OSError as exc:
-        return f"its stack is not to be had: {exc.strerror}"
+        return f"its stack cannot be read: {exc.strerror}"
 
 
 def _tail(path: Path, lines: int = 30) -> str:

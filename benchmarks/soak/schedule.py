@@ -1,8 +1,8 @@
-"""What a soak does and when, all of it drawn from one seed; pure.
+"""The schedule of a soak: what happens and when, drawn from one seed. The module has no side effects.
 
-A run is made of stretches. In each one three lanes go on side by side: changes at the source, what happens to the
-mount, and trainers. At its end every fault is taken away and the mount is compared with the source. The readers read
-all the time, and draw what they do from seeds of their own.
+A run consists of stretches. In each stretch, three lanes of events go on side by side: changes at the source, events of
+the mount, and trainers. At the end of a stretch all faults end, and the mount is compared with the source. The readers
+read all the time, and draw what they do from seeds of their own.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 CLASSES = 6
-# Small files, and large ones, which are read by blocks of 1 MiB: `sample_max_bytes` of the mounts is between them.
+# The numbers of small and of large files; the option `sample_max_bytes` of the mounts lies between their sizes.
 SMALL, LARGE = 150, 8
-# The first of the small and the last of the large ones change half of the time, and are read most.
+# The first small files and the last large files are read most, and half of all changes are theirs.
 HOT_SMALL, HOT_LARGE = 12, 2
 SMALL_BYTES, LARGE_BYTES = 200_000, 5 << 20
 SAMPLE_MAX_BYTES = 256 << 10
 STRETCH_S = 45.0
-# After a stretch it takes about so long until names have expired and all files are compared.
+# After a stretch it takes about so long until all names have expired and all files have been compared.
 CALM_S = 14.0
-# A mean of so many seconds between two events of a lane.
+# The mean seconds between two events of a lane.
 CHANGE_S, MOUNT_S, TRAINER_S = 0.2, 0.7, 6.0
 TIMEOUT_S = 3.0  # source.timeout_s
-# Names are believed for at most so long.
+# A mount believes a name for at most so long.
 TTL_S = 3.0
 READERS = 4
 
@@ -60,7 +60,7 @@ class Schedule:
 
 
 def schedule(seed: int, seconds: float) -> Schedule:
-    """The same for the same seed and length, which includes the calm after each stretch."""
+    """The schedule of a seed and a length in seconds, in which the calm after each stretch is included."""
     rng = random.Random(seed)
     files = list(_files(rng))
     count = max(1, round(seconds / (STRETCH_S + CALM_S)))
@@ -83,7 +83,7 @@ def _size(rng: random.Random, large: bool) -> int:
 
 
 def _mount_options(rng: random.Random) -> dict[str, str]:
-    """What holds for a mount as long as it lasts."""
+    """The options with which the mount begins."""
     return {
         "workers": str(rng.choice((1, 1, 2, 3))),
         "policy": rng.choice(("spider", "lru", "lfu", "minio", "shade", "impact")),
@@ -127,7 +127,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "source.latency_ms": ("0", "1", "30"),
     "source.bandwidth": ("0", "100MB"),
 }
-# What is done to the source for a while, and for how many seconds at most.
+# The faults of the source, and for how many seconds each lasts at most.
 _FAULTS: tuple[tuple[str, str, str, float], ...] = (
     ("source.error_rate", "0.3", "0", 4.0),
     ("source.error_rate", "1", "0", 3.0),
@@ -194,7 +194,7 @@ def _change(rng: random.Random, files: list[File]) -> dict[str, Any]:
 
 
 def _what_happens(rng: random.Random, kind: str, files: list[File]) -> tuple[dict[str, Any], float]:
-    """What belongs to an event, and for how long nothing else happens to the mount."""
+    """The arguments of an event, and the seconds in which nothing else happens to the mount."""
     if kind == "set":
         name = rng.choice(list(_SETTINGS))
         return {"name": name, "value": rng.choice(_SETTINGS[name])}, 0.0

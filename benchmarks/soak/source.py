@@ -1,4 +1,4 @@
-"""The source of a soak: makes the changes of the schedule, and keeps the history of what it held."""
+"""The source of a soak: the module makes the changes of the schedule and keeps the history of all contents."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.soak.contents import CELL_BYTES, Held, History, Key, Segment, St
 from benchmarks.soak.schedule import File
 
 _PAGE = 4096
-# A page that is mapped sets the mtime when it is first written to, so each is a change of its own.
+# The first write to a mapped page sets the mtime, so each page is a change of its own.
 _MOST_PAGES = 48
 
 
 class Source:
-    """`lock` belongs to `history`; everything else is the thread's that makes the changes."""
+    """The directory of a source; `lock` guards `history`, and only the thread that makes changes uses all else."""
 
     def __init__(self, root: Path, beside: Path, files: list[File]) -> None:
         self.root = root
@@ -35,7 +35,7 @@ class Source:
             self._replace(file.number, {"size": file.size})
 
     def settled_until(self) -> float:
-        """Until when the history is known: what was read before can be judged."""
+        """The time until which the history is complete; reads that ended before it can be judged."""
         with self.lock:
             return time.monotonic() if self._changing_since is None else self._changing_since
 
@@ -98,7 +98,7 @@ class Source:
         return State(number, size, (Segment(size, self._version),) if size else ())
 
     def _put(self, number: int, state: State, mtime_ns: int | None = None) -> None:
-        """A new file takes the name."""
+        """Replace the file by a new one with the same name."""
         self._beside.write_bytes(state.read(0, state.size))
         if mtime_ns is not None:
             os.utime(self._beside, ns=(mtime_ns, mtime_ns))
@@ -117,7 +117,7 @@ class Source:
             held.key = _key(os.stat(self._path(number)))
 
     def _part(self, number: int, given: dict[str, Any]) -> tuple[int, int]:
-        """A part of the file to write to: from a cell's beginning to one's end, or the file's."""
+        """The part of the file to write: from the start of a cell to the end of a cell or of the file."""
         size = self.history.now(number).state.size
         start = _rounded(int(size * given["begin"]))
         stop = start + _rounded(int((size - start) * given["length"])) + CELL_BYTES
@@ -147,7 +147,7 @@ class Source:
 
     @contextmanager
     def _changing(self, state: State, in_place: bool = False) -> Iterator[Held]:
-        """From before anybody can see the new state until its key is known."""
+        """The time of a change: from before any reader can see the new state until its size and mtime are known."""
         with self.lock:
             self._changing_since = time.monotonic()
             held = self.history.begin(state, self._changing_since, in_place)
@@ -185,7 +185,7 @@ def _key(found: os.stat_result) -> Key:
 
 
 def _pwrite(descriptor: int, at: int, data: bytes) -> None:
-    # One call, for every further one sets the mtime anew.
+    # All bytes must go in one call, because each call sets the mtime again.
     assert os.pwrite(descriptor, data, at) == len(data)
 
 

@@ -1,7 +1,7 @@
-"""A light trainer of a soak: speaks the hook's protocol without torch, and says what it reads, as the readers do.
+"""A trainer of a soak: it speaks the hook's protocol without torch, and reports what it reads as the readers do.
 
-It learns nothing: what it makes of a sample is drawn around the centre of its class. It may be given stand-ins, so it
-runs in a process of its own; half of the trainers read in a child, as loaders do.
+It learns nothing: the embedding of a sample is drawn around the centre of its label. A trainer gets stand-ins, so it
+runs in a process of its own; half of the trainers read in a child process, as loader workers do.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from spiderfs.protocol import (
 
 WIDTH = 16
 BATCH = 16
-# The manager may be dead, or stopped: connecting is tried again after so long.
+# If the manager is dead or stopped, the trainer tries to connect again after so long.
 PAUSE_S = 0.2
 ANSWER_S = 5.0
 
 
 class Hook:
-    """A connection that is made anew when it has ended."""
+    """A connection to the daemon, which connects again after it has ended."""
 
     def __init__(self, mount: str) -> None:
         self._mount = mount
         self._socket: socket.socket | None = None
 
     def tell(self, *messages: Message) -> bool:
-        """False, if there is no daemon to tell; the next call connects anew."""
+        """Send messages; returns False if there is no daemon, and the next call connects again."""
         try:
             if self._socket is None:
                 self._connect()
@@ -68,7 +68,7 @@ class Hook:
         return self._socket is not None
 
     def garbage(self, rng: random.Random) -> None:
-        """Whatever comes: bytes, or a good frame with some changed."""
+        """Send random bytes, or a frame with some wrong bytes."""
         with contextlib.suppress(OSError):
             if self._socket is not None:
                 frame = bytearray(encode(ScoresRequest("train", 1)))
@@ -89,7 +89,7 @@ class Hook:
         self._socket.connect(path)
 
     def _drain(self) -> None:
-        """Take the answers, so that the daemon does not wait for it; what they say does not matter here."""
+        """Receive the answers and ignore them, so that the daemon does not have to wait."""
         assert self._socket is not None
         while select.select([self._socket], [], [], 0)[0]:
             if not self._socket.recv(1 << 16):
@@ -103,7 +103,7 @@ def declared(files: list[tuple[int, str]]) -> Samples:
 
 
 def train(given: dict[str, Any]) -> None:
-    """Epochs until its time is over; ends as it was told to."""
+    """Train for the time in the arguments, then end in the way that they name."""
     rng = random.Random(given["seed"])
     numbers = np.random.default_rng(given["seed"])
     files = [(number, path) for number, path in given["files"]]

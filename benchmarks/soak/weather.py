@@ -1,4 +1,4 @@
-"""What has befallen a mount and when, and so which errors and which old answers its readers may be given."""
+"""What has happened to a mount and when, and therefore which errors and which old answers its readers may get."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from benchmarks.soak.contents import History, Seen
 from benchmarks.soak.schedule import TIMEOUT_S, TTL_S
 
-# How much longer than promised something may take where eight processes share two cores.
+# Everything may take so much longer than promised, because eight processes share two cores.
 SLACK_S = 4.0
-# A source that has been away is asked again after 2 s (probe_interval_s of sources/client.py), and calls that hang have
-# their own time until they are given up.
+# The mount asks an unreachable source again after 2 s (probe_interval_s in sources/client.py), and gives up a call that
+# hangs after its own time limit.
 AFTER_FAULT_S = TIMEOUT_S + 2.0 + SLACK_S
 NEGATIVE_TTL_S = 0.5
-# An open is a look-up and an open, each of which may wait for the source; a worker that is killed is started anew.
+# A reader's open is two requests, a look-up and an open, and each may wait for the source for TIMEOUT_S.
 LIMIT_S = 2 * TIMEOUT_S + SLACK_S
 
 _UNMOUNTED = (errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT, errno.EIO, errno.ENODEV)
@@ -26,7 +26,7 @@ _UNREACHABLE = (errno.EIO, errno.ETIMEDOUT)
 
 
 class Weather:
-    """Spans of time, by what was then: "source" (slow, erring, away) and "unmounted". For any thread."""
+    """Spans of time and their kind: "source" (slow, failing, unreachable) or "unmounted". Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class Weather:
         return self.was("source", began_s - AFTER_FAULT_S, ended_s)
 
     def allows(self, seen: Seen, history: History) -> bool:
-        """Whether the error is one that SEMANTICS names for such a moment."""
+        """Whether docs/SEMANTICS.md allows the error at that time."""
         if seen.error in _UNMOUNTED and self.was("unmounted", seen.began_s - SLACK_S, seen.ended_s):
             return True
         bad = self.source_was_bad(seen.began_s, seen.ended_s)
@@ -60,11 +60,11 @@ class Weather:
             return True
         if seen.error == errno.ENOENT:
             return history.was_there(seen.file, seen.began_s - NEGATIVE_TTL_S - SLACK_S, seen.ended_s)[1]
-        # What a mapping cannot read is a SIGBUS, whatever the reason.
+        # A mapping that cannot be read causes a SIGBUS, whatever the reason.
         if seen.error == errno.ESTALE or (seen.error == errno.EIO and seen.way == "mmap"):
             return bad or history.changed(seen.file, seen.began_s - TTL_S - SLACK_S, seen.ended_s)
         return False
 
     def allows_late(self, began_s: float, late_s: float) -> bool:
-        """Whether an answer that was right so long before may still be given."""
+        """Whether a reader may still get an answer that was right so many seconds earlier."""
         return late_s <= TTL_S + SLACK_S or self.source_was_bad(began_s, began_s)

@@ -1,16 +1,17 @@
-"""Which choices of the cache and of the sampler cost accuracy, and what do they save?
+"""What the choices of the cache and of the sampler save, and how much accuracy they cost.
 
     .venv/bin/python -m benchmarks.training.accuracy --data DIR --json FILE      all of it, more than an hour
     .venv/bin/python -m benchmarks.training.accuracy --data DIR --quick    under a minute, for a look
 
-DIR holds train/CLASS/NAME and test/CLASS/NAME. Each configuration trains as benchmarks/training/in_process.py says,
-without a mount, so that a run takes about a minute and many can be compared. It says nothing about time.
+DIR holds train/CLASS/NAME and test/CLASS/NAME. Each configuration trains without a mount, as described in
+benchmarks/training/in_process.py, so that a run takes about a minute and many runs can be compared. The benchmark says
+nothing about time.
 
-Beside what its own cache fetched stands, for each run, what others would have fetched for the list that its sampler
-drew: LRU, MinIO, MIN with knowledge of the whole training, and MIN that knows each epoch only once it begins, which is
-all that a sampler can publish whose next draws depend on what is learned until then.
+For each run the table shows what its own cache fetched, and what other caches would have fetched for the same draws:
+LRU, MinIO, a MIN that knows the whole training, and a MIN that knows each epoch when it begins. The last is all that a
+sampler can publish whose draws depend on what is learned until then.
 
-A FILE that exists, of a measurement of the same extent, is gone on with: what it holds is not measured again.
+If FILE exists and holds runs of the same extent, these runs are not measured again.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ IMPORTANCE_ONLY = (1.0, 1.0)
 
 CONFIGURATIONS = {
     "uniform": Configuration(scores=None),
-    # Uniform too, with the uses of a sample close to each other.
+    # These are uniform too, but read a sample several times shortly after each other.
     "echo 2": Configuration(scores=None, sampler="echo 2"),
     "echo 3": Configuration(scores=None, sampler="echo 3"),
     "echo 4": Configuration(scores=None, sampler="echo 4"),
-    # Sampling alone: no sample is replaced.
+    # These draw by importance, and no sample has a stand-in.
     "importance": Configuration(ratio=IMPORTANCE_ONLY),
     "coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, coverage=0.3),
     "coverage 1": Configuration(ratio=IMPORTANCE_ONLY, coverage=1.0),
@@ -65,7 +66,7 @@ CONFIGURATIONS = {
     "loss rank": Configuration(scores="rank", ratio=IMPORTANCE_ONLY),
     "loss + weights": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0),
     "loss + weights + coverage 0.3": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3),
-    # With stand-ins.
+    # These have stand-ins.
     "spider": Configuration(),
     "ratio 90": Configuration(ratio=(0.9, 0.9)),
     "ratio 90-50": Configuration(ratio=(0.9, 0.5)),
@@ -93,11 +94,11 @@ class Row:
     name: str
     runs: list[Run]
     origin: list[float]
-    """Of its own cache, in times of LRU and uniform sampling."""
+    """The origin bytes of its own cache, as multiples of those of LRU with uniform sampling."""
     lists: dict[str, list[float]]
-    """Of each of LIST_CACHES, likewise."""
+    """The origin bytes of each of LIST_CACHES, as the same multiples."""
     gained: list[float]
-    """Top-1 less that of uniform sampling."""
+    """The difference of its top-1 from that of uniform sampling."""
 
 
 def rows_of(runs: list[Run]) -> list[Row]:
@@ -156,7 +157,7 @@ def show(rows: list[Row], console: Console) -> None:
 
 
 def reached(row: Row) -> str:
-    """By which cache both targets are met, by the means."""
+    """The caches with which the means reach both targets."""
     if statistics.fmean(row.gained) < -MOST_TOP1_LOSS:
         return ""
     caches = {"its cache": row.origin, MIN_BY_EPOCH: row.lists[MIN_BY_EPOCH]}
@@ -176,7 +177,7 @@ def print_run(run: Run, console: Console) -> None:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """What each configuration costs and saves: below is cheaper, right is better."""
+    """Draw what each configuration costs and saves: lower is cheaper, further right is better."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -187,7 +188,7 @@ def plot(rows: list[Row], path: Path) -> None:
         across = 100 * np.array(row.gained)
         deviation = across.std(ddof=1) if len(across) > 1 else None
         own, planned = statistics.fmean(row.origin), statistics.fmean(row.lists[MIN_BY_EPOCH])
-        # Of 20 colours the even ones are strong, the odd ones pale.
+        # Of the 20 colours, those with even numbers are strong and the others pale.
         colour = pyplot.cm.tab20(2 * number % 20)
         axis.plot([across.mean()] * 2, [own, planned], color=colour, linewidth=0.6)
         for up, marker in ((own, "o"), (planned, "x")):
@@ -220,22 +221,24 @@ def result_of(extent: Extent, runs: list[Run]) -> dict[str, Any]:
 
 
 def identity(extent: Extent) -> dict[str, Any]:
-    """What runs must have in common to stand in one table."""
+    """The settings that all runs of a table must have in common."""
     common = {"batch": BATCH, "ahead": AHEAD, "cached_share": CACHED_SHARE, "learning_rate": LEARNING_RATE}
     return asdict(extent) | {"seeds": 0} | common
 
 
 def runs_in(path: Path, extent: Extent) -> list[Run]:
-    """The runs of an earlier measurement that this one goes on with; raises RuntimeError if it was another one."""
+    """The runs of an earlier measurement; raises RuntimeError if they were made with other settings."""
     if not path.exists():
         return []
     result = json.loads(path.read_text())
     if result["extent"] != identity(extent):
-        raise RuntimeError(f"{path} is of a measurement of another extent: {result['extent']}")
+        raise RuntimeError(f"{path} holds runs of another extent: {result['extent']}; choose another file with --json")
     runs = [Run(**run | {"epochs": [Epoch(**epoch) for epoch in run["epochs"]]}) for run in result["runs"]]
     for name, saved in result["configurations"].items():
         if CONFIGURATIONS.get(name) != Configuration(**saved | {"ratio": tuple(saved["ratio"])}):
-            raise RuntimeError(f"{path} is of another configuration by the name of {name}")
+            raise RuntimeError(
+                f"{path} holds runs of another configuration named {name}; choose another file with --json"
+            )
     return runs
 
 
@@ -263,7 +266,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                 if arguments.json is not None:
                     save(arguments.json, result_of(extent, runs))
     finally:
-        # A measurement that is broken off shows what it has.
+        # An interrupted measurement shows what it has measured.
         rows = rows_of(runs)
         if rows:
             console.print("\nmean ± deviation over seeds; of later epochs, without the first; top-1 after the last")

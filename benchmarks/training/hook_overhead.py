@@ -1,13 +1,12 @@
-"""What the hook costs a training step: the same training with and without it, step by step in turns.
+"""What the hook costs a training step: the same training with the hook and without it, step by step in turns.
 
     .venv/bin/python -m benchmarks.training.hook_overhead             about two minutes
     .venv/bin/python -m benchmarks.training.hook_overhead --quick     some ten seconds, for a look
 
-Two copies of one residual network train on the same images; after each step of the one comes the step of the other, in
-changing order, so that what else goes on on the machine falls on both alike. A step is taking the batch, forward,
-backward and update. The daemon's end is a real hook server in a process of its own on the same cores. Since a step's
-time scatters by more than the hook costs, a second part measures that cost by itself, in steps of a model that does
-almost nothing.
+Two copies of one residual network train on the same images. Their steps take turns in changing order, so that other
+load on the machine falls on both alike. A step takes a batch and does forward, backward and update. A real hook server
+answers the hook, in a process of its own on the same cores. Since a step's time varies by more than the hook costs, a
+second part measures that cost alone, with steps of a model that does almost nothing.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Result:
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Made up, in memory: reading is not what is measured."""
+    """Made-up images in memory, because reading is not what is measured."""
 
     def __init__(self, count: int, *shape: int) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -104,7 +103,7 @@ class Block(nn.Module):
 
 
 def residual_network(width: int) -> nn.Module:
-    """The shape of ResNet-18 for small images, at a width that a CPU can train; embeddings of 8 times the width."""
+    """A network like ResNet-18 for small images, narrow enough for a CPU; embeddings have 8 * width numbers."""
     widths = (width, width, 2 * width, 4 * width, 8 * width)
     stages = [Block(a, b, 1 if a == b else 2) for a, b in itertools.pairwise(widths)]
     stem = nn.Conv2d(3, width, 3, padding=1)
@@ -140,7 +139,7 @@ def _serve(path: str, ready: Event) -> None:
 
 @contextmanager
 def daemon() -> Iterator[Path]:
-    """A directory that looks like a mount, with a hook server behind it."""
+    """A directory that looks like a mount and whose hook socket belongs to a real hook server."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as directory:
         mount = Path(directory)
@@ -158,7 +157,7 @@ def daemon() -> Iterator[Path]:
 
 
 def in_turns(with_hook: Training, without: Training, warm_steps: int, steps: int) -> np.ndarray:
-    """Seconds of each pair of steps: shape (steps, 2), with the hook and without."""
+    """The seconds of each pair of steps, with the hook and without: shape (steps, 2)."""
     times = np.empty((warm_steps + steps, 2))
     for number, row in enumerate(times):
         for which in (0, 1) if number % 2 else (1, 0):

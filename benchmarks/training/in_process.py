@@ -1,10 +1,9 @@
 """The training of benchmarks/training/train.py without its mount: what accuracy.py, hit_ratio.py and systems.py train.
 
-Images are decoded once into memory. Reads are decided by the same engine, policy, scorer and sampler that serve a
-mount, called in the order in which the daemon calls them, and so is what a batch teaches: its embeddings are those of
-the samples that were served. What is missing is time: nobody waits, a stand-in is known at once, and bytes that were
-just fetched are taken to lie in landing still. Reads are AHEAD batches ahead of training, as those of two loader
-workers are.
+Images are decoded once into memory. The engine, the policy, the scorer and the sampler are those of a mount, and they
+are called in the order in which the daemon calls them. A batch teaches the embeddings of the samples that were served.
+Only time is missing: nobody waits, a stand-in is known at once, and bytes that were just fetched count as still in
+landing. Reads are AHEAD batches ahead of the training, as those of two loader workers are.
 """
 
 from __future__ import annotations
@@ -38,57 +37,57 @@ from spiderfs.scorer.scoring import ScorerOptions, Scoring
 from spiderfs.trace.format import TraceWriter
 from trainer_hook.client import Client
 
-# Two loader workers, two batches each.
+# Two loader workers read two batches ahead each.
 AHEAD = 4
-# Of the held-out images, which are evaluated after each epoch: the last epoch is judged by all.
+# So many held-out images are evaluated after each epoch; after the last epoch all of them are.
 EVALUATED_SHARE = 5
-# The list of samples, as hubs and traces name it.
+# The name of the list in hubs and traces.
 DATASET = 1
-# Whose plans the engine is given.
+# The reader whose plans the engine gets.
 READER = "trainer"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Every default but that of `settled` is what the product does by itself."""
+    """What is trained, and with which cache; all defaults but that of `settled` are those of the product."""
 
     scores: str | None = "graph"
-    """What the sampler draws by and the cache keeps, a name in the table of scorings; None samples uniformly."""
+    """The scoring, by which the sampler draws and the cache keeps samples; None draws uniformly."""
     policy: str = "spider"
-    """Of the cache, where there are scores."""
+    """The policy of the cache if there are scores."""
     unscored_policy: str = "lru"
-    """Of the cache, where there are none."""
+    """The policy of the cache if there are none."""
     planned: bool = False
-    """The engine is told what each epoch will read: the first as it begins, others when they are drawn."""
+    """Whether the engine gets a plan of each epoch: of the first when it begins, of others when they are drawn."""
     oversampling: int = 1
-    """A batch is chosen from so many times as many samples of what is left of the epoch: those that are cached first
-    (Quiver, Kumar and Sivathanu, FAST 2020)."""
+    """A batch is chosen from so many times as many samples that the epoch still has to read, cached ones first (Quiver,
+    Kumar and Sivathanu, FAST 2020)."""
     sampler: str = "spider"
-    """A name in SAMPLERS."""
+    """The sampler, by its name in SAMPLERS."""
     cached_share: float = CACHED_SHARE
-    """Of the bytes of all samples."""
+    """The capacity of the cache, as a share of the bytes of all samples."""
     ratio: tuple[float, float] = (0.9, 0.8)
-    """Share of the importance section at first and in the end; 1 leaves no room for hubs."""
+    """The share of the importance section at the beginning and at the end; 1 leaves no room for hubs."""
     stand_in_share: float = 1.0
-    """Of the misses that a stand-in exists for: less is what `substitute_when=late` will do."""
+    """The share of misses that get their stand-in, if there is one; less than 1 acts as `substitute_when=late` does."""
     max_stand_ins: int = MAX_STAND_INS
     coverage: float = 0.0
-    """Share of the draws that are uniform."""
+    """The share of the draws that are uniform."""
     weight_clip: float | None = None
-    """Losses are multiplied by 1/(N q), but by no more than this."""
+    """Losses are multiplied by 1/(N q), but at most by this; None multiplies them by 1."""
     settled: float = 1.0
-    """Share of an epoch after which the next one is drawn, by the scores of that moment; 1 is after its end. The
-    sampler's own default is a quarter, so that a mount knows in time what it will be asked for."""
+    """The share of an epoch after which the next epoch is drawn by the scores of that moment; 1 means after its end.
+    The sampler's own default is a quarter, so that a mount gets the plan in time."""
     uniform_epochs: int = 0
-    """At the beginning; scores are learned in them, but not drawn by."""
+    """So many epochs at the beginning are drawn uniformly; scores are already learned in them."""
     radius_quantile: float = 0.5
     sharpness: float = 1.0
-    """The sampler draws by scores to this power; the cache keeps by them as they are."""
+    """The sampler draws by the scores to this power; the cache ranks by the scores themselves."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Decoded images, and the bytes of their files."""
+    """The decoded images, and the sizes of their files."""
 
     images: Tensor
     labels: Tensor
@@ -128,15 +127,15 @@ class Run:
     seed: int
     epochs: list[Epoch]
     top1: float
-    """On all held-out images, in the end."""
+    """The accuracy on all held-out images after the last epoch."""
     list_origin: dict[str, list[float]]
-    """Origin bytes per sample by epoch, of each cache in LIST_CACHES on the list that the sampler drew."""
+    """The origin bytes per sample in each epoch that each cache of LIST_CACHES fetches for the sampler's draws."""
     graph: dict[str, float]
-    """Of the scorer, in the end."""
+    """The scorer's statistics at the end."""
     seconds: float
 
     def later(self, field: str) -> float:
-        """The mean without the first epoch: it fills the cache, and nothing is scored in it."""
+        """The mean over all epochs but the first, which fills the cache and in which nothing is scored yet."""
         return statistics.fmean(getattr(epoch, field) for epoch in self.epochs[1:])
 
     def list_later(self, cache: str) -> float:
@@ -155,7 +154,7 @@ class Counts:
 
 
 class Cache:
-    """What a mount and its daemon do with reads and batches; a sample's number is its key."""
+    """Does what a mount and its daemon do with reads and batches; a sample's number is its key."""
 
     def __init__(
         self,
@@ -210,14 +209,14 @@ class Cache:
     # -- as the mount
 
     def plan(self, number: int, order: Sequence[int], begun: bool = True) -> None:
-        """An epoch begins that reads this, or (`begun` is False) will follow those that are known."""
+        """Give the engine the plan of an epoch that begins or, if `begun` is False, of the next epoch."""
         if self.configuration.planned:
             places = np.array(order, np.uint32)
             epoch = PlannedEpoch(number, range(len(self._sizes)), self._place_of, places)
             self.engine.plan(READER, str(DATASET), epoch, float(self._accesses), begun)
 
     def read(self, wanted: int) -> int:
-        """The sample that is given for one that is asked for."""
+        """Read a sample; returns the sample that is served, which may be a stand-in."""
         self._accesses += 1
         self.counts.opens += 1
         size = self._sizes[wanted]
@@ -252,7 +251,7 @@ class Cache:
     # -- as the daemon
 
     def learn(self, served: NDArray[np.int64], embeddings: NDArray[np.float16], losses: NDArray[np.float32]) -> None:
-        """Take in a batch: what was trained on, not what was asked for."""
+        """Learn from a batch: from the samples that were trained on, not from those that were asked for."""
         if self.guided is None or self.scorer is None:
             return
         scored = self.scorer.batch(served, embeddings, losses)
@@ -264,7 +263,7 @@ class Cache:
         if hub is not None:
             found = Hub(hub.id, str(DATASET), hub.neighbours.tolist(), hub.distances.tolist())
             self.guided.hub_found(found)
-            # It was read with this batch: its bytes lie in landing still.
+            # The sample was read with this batch, so its bytes are still in landing.
             self.engine.place(hub.id, self._sizes[hub.id])
             if self._trace is not None:
                 self._trace.hub(self._accesses, found, DATASET)
@@ -308,11 +307,11 @@ def train(
     stepped: Callable[[], None] = lambda: None,
     trace: TraceWriter | None = None,
 ) -> Run:
-    """Train once; all runs of a seed begin with the same weights, and without scores draw the same list."""
+    """Train once; all runs of a seed begin with the same weights and, without scores, make the same draws."""
     began = time.monotonic()
     torch.manual_seed(seed)
     samples = len(pool.sizes)
-    # Half the time of the other layout.
+    # A training takes half of the time that it takes with the other layout of memory.
     model = network(pool.held_out.classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     assert isinstance(model, nn.Sequential)
     features, classifier = model[:-1], cast(nn.Linear, model[-1])
@@ -330,7 +329,7 @@ def train(
     )
 
     def evaluated(samples: NDArray[np.int64]) -> NDArray[np.float32]:
-        """As the hook does it: the samples are read like any, and what they show is learned from."""
+        """Evaluate samples as the hook does: they are read as all others, and their losses are learned."""
         opens, hits, redirects = cache.counts.opens, cache.counts.hits, cache.counts.redirects
         given = torch.tensor([cache.read(sample) for sample in samples.tolist()])
         cache.counts.opens, cache.counts.hits, cache.counts.redirects = opens, hits, redirects
@@ -417,7 +416,7 @@ def train(
 
 
 def in_batches(drawn: list[int], cache: Cache, oversampling: int, rng: np.random.Generator) -> Iterator[list[int]]:
-    """The draws of an epoch batch by batch, each chosen when it is asked for, if there is oversampling."""
+    """The draws of an epoch batch by batch; with oversampling, a batch is chosen when it is asked for."""
     left = np.array(drawn)
     if oversampling == 1:
         yield from (drawn[first : first + BATCH] for first in range(0, len(drawn), BATCH))
@@ -425,7 +424,7 @@ def in_batches(drawn: list[int], cache: Cache, oversampling: int, rng: np.random
     while len(left):
         candidates = rng.choice(len(left), min(oversampling * BATCH, len(left)), replace=False)
         missing = np.array([sample not in cache.engine.members for sample in left[candidates].tolist()])
-        # Stable: those that are cached come first, both in random order.
+        # The sort is stable, so that cached samples and others each keep their random order.
         taken = candidates[np.argsort(missing, kind="stable")[:BATCH]]
         yield left[taken].tolist()
         left = np.delete(left, taken)

@@ -1,22 +1,23 @@
-"""What knowing the future later, or fetching for it earlier, costs in bytes: the engine alone, no mount, no clock.
+"""How many bytes it costs to know a plan later, or to fetch earlier for it: the engine alone, without mount or clock.
 
     .venv/bin/python -m benchmarks.training.lookahead --json FILE     two minutes
     .venv/bin/python -m benchmarks.training.lookahead --quick         some seconds
 
-Epochs are drawn with replacement by weights that are spread like a graph's scores (lognormal, sigma 0.5: 59 % of the
-samples are different ones, as SpiderSampler draws on CIFAR-10). A fifth of the samples is cached, all of one size. The
-default policy has the weights for scores and, but for the first table, no hubs. Each table varies one thing:
+Epochs are drawn with replacement by weights whose spread is that of a graph's scores (lognormal, sigma 0.5: 59 % of
+the draws are different samples, as with SpiderSampler on CIFAR-10). All samples have one size, and a fifth is cached.
+The default policy has the weights as scores and, but for the first table, no hubs. Each table varies one thing:
 
     known     how much of the next epoch's plan is known when: from the start of this one, from some share of it on
     window    how far ahead of the reader samples are fetched, as a share of the cache
     reserved  how much of the cache is kept free for what has just been fetched (landing), or is the hubs'
 
-What is printed is bytes fetched against MIN's on the same lists (policy belady, which knows all of them).
+The tables show the bytes fetched, as multiples of what MIN fetches for the same draws (the policy belady, which knows
+all of them).
 
-The last table takes the lists, files and sizes of the cache that stall.py measures through a mount, and what the daemon
-does there: how far ahead it fetches, the room that it leaves for landing and how many epochs it is told of. Each row
-changes one of these. Bytes are those of all epochs from an empty cache, and a further epoch is known that never comes;
-loader workers take a batch each at once.
+The last table takes the draws, files and sizes of the cache that stall.py measures through a mount, and the settings of
+the daemon there: how far ahead it fetches, how much room it leaves for landing, and how many epochs it knows. Each row
+changes one setting. The bytes are those of all epochs from an empty cache, with the plan of one more epoch that never
+comes; each loader worker takes a whole batch at once.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ CACHED_SHARE = 0.20
 SPREAD = 0.5
 SEED = 0
 READER, LIST = "reader", "list"
-# The prefetcher looks anew some times a second; in between it follows the reader.
+# The prefetcher makes a new choice some times a second; in between it follows the reader.
 LOOK_AGAIN_EVERY = 50
 
 
@@ -87,13 +88,13 @@ MOUNT = "settings"
 MOUNT_CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
 MOUNT_SAMPLES, MOUNT_EPOCHS = 4_000, 4
 MOUNT_BURST = 32
-# Files that the daemon fetches at a time before it has found out what the source gives.
+# So many files the daemon fetches at a time before it has found out how fast the source is.
 MOUNT_FETCHES = 8
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of the daemon; what is given by number of samples takes the number of those that are cached."""
+    """Settings of the daemon; functions take the number of samples that are cached."""
 
     window: Callable[[float], float] = lambda cached: min(FIRST, max(cached * BURST_SHARE, LEAST))
     known_epochs: int = 3
@@ -146,7 +147,7 @@ def fetched_share(orders: list[npt.NDArray[np.uint32]], weights: npt.NDArray[np.
 
 
 def fetch_ahead(engine: Engine, window: int, position: int) -> int:
-    """As the prefetcher does, with a source that answers at once; returns how many."""
+    """Fetch ahead as the prefetcher does, from a source that answers at once; returns how many samples it fetched."""
     reader = engine.schedule.readers[READER, LIST]
     start = position + window - 2 if position % LOOK_AGAIN_EVERY else 0
     fetched = 0
@@ -160,7 +161,7 @@ def fetch_ahead(engine: Engine, window: int, position: int) -> int:
 
 
 def mount_rows() -> Iterator[Row]:
-    """For each size of the cache and each of MOUNT_ROWS."""
+    """The rows of the last table: each of MOUNT_ROWS at each size of the cache."""
     rng = np.random.default_rng(MOUNT_SAMPLES)
     sizes = rng.integers(20_000, 80_000, MOUNT_SAMPLES).tolist()
     weights = log_rank_weights(MOUNT_SAMPLES)
@@ -180,7 +181,7 @@ def mount_rows() -> Iterator[Row]:
 def fetched_by_mount(
     orders: list[npt.NDArray[np.uint32]], sizes: list[int], capacity: int, cached: float, settings: Settings
 ) -> int:
-    """Bytes; the last of `orders` is known and never read."""
+    """The bytes fetched; the last epoch in `orders` is known but never read."""
     landing = int(capacity * LANDING_SHARE)
     if settings.expected_files is not None:
         landing = min(landing, int(settings.expected_files * np.mean(sizes)))
@@ -207,7 +208,7 @@ def fetched_by_mount(
 
 
 def brought(engine: Engine, window: int, sizes: list[int]) -> Iterator[int]:
-    """Samples that the prefetcher brings now."""
+    """The samples that the prefetcher fetches now."""
     for _, key in engine.schedule.readers[READER, LIST].coming(window):
         assert isinstance(key, int)
         if key not in engine.members:

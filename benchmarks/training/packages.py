@@ -3,13 +3,13 @@
     .venv/bin/python -m benchmarks.training.packages --json FILE     some four minutes
     .venv/bin/python -m benchmarks.training.packages --quick         a minute, for a look
 
-A reader with 8 threads reads epochs as ImpactSampler draws them: a sample whose loss is above that of a share p of all
-is in one with the chance p. Losses are known and never change, so nothing is trained and all runs read the same lists.
-The cache holds a fifth. Four runs: with and without a plan, with and without packages. The first epochs, in which
-losses become known and packages are made, are left out of the means.
+A reader with 8 threads reads epochs as ImpactSampler draws them: if the loss of a sample is above the losses of a share
+p of all samples, the sample is in an epoch with probability p. Losses are known and never change, so nothing is trained
+and all runs read the same draws. The cache holds a fifth of the samples. There are four runs: with and without a plan,
+with and without packages. The means leave out the first epochs, in which losses become known and packages are written.
 
-Then, for the question where packages should lie: what it takes to bring a package full of such files out of the cache
-as files, out of a package on the same disk, and, by the latency alone, from the source.
+A second part compares places where packages could lie: how long it takes to read as many files as a package holds from
+the cache, from a package on the same disk, and (latency alone) from the source.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from trainer_hook.mounts import socket_finder
 LATENCY_MS = 5.0
 CACHED_SHARE = 0.2
 THREADS, BATCH, CLASSES = 8, 64, 10
-# In the first all samples are read; two more until most of what is packed has been missed.
+# The first epoch reads all samples, and only after some more have most samples been missed and packed.
 LEFT_OUT = 4
 VARIANTS = {
     "neither": "plan=off,packages=off",
@@ -56,7 +56,7 @@ VARIANTS = {
 class Extent:
     epochs: int
     files: dict[int, int]
-    """How many of which size."""
+    """The number of files of each size in bytes."""
 
 
 FULL = Extent(10, {10_000: 4_000})
@@ -67,7 +67,7 @@ QUICK = Extent(6, {10_000: 2_000})
 class Epoch:
     seconds: float
     reads: int
-    """Of file content from the source."""
+    """Reads of file content from the source."""
     megabytes: float
     hit_share: float
     redirected_share: float
@@ -83,7 +83,7 @@ def make(source: Path, files: int, size: int) -> list[str]:
 
 
 def train(point: Path, names: list[str], epochs: int, plan: bool) -> tuple[list[Epoch], dict[str, int]]:
-    """All epochs, and the counters in the end."""
+    """Read all epochs; returns their figures, and the mount's counters at the end."""
     labels = np.arange(len(names), dtype=np.int32) % CLASSES
     rng = np.random.default_rng(1)
     losses = rng.permutation(len(names)) / len(names) + 0.01
@@ -142,7 +142,7 @@ def train(point: Path, names: list[str], epochs: int, plan: bool) -> tuple[list[
 
 
 def ways_of_a_megabyte(scratch: Path, size: int) -> dict[str, float]:
-    """Seconds for some files of this size, a package full: out of the store, out of a package on the same disk."""
+    """Seconds to read as many files as a package holds: from the store, from a package, from the source."""
     count = -(-PACKAGE_BYTES // size)
     files = [(b"%08d" % number, Version(size, 7), bytes(size)) for number in range(count)]
     store = LmdbContent(scratch / "store")

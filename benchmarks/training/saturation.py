@@ -1,14 +1,13 @@
-"""How fast may a training be before the daemon misses its batches, and how many of its rows are scored then?
+"""How fast a training may be before the daemon drops its batches, and how many of its rows are scored then.
 
     .venv/bin/python -m benchmarks.training.saturation [--quick] [--large] [--json FILE]
 
-A hook's client offers batches of 128 samples at growing rates to a hook server with a guide and a scorer behind it, in
-a process of its own; the index is filled first. Each rate is offered twice, in turns: to a daemon that takes one batch
-at a time and drops those that find its queue full, and to one that takes the more batches together the more of them
-wait, and scores of them those rows that were scored the longest ago. --large has a list of a million samples too, which
-takes some fifteen minutes.
+A client of the hook sends batches of 128 samples at growing rates to a hook server with a scorer, in a process of its
+own whose index is filled first. Each rate is sent twice, in turns: to a daemon that takes one batch at a time and drops
+a batch when its queue is full, and to a daemon that takes more batches together the more of them wait, and scores those
+of their rows that were scored longest ago. --large adds a list of a million samples, which takes some fifteen minutes.
 
-The limit is the highest rate of those offered at which no batch is dropped.
+The limit is the highest of these rates at which no batch is dropped.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ BATCH = 128
 DIMENSION = 64
 CLASSES = 10
 NAME = "train"
-# Different batches that are offered, again and again.
+# So many different batches are made, and sent again and again.
 BATCHES = 256
 PATIENCE_S = 3600.0
 TOGETHER = ServerLimits().together
@@ -101,7 +100,7 @@ class FilledGuide(Guide):
 
 
 def _embeddings(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
-    """Classes that overlap, of unit length."""
+    """Embeddings of unit length, of classes that overlap."""
     centres = np.random.default_rng(9).normal(size=(CLASSES, DIMENSION))
     vectors = centres[labels] + rng.normal(size=(len(labels), DIMENSION))
     unit: np.ndarray = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
@@ -137,7 +136,7 @@ def _serve(place: Path, samples: int, together: int, counters: Counters, ready: 
 
 @contextmanager
 def connected(samples: int, together: int) -> Iterator[tuple[Client, SharedCounters]]:
-    """A hook's client of a daemon of its own, which knows the list."""
+    """A client of the hook that is connected to a daemon of its own, which knows the list."""
     context = multiprocessing.get_context("fork")
     counters = SharedCounters(1)
     with tempfile.TemporaryDirectory() as directory:
@@ -152,7 +151,7 @@ def connected(samples: int, together: int) -> Iterator[tuple[Client, SharedCount
             labels = np.random.default_rng(1).integers(0, CLASSES, samples).astype(np.int32)
             paths = [b"train/%07d" % number for number in range(samples)]
             client.declare(Declaration(NAME, NAME, paths, labels))
-            # The first batch is taken when the list is known and the index is full; the second has a radius to go by.
+            # The daemon takes the first batch once the list is known and the index is full, and finds the radius by it.
             for made in itertools.islice(batches(labels), 2):
                 client.batch(partial(_given, made))
             _until(lambda: counters.totals()["hook_batches"] == 2)
@@ -185,7 +184,7 @@ def batches(labels: np.ndarray) -> Iterator[Batch]:
 def offer(
     client: Client, counters: SharedCounters, made: list[Batch], rate: float, seconds: float
 ) -> tuple[float, ...]:
-    """Offer so many samples a second; seconds, and what became of the batches: sent, dropped, rows left out."""
+    """Send so many samples a second; returns seconds, batches sent, batches dropped, and rows left out."""
     names = ("hook_batches", "hook_batches_dropped", "hook_rows_left_out")
     before, refused = counters.totals(), client.counts["dropped"]
     offered = round(rate * seconds / BATCH)
@@ -202,7 +201,7 @@ def offer(
         return [after[name] - before[name] for name in names]
 
     _until(lambda: sum(learned()[:2]) + refused == offered)
-    # The last of them is counted as it is begun.
+    # The daemon counts a batch when it begins with it, so the last one may not be finished.
     took_s = time.perf_counter() - began
     arrived, dropped, left_out = learned()
     return took_s, offered, arrived, dropped + refused, left_out
@@ -230,7 +229,7 @@ def measure(extent: Extent) -> Iterator[Row]:
 
 
 def limits(rows: list[Row]) -> dict[tuple[int, int], float]:
-    """By number of samples and batches together: the highest rate up to which no batch was dropped."""
+    """The highest rate up to which no batch was dropped, for each number of samples and of batches together."""
     found: dict[tuple[int, int], float] = {}
     dropped: set[tuple[int, int]] = set()
     for row in rows:

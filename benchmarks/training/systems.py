@@ -3,10 +3,11 @@
     .venv/bin/python -m benchmarks.training.systems --data DIR --json FILE --plot PNG    all of it, twenty minutes
     .venv/bin/python -m benchmarks.training.systems --data DIR --quick             under a minute, for a look
 
-Trains as benchmarks/training/in_process.py does: without a mount, by the policies, scorings and samplers of the
-product, so it says nothing about time, which benchmarks/training/train.py does. What a sampler draws depends on what
-the model has learned, and in some on what the cache holds, so each system trains by itself at each size; those of
-uniform sampling draw the same lists whatever the cache does, and share a training.
+The benchmark trains without a mount, as benchmarks/training/in_process.py does, with the policies, scorings and
+samplers of the product. It says nothing about time; benchmarks/training/train.py measures that. What a sampler draws
+depends on what the model has learned, and with some samplers on what the cache holds, so each system has a training of
+its own at each size of the cache. Systems with uniform sampling draw the same samples whatever their cache does, and
+share one training.
 
     lru, lfu, minio   uniform sampling, each sample once in an epoch
     quiver            the same, but each batch takes what is cached of ten times as many candidates (Quiver); its cache
@@ -20,10 +21,10 @@ uniform sampling draw the same lists whatever the cache does, and share a traini
                       only reads get one that nobody has begun to fetch, and with a plan those are next to none
     uniform+plan      MIN: uniform sampling with a cache that knows each epoch as it begins
 
-"planned" is what MIN would fetch for the lists that a system drew, known as each epoch begins, "MIN" with all of the
-training known. For one size of the cache more is trained, to say why: the same systems for fewer or more epochs, since
-who trains on less fetches less, and variants of shade. A FILE that exists, of a measurement of the same extent, is gone
-on with: what it holds is not measured again, but for what `--again` names.
+"planned" is what a MIN would fetch for a system's draws if it knew each epoch when the epoch begins, and "MIN" if it
+knew the whole training. At one size of the cache there are more trainings, which show why systems differ: the same
+systems with fewer or more epochs, since a system that trains on less fetches less, and variants of shade. If FILE
+exists and holds runs of the same extent, only those that `--again` names are measured again.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ CACHED_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
 class System:
     configuration: Configuration
     epochs: float = 1.0
-    """How many it trains, in times of the others'."""
+    """How many epochs it trains, as a multiple of the others' number."""
 
 
 UNIFORM = System(Configuration(scores=None))
-# Caches that read the lists of a uniform training: policy, and whether the engine is given the plan.
+# Caches that serve the draws of a uniform training: the policy, and whether the engine gets the plan.
 UNIFORM_CACHES = {
     "lru": ("lru", False),
     "lfu": ("lfu", False),
@@ -82,7 +83,8 @@ SYSTEMS = {
     "spider+plan": System(SPIDER_PLANNED),
 }
 ROWS = (*(name for name in UNIFORM_CACHES if name != "uniform+plan"), *SYSTEMS, "uniform+plan")
-# At one size only: fewer epochs of what costs little accuracy, more of what trains on half, and the parts of shade.
+# At one size only: fewer epochs for systems that cost little accuracy, more for those that train on half of the
+# samples, and shade with some of its parts.
 SHORTER = {"3/4": 0.75, "1/2": 0.5, "1/3": 1 / 3}
 WHY = {
     **{f"uniform+plan, {name} of the epochs": replace(UNIFORM, epochs=share) for name, share in SHORTER.items()},
@@ -94,7 +96,7 @@ WHY = {
     "shade, 4 repeats, no floor": System(replace(SHADE, coverage=0.0, sampler="shade with 4 repeats")),
 }
 
-# But for the number of held-out images that of train.py: the same trainings, there through mounts.
+# The extent of train.py, but for the number of held-out images: that benchmark trains the same through mounts.
 FULL = Extent(epochs=8, training=3_000, held_out=10_000, seeds=3)
 QUICK = Extent(epochs=4, training=600, held_out=500, seeds=1)
 
@@ -128,7 +130,7 @@ def measure_system(pool: Pool, task: Task, usual_epochs: int, progress: Progress
 def measure_uniform(
     pool: Pool, shares: list[float], seed: int, usual_epochs: int, progress: Progress
 ) -> Iterator[Measured]:
-    """One training, read through every cache of every size."""
+    """One training, whose draws are replayed through every cache at every size."""
     run = trained(pool, UNIFORM.configuration, Task("uniform", CACHED_SHARE, seed), usual_epochs, progress)
     for share, cache in itertools.product(shares, UNIFORM_CACHES):
         yield through(cache, Task(cache, share, seed), run, pool)
@@ -143,7 +145,7 @@ def trained(pool: Pool, configuration: Configuration, task: Task, epochs: int, p
 
 
 def through(cache: str, task: Task, run: Run, pool: Pool) -> Measured:
-    """What this cache would have served of a uniform training, which draws the same lists whatever its cache does."""
+    """What this cache would have served of a uniform training, whose draws do not depend on its cache."""
     sampler = SpiderSampler(len(pool.sizes), seed=task.seed)
     lists = [list(sampler) for _ in run.epochs]
     capacity = pool.capacity(task.cached_share)
@@ -167,7 +169,7 @@ def through(cache: str, task: Task, run: Run, pool: Pool) -> Measured:
 
 
 def origin_shares(run: Run, cache: str, pool: Pool) -> list[float]:
-    """What this cache would have fetched of what was read, by epoch, in times of the data set."""
+    """What this cache would have fetched in each epoch for the same draws, as a share of the data set's bytes."""
     by_epoch = zip(run.list_origin[cache], run.epochs, strict=True)
     return [origin * epoch.reads_share / mean_bytes_of(pool) for origin, epoch in by_epoch]
 
@@ -190,20 +192,20 @@ def result_of(extent: Extent, measured: list[Measured]) -> dict[str, Any]:
 
 
 def identity(extent: Extent) -> dict[str, Any]:
-    """What trainings must have in common to stand in one table."""
+    """The settings that all trainings of a table must have in common."""
     common = {"batch": BATCH, "ahead": AHEAD, "learning_rate": LEARNING_RATE}
     return asdict(extent) | {"seeds": 0} | common
 
 
 def measured_in(path: Path, extent: Extent, again: Container[str]) -> list[Measured]:
-    """What an earlier measurement has that this one goes on with; raises RuntimeError if it was another one."""
+    """The results of an earlier measurement; raises RuntimeError if they were made with other settings."""
     if not path.exists():
         return []
     result = json.loads(path.read_text())
     if result["extent"] != identity(extent):
         raise RuntimeError(f"{path} is of a measurement of another extent: {result['extent']}")
     for name, saved in result["systems"].items():
-        # As it comes out of a file: without tuples.
+        # JSON has no tuples, so the settings are compared in the form in which they come out of a file.
         known = json.loads(json.dumps(asdict((SYSTEMS | WHY)[name]))) if name in SYSTEMS | WHY else None
         if known != saved and name not in again:
             raise RuntimeError(f"{path} is of another system by the name of {name}: --again {name} measures it anew")
@@ -242,7 +244,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                     if (name, share, seed) not in done:
                         keep(measure_system(pool, Task(name, share, seed), extent.epochs, progress))
     finally:
-        # A measurement that is broken off shows what it has.
+        # An interrupted measurement shows what it has measured.
         if measured:
             show(measured, ROWS, console)
             if arguments.plot is not None:
@@ -250,7 +252,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def rounds(arguments: argparse.Namespace, extent: Extent) -> Iterator[tuple[int, list[float], Iterable[str]]]:
-    """Seeds, sizes of the cache, and the systems that are measured with them; what matters most comes first."""
+    """The seeds, the sizes of the cache and the systems to measure; what matters most comes first."""
     for seed in range(1, extent.seeds + 1):
         yield seed, [arguments.why_share], SYSTEMS
     others = [share for share in arguments.shares if share != arguments.why_share]

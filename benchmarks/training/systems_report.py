@@ -1,4 +1,4 @@
-"""What benchmarks/training/systems.py shows: tables and a picture of what was measured."""
+"""The tables and the picture that benchmarks/training/systems.py shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.training.training import CACHED_SHARE
 
 WIDTH = 150
 
-# What the papers report for CIFAR-10, in hits.
+# The hit ratios that the papers report for CIFAR-10.
 REPORTED = {
     "shade": {0.2: 0.72},
     "impact": {0.2: 0.43, 0.4: 0.61, 0.6: 0.74, 0.8: 0.88},
@@ -39,20 +39,20 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One system at one size of the cache, in one training. Bytes are in times of the data set's."""
+    """One system at one size of the cache, in one training; bytes are shares of the data set's bytes."""
 
     system: str
     cached_share: float
     seed: int
     epochs: list[Epoch]
     top1: float
-    """On all held-out images, in the end."""
+    """The accuracy on all held-out images after the last epoch."""
     mean_bytes: float
-    """Of a sample."""
+    """The mean size of a sample."""
     planned: list[float]
-    """Of each epoch, what MIN fetches that learns of it as it begins."""
+    """What a MIN fetches in each epoch that knows an epoch's draws when the epoch begins."""
     foreseen: list[float]
-    """Of each epoch, what MIN fetches that knows the whole training."""
+    """What a MIN fetches in each epoch that knows the whole training."""
 
     @property
     def origin(self) -> list[float]:
@@ -65,7 +65,7 @@ class Measured:
         return sum(self.origin)
 
     def settled(self, field: str) -> float:
-        """The mean of the second half of the epochs: impact warms up in the first."""
+        """The mean over the second half of the epochs; in the first half impact warms up."""
         values = {"origin": self.origin, "planned": self.planned, "foreseen": self.foreseen}.get(field)
         if values is None:
             values = [getattr(epoch, field) for epoch in self.epochs]
@@ -76,7 +76,7 @@ Group = dict[tuple[str, float], list[Measured]]
 
 
 def grouped(measured: list[Measured]) -> Group:
-    """By system and size, in the order of seeds."""
+    """The runs by system and size, in the order of their seeds."""
     found: Group = {}
     for of in sorted(measured, key=lambda of: of.seed):
         found.setdefault((of.system, of.cached_share), []).append(of)
@@ -84,7 +84,7 @@ def grouped(measured: list[Measured]) -> Group:
 
 
 def gained(group: Group, of: Measured) -> float | None:
-    """Top-1 less that of uniform sampling with the same seed, in points."""
+    """The difference of its top-1 from that of uniform sampling with the same seed, in points."""
     same = [base for base in group.get((BASELINE, of.cached_share), []) if base.seed == of.seed]
     return 100 * (of.top1 - same[0].top1) if same else None
 
@@ -180,12 +180,12 @@ def show_costs(group: Group, size: float, console: Console) -> None:
 
 
 def base_of(system: str) -> str:
-    """The row of the table that this is a variant of."""
+    """The system of which this one is a variant."""
     return system.partition(",")[0]
 
 
 def at_equal_accuracy(group: Group, of: Measured) -> float | None:
-    """What uniform+plan fetches to be as accurate with this seed; None if its shortest training is more accurate."""
+    """What uniform+plan fetches to reach the same accuracy; None if even its shortest training is more accurate."""
     points = sorted(
         (other.whole, other.top1)
         for (system, share), ran in group.items()
@@ -245,7 +245,7 @@ def plot(measured: list[Measured], rows: Sequence[str], path: Path) -> None:
         axis.set(xlabel="cache, % of the bytes of all samples", title=title)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    # Between what sees all samples and what sees half of them there is room, and below.
+    # The picture has room below all points, and between systems that see all samples and those that see half of them.
     axes[1, 0].legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=2, loc="lower left")
     plot_costs(axes[1, 1], group, rows, why_size)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -254,7 +254,7 @@ def plot(measured: list[Measured], rows: Sequence[str], path: Path) -> None:
 
 
 def plot_costs(axis: Any, group: Group, rows: Sequence[str], size: float) -> None:
-    """Accuracy over the bytes of a whole training: left is cheaper, up is better."""
+    """Draw accuracy over the bytes of a whole training: further left is cheaper, higher is better."""
     lines: dict[str, list[tuple[float, float]]] = {"uniform+plan": [], "spider+plan": []}
     names: dict[tuple[float, float], list[str]] = {}
     for (system, share), ran in group.items():
@@ -279,7 +279,7 @@ def plot_costs(axis: Any, group: Group, rows: Sequence[str], size: float) -> Non
         if along:
             axis.plot(*zip(*sorted(along), strict=True), "-", lw=0.8, color=COLOURS[system])
     for place, at_it in names.items():
-        # Rows of the table to the left above their points, variants to the right.
+        # The names of systems stand above and left of their points, the names of variants to the right.
         offset, side = ((-6, 4), "right") if at_it[-1] in rows else ((6, -3), "left")
         colour = COLOURS[base_of(at_it[-1])]
         axis.annotate(", ".join(at_it), place, offset, textcoords="offset points", ha=side, fontsize=7, color=colour)

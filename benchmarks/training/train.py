@@ -1,32 +1,33 @@
-"""Real training through a cache of a fifth of the data, over a slow source: what each way of caching costs and teaches.
+"""Real trainings on a slow source with a fifth of the data cached: what each way of caching costs, and what it reaches.
 
     .venv/bin/python -m benchmarks.training.train --data DIR             the whole measurement, thirty-five minutes
     .venv/bin/python -m benchmarks.training.train --data DIR --quick     about a minute, for a look
 
 DIR holds train/CLASS/NAME and test/CLASS/NAME. Every run trains the same small residual network on the same images
-through a mount of its own with an empty cache; the configurations take turns seed by seed, so that what else goes on
-on the machine falls on all of them alike:
+through a mount of its own with an empty cache. The configurations take turns seed by seed, so that other load on the
+machine falls on all of them alike:
 
     lru            evicts what was used longest ago; uniform sampling, each sample once an epoch
     lfu            evicts what was used least often; the same samples in the same order, so the same accuracy
-    minio          keeps what came first; likewise
+    minio          keeps what came first; the same samples again
     uniform+plan   the same samples in the same order, published beforehand: evicted by next use, fetched ahead
     shade          draws by the ranks of losses, and three times as often what is cached and above the mean (SHADE)
-    icache         half of the samples in an epoch, the harder ones likelier; the cache lends easy ones within their
+    icache         half of the samples in an epoch, harder ones more often; easy samples stand in for others of their
                    class (iCACHE)
-    impact         the same after a warm-up of 3 epochs at most, with those evaluated anew before each epoch whose rank
-                   varies most (ImPACT)
-    importance     the hook scores samples, the sampler draws by score, the cache keeps the highest; none is replaced
+    impact         the same after a warm-up of at most 3 epochs; before each epoch it evaluates again the samples whose
+                   rank varies most (ImPACT)
+    importance     the hook scores samples, the sampler draws by score, the cache keeps the highest; no stand-ins
     paper          the same with hubs that stand in for samples of the same class that are not cached (SpiderCache)
-    spider         spiderfs as it is: published beforehand, hubs stand in only for what nobody fetches; and as it is
-                   recommended: three tenths of the draws uniform, losses weighted by 1/(N q)
-    echo 2, echo 3 each sample twice, or three times, while it is cached, and then not before all others; published
-                   beforehand, and without a hook
+    spider         spiderfs as we recommend it: plans are published, hubs stand in only for what nobody has begun to
+                   fetch, three tenths of the draws are uniform, losses are weighted by 1/(N q)
+    echo 2, echo 3 each sample twice, or three times, while it is cached, and then not again before all others; plans
+                   are published, and there is no hook
 
-Those of other papers, and `paper`, run without plans, as their papers have them. What scores from the loss cost and
-save in place of the graph's is in accuracy.py; how all of them do at other sizes of the cache is in systems.py.
+The systems of other papers, and `paper`, run without plans, as their papers describe them. accuracy.py measures scores
+from losses in place of those from the graph; systems.py measures other sizes of the cache.
 
-Held-out images are read past the mount. The network has one thread: two loader workers and the daemon need the rest.
+Held-out images are read from the disk, not through the mount. The network has one thread, because two loader workers
+and the daemon need the rest.
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ def train(data: Data, mountpoint: Path, name: str, seed: int, epochs: int, progr
         worker_init_fn=leave_signals_to_the_parent,
     )
     steps = Steps(model, epochs, len(samples))
-    for entry in os.scandir(mountpoint):  # as image-folder data sets do: the mount learns the names at once
+    for entry in os.scandir(
+        mountpoint
+    ):  # image-folder data sets list every directory too, so the mount learns all names at once
         if entry.is_dir() and entry.name != ".spiderfs":
             os.listdir(entry)
     if configuration.ratio is not None:
@@ -168,7 +171,7 @@ def train(data: Data, mountpoint: Path, name: str, seed: int, epochs: int, progr
 
 @dataclass
 class Figures:
-    """Of one epoch, as the trainer sees it."""
+    """The figures of one epoch, as the trainer sees it."""
 
     seconds: float
     waiting_s: float
@@ -193,7 +196,7 @@ def train_epoch(
             losses = losses * weighting.weights(clip=MOST_WEIGHT)
         losses.mean().backward()  # type: ignore[no-untyped-call]
         steps.optimizer.step()
-        # A sampler that draws a part says how many it has drawn, once it has.
+        # A sampler that draws a part of the samples knows their number only after it has drawn them.
         steps.taken(number, batch, len(loader))
         figures.reads += len(indices)
         figures.drawn.update(indices.tolist())
@@ -269,7 +272,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                     runs.append(train(data, mountpoint, name, seed, extent.epochs, progress))
                 print_run(runs[-1], console)
     finally:
-        # A measurement that is broken off shows what it has.
+        # An interrupted measurement shows what it has measured.
         if runs:
             show(arguments, extent, data, runs, console)
 
@@ -293,10 +296,10 @@ def parse_arguments() -> argparse.Namespace:
     add_extent(parser, FULL, QUICK)
     parser.add_argument("--configs", metavar="A,B", help=f"which to run, of {','.join(CONFIGURATIONS)}")
     parser.add_argument(
-        "--latency-ms", type=float, default=6.0, metavar="MS", help="of the slow source (default %(default)s)"
+        "--latency-ms", type=float, default=6.0, metavar="MS", help="latency of the slow source (default %(default)s)"
     )
     parser.add_argument(
-        "--bandwidth", type=int, metavar="BYTES", help="that the source delivers in a second (default: no limit)"
+        "--bandwidth", type=int, metavar="BYTES", help="bytes that the source delivers in a second (default: no limit)"
     )
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write train.png into DIR")
     arguments = parser.parse_args()

@@ -21,13 +21,13 @@ LEAST_ORIGIN_SAVING, LEAST_SPEEDUP, MOST_TOP1_LOSS = 0.5, 2.2, 0.005
 class Epoch:
     """One epoch of training, without the evaluation after it."""
 
-    hit_ratio: float  # of all opens, those of an evaluation between epochs among them
-    origin_bytes_per_sample: float  # that was trained on
-    origin_share: float  # bytes fetched, of the training set's
-    reads_share: float  # samples trained on, of their number in the set
-    drawn_share: float  # of the training set: distinct samples that the sampler drew
-    served_share: float  # distinct samples whose bytes came; less than drawn where others stood in
-    redirected_share: float  # of the draws
+    hit_ratio: float  # of all opens, with those of an evaluation between epochs
+    origin_bytes_per_sample: float  # for each sample that was trained on
+    origin_share: float  # bytes fetched, as a share of the training set's bytes
+    reads_share: float  # samples trained on, as a share of the training set's number
+    drawn_share: float  # different samples that the sampler drew, as a share of the training set
+    served_share: float  # different samples that were served; fewer than were drawn if there were stand-ins
+    redirected_share: float  # redirected opens, as a share of the draws
     seconds: float
     waiting_share: float  # of these seconds, for the data loader
     top1: float
@@ -43,7 +43,7 @@ class Run:
     graph: str  # what the daemon said of its scores at the end
 
     def later(self, field: str) -> float:
-        """The mean without the first epoch: it fills the cache, and nothing is scored in it."""
+        """The mean over all epochs but the first, which fills the cache and in which nothing is scored yet."""
         return statistics.fmean(getattr(epoch, field) for epoch in self.epochs[1:])
 
     def figure(self, field: str) -> float:
@@ -51,13 +51,13 @@ class Run:
 
 
 def by_configuration(runs: list[Run]) -> dict[str, list[Run]]:
-    """In the order of seeds."""
+    """The runs by configuration, in the order of their seeds."""
     names = dict.fromkeys(run.configuration for run in runs)
     return {name: [run for run in runs if run.configuration == name] for name in names}
 
 
 def against_baseline(runs: list[Run], name: str, field: str) -> list[tuple[float, float]]:
-    """(this configuration's figure, the baseline's of the same seed) for each seed that has both."""
+    """Pairs of the configuration's figure and the baseline's, for each seed that has both."""
     both = by_configuration(runs)
     baseline = {run.seed: run for run in both.get(BASELINE, [])}
     return [(run.figure(field), baseline[run.seed].figure(field)) for run in both.get(name, []) if run.seed in baseline]
@@ -151,7 +151,7 @@ COLOURS = {
 
 
 def plot(runs: list[Run], directory: Path) -> Path:
-    """Hit ratio, time and accuracy by epoch: the mean over seeds, and from the lowest to the highest."""
+    """Draw hit ratio, time and accuracy by epoch: the mean over seeds, and the span from the lowest to the highest."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -162,7 +162,7 @@ def plot(runs: list[Run], directory: Path) -> Path:
         ("seconds", 1, "seconds per epoch"),
         ("top1", 100, "top-1 on held-out images, %"),
     )
-    # These train as lru does, so that their accuracies lie upon each other.
+    # These configurations train as lru does, so their lines of accuracy would lie on each other.
     dashes = {"lfu": ":", "minio": "--", "uniform+plan": "--"}
     figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 4), layout="constrained")
     for axis, (field, factor, title) in zip(axes, panels, strict=True):

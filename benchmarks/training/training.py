@@ -1,4 +1,4 @@
-"""What benchmarks train, with a mount (train.py) and without (in_process.py): images, network, schedule, evaluation."""
+"""The images, network, schedule and evaluation that benchmarks train with, in train.py and in in_process.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DRAW_SEED = 0
 
 
 def _echo(samples: int, *, times: int, seed: int, coverage: float = 0.0, settled: float = 0.0) -> EchoSampler:
-    """It has no scores, and so neither a floor nor a moment when they are settled."""
+    """An EchoSampler; it has no scores, and so it ignores the arguments that concern them."""
     return EchoSampler(samples, times=times, window=CACHED_SHARE, seed=seed)
 
 
@@ -43,7 +43,7 @@ SAMPLERS: dict[str, Callable[..., SpiderSampler]] = {
     "shade": ShadeSampler,
     "shade without repeats": partial(ShadeSampler, repeats=1),
     "shade with 4 repeats": partial(ShadeSampler, repeats=4),
-    # Trainings here have few epochs, of which the warm-up must not be more than half.
+    # The trainings here have few epochs, and at most half of them may be the warm-up.
     "impact": partial(ImpactSampler, warm_up=3),
     "icache": partial(ImpactSampler, hybrid=False),
 }
@@ -60,7 +60,7 @@ class Data:
 
 
 class Images(Dataset[tuple[Tensor, int, int, int]]):
-    """Image, label, index, and the inode that the mount served for it: another than its own where one stood in."""
+    """Gives image, label, index, and the inode that the mount served, which is a stand-in's after a redirect."""
 
     def __init__(self, root: Path, samples: list[tuple[str, int]]) -> None:
         self.samples = [(str(root / path), label) for path, label in samples]
@@ -83,7 +83,7 @@ def decoded(file: Any) -> Tensor:
 
 
 def find_data(root: Path, extent: Extent) -> Data:
-    """A draw of the images below root/train and root/test; raises RuntimeError if there are too few."""
+    """Draw images below root/train and root/test; raises RuntimeError if there are too few."""
     drawn: dict[str, list[tuple[str, int]]] = {}
     for part, wanted in (("train", extent.training), ("test", extent.held_out)):
         classes = sorted(entry.name for entry in os.scandir(root / part) if entry.is_dir())
@@ -127,7 +127,7 @@ class Block(nn.Module):
 
 
 def network(classes: int) -> nn.Module:
-    """A residual network of three stages; it halves the image at once, so that a CPU is faster than the source."""
+    """A residual network of three stages; it halves the image first, so that a CPU is faster than the source."""
     widths = (16, 16, 32, 64)
     stages = [Block(a, b, 1 if a == b else 2) for a, b in itertools.pairwise(widths)]
     stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
@@ -135,7 +135,7 @@ def network(classes: int) -> nn.Module:
 
 
 class Steps:
-    """Optimizer and one-cycle schedule for epochs that may be of part of the samples.
+    """The optimizer and the one-cycle schedule, for epochs that may read only a part of the samples.
 
     A short epoch takes fewer steps, and the schedule more of its own with each, so that all trainings of as many epochs
     end with the same learning rate.
@@ -148,7 +148,7 @@ class Steps:
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, LEARNING_RATE, epochs * self._each_epoch)
 
     def taken(self, epoch: int, batches: int, of: int) -> None:
-        """The step of a batch was taken: the so manyth `of` those of this epoch, of which the first is 0."""
+        """Note that a batch's step was taken; `of` is the number of steps in this epoch, whose first has number 0."""
         due = epoch * self._each_epoch + self._each_epoch * batches // of
         for _ in range(due - self._scheduled):
             self._schedule.step()
@@ -156,7 +156,7 @@ class Steps:
 
 
 def evaluate(model: nn.Module, data: Data) -> float:
-    """Top-1 on the held-out images, as a share."""
+    """The share of held-out images whose class the model finds (top-1)."""
     model.eval()
     with torch.no_grad():
         parts = [data.images[first : first + EVALUATED] for first in range(0, len(data.images), EVALUATED)]

@@ -1,6 +1,6 @@
-"""A real mount for a test: made, watched, and taken away again whatever happens.
+"""Real mounts for tests, which are watched while they last and unmounted whatever happens.
 
-Everything that was started is ended by its own pid file descriptor, never by a name, and `mounted` fails the test when
+Every process that was started is ended by its own pid file descriptor, never by its name. `mounted` fails the test if
 the daemon's log holds a warning that the test did not announce.
 """
 
@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 import pytest
 
 from spiderfs.shared.layout import CacheLayout
+from spiderfs.testing import make_older
 
 T = TypeVar("T")
 
 SPIDERFS = Path(sys.executable).with_name("spiderfs")
-# Two busy cores may take seconds for what an idle one does in 0.1 s; nobody waits that long unless a test fails.
+# Two busy cores may need seconds for what an idle core does in 0.1 s; only a test that fails waits for so long.
 PATIENCE_S = 30.0
 _POLL_S = 0.01
 _TROUBLE = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^\w*(Error|Exception):")
@@ -37,7 +38,7 @@ _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 
 
 def eventually(condition: Callable[[], T], within_s: float = PATIENCE_S, what: str = "") -> T:
-    """The first true value of `condition`, which is asked again until the deadline; an AssertionError after it."""
+    """Call `condition` until it returns a true value, and return that; raises AssertionError after the deadline."""
     deadline = time.monotonic() + within_s
     while True:
         value = condition()
@@ -65,7 +66,7 @@ def options_text(options: Mapping[str, object]) -> str:
 
 
 class Process:
-    """A process that is not our child, held by a descriptor, so that its pid can never mean another one."""
+    """A process that is not our child, held by a descriptor, so that its pid can never mean another process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -95,7 +96,7 @@ def children(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process; one that has ended and waits to be reaped by init is not."""
+    """Whether the process lives; a process that has ended and waits until init reaps it does not."""
     try:
         return not _status(pid)["State"].startswith("Z")
     except OSError:
@@ -116,7 +117,7 @@ def _catches_sigterm(pid: int) -> bool:
 
 @dataclass
 class Mounted:
-    """One mount; paths are those of the source, the mount point, the cache directory and the log."""
+    """One mount, with the paths of its source, mount point, cache directory and log."""
 
     source: Path
     point: Path
@@ -200,7 +201,7 @@ class Mounted:
         return mounts_at(self.point) > 0
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Tell the daemon to end and wait until it has; the log is checked by `mounted`."""
+        """Tell the daemon to end, and wait until it has ended; `mounted` checks its log."""
         self.supervisor.signal(number)
         assert self.supervisor.ended(PATIENCE_S), "the daemon has not ended"
 
@@ -213,7 +214,7 @@ def mounts_at(point: Path) -> int:
 
 
 def detach(point: Path) -> None:
-    """Take away whatever is mounted there; for the time after a failure or a crash."""
+    """Detach whatever is mounted there, after a failure or a crash."""
     for _ in range(8):
         if not mounts_at(point):
             return
@@ -221,7 +222,7 @@ def detach(point: Path) -> None:
 
 
 def unmount(point: Path, *flags: str) -> None:
-    """Unmount from outside, as mount(8)'s umount or, for an ordinary user, fusermount3 does; `-l` is lazily."""
+    """Unmount by umount(8) or, for an ordinary user, by fusermount3; the flag `-l` unmounts lazily."""
     if os.geteuid() == 0 or not _is_fuse(point):
         as_root("umount", *flags, point)
     else:
@@ -235,7 +236,7 @@ def _is_fuse(point: Path) -> bool:
 
 
 def lock_holder(cache: Path) -> int:
-    """The pid of the daemon that a mount left running in the background: the supervisor that locked the cache."""
+    """The pid of the supervisor that runs in the background and has locked this cache directory."""
     status = os.stat(CacheLayout(cache).lock)
     inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     for line in Path("/proc/locks").read_text().splitlines():
@@ -246,20 +247,18 @@ def lock_holder(cache: Path) -> int:
 
 
 def attach(source: Path, point: Path, cache: Path, log: Path, workers: int) -> Mounted:
-    """A mount that a command has made."""
+    """The `Mounted` of a mount that a command has made."""
     return Mounted(source, point, cache, log, workers, Process(lock_holder(cache)))
 
 
 def settle(source: Path, age_s: float = 3600.0) -> None:
-    """Make files that have just been written older, or what is read of them is kept only after some seconds."""
+    """Make files older that have just been written; otherwise the mount would cache them only some seconds later."""
     since_ns = time.time_ns() - 60 * 10**9
     for directory, _, names in os.walk(os.fsencode(source)):
         for name in names:
             path = os.path.join(directory, name)
-            found = os.lstat(path)
-            if found.st_mtime_ns > since_ns:
-                mtime_ns = found.st_mtime_ns - int(age_s * 1e9)
-                os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
+            if os.lstat(path).st_mtime_ns > since_ns:
+                make_older(path, age_s)
 
 
 @contextlib.contextmanager
@@ -273,15 +272,15 @@ def mounted(
     cache: Path | None = None,
     **options: object,
 ) -> Iterator[Mounted]:
-    """Mount `source`; mount point, cache and log lie below the directory `place` unless given.
+    """Mount `source`; mount point, cache and log lie below the directory `place`, unless arguments name them.
 
-    Its files are made older first (`settle`). At the end the daemon is stopped, nothing stays mounted, and the log must
-    hold no warning but those `allowed`.
+    Before that, the source's files are made older (`settle`). When the context ends, the daemon is stopped, nothing may
+    stay mounted, and the log may hold no warnings but those that `allowed` names.
     """
     settle(source)
     place.mkdir(parents=True, exist_ok=True)
     point, cache, log = point or place / "mnt", cache or place / "cache", place / "daemon.log"
-    # Not mkdir(exist_ok=True), which would ask what a crash has left mounted there.
+    # mkdir(exist_ok=True) would call stat on what a crash has left mounted there.
     if point.name not in os.listdir(point.parent):
         point.mkdir()
     if workers > 1 and options.get("binding", binding) == "pyfuse3":
@@ -309,7 +308,7 @@ def mounted(
 
 @contextlib.contextmanager
 def ending(place: Path, point: Path, cache: Path) -> Iterator[None]:
-    """Leave neither a mount nor a daemon behind; prints the daemon's log if the test fails."""
+    """End the mount and the daemon when the context ends; prints the daemon's log if the test fails."""
     try:
         yield
     except BaseException:
@@ -320,6 +319,6 @@ def ending(place: Path, point: Path, cache: Path) -> Iterator[None]:
     finally:
         if mounts_at(point):
             detach(point)
-        # Nobody holds it any more, or it belongs to root, whose mount ends with its namespace.
+        # No process may hold the lock any more, or one of root's does, whose mount ends with its namespace.
         with contextlib.suppress(AssertionError, OSError):
             os.kill(lock_holder(cache), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Reader processes: they read files again and again, compare every byte with what must come, and time every read."""
+"""Reader processes, which read files again and again, compare every byte with what it must be, and time every read."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-# The page cache is dropped before every read, so that the bytes come from the daemon; a reader ends after its round
-# once its standard input is closed. What it saw goes to its standard output.
+from spiderfs.testing import make_older
+
+# The program of a reader. It drops a file's pages before it reads the file, so that the bytes come from the daemon.
+# After its standard input is closed, it finishes its round and writes what it saw to standard output.
 _READER = r"""
 import errno, hashlib, json, os, random, select, sys, time
 order = random.Random(int(sys.argv[1]))
@@ -54,7 +55,7 @@ print(json.dumps({"reads": reads, "wrong": wrong, "errors": errors, "longest_s":
 
 
 class Report(NamedTuple):
-    """What one or several readers saw; `errors` has the name, the errno's name and the seconds it took."""
+    """What one or several readers saw; `errors` holds file name, errno name and seconds of each error."""
 
     reads: int
     wrong: list[str]
@@ -78,13 +79,13 @@ class Reader:
         assert self.process.stdout.readline() == "reading\n"
 
     def report(self, within_s: float = 60.0) -> Report:
-        """What it saw, after its rounds or the one that it is in; a TimeoutExpired if it hangs."""
+        """What the reader saw, once it has finished its rounds or its present one; raises TimeoutExpired if it hangs."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         if self._endless:
             self.process.stdin.close()
         self.process.wait(within_s)
-        # Not communicate(): it would pass by what readline() has read ahead.
+        # communicate() would miss what readline() has already read into its buffer.
         found = json.loads(self.process.stdout.read())
         errors = [(name, kind, seconds) for name, kind, seconds in found["errors"]]
         return Report(found["reads"], found["wrong"], errors, found["longest_s"])
@@ -96,7 +97,7 @@ class Reader:
 
 @contextlib.contextmanager
 def readers(count: int, point: Path, wanted: Mapping[str, str], rounds: int = -1) -> Iterator[list[Reader]]:
-    """`count` reader processes, all of which have begun; none is left at the end."""
+    """Start `count` readers and wait until all have begun; when the context ends, all are killed."""
     started: list[Reader] = []
     try:
         started += [Reader(point, wanted, seed, rounds) for seed in range(count)]
@@ -109,7 +110,7 @@ def readers(count: int, point: Path, wanted: Mapping[str, str], rounds: int = -1
 
 
 def together(all_readers: list[Reader], within_s: float = 60.0) -> Report:
-    """End the readers and join what they saw."""
+    """End the readers; returns what all of them saw."""
     reports = [reader.report(within_s) for reader in all_readers]
     return Report(
         sum(report.reads for report in reports),
@@ -124,15 +125,13 @@ def digest(content: bytes) -> str:
 
 
 def write_files(source: Path, sizes: Mapping[str, int], seed: int = 0) -> dict[str, str]:
-    """Files of random bytes that are old enough to be cached; returns the digest of each by its name."""
+    """Make files of random bytes that are old enough to be cached; returns the digest of each file by its name."""
     random = Random(seed)
     wanted = {}
     for name, size in sizes.items():
         content = random.randbytes(size)
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(content)
-        # An hour before, each at a time of its own.
-        written_ns = time.time_ns() - 3600 * 10**9
-        os.utime(source / name, ns=(written_ns, written_ns))
+        make_older(source / name)
         wanted[name] = digest(content)
     return wanted

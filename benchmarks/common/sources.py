@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
-_AGE_S = 3600.0
+from spiderfs.testing import make_older
 
 
 def write(path: Path, content: bytes) -> None:
+    """Write a file and make it old enough to be cached."""
     path.write_bytes(content)
     make_older(path)
-
-
-def make_older(path: Path) -> None:
-    """Make a file an hour old, since spiderfs keeps nothing of a file that may still be written (docs/SEMANTICS.md)."""
-    then = time.time() - _AGE_S
-    os.utime(path, (then, then))

@@ -32,7 +32,6 @@ from rich.table import Table
 from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.results import machine, plain_table, save, wide_console
-from benchmarks.common.sources import make_older
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import Mounted, install_missing, mounted
 from benchmarks.serving.readers import READ_BYTES, open_read_close, read_all
@@ -42,6 +41,7 @@ from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Version
+from spiderfs.testing import make_older
 
 Figures = dict[str, dict[str, list[float]]]
 """One figure for each round, by system and by what was measured."""

@@ -298,6 +298,120 @@ class Cache:
 # -- training
 
 
+class Training:
+    """One training: its model, sampler and cache, used in the order in which a training through a mount uses them."""
+
+    def __init__(
+        self, pool: Pool, configuration: Configuration, seed: int, epochs: int, trace: TraceWriter | None
+    ) -> None:
+        torch.manual_seed(seed)
+        self.pool = pool
+        self._configuration = configuration
+        self._epochs = epochs
+        self._samples = len(pool.sizes)
+        # A training takes half of the time that it takes with the other layout of memory.
+        model = network(pool.held_out.classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        assert isinstance(model, nn.Sequential)
+        self.model = model
+        self._features, self._classifier = model[:-1], cast(nn.Linear, model[-1])
+        self.capacity = pool.capacity(configuration.cached_share)
+        width = self._classifier.in_features
+        self.cache = Cache(configuration, pool.labels.tolist(), pool.sizes, self.capacity, width, seed, trace=trace)
+        self._sampler = SAMPLERS[configuration.sampler](
+            self._samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled
+        )
+        self._sampler.bind(cast(Client, self.cache), "train")
+        self._sampler.offer(self._evaluated)
+        self._steps = Steps(model, epochs, self._samples)
+        self._part = replace(
+            pool.held_out,
+            images=pool.held_out.images[::EVALUATED_SHARE],
+            labels=pool.held_out.labels[::EVALUATED_SHARE],
+        )
+        self._rng = np.random.default_rng([seed, 2])
+
+    def epoch(self, number: int, stepped: Callable[[], None]) -> tuple[list[int], Epoch]:
+        """Train for an epoch; returns the samples in the order in which they were read, and the epoch's figures."""
+        self.model.train()
+        sampler, cache = self._sampler, self.cache
+        drawn = list(sampler)
+        cache.plan(number, drawn)
+        read: list[int] = []
+        trained_on: set[int] = set()
+        ahead: deque[tuple[list[int], list[int]]] = deque()
+        settling = int(sampler.settled * len(drawn)) // BATCH * BATCH
+        batches = -(-len(drawn) // BATCH)
+        trained = 0
+
+        def train_one() -> None:
+            nonlocal trained
+            self._step(*ahead.popleft())
+            stepped()
+            trained += 1
+            self._steps.taken(number - 1, trained, batches)
+
+        for wanted in in_batches(drawn, cache, self._configuration.oversampling, self._rng):
+            if len(read) == settling and sampler.settled < 1:
+                following = sampler.draw_ahead()
+                if following is not None:
+                    cache.plan(number + 1, following, begun=False)
+            read += wanted
+            ahead.append((wanted, [cache.read(sample) for sample in wanted]))
+            trained_on.update(ahead[-1][1])
+            if len(ahead) > AHEAD:
+                train_one()
+        while ahead:
+            train_one()
+        figures = self._figures(len(set(drawn)), len(trained_on))
+        cache.epoch_end(figures.top1, number / self._epochs)
+        sampler.epoch_end(figures.top1)
+        return read, figures
+
+    def _figures(self, drawn: int, trained_on: int) -> Epoch:
+        counts = self.cache.counts
+        return Epoch(
+            hit_ratio=counts.hits / counts.opens,
+            origin_bytes_per_sample=counts.origin_bytes / counts.opens,
+            drawn_share=drawn / self._samples,
+            served_share=trained_on / self._samples,
+            redirected_share=counts.redirects / counts.opens,
+            ratio=self.cache.ratio,
+            top1=evaluate(self.model, self._part),
+            reads_share=counts.opens / self._samples,
+        )
+
+    def _evaluated(self, samples: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Evaluate samples as the hook does: they are read as all others, and their losses are learned."""
+        cache, pool = self.cache, self.pool
+        opens, hits, redirects = cache.counts.opens, cache.counts.hits, cache.counts.redirects
+        served = torch.tensor([cache.read(sample) for sample in samples.tolist()])
+        cache.counts.opens, cache.counts.hits, cache.counts.redirects = opens, hits, redirects
+        self.model.eval()
+        with torch.no_grad():
+            embeddings = self._features(pool.images[served])
+            losses = nn.functional.cross_entropy(
+                self._classifier(embeddings), pool.labels[served], reduction="none"
+            ).numpy()
+        self.model.train()
+        cache.learn(served.numpy(), embeddings.half().numpy(), losses)
+        return losses
+
+    def _step(self, wanted: list[int], served_samples: list[int]) -> None:
+        served = torch.tensor(served_samples)
+        images, labels = self.pool.images[served], self.pool.labels[served]
+        flipped = torch.rand(len(images)) < 0.5
+        images = torch.where(flipped[:, None, None, None], images.flip(3), images)
+        self._steps.optimizer.zero_grad()
+        embeddings = self._features(images)
+        losses = nn.functional.cross_entropy(self._classifier(embeddings), labels, reduction="none")
+        clip = self._configuration.weight_clip
+        weights = self._sampler.weights(wanted, clip) if clip else 1.0
+        (losses * weights).mean().backward()  # type: ignore[no-untyped-call]
+        self._steps.optimizer.step()
+        self.cache.learn(served.numpy(), embeddings.detach().half().numpy(), losses.detach().numpy())
+        self._sampler.trained(np.array(wanted, np.uint32), losses.detach().numpy())
+
+
 def train(
     pool: Pool,
     configuration: Configuration,
@@ -309,108 +423,15 @@ def train(
 ) -> Run:
     """Train once; all runs of a seed begin with the same weights and, without scores, make the same draws."""
     began = time.monotonic()
-    torch.manual_seed(seed)
-    samples = len(pool.sizes)
-    # A training takes half of the time that it takes with the other layout of memory.
-    model = network(pool.held_out.classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    assert isinstance(model, nn.Sequential)
-    features, classifier = model[:-1], cast(nn.Linear, model[-1])
-    capacity = pool.capacity(configuration.cached_share)
-    cache = Cache(configuration, pool.labels.tolist(), pool.sizes, capacity, classifier.in_features, seed, trace=trace)
-    sampler = SAMPLERS[configuration.sampler](
-        samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled
-    )
-    sampler.bind(cast(Client, cache), "train")
-    steps = Steps(model, epochs, samples)
-    part = replace(
-        pool.held_out,
-        images=pool.held_out.images[::EVALUATED_SHARE],
-        labels=pool.held_out.labels[::EVALUATED_SHARE],
-    )
-
-    def evaluated(samples: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Evaluate samples as the hook does: they are read as all others, and their losses are learned."""
-        opens, hits, redirects = cache.counts.opens, cache.counts.hits, cache.counts.redirects
-        given = torch.tensor([cache.read(sample) for sample in samples.tolist()])
-        cache.counts.opens, cache.counts.hits, cache.counts.redirects = opens, hits, redirects
-        model.eval()
-        with torch.no_grad():
-            embeddings = features(pool.images[given])
-            losses = nn.functional.cross_entropy(classifier(embeddings), pool.labels[given], reduction="none").numpy()
-        model.train()
-        cache.learn(given.numpy(), embeddings.half().numpy(), losses)
-        return losses
-
-    sampler.offer(evaluated)
-
-    def step(wanted: list[int], served: list[int]) -> None:
-        given = torch.tensor(served)
-        images, labels = pool.images[given], pool.labels[given]
-        flipped = torch.rand(len(images)) < 0.5
-        images = torch.where(flipped[:, None, None, None], images.flip(3), images)
-        steps.optimizer.zero_grad()
-        embeddings = features(images)
-        losses = nn.functional.cross_entropy(classifier(embeddings), labels, reduction="none")
-        weights = sampler.weights(wanted, configuration.weight_clip) if configuration.weight_clip else 1.0
-        (losses * weights).mean().backward()  # type: ignore[no-untyped-call]
-        steps.optimizer.step()
-        cache.learn(given.numpy(), embeddings.detach().half().numpy(), losses.detach().numpy())
-        sampler.trained(np.array(wanted, np.uint32), losses.detach().numpy())
-        stepped()
-
-    rng = np.random.default_rng([seed, 2])
-    done: list[Epoch] = []
-    lists: list[list[int]] = []
-    for number in range(1, epochs + 1):
-        model.train()
-        drawn = list(sampler)
-        cache.plan(number, drawn)
-        read: list[int] = []
-        trained_on: set[int] = set()
-        ahead: deque[tuple[list[int], list[int]]] = deque()
-        settling = int(sampler.settled * len(drawn)) // BATCH * BATCH
-        batches = -(-len(drawn) // BATCH)
-        trained = 0
-        for wanted in in_batches(drawn, cache, configuration.oversampling, rng):
-            if len(read) == settling and sampler.settled < 1:
-                following = sampler.draw_ahead()
-                if following is not None:
-                    cache.plan(number + 1, following, begun=False)
-            read += wanted
-            ahead.append((wanted, [cache.read(sample) for sample in wanted]))
-            trained_on.update(ahead[-1][1])
-            if len(ahead) > AHEAD:
-                step(*ahead.popleft())
-                trained += 1
-                steps.taken(number - 1, trained, batches)
-        while ahead:
-            step(*ahead.popleft())
-            trained += 1
-            steps.taken(number - 1, trained, batches)
-        lists.append(read)
-        top1 = evaluate(model, part)
-        counts = cache.counts
-        done.append(
-            Epoch(
-                hit_ratio=counts.hits / counts.opens,
-                origin_bytes_per_sample=counts.origin_bytes / counts.opens,
-                drawn_share=len(set(drawn)) / samples,
-                served_share=len(trained_on) / samples,
-                redirected_share=counts.redirects / counts.opens,
-                ratio=cache.ratio,
-                top1=top1,
-                reads_share=counts.opens / samples,
-            )
-        )
-        cache.epoch_end(top1, number / epochs)
-        sampler.epoch_end(top1)
+    training = Training(pool, configuration, seed, epochs, trace)
+    done = [training.epoch(number, stepped) for number in range(1, epochs + 1)]
     return Run(
         configuration=name,
         seed=seed,
-        epochs=done,
-        top1=evaluate(model, pool.held_out),
-        list_origin=list_origin(lists, pool.sizes, capacity),
-        graph=cache.graph(),
+        epochs=[figures for _, figures in done],
+        top1=evaluate(training.model, pool.held_out),
+        list_origin=list_origin([read for read, _ in done], pool.sizes, training.capacity),
+        graph=training.cache.graph(),
         seconds=time.monotonic() - began,
     )
 

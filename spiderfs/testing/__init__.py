@@ -11,6 +11,7 @@ from spiderfs.testing.hook_sink import RecordingSink
 from spiderfs.testing.lists import known_list, sample_list
 from spiderfs.testing.memory_content import MemoryContent
 from spiderfs.testing.memory_source import MemorySource
+from spiderfs.testing.old_files import make_older
 
 __all__ = [
     "Bare",
@@ -23,5 +24,6 @@ __all__ = [
     "RecordingSink",
     "bare_filesystem",
     "known_list",
+    "make_older",
     "sample_list",
 ]

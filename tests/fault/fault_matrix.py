@@ -1,4 +1,4 @@
-"""Runs cells of the fault table and prints what came of each; see scripts/faults."""
+"""Runs cells of the table of faults and prints the outcome of each; see scripts/faults."""
 
 from __future__ import annotations
 
@@ -50,20 +50,27 @@ def summary(outcomes: Sequence[Outcome], took_s: float) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="scripts/faults", description="Let processes of a mount die or stop while its source fails, and watch."
+        prog="scripts/faults",
+        description="Kill or stop processes of a mount while its source fails, and compare what readers see.",
     )
-    parser.add_argument("--quick", action="store_true", help="a covering choice of cells, and shorter stops")
+    parser.add_argument(
+        "--quick", action="store_true", help="run a few cells that cover all pairs of values, with shorter stops"
+    )
     for name, values in (("victim", VICTIMS), ("signal", SIGNALS), ("source", SOURCES), ("trainer", TRAINERS)):
-        parser.add_argument(f"--{name}", action="append", choices=values, help="these cells alone; may be repeated")
-    parser.add_argument("--jobs", type=int, default=4, help="cells at a time (default %(default)s)")
-    parser.add_argument("--workers", type=int, default=0, help="workers of each mount (default: 1 and 2 by turns)")
+        parser.add_argument(
+            f"--{name}", action="append", choices=values, help="run only cells with this value; can be repeated"
+        )
+    parser.add_argument(
+        "--jobs", type=int, default=4, help="number of cells that run at the same time (default %(default)s)"
+    )
+    parser.add_argument("--workers", type=int, default=0, help="workers of each mount (default: 1 and 2 in turns)")
     parser.add_argument(
         "--stop",
         type=float,
         help=f"seconds for which SIGSTOP lasts (default {Setting.stop_s:g}, quick {QUICK.stop_s:g})",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every cell's outcome there")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave mount directories and logs below it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcome of every cell to FILE")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the directories and logs of the mounts in DIR")
     return parser.parse_args()
 
 

@@ -1,8 +1,8 @@
-"""A process that reads a mount, says how long each call took, and knows every byte that must come.
+"""A process that reads a mount, compares every byte with what it must be, and measures how long each call takes.
 
-Run as a program with its Task as JSON; it reads until its standard input is closed, and then prints its Report as JSON.
-Every file's bytes say their own name and offset, so wrong ones show whose they are. A training reads as a trainer does:
-its whole list in an order of its own each epoch; attached it also sends embeddings, and with "plan" its order.
+The program takes its Task as JSON. It reads until its standard input is closed, and then prints its Report as JSON. The
+bytes of each file name the file and their offset, so wrong bytes show from where they come. A training reads its whole
+list in an order of its own in each epoch; if it is attached it also sends embeddings, and with "plan" its order.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 RECORD_BYTES = 32
 MIB = 1 << 20
-# Calls so far, and when the present one began (time.monotonic(); 0: none), for who watches.
+# For the process that watches: the number of calls so far, and when the present call began (0 if there is none).
 PROGRESS = struct.Struct("<Qd")
-# The mount has ended: whoever goes on would only find this again.
+# These errors say that the mount has ended, and every further call would return them again.
 _END = {"ENOTCONN", "ECONNABORTED", "UNMOUNTED"}
-# Readers of several mounts share two cores; without a pause each of them would keep one busy.
+# Readers of several mounts share two cores; without a pause, each reader would keep one core busy.
 _PAUSE_S = 0.01
 _BATCH = 8
 
@@ -39,7 +39,7 @@ class Task:
     progress: str
     seed: int
     attach: str | None = None
-    """None: an ordinary reader. A training: "no trainer" (not attached), "hook", or "plan"."""
+    """None for an ordinary reader; for a training "no trainer" (not attached), "hook" or "plan"."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Report:
     calls: int = 0
     wrong: list[str] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)
-    """The longest wait for each error, by its name."""
+    """The longest wait that ended with each error, by the error's name."""
     longest_s: float = 0.0
     longest_call: str = ""
     substituted: int = 0
@@ -75,7 +75,7 @@ class Reader:
         return self.ended or bool(select.select([0], [], [], 0)[0])
 
     def step(self) -> None:
-        """One thing that programs do, chosen by chance."""
+        """Do one thing that programs do, chosen at random."""
         chance = self._random.random()
         if chance < 0.7:
             self.read(self._random.choice(self._small))
@@ -87,7 +87,7 @@ class Reader:
             self.miss()
 
     def read(self, name: str, may_be: Callable[[str], bool] | None = None) -> str | None:
-        """A whole small file; `may_be` says which files may be given for it. Returns whose bytes came."""
+        """Read a small file; `may_be` says which files may stand in for it. Returns the file whose bytes came."""
         whole = self._bytes_of(name, 0, MIB)
         if whole is None:
             return None
@@ -95,7 +95,7 @@ class Reader:
         if given != name and not (may_be and may_be(given)):
             self.report.wrong.append(f"{name} began with {whole[:40]!r}")
         elif whole != self._contents[given]:
-            self.report.wrong.append(f"{name} was given other bytes than those of {given}")
+            self.report.wrong.append(f"{name} got other bytes than those of {given}")
         self.report.substituted += given != name
         return given
 
@@ -114,14 +114,14 @@ class Reader:
             self.report.wrong.append(f"{directory} was listed as {sorted(names)}")
 
     def miss(self) -> None:
-        """A name that does not exist: the source alone may say so, so its directory is busy while the source hangs."""
+        """Look up a name that does not exist, about which the mount must ask the source."""
         directory = os.path.dirname(self._random.choice(self._small))
         path = self._point / directory / f"missing-{self._random.randrange(1 << 30)}"
         if self._timed("miss", lambda: _exists(path)):
             self.report.wrong.append(f"{path} exists")
 
     def _bytes_of(self, name: str, at: int, length: int) -> bytes | None:
-        """stat, open and read of a file; the page cache is passed by every other time, so that both ways are taken."""
+        """Call stat, open and read; half of the times the pages are dropped first, so that the daemon must answer."""
         path = self._point / name
         if self._timed("stat", lambda: os.stat(path)) is None:
             return None
@@ -132,7 +132,7 @@ class Reader:
             if self._random.random() < 0.5:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             found = bytearray()
-            # What could be read comes first, and the error with the next call, as read(2) has it.
+            # Like read(2), a call returns what could be read, and only the next call returns the error.
             while len(found) < length:
                 rest = length - len(found)
                 piece = self._timed("read", lambda rest=rest: os.pread(fd, rest, at + length - rest))
@@ -180,7 +180,7 @@ def label_of(name: str) -> int:
 
 
 def train(reader: Reader, task: Task) -> None:
-    """Epochs over all small files; the embeddings of a class lie close together, so that there are stand-ins."""
+    """Train over all small files; the embeddings of a label lie close together, so that there are stand-ins."""
     import logging
 
     import numpy as np
@@ -189,7 +189,7 @@ def train(reader: Reader, task: Task) -> None:
     from trainer_hook.client import Client, Declaration
     from trainer_hook.mounts import socket_finder
 
-    # That the daemon goes is what is wanted here.
+    # The faults end the daemon on purpose, so the hook's warnings about that are not needed.
     logging.getLogger("trainer_hook").setLevel(logging.CRITICAL)
     names = sorted(name for name, size in task.sizes.items() if size < MIB)
     labels = np.array([label_of(name) for name in names], np.int32)
@@ -229,7 +229,7 @@ def main() -> None:
             reader.step()
             time.sleep(_PAUSE_S)
     print(json.dumps(asdict(reader.report)), flush=True)
-    # Not through the interpreter's end, which would wait for the hook's thread.
+    # At a normal exit, the interpreter would wait for the hook's thread.
     os._exit(0)
 
 

@@ -1,7 +1,8 @@
-"""What may go wrong at once, and what readers may then see: the one place where that is written down.
+"""The table of faults: what may go wrong at the same time, and what readers may then see.
 
-`fault_cells.py` makes each cell happen on a mount and compares; docs/FAULTS.md shows `as_markdown()`, which a test
-compares with it. A call is one system call of a reader: stat, open, read, a listing.
+`fault_cells.py` makes the faults of each cell happen on a mount, and compares what readers see with this table.
+docs/FAULTS.md shows `as_markdown()`; a test compares the two. A call is one system call of a reader: stat, open, read,
+or a listing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SIGNALS = ("SIGKILL", "SIGTERM", "SIGSTOP")
 SOURCES = ("well", "slow", "hanging", "erring", "gone")
 TRAINERS = ("no trainer", "hook", "plan")
 
-# What the state of the source is made of (`spiderfs config`), and what an uncached read answers then.
+# The options that bring the source into each state, and the errors that a read of an uncached file may then return.
 SETTINGS = {
     "well": {},
     "slow": {"source.latency_ms": 150, "source.bandwidth": "8MB"},
@@ -31,7 +32,7 @@ _ERRORS = {
     "erring": frozenset({"EIO"}),
     "gone": frozenset({"EIO"}),
 }
-# UNMOUNTED: the directory below the mount point is seen again.
+# UNMOUNTED means that the reader sees the directory below the mount point.
 _ENDED = frozenset({"ENOTCONN", "ECONNABORTED"})
 _UNMOUNTED = _ENDED | {"UNMOUNTED"}
 
@@ -52,10 +53,10 @@ def all_cells() -> list[Cell]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What readers may see in a cell: these errors and no others, and no call longer than the limit.
+    """What readers may see in a cell: only these errors, and no call that takes longer than the limit.
 
-    The limit is `timeouts` times source.timeout_s, and the time for which the victim is stopped where `stop` says so;
-    a busy machine comes on top. `ends`: the mount ends by it.
+    The limit is `timeouts` times source.timeout_s and, if `stop`, the time for which the victim is stopped; a busy
+    machine may add to it. `ends` says that the fault ends the mount.
     """
 
     errors: frozenset[str]
@@ -74,21 +75,21 @@ class Seen:
 
 
 def seen(victim: str, signal: str, source: str) -> Seen:
-    """The trainer's part makes no difference to what readers see."""
+    """What readers may see, which does not depend on what a trainer does."""
     errors = _ERRORS[source]
-    # One call is up to two requests of the kernel, each of which may wait for the source: a look-up and what follows.
+    # A call is up to two requests of the kernel, a look-up and another one, and each may wait for the source.
     waits = 2 if source == "hanging" else 0
     if victim == "supervisor" and signal == "SIGKILL":
         return Seen(errors | _ENDED, waits, ends=True)
     if victim == "supervisor" and signal == "SIGTERM":
         return Seen(errors | _UNMOUNTED, waits, ends=True)
     if victim == "worker" and signal == "SIGSTOP":
-        # What it was fetching, other workers wait for in vain.
+        # Other workers wait in vain for the files that the stopped worker was fetching.
         return Seen(errors | {"ETIMEDOUT"}, max(waits, 1), stop=True)
     if victim == "reading process" and signal == "SIGSTOP":
         return Seen(errors | _ERRORS["hanging"], 2)
     if victim in ("worker", "reading process"):
-        # The next worker begins anew with the requests of the one that died.
+        # The next worker begins again with the requests of the worker that died.
         return Seen(errors, waits + 1 if waits else 0)
     return Seen(errors, waits)
 
@@ -103,7 +104,7 @@ def as_markdown() -> str:
 
 
 def covering() -> Iterator[Cell]:
-    """Few cells in which every two values of different kinds meet: the greedy choice, the same in every run."""
+    """A few cells in which each pair of values of different kinds occurs, chosen greedily and always the same."""
     cells = all_cells()
 
     def pairs(cell: Cell) -> set[tuple[tuple[int, str], ...]]:

@@ -1,4 +1,4 @@
-"""How long the fuzz tests take: seconds in the suite, and as long as you like by a profile of Hypothesis.
+"""The profile of Hypothesis with which the fuzz tests run for long; in the suite they take seconds.
 
 .venv/bin/python -m pytest tests/fuzz --hypothesis-profile=long
 """

@@ -1,4 +1,4 @@
-"""What fuzz tests have in common: how many examples they take, and bytes that are nearly right."""
+"""What the fuzz tests share: the number of their examples, and strategies for bytes that are almost right."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 _QUICK_EXAMPLES = 100
-# Where lengths and signs go over.
+# Numbers at which lengths and signs overflow.
 EDGES = (
     0,
     1,
@@ -28,7 +28,7 @@ EDGES = (
 
 
 def examples(quick: int) -> settings:
-    """So many examples in the suite; the profile `long` makes them a hundred times as many, and shrinks what fails."""
+    """Settings for so many examples; the profile `long` takes a hundred times as many, and shrinks what fails."""
     share = settings().max_examples / _QUICK_EXAMPLES
     phases = set(Phase) if share > 1 else {Phase.explicit, Phase.reuse, Phase.generate}
     return settings(
@@ -40,13 +40,13 @@ def examples(quick: int) -> settings:
 
 
 def integers(bits: int) -> st.SearchStrategy[int]:
-    """Any that fit into so many bits, those at edges more often."""
+    """All integers that fit into so many bits, with those of EDGES more often."""
     most = (1 << bits) - 1
     return st.sampled_from([edge for edge in EDGES if edge <= most]) | st.integers(0, most)
 
 
 def packed(form: struct.Struct) -> st.SearchStrategy[bytes]:
-    """Any bytes of a structure, with integers at edges."""
+    """The bytes of a structure whose integers come from `integers`."""
     codes = {"I": 32, "Q": 64, "H": 16, "i": 31, "q": 63}
     letters = [letter for letter in _letters(form.format) if letter in codes]
     return st.tuples(*(integers(codes[letter]) for letter in letters)).map(lambda values: form.pack(*values))
@@ -65,19 +65,19 @@ def _letters(text: str) -> str:
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """Other bytes than these: some changed, cut off, put in between or added."""
+    """The bytes `whole`, of which some are changed, cut off, inserted or added; or entirely different bytes."""
     data = bytearray(whole)
     how = draw(st.sampled_from(["change", "cut", "add", "insert", "anything"]))
     if how == "anything" or not data:
         return draw(st.binary(max_size=2 * len(whole) + 8))
-    place = draw(st.integers(0, len(data) - 1))
+    at = draw(st.integers(0, len(data) - 1))
     if how == "change":
         for _ in range(draw(st.integers(1, 4))):
             data[draw(st.integers(0, len(data) - 1))] ^= draw(st.integers(1, 255))
     elif how == "cut":
-        del data[place:]
+        del data[at:]
     elif how == "add":
         data += draw(st.binary(min_size=1, max_size=64))
     else:
-        data[place:place] = draw(st.binary(min_size=1, max_size=8))
+        data[at:at] = draw(st.binary(min_size=1, max_size=8))
     return bytes(data)

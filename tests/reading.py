@@ -79,7 +79,7 @@ class Reader:
         assert self.process.stdout.readline() == "reading\n"
 
     def report(self, within_s: float = 60.0) -> Report:
-        """What the reader saw, once it has finished its rounds or its present one; raises TimeoutExpired if it hangs."""
+        """What the reader saw, after its rounds or the round that it is in; raises TimeoutExpired if it hangs."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         if self._endless:

@@ -1,4 +1,4 @@
-"""The rules of the house that a machine can check: who may import whom, what stays pure, how long a module may be."""
+"""Rules that a machine can check: who may import whom, what stays pure, how long a module or a function may be."""
 
 from __future__ import annotations
 
@@ -54,6 +54,9 @@ IMPURE = {"os", "io", "time", "datetime", "random", "secrets", "socket", "pathli
 IMPURE |= {"asyncio", "subprocess", "multiprocessing", "signal", "mmap", "shutil"}
 
 MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
+# A longer function needs a comment that begins so, on the line above it.
+REASON = "# Longer than other functions: "
 
 
 class Import(NamedTuple):
@@ -191,6 +194,26 @@ def test_modules_say_what_they_are_and_why_they_are_long(path: Path) -> None:
     lines = text.count("\n")
     if lines > MAX_LINES:
         assert " is long because " in docstring, f"{lines} lines: the docstring must say why the module is this long"
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+@pytest.mark.parametrize(
+    "path", [*modules(), *sorted((ROOT / "benchmarks").rglob("*.py")), *sorted((ROOT / "scripts").glob("*.py"))], ids=short
+)
+def test_a_long_function_says_why_it_is_long(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    for function in functions(path):
+        assert function.end_lineno is not None
+        length = function.end_lineno - function.lineno + 1
+        if length > MAX_FUNCTION_LINES:
+            first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+            above = lines[first - 2].strip()
+            assert above.startswith(REASON), f"line {first}: {function.name} has {length} lines; the line above must say why"
 
 
 def test_no_module_is_named_for_nothing() -> None:

@@ -58,6 +58,7 @@ def keep_freed_memory() -> None:
             mallopt(parameter, value)
 
 
+# Longer than other functions: here a reader sees every component of a worker and what it needs, in one order.
 async def work(context: MountContext, kernel: Kernel, index: int, again: bool = False) -> None:
     """Answer requests until the file system is unmounted; `again`: in the place of a worker that has died."""
     keep_freed_memory()

@@ -203,7 +203,9 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 @pytest.mark.parametrize(
-    "path", [*modules(), *sorted((ROOT / "benchmarks").rglob("*.py")), *sorted((ROOT / "scripts").glob("*.py"))], ids=short
+    "path",
+    [*modules(), *sorted((ROOT / "benchmarks").rglob("*.py")), *sorted((ROOT / "scripts").glob("*.py"))],
+    ids=short,
 )
 def test_a_long_function_says_why_it_is_long(path: Path) -> None:
     lines = path.read_text().splitlines()
@@ -213,7 +215,9 @@ def test_a_long_function_says_why_it_is_long(path: Path) -> None:
         if length > MAX_FUNCTION_LINES:
             first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
             above = lines[first - 2].strip()
-            assert above.startswith(REASON), f"line {first}: {function.name} has {length} lines; the line above must say why"
+            assert above.startswith(REASON), (
+                f"line {first}: {function.name} has {length} lines; the line above must say why"
+            )
 
 
 def test_no_module_is_named_for_nothing() -> None:

@@ -17,15 +17,14 @@ from spiderfs.daemon.pipes.event_pipe import open_pipe
 from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt, StoreError
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
-from spiderfs.packages.directory import WithoutPackages
+from spiderfs.packages.directory import DIRECTORY
 from spiderfs.shared.bypass_terms import Terms, pid_namespace
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
-from spiderfs.sources.local import LocalSource
+from spiderfs.sources.open import OpenedSource, open_source
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.recent_timeouts import RecentTimeouts
-from spiderfs.sources.slow import SlowSource
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
@@ -52,9 +51,7 @@ def same_file(path: Path, descriptor: int) -> bool:
 class MountContext:
     options: Options
     directories: CacheLayout
-    source: SlowSource
-    root_fd: int
-    """Of the source, which may lie below the mount."""
+    source: OpenedSource
     counters: SharedCounters
     event_reader: int
     event_writer: int
@@ -92,7 +89,7 @@ class MountContext:
         see `ReadProcess`.
         """
         longest = max(self.options.sample_max_bytes, BLOCK_BYTES)
-        return ReadProcess(self.source, self.options.fetches, longest, before, deliver_to, cautious)
+        return ReadProcess(self.source.everything, self.options.fetches, longest, before, deliver_to, cautious)
 
     def client(self, counters: Counters, read: Read) -> SourceClient:
         options = self.options
@@ -102,9 +99,10 @@ class MountContext:
             attempts=options.source_attempts,
             max_concurrent=options.fetches,
         )
-        source = WithoutPackages(self.source)
         rng = random.Random()
-        return SourceClient(source, limits, rng=rng, on_event=counters.add, read=read, timeouts=self.timeouts)
+        return SourceClient(
+            self.source.shown, limits, rng=rng, on_event=counters.add, read=read, timeouts=self.timeouts
+        )
 
     def open_content(self) -> LmdbContent:
         """The store, as a disk that can only be read has it if need be; raises StoreError where there is none."""
@@ -136,12 +134,10 @@ def create_context(options: Options) -> MountContext:
     listener = open_run_directory(directories.run)
     faults = FaultState.create(directories.run.faults, **options.source_faults())
     reader, writer = open_pipe()
-    local = LocalSource(os.fspath(options.source))
     return MountContext(
         options=options,
         directories=directories,
-        source=SlowSource(local, faults),
-        root_fd=local.root_fd,
+        source=open_source(os.fspath(options.source), faults, hidden=DIRECTORY),
         counters=SharedCounters(FIRST_WORKER_ROW + options.workers),
         event_reader=reader,
         event_writer=writer,

@@ -129,8 +129,8 @@ class Manager:
         self._warmer = Warmer(
             catalogue, lister, fetcher, content, counters, options.sample_max_bytes, self._events.note
         )
-        packages = PackageDirectory(context.root_fd, directories.package_key)
-        self._packer = Packer(cache, catalogue, fetcher, client, context.source, content, counters, packages)
+        packages = PackageDirectory(context.source.root_fd, directories.package_key)
+        self._packer = Packer(cache, catalogue, fetcher, client, context.source.everything, content, counters, packages)
 
         # Users look at all of it, and change it.
         self._access_log = AccessLog(

@@ -12,6 +12,7 @@ import struct
 from enum import IntEnum, IntFlag
 
 from spiderfs.errors import InvalidArgument
+from spiderfs.sources.source import split_time
 from spiderfs.vfs.answers import Attributes, Entry
 
 MAJOR, MINOR = 7, 40
@@ -208,7 +209,7 @@ def _timeouts(entry_s: float, attributes_s: float) -> tuple[int, int, int, int]:
 
 def _attr(found: Attributes) -> tuple[int, ...]:
     inode, mode, uid, gid, size, mtime_ns, _ = found
-    seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
+    seconds, nanoseconds = split_time(mtime_ns)
     return (
         inode,
         size,

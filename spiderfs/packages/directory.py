@@ -1,6 +1,6 @@
 """Packages as files at the source: the only thing that a mount ever writes there.
 
-All packages lie in one directory in the source's root. No mount shows that directory (`WithoutPackages`). A package is
+All packages lie in one directory in the source's root. No mount shows that directory (`sources/open.py`). A package is
 written under a temporary name, synced and renamed, so a name that ends in `.package` belongs to a whole package, and
 what a crash has left behind is removed later. Several mounts may share the directory: each of them may find that a
 package is gone, and each leaves the packages of the others alone. The directory and its packages must belong to this
@@ -21,9 +21,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from spiderfs.errors import SourceNotFound
 from spiderfs.packages.format import KEY_BYTES
-from spiderfs.sources.source import Source, SourceStat
+from spiderfs.sources.source import SourceStat
 
 DIRECTORY = b".spiderfs-packages"
 _TEMPORARY = b".new-"
@@ -114,21 +113,3 @@ class PackageDirectory:
             yield fd
         finally:
             os.close(fd)
-
-
-class WithoutPackages:
-    """A source as mounts show it: without the directory of packages."""
-
-    def __init__(self, inner: Source) -> None:
-        self._inner = inner
-        self.readlink, self.listxattr, self.getxattr = inner.readlink, inner.listxattr, inner.getxattr
-        self.read, self.statvfs, self.close = inner.read, inner.statvfs, inner.close
-
-    def stat(self, path: bytes) -> SourceStat:
-        if path == DIRECTORY:
-            raise SourceNotFound(f"{os.fsdecode(path)}: packages are not shown")
-        return self._inner.stat(path)
-
-    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
-        entries = self._inner.scan(path)
-        return entries if path else (entry for entry in entries if entry[0] != DIRECTORY)

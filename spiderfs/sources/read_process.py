@@ -38,14 +38,13 @@ import trio
 from spiderfs.errors import SourceUnavailable
 from spiderfs.linux.process_table import ended_status
 from spiderfs.sources.delivery import Delivery
-from spiderfs.sources.source import Source, Version
+from spiderfs.sources.source import Source, Version, joined_time, split_time
 
 _PR_SET_PDEATHSIG = 1
 _NUMBER = struct.Struct("<I")
 # Request: offset, length, the version's size and mtime (seconds, nanoseconds); bytes of the path, of what a delivery
 # begins with, and of its answer. Reply: bytes, and what they are.
 _REQUEST = struct.Struct("<QQQqIIHH")
-_SECOND_NS = 1_000_000_000
 _REPLY = struct.Struct("<QB")
 _READ, _DELIVERED, _FAILED = 0, 1, 2
 _COUNT = struct.Struct("<Q")
@@ -142,7 +141,7 @@ class ReadProcess:
                 self._most += 1
         slot = self._free.pop()
         begin = slot * self._slot_bytes
-        mtime = divmod(version.mtime_ns, _SECOND_NS)
+        mtime = split_time(version.mtime_ns)
         _REQUEST.pack_into(self._view, begin, offset, length, version.size, *mtime, len(path), len(head), len(answer))
         begin += _HEADER_BYTES
         said = path + head + answer
@@ -247,7 +246,7 @@ class ReadProcess:
         while number := os.read(requests, _NUMBER.size):
             begin = _NUMBER.unpack(number)[0] * self._slot_bytes
             offset, length, size, *mtime, path_bytes, head_bytes, answer_bytes = _REQUEST.unpack_from(self._view, begin)
-            version = Version(size, mtime[0] * _SECOND_NS + mtime[1])
+            version = Version(size, joined_time(*mtime))
             start = begin + _HEADER_BYTES
             said = bytes(self._view[start : start + path_bytes + head_bytes + answer_bytes])
             path = said[:path_bytes]

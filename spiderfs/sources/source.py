@@ -22,6 +22,18 @@ class Version(NamedTuple):
     mtime_ns: int
 
 
+_SECOND_NS = 1_000_000_000
+
+
+def split_time(time_ns: int) -> tuple[int, int]:
+    """Seconds and nanoseconds: 64 bits hold each of them, and do not hold 64-bit seconds counted in nanoseconds."""
+    return divmod(time_ns, _SECOND_NS)
+
+
+def joined_time(seconds: int, nanoseconds: int) -> int:
+    return seconds * _SECOND_NS + nanoseconds
+
+
 # The largest file that the kernel knows of (loff_t).
 MAX_SIZE = (1 << 63) - 1
 

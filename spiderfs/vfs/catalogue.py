@@ -30,7 +30,7 @@ import xxhash
 
 from spiderfs.core.settling import MOST_BEHIND_S, behind_s, may_look_old, settles_at
 from spiderfs.errors import Stale
-from spiderfs.sources.source import SourceStat, Version
+from spiderfs.sources.source import SourceStat, Version, joined_time, split_time
 from spiderfs.store.store import Records, Row
 
 TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone")
@@ -45,7 +45,6 @@ _INODE_KEY = struct.Struct(">Q")
 _DENTRY_KEY = struct.Struct(">QQ")
 # Mode, uid, gid, size; mtime in seconds and nanoseconds, as 64 bits of nanoseconds end in 2262; when it has settled.
 _STAT = struct.Struct("<IIIQqId")
-_SECOND_NS = 1_000_000_000
 _DENTRY = struct.Struct("<Qd")  # inode, time of the last check in seconds since the epoch
 _LISTING = struct.Struct("<dqId")
 _BEHIND = struct.Struct("<dd")  # by how much the source's clock is behind, and when that was found out
@@ -201,7 +200,7 @@ class Catalogue:
         if row is None:
             return None
         scanned_at, seconds, nanoseconds, settles_at = _LISTING.unpack(row)
-        return Listing(scanned_at, seconds * _SECOND_NS + nanoseconds, settles_at)
+        return Listing(scanned_at, joined_time(seconds, nanoseconds), settles_at)
 
     def known_files(self) -> int:
         return self._records.count("dentry")
@@ -257,7 +256,7 @@ class Catalogue:
         settles = self._settles_at(
             directory_mtime_ns, 0, now, answered_at, before.settles_at if before is not None and same else None
         )
-        listing = _LISTING.pack(now, *divmod(directory_mtime_ns, _SECOND_NS), settles)
+        listing = _LISTING.pack(now, *split_time(directory_mtime_ns), settles)
         rows.rows.append(("listing", _INODE_KEY.pack(parent), listing))
         self._records.put(rows.rows, ("dentry", rows.is_newer))
 
@@ -425,12 +424,12 @@ def _name_hash(name: bytes) -> int:
 
 def _stat_row(found: SourceStat, settles_at: float) -> bytes:
     mode, uid, gid, size, mtime_ns = found
-    return _STAT.pack(mode, uid, gid, size, *divmod(mtime_ns, _SECOND_NS), settles_at)
+    return _STAT.pack(mode, uid, gid, size, *split_time(mtime_ns), settles_at)
 
 
 def _stat_of(row: bytes, at: int) -> tuple[SourceStat, float]:
     mode, uid, gid, size, seconds, nanoseconds, settles_at = _STAT.unpack_from(row, at)
-    return SourceStat(mode, uid, gid, size, seconds * _SECOND_NS + nanoseconds), settles_at
+    return SourceStat(mode, uid, gid, size, joined_time(seconds, nanoseconds)), settles_at
 
 
 def _node_row(path: bytes, found: SourceStat, settles_at: float) -> bytes:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.errors import SourceNotFound
 from spiderfs.packages import directory as packages
-from spiderfs.packages.directory import DIRECTORY, PackageDirectory, WithoutPackages, package_key
+from spiderfs.packages.directory import DIRECTORY, PackageDirectory, package_key
 from spiderfs.packages.format import SUFFIX
 from spiderfs.sources.local import LocalSource
 
@@ -112,15 +111,3 @@ def test_a_directory_that_others_may_write_to_is_not_used(root: LocalSource, tmp
     with pytest.raises(PermissionError, match="another user's"):
         PackageDirectory(root.root_fd, tmp_path / "key").clean()
     assert list(directory.iterdir()) == []
-
-
-def test_a_mount_shows_nothing_of_it(root: LocalSource, tmp_path: Path) -> None:
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / os.fsdecode(DIRECTORY)).touch()
-    PackageDirectory(root.root_fd, tmp_path / "key").write(b"one.package", b"bytes")
-    shown = WithoutPackages(root)
-    assert [name for name, _ in shown.scan(b"")] == [b"below"]
-    assert [name for name, _ in shown.scan(b"below")] == [DIRECTORY], "another's file of that name"
-    with pytest.raises(SourceNotFound):
-        shown.stat(DIRECTORY)
-    assert stat.S_ISDIR(shown.stat(b"").mode)

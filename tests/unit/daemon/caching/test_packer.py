@@ -15,11 +15,12 @@ from spiderfs.daemon.caching import packer as packing
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.metrics import SharedCounters
-from spiderfs.packages.directory import DIRECTORY, PackageDirectory, WithoutPackages
+from spiderfs.packages.directory import DIRECTORY, PackageDirectory
 from spiderfs.packages.format import own_prefix, pack
 from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
 from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.hiding import HidingSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
@@ -57,7 +58,10 @@ class Harness:
         self.counters = SharedCounters(1)
         row = self.counters.row(0)
         self.client = SourceClient(
-            WithoutPackages(self.source), SourceLimits(attempts=1), rng=random.Random(1), on_event=lambda event: None
+            HidingSource(self.source, DIRECTORY),
+            SourceLimits(attempts=1),
+            rng=random.Random(1),
+            on_event=lambda event: None,
         )
         self.catalogue, self.content = Catalogue(MemoryRecords(TABLES)), MemoryContent()
         self.cache = CacheControl(self.content, "impact", 0.5, row)

@@ -1,0 +1,43 @@
+"""Making a source from the name that a user gave it, with all that a mount wraps around it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from spiderfs.errors import ConfigError
+from spiderfs.sources.faults import FaultState
+from spiderfs.sources.hiding import HidingSource
+from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSource
+from spiderfs.sources.source import Source
+
+# What makes a source of each kind, by the scheme that its name begins with; the name of a directory has no scheme.
+OPENERS = {"": LocalSource}
+
+
+class OpenedSource(NamedTuple):
+    """One source, as the two kinds of its users see it.
+
+    `root_fd` is a descriptor of the root of a source that is a directory. It stays valid when the mount hides the root.
+    """
+
+    everything: Source
+    shown: Source
+    faults: FaultState
+    root_fd: int
+
+    def close(self) -> None:
+        self.everything.close()
+
+
+def open_source(named: str, faults: FaultState, hidden: bytes) -> OpenedSource:
+    """Open the source with this name; raises ConfigError if there is no such source.
+
+    `faults` make it slow and unreliable. Readers of the mount are not shown the entry `hidden` of its root.
+    """
+    scheme, _, _ = named.rpartition("://")
+    if scheme not in OPENERS:
+        raise ConfigError(f"{named} is a source of a kind that spiderfs does not know: name a directory")
+    opened = OPENERS[scheme](named)
+    everything = SlowSource(opened, faults)
+    return OpenedSource(everything, HidingSource(everything, hidden), faults, opened.root_fd)

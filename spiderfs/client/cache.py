@@ -1,17 +1,18 @@
-"""One mount's cache, read by this process itself: the rules of a worker's look-up and open, without the worker.
+"""One mount's cache, read by this process itself, by the rules that workers follow too (`vfs/rules.py`).
 
-`serve` answers for what a worker would answer from the cache at once, and gives None for everything else: a name
-that is not known or whose TTL has passed, a version that has not settled, a symbolic link, a directory, a large file, a
-file that is not cached, one that may not be read. The caller then asks the mount, which knows all of that better. So
-nothing here asks the source, and no error is made here: each error that a reader sees is the mount's own.
+`serve` gives the bytes of a file wherever a worker would answer from the cache at once, and None for everything else: a
+name that is unknown or whose TTL has passed, a version that has not settled, a symbolic link, a directory, a large
+file, a file that is not cached, a file that this process may not read. The caller then asks the mount, which knows all
+of that better. So this module asks nothing of the source and makes no errors: each error that a reader sees is the
+mount's own.
 
-What is served is told to the manager as the open that it is (`shared/bypass_terms.py`). Telling it fails when the
-manager has gone; then, and whenever the store cannot be used, `Gone` is raised, and nothing is served.
+The manager is told of each file that is served, as if it had been opened (`shared/bypass_terms.py`). If the manager has
+gone, or the store cannot be used, `Gone` is raised and nothing is served.
 
-LMDB's environments belong to one process and are opened once in it: caches of one mount share them. They are closed
-when nobody refers to them any more, and not before, since another thread may be reading. py-lmdb takes an environment
-that was open at a fork for open in the child too, where it must be neither used nor closed; so before a fork all are
-let go of, and parent and child open their own when they read again.
+LMDB's environments belong to one process and are opened once in it: caches of one mount share them. An environment is
+closed once nothing refers to it, and not before, since another thread may be reading. After a fork, py-lmdb takes the
+parent's environments for open in the child too, which must neither use nor close them. So all are let go of before a
+fork, and parent and child open their own when they read again.
 """
 
 from __future__ import annotations
@@ -37,14 +38,13 @@ from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry, Node
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.pending_reads import PendingReads
-from spiderfs.vfs.permissions import Credentials, Ownership
+from spiderfs.vfs.permissions import ANYBODY, Credentials, Ownership
 from spiderfs.vfs.redirects import Redirects, Who
+from spiderfs.vfs.rules import Believed, Settings, believed, directories_to_pass, is_provisional, left_s
 
 # How often changed options and trainers are looked for: as often as workers do.
 FOLLOW_S = 0.02
-# The kernel keeps what it was told for at most this long; `filesystem.FOREVER_S`.
-_FOREVER_S = 365 * 86400.0
-# Directories whose inode is remembered; as a whole thrown away when there are more.
+# Directories that are remembered; when there are more, all of them are forgotten at once.
 _DIRECTORIES = 65536
 
 
@@ -53,11 +53,10 @@ class Gone(Exception):
 
 
 class Directory(NamedTuple):
-    """A directory of the mount, to be believed between two times."""
+    """A directory of the mount, all directories above it included."""
 
     inode: int
-    since: float
-    until: float
+    believed: Believed
 
 
 class Store:
@@ -126,6 +125,20 @@ class Stores:
         self._forking = False
 
 
+class Cached:
+    """What a client knows of cached files; as `rules.Cached`."""
+
+    def __init__(self, content: ContentReader, fetches: FetchLock) -> None:
+        self._content = content
+        self._fetches = fetches
+
+    def stored(self, inode: int) -> bool:
+        return self._content.has(inode)
+
+    def under_way(self, inode: int) -> bool:
+        return self._fetches.held(ContentKey(inode))
+
+
 STORES = Stores()
 _ABANDONED: list[Store] = []
 
@@ -147,6 +160,7 @@ class Cache:
         self._catalogue = Catalogue(self._store.records)
         self._redirects = Redirects(self._store.records, PendingReads())
         self._fetches = FetchLock(layout.run.fetch_lock)
+        self._cached = Cached(self._store.content, self._fetches)
         self._trainers = layout.run.trainers
         self._directories: dict[bytes, Directory] = {}
         self._lost = 0
@@ -177,11 +191,16 @@ class Cache:
 
     def _take_over(self, terms: Terms) -> None:
         self._terms = terms
-        self._ttl_s = min(terms.ttl_s, _FOREVER_S)
-        self._large = terms.sample_max_bytes
-        self._ownership = Ownership(terms.uid, terms.gid, terms.file_mode, terms.dir_mode)
-        # Root may read everything, as it may through the kernel; without a check by the kernel everybody who gets here.
-        self._who = Credentials(self._user, self._groups, not terms.checks_permissions or self._user == 0)
+        self._settings = Settings(
+            ttl_s=terms.ttl_s,
+            sample_max_bytes=terms.sample_max_bytes,
+            wait_for_fetches=terms.wait_for_fetches,
+            ownership=Ownership(terms.uid, terms.gid, terms.file_mode, terms.dir_mode),
+            checks_permissions=terms.checks_permissions,
+        )
+        # The kernel would let root read everything too.
+        checked = terms.checks_permissions and self._user != 0
+        self._who = Credentials(self._user, self._groups) if checked else ANYBODY
         self._directories.clear()
 
     def _follow(self) -> None:
@@ -218,20 +237,21 @@ class Cache:
             raise Gone(str(exc)) from exc
 
     def _serve(self, path: bytes, now: float) -> bytes | None:
+        settings = self._settings
         directory, _, name = path.rpartition(b"/")
         parent = self._directory(directory, now)
         dentry = self._catalogue.find(parent.inode, name) if parent else None
-        if dentry is None or not 0 <= now - dentry.checked_at < self._ttl_s:
+        if dentry is None or left_s(dentry.checked_at, now, settings.ttl_s) <= 0:
             return None
-        if dentry.settles_at > now:
-            return None  # its bytes may change still: they are read for one open, and not from the cache
+        if is_provisional(dentry.settles_at, now):
+            return None
         found = dentry.stat
-        if not stat.S_ISREG(found.mode) or not self._ownership.may_read(self._who, found):
+        if not stat.S_ISREG(found.mode) or not settings.ownership.may_read(self._who, found):
             return None
         given, trainer = dentry.inode, 0
         if self._redirects.attended:
             given, found, trainer = self._given(dentry, directory, now)
-        if found.size > self._large:
+        if found.size > settings.sample_max_bytes:
             return None
         payload = self._store.content.copy(given) if found.size else b""
         if payload is not None:
@@ -244,34 +264,27 @@ class Cache:
         if reader is None:
             return dentry.inode, dentry.stat, 0
         if self._redirects.active:
-            given = self._redirects.choose(dentry.inode, reader, self._at_hand)
-            if given != dentry.inode and self._store.content.has(given):
-                stand_in = self._readable(given, directory, now)
-                if stand_in is not None:
-                    return given, stand_in.stat, reader.number
+            stand_in = self._redirects.stand_in(dentry.inode, reader, self._cached, self._settings)
+            node = None if stand_in is None else self._openable(stand_in, directory, now)
+            if node is not None:
+                return node.inode, node.stat, reader.number
         return dentry.inode, dentry.stat, reader.number
 
-    def _readable(self, given: int, beside: bytes, now: float) -> Node | None:
-        """The stand-in, if this process could open it by its own path; it has come to what is in `beside`."""
+    def _openable(self, stand_in: int, directory: bytes, now: float) -> Node | None:
+        """The stand-in, if this process could open it by the stand-in's own path; it has passed `directory`."""
         try:
-            node = self._catalogue.node(given)
+            node = self._catalogue.node(stand_in)
         except Stale:
             return None
-        above = node.path.rpartition(b"/")[0]
-        if not self._ownership.may_read(self._who, node.stat):
+        needed = directories_to_pass(self._who, self._settings.ownership, node.stat, node.path, directory)
+        if needed is None or not all(self._directory(above, now) for above in needed):
             return None
-        return node if above == beside or self._who.may_read_all or self._directory(above, now) else None
-
-    def _at_hand(self, inode: int) -> bool:
-        """Whether a reader of this file need not wait for a fetch that has yet to begin."""
-        if self._store.content.has(inode):
-            return True
-        return self._terms.wait_for_fetches and self._fetches.held(ContentKey(inode))
+        return node
 
     def _directory(self, path: bytes, now: float) -> Directory | None:
         """A directory whose whole path is known and may be passed; None for any other."""
         known = self._directories.get(path)
-        if known is None or not known.since <= now < known.until:
+        if known is None or not known.believed.at(now):
             known = self._found_directory(path, now)
             if known is not None:
                 if len(self._directories) > _DIRECTORIES:
@@ -280,23 +293,19 @@ class Cache:
         return known
 
     def _found_directory(self, path: bytes, now: float) -> Directory | None:
+        ownership, ttl_s = self._settings.ownership, self._settings.ttl_s
         if not path:
             root = self._catalogue.node(ROOT_INODE).stat
-            return Directory(ROOT_INODE, now, now + self._ttl_s) if self._ownership.may_pass(self._who, root) else None
+            return Directory(ROOT_INODE, believed(now, ttl_s)) if ownership.may_pass(self._who, root) else None
         above, _, name = path.rpartition(b"/")
         parent = self._directory(above, now)
         dentry = self._catalogue.find(parent.inode, name) if parent else None
-        if (
-            parent is None
-            or dentry is None
-            or not stat.S_ISDIR(dentry.stat.mode)
-            or not self._ownership.may_pass(self._who, dentry.stat)
-        ):
+        if parent is None or dentry is None:
             return None
-        since, until = dentry.checked_at, dentry.checked_at + self._ttl_s
-        if not since <= now < until:
+        if not stat.S_ISDIR(dentry.stat.mode) or not ownership.may_pass(self._who, dentry.stat):
             return None
-        return Directory(dentry.inode, max(since, parent.since), min(until, parent.until))
+        known = Directory(dentry.inode, believed(dentry.checked_at, ttl_s).and_also(parent.believed))
+        return known if known.believed.at(now) else None
 
     def _tell(self, record: bytes, now: float) -> None:
         try:

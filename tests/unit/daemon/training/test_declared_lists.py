@@ -1,0 +1,183 @@
+"""Lists come into memory when they are declared, and leave it with what the policy and the workers knew by them."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.training import declared_lists as module
+from spiderfs.daemon.training.declared_lists import DeclaredLists
+from spiderfs.daemon.training.known_list import KnownList
+from spiderfs.daemon.training.known_lists import KnownLists
+from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.daemon.training.trainers import Trainers
+from spiderfs.errors import ProtocolError
+from spiderfs.metrics import SharedCounters
+from spiderfs.protocol import Hello
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import MemoryContent, MemorySource, RecordingPolicy, sample_list
+from spiderfs.vfs.catalogue import TABLES, Catalogue
+from spiderfs.vfs.lister import Lister
+
+FILES = 6
+
+
+class Scoring:
+    """A `BatchScoring` that scores nothing."""
+
+    def __init__(self) -> None:
+        self.introduced: list[int] = []
+        self.saved: list[int] = []
+        self.full = False
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    async def introduce(self, known_list: KnownList) -> None:
+        self.introduced.append(known_list.number)
+
+    async def save_list(self, known_list: KnownList) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        if self.meanwhile is not None:
+            await self.meanwhile()
+        self.saved.append(known_list.number)
+
+
+class Redirects:
+    """A `RedirectPublisher` that publishes nothing."""
+
+    def __init__(self) -> None:
+        self.withdrawn: list[int] = []
+
+    async def withdraw(self, known_list: KnownList) -> None:
+        self.withdrawn.append(known_list.number)
+
+
+class Harness:
+    def __init__(self, directory: Path) -> None:
+        source = MemorySource()
+        for number in range(FILES):
+            source.add(b"%03d" % number, bytes(10))
+        client = SourceClient(source, SourceLimits(), rng=random.Random(1), on_event=lambda event: None)
+        catalogue = Catalogue(MemoryRecords(TABLES))
+        self.policy = RecordingPolicy()
+        cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
+        cache.engine.change_policy(self.policy)
+        self.lists, self.trainers = KnownLists(), Trainers(directory / "trainers")
+        scoring: Any = Scoring()
+        redirects: Any = Redirects()
+        self.scoring, self.redirects = scoring, redirects
+        self.declared = DeclaredLists(
+            catalogue,
+            Lister(catalogue, client),
+            cache,
+            self.lists,
+            self.trainers,
+            scoring,
+            redirects,
+            directory / "scores",
+            recording=None,
+        )
+
+    def trainer(self) -> Trainer:
+        trainer = Trainer(os.getpid(), os.getuid(), Hello("test"))
+        self.trainers.attach(trainer)
+        return trainer
+
+    @property
+    def numbers(self) -> list[int]:
+        return [known_list.number for known_list in self.lists]
+
+
+def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test(Harness(tmp_path))
+
+    trio.run(main)
+
+
+def test_trainers_share_a_list_by_its_content(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        one, other = harness.trainer(), harness.trainer()
+        assert await harness.declared.declare(one, sample_list(4)) == 0
+        assert await harness.declared.declare(other, sample_list(4, "by another name")) == 0
+        assert await harness.declared.declare(other, sample_list(FILES + 2)) == 2, "two paths have no file"
+        assert harness.trainers.list_of(one, "train") is harness.trainers.list_of(other, "by another name")
+        assert (harness.numbers, harness.scoring.introduced) == ([1, 2], [1, 2])
+
+    run(tmp_path, test)
+
+
+def test_a_list_leaves_when_its_last_trainer_has_left_for_long_enough(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        one = harness.trainer()
+        await harness.declared.declare(one, sample_list(4))
+        await harness.declared.let_go(0.0)
+        assert harness.numbers == [1]
+        harness.trainers.detach(one)
+        await harness.declared.let_go()
+        assert harness.numbers == [1]
+        (digest,) = [known_list.digest for known_list in harness.lists]
+        await harness.declared.let_go(0.0)
+        assert (harness.numbers, harness.scoring.saved, harness.redirects.withdrawn) == ([], [1], [1])
+        assert harness.policy.told == [("forget_list", digest, 4)]
+        await harness.declared.declare(harness.trainer(), sample_list(4))
+        assert harness.numbers == [1], "a list keeps its number"
+
+    run(tmp_path, test)
+
+
+def test_what_another_list_names_is_not_forgotten(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        one, other = harness.trainer(), harness.trainer()
+        await harness.declared.declare(one, sample_list(5))
+        await harness.declared.declare(other, sample_list(3))
+        harness.trainers.detach(one)
+        await harness.declared.let_go(0.0)
+        assert [told[2] for told in harness.policy.told if told[0] == "forget_list"] == [2]
+
+    run(tmp_path, test)
+
+
+def test_a_list_stays_that_cannot_be_saved_or_is_declared_meanwhile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(harness: Harness) -> None:
+        one = harness.trainer()
+        await harness.declared.declare(one, sample_list(4))
+        harness.trainers.detach(one)
+        harness.scoring.full = True
+        await harness.declared.let_go(0.0)
+        assert harness.numbers == [1]
+        harness.scoring.full = False
+        again = harness.trainer()
+        harness.scoring.meanwhile = lambda: harness.declared.declare(again, sample_list(4))
+        await harness.declared.let_go(0.0)
+        assert (harness.numbers, harness.redirects.withdrawn) == ([1], [])
+
+    run(tmp_path, test)
+    assert ["unused list (No space left on device)" in text for text in caplog.messages] == [True]
+
+
+def test_a_list_that_has_no_room_is_refused_unless_unused_ones_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_SAMPLES", 5)
+
+    async def test(harness: Harness) -> None:
+        one, other = harness.trainer(), harness.trainer()
+        await harness.declared.declare(one, sample_list(4))
+        with pytest.raises(ProtocolError, match="all lists of this mount together have 5 at most"):
+            await harness.declared.declare(other, sample_list(2))
+        harness.trainers.detach(one)
+        await harness.declared.declare(other, sample_list(2))
+        assert harness.numbers == [2]
+
+    run(tmp_path, test)

@@ -1,9 +1,9 @@
-"""The trainer's side of spiderfs: two lines in a training script.
+"""The trainer's side of spiderfs: two lines in a training script tell the mount what is learned and what will be read.
 
 hook = trainer_hook.attach("/mnt/data", model, loader)
 hook.epoch_end(accuracy)  # after each epoch
 
-Or one, if the daemon is to know what will be read, and nothing of what is learned:
+One line is enough if the mount needs to know only what will be read:
 
 trainer_hook.plan("/mnt/data", loader)
 """

@@ -1,4 +1,8 @@
-"""Every call from a training's code into ours goes through here: a failure is logged once, and the training goes on."""
+"""The boundary between a training's code and the hook's: if the hook fails, that is logged once and the training goes
+on.
+
+Every call from the training's code into the hook's goes through `Boundary.enter`.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +21,26 @@ R = TypeVar("R")
 
 
 class Boundary:
-    """The boundary of one hook, or of one loader's plans. After its first failure it calls nothing any more."""
+    """The boundary of one hook, or of one loader's plans. After the first failure it makes no more calls."""
 
     def __init__(self) -> None:
         self.broken = False
-        # A loop may take its batches in a thread of its own.
+        # A training may take its batches in one thread and run its model in another.
         self._lock = threading.RLock()
         _boundaries.add(self)
         self._step_aside: weakref.WeakMethod[Callable[[], object]] | None = None
 
     def on_failure(self, step_aside: Callable[[], object]) -> None:
-        """`step_aside` is a method, whose object is not kept."""
+        """Call the method `step_aside` after a failure; the boundary holds only a weak reference to its object."""
         self._step_aside = weakref.WeakMethod(step_aside)
 
     def enter(self, ours: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
-        """Call `ours`; None if it fails, or if an earlier call has failed."""
+        """Call `ours`, a function of the hook; returns None if it fails, or if an earlier call has failed."""
         with self._lock:
             return self._enter(ours, *args, **named)
 
     def after_fork(self) -> None:
-        """In the child: the thread that had the lock is not there."""
+        """Make a new lock in a forked child: the thread that held the old one does not exist there."""
         self._lock = threading.RLock()
 
     def _enter(self, ours: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
@@ -51,7 +55,7 @@ class Boundary:
                 exc_info=True,
             )
             step_aside = None if self._step_aside is None else self._step_aside()
-            # What has failed once may fail here again.
+            # The hook has failed, so stepping aside may fail too.
             with contextlib.suppress(Exception):
                 if step_aside is not None:
                     step_aside()

@@ -1,4 +1,7 @@
-"""The hook for trainers that own the loop: Lightning, and Hugging Face's Trainer. Neither package is required."""
+"""Callbacks that attach a hook where a library runs the training loop: Lightning, and Hugging Face's Trainer.
+
+Neither package is required.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from trainer_hook.hook import Hook, attach
 
 
 class _Attachment:
-    """The hook of one run, and what it was attached with."""
+    """The hook of one run, and the options with which it is attached."""
 
     def __init__(self, directory: str | os.PathLike[str], options: dict[str, Any]) -> None:
         self._directory = directory
@@ -21,7 +24,7 @@ class _Attachment:
         self.hook: Hook | None = None
 
     def begin(self, model: Any, loader: Any, **options: Any) -> None:
-        # A run that failed need not have ended; and Lightning may make its loader anew every some epochs.
+        # An earlier run may have failed without an end, and Lightning may make a new loader every few epochs.
         self.end()
         self.hook = attach(self._directory, model, loader, **options | self._options)
 
@@ -42,7 +45,8 @@ class _Attachment:
 def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "val_acc", **options: Any) -> Any:
     """A callback for Lightning's Trainer; `accuracy` names the logged metric, `options` are those of `attach`.
 
-    The training has to have one loader. Its `attachment.hook` is the `Hook` of the run, for `weights` and `losses`.
+    The training must have exactly one loader. The callback's `attachment.hook` is the `Hook` of the run, for `weights`
+    and `losses`.
     """
     base = _base_class(("lightning.pytorch", "pytorch_lightning"), "Callback")
 
@@ -54,14 +58,14 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             if stage != "fit":
                 return
-            # The Trainer begins to iterate over its loader before it says that training starts, and may have made that
-            # loader from the user's. This is the last that it does to it.
+            # The Trainer begins to iterate over its loader before it calls `on_train_start`, and it may have made that
+            # loader from the user's. `process_dataloader` is the last step in which it changes the loader.
             process = trainer.strategy.process_dataloader
 
             def processed(loader: Any) -> Any:
                 loader = process(loader)
                 if trainer.training:
-                    # Of a loader without a length it takes a batch ahead to know which is the last.
+                    # If a loader has no length, the Trainer takes one batch ahead to know which one is the last.
                     lookahead = 0 if _has_length(loader) else 1
                     self.attachment.begin(pl_module, loader, lookahead=lookahead, client_name="lightning")
                 return loader
@@ -70,7 +74,9 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if not isinstance(trainer.train_dataloader, DataLoader):
-                raise ValueError("the callback follows one DataLoader: attach to one of several by trainer_hook.attach")
+                raise ValueError(
+                    "the callback needs a training with one DataLoader: if there are several, use trainer_hook.attach"
+                )
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             self.attachment.has(batch)
@@ -86,7 +92,7 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
             self._end(trainer)
 
         def _end(self, trainer: Any) -> None:
-            # The strategy's own again.
+            # Remove our function, so that the strategy has its own method again.
             vars(trainer.strategy).pop("process_dataloader", None)
             self.attachment.end()
 
@@ -96,9 +102,10 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
 def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = "eval_accuracy", **options: Any) -> Any:
     """A callback for Hugging Face's Trainer; `accuracy` names the metric of the evaluation.
 
-    The Trainer evaluates after it has said that an epoch is over, so an epoch's end carries the accuracy of the last
-    evaluation before it. A training that goes on in the middle of an epoch ends that epoch with another loader, of
-    which nothing is known: it is neither planned nor recorded. `attachment.hook` is the `Hook` of the run.
+    The Trainer evaluates after it has called `on_epoch_end`, so the hook gets the accuracy of the last evaluation
+    before that. A training that resumes in the middle of an epoch reads the rest of that epoch through another loader,
+    which the hook does not follow: the mount gets no plan and no batches of it. The callback's `attachment.hook` is the
+    `Hook` of the run.
     """
     base = _base_class(("transformers",), "TrainerCallback")
 
@@ -132,7 +139,7 @@ def _has_length(loader: Any) -> bool:
 
 
 def _base_class(packages: tuple[str, ...], name: str) -> Any:
-    """From the package that the training uses, if it has been imported; two of them may be installed."""
+    """The class of this name in the first package that is installed; packages that are imported already come first."""
     for package in sorted(packages, key=lambda package: package not in sys.modules):
         try:
             return getattr(importlib.import_module(package), name)

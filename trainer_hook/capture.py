@@ -1,8 +1,8 @@
-"""What a training forward shows of its samples: the classifier's input, and the loss of each.
+"""Capture: the classifier's input in each forward pass of the training, and the loss of each sample.
 
-Inside the model a hook on the classifier layer only keeps two references; torch.compile takes that into its graph
-without a break, autocast and DistributedDataParallel do not see it. The work (projection, cross-entropy, the copy to
-the host) is done when the model has returned, out of every graph and with gradients off.
+The classifier layer gets a torch hook that only stores two references. torch.compile takes that into its graph without
+a break, and neither autocast nor DistributedDataParallel notices it. The work (projection, cross-entropy, the copy to
+the host) is done after the model has returned, outside of every graph and without gradients.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from trainer_hook.attribution import Shown
 from trainer_hook.boundary import Boundary
 from trainer_hook.provenance import tensors_in
 
-# The same on all machines and in all runs of a training, so that stored embeddings stay comparable.
+# The projection is the same on all machines and in all runs, so that stored embeddings can be compared with new ones.
 _PROJECTION_SEED = 20_250_219
 _FLOAT16_MAX = 65_504.0
 
 
 def find_classifier(model: nn.Module, given: str | nn.Module | None) -> nn.Module:
-    """The layer given by itself or by name, else the last Linear; raises ValueError if there is none."""
+    """The layer `given`, itself or by name; without it the model's last Linear. Raises ValueError if there is none."""
     if isinstance(given, nn.Module):
         return given
     names: dict[str, nn.Module] = dict(model.named_modules())
     if given is not None:
-        # Wrappers put their own name in front: "module." (DDP), "_orig_mod." (torch.compile).
+        # Wrappers add a prefix to the name: DDP adds "module.", torch.compile adds "_orig_mod.".
         for name, module in names.items():
             if name == given or name.replace("_orig_mod.", "").removeprefix("module.") == given:
                 return module
         raise ValueError(f"the model has no layer {given!r}")
     linear = [module for module in names.values() if isinstance(module, nn.Linear)]
     if not linear:
-        raise ValueError("the model has no Linear layer: name its classifier with classifier=...")
+        raise ValueError("the model has no Linear layer: say which layer is its classifier, with classifier=")
     return linear[-1]
 
 
 class HostCopy(NamedTuple):
-    """A tensor on its way to the host."""
+    """A copy of a tensor to the host that may not be complete yet."""
 
     tensor: Tensor
     ready: Callable[[], None]
 
     def array(self) -> npt.NDArray[Any]:
-        """May wait for the device, so not for the training's thread."""
+        """The copy, when it is complete. This may wait for the device, so the training's thread must not call it."""
         self.ready()
         array: npt.NDArray[Any] = self.tensor.numpy()
         return array
 
 
 class Seen(NamedTuple):
-    """What one forward showed of its rows."""
+    """The embeddings of some rows of a forward pass, and their losses if they are known."""
 
     embeddings: HostCopy
     losses: HostCopy | None
 
 
 class Capture:
-    """Calls `forward(shown)` after each training forward; that calls `see` if it knows the rows' samples."""
+    """Calls `forward(shown)` after each forward pass of the training; `forward` calls `see` if it knows the samples."""
 
     def __init__(
         self,
@@ -76,7 +76,8 @@ class Capture:
         self._dimension = dimension
         self._boundary = boundary
         self._forward = forward
-        # The arguments of the outermost of our modules that runs, its depth, and how often the classifier ran in it.
+        # The model and the modules around the classifier have hooks. Of the outermost one that runs now: its arguments,
+        # its depth, and how often the classifier ran in it.
         self._given: Any = None
         self._outermost = -1
         self._runs = 0
@@ -85,9 +86,9 @@ class Capture:
         self._projections: dict[tuple[int, torch.device], Tensor] = {}
         self.seen = 0
         self.device = torch.device("cpu")
-        """That of the latest forward's classifier."""
+        """The device of the classifier's input in the latest forward pass."""
         self._handles = []
-        # In this order: where the classifier is the whole model, it is kept before it is handed on.
+        # The order matters if the classifier is the whole model: its input is stored before it is handed on.
         around = modules_around(model, classifier)
         for depth, module in enumerate(around):
             enter = _Callback(self._enter, depth)
@@ -107,7 +108,7 @@ class Capture:
             if 0 <= self._outermost < depth:
                 return
             self.collect()
-            # What a checkpointed backward pass computed again since the last forward.
+            # Forget what the classifier was given when a checkpointed backward pass computed it once more.
             self._latest = None
         elif 0 <= self._outermost < depth:
             return
@@ -116,7 +117,7 @@ class Capture:
         self._runs = 0
 
     def _keep(self, depth: int, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        # No method of ours in here: torch.compile traces these lines into the model's graph.
+        # These lines call no other method of this class: torch.compile traces them into the model's graph.
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return
         if torch.is_grad_enabled() and module.training and inputs and isinstance(inputs[0], Tensor):
@@ -125,12 +126,12 @@ class Capture:
 
     def _returned(self, depth: int, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not torch.compiler.is_compiling() and depth == self._outermost and not _computed_again():
-            # Not if only its evaluation goes through the model, and its training step through parts of it.
+            # Stays False if only the evaluation calls the model, and the training calls parts of it.
             self._model_returns |= self._latest is not None
             self._hand_on()
 
     def collect(self) -> None:
-        """Take up a forward whose end was not seen: of a model compiled after the hooks were set, or run in parts."""
+        """Hand on a forward pass whose end no hook saw: the model was compiled after attaching, or is run in parts."""
         if not self._model_returns:
             self._hand_on()
 
@@ -145,12 +146,12 @@ class Capture:
         if inputs.dim() >= 2 and len(inputs) and not _only_recorded(inputs):
             self.seen += 1
             self.device = inputs.device
-            # Where only parts of the model were called, the classifier's input is all that is known.
+            # If the training called only parts of the model, nothing but the classifier's input is known.
             given = tensors_in(self._given) or [inputs]
             self._forward(Shown(given, tuple(inputs.shape), self._runs))
 
     def see(self, rows: npt.NDArray[np.int64], labels: npt.NDArray[np.int32] | None) -> Seen:
-        """Project what the latest forward showed of these rows, and start its copy to the host."""
+        """Compute the embeddings and losses of these rows of the latest forward pass, as copies to the host."""
         assert self._latest is not None
         inputs, output = self._latest
         count = len(inputs)
@@ -161,7 +162,7 @@ class Capture:
         return self.shown(inputs, output, labels)
 
     def shown(self, inputs: Tensor, output: Tensor | None, labels: npt.NDArray[np.int32] | None) -> Seen:
-        """The same for what a classifier was given, and what it made of it."""
+        """The embeddings and losses for a classifier's input and output."""
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
             embeddings = self._embeddings(inputs)
             losses = None if output is None or labels is None else _cross_entropy(output, labels)
@@ -179,7 +180,7 @@ class Capture:
         return unit.half()
 
     def _projection(self, width: int, device: torch.device) -> Tensor:
-        """A fixed Gaussian matrix that keeps lengths on the average (Johnson-Lindenstrauss)."""
+        """A fixed Gaussian matrix (width, dimension); it keeps lengths on average (Johnson and Lindenstrauss, 1984)."""
         key = (width, device)
         if key not in self._projections:
             generator = torch.Generator().manual_seed(_PROJECTION_SEED + width)
@@ -189,7 +190,7 @@ class Capture:
 
 
 class _Callback:
-    """A method of Capture's as a hook of a module, which lies so deep around the classifier."""
+    """A torch hook that calls a method of Capture with the depth of its module (0 is the model)."""
 
     def __init__(self, method: Callable[..., None], depth: int) -> None:
         self._method = method
@@ -199,18 +200,20 @@ class _Callback:
         self._method(self._depth, *given)
 
     def __reduce__(self) -> Any:
-        # A copy of the model (an average of its weights, a checkpoint) takes its hooks along. There they do nothing,
-        # and need nothing of this package.
+        # A copy of the model (for averaged weights, in a checkpoint) has its hooks too. In the copy this hook becomes a
+        # function that does nothing and needs nothing of this package.
         return getattr, (contextlib.nullcontext(), "__exit__")
 
     @property
     def __name__(self) -> str:
-        # Only torch.jit.script asks for it, in order to compile the hook.
-        raise RuntimeError("torch.jit.script cannot compile a model with a hook: hook.close() first, and attach again")
+        # Only torch.jit.script asks for the name, in order to compile the hook.
+        raise RuntimeError(
+            "torch.jit.script cannot compile a model with a hook: call hook.close() before, and attach afterwards"
+        )
 
 
 def modules_around(model: nn.Module, classifier: nn.Module) -> list[nn.Module]:
-    """The model, and the modules in it that the classifier lies in, from the outermost to the innermost."""
+    """The model and its modules that contain the classifier, from the outermost to the innermost."""
     for name, module in model.named_modules():
         if module is classifier and name:
             parts = name.split(".")[:-1]
@@ -219,17 +222,17 @@ def modules_around(model: nn.Module, classifier: nn.Module) -> list[nn.Module]:
 
 
 def _computed_again() -> bool:
-    """Whether this runs in a backward pass, as what is checkpointed does once more."""
+    """Whether a backward pass is running: checkpointing computes a part of the forward pass there once more."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _only_recorded(tensor: Tensor) -> bool:
-    """Whether a CUDA graph is being captured: its forward computes nothing yet, and may not pin memory or wait."""
+    """Whether a CUDA graph is being recorded: its forward pass computes nothing yet, and may not pin memory or wait."""
     return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _cross_entropy(output: Tensor, labels: npt.NDArray[np.int32]) -> Tensor | None:
-    """Each row's cross-entropy against its declared label; None where the output is not one score a class."""
+    """Each row's cross-entropy against its declared label; None unless the output has one number for each class."""
     if output.dim() != 2 or output.shape[0] != len(labels) or labels.min() < 0 or labels.max() >= output.shape[1]:
         return None
     target = to_device(torch.from_numpy(labels.astype(np.int64)), output.device)
@@ -237,26 +240,26 @@ def _cross_entropy(output: Tensor, labels: npt.NDArray[np.int32]) -> Tensor | No
 
 
 def as_float16(losses: Tensor) -> Tensor:
-    """What is too large for the format becomes its largest number."""
+    """The losses in half precision; a loss that is too large for it becomes its largest number."""
     return losses.clamp(max=_FLOAT16_MAX).half()
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Start a copy of a tensor on the host."""
+    """A copy of a host's tensor on the device; the copy may not be complete yet."""
     if device.type == "cuda":
-        # From other memory the driver may wait for all that the device still has to do.
+        # A copy from memory that is not pinned may wait for all the work that the device still has to do.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> HostCopy:
-    """Start a copy that the device does when it comes to it."""
+    """A copy of a tensor on the host; the device makes it after the work that it was given before."""
     if tensor.device.type == "cpu":
         return HostCopy(tensor, lambda: None)
     if tensor.device.type != "cuda":
         return HostCopy(tensor.cpu(), lambda: None)
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-    # One that is waited for asleep: the core belongs to the data loader.
+    # Whoever waits for a blocking event sleeps, and leaves the core to the data loader.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(tensor.device))
     return HostCopy(copy, event.synchronize)

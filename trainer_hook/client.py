@@ -1,10 +1,11 @@
-"""The connection to the daemon: one thread that sends what the training leaves for it, and never keeps it waiting.
+"""The client: the connection to the daemon. One thread sends messages, so that the training never waits for the daemon.
 
-The training's threads put things into a bounded queue and go on; when it is full, batches are dropped and counted. The
-thread alone owns the socket. When the daemon goes, that is said once; the thread tries again with growing pauses, and
-when the daemon is back it declares the sample lists and the latest plans anew before anything else, the current plan
-from where the training is by then. Locks are held for a few instructions only, never while waiting, so a fork by a
-data loader finds them free or soon so.
+The training's threads put messages into a queue of limited length, and go on. When the queue is full, batches are
+dropped and counted. Only the sending thread uses the socket. When the daemon dies, the client logs that once and tries
+to connect again, with growing pauses. When the daemon is back, the client first declares the lists again and sends the
+latest plans, the current one from the position that the training has reached by then.
+
+Locks are held for a few instructions only and never while waiting, so that a data loader can fork at any time.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ from trainer_hook.mounts import connect
 
 log = logging.getLogger("trainer_hook")
 
-# Batches that wait for the daemon: a few seconds of training, some megabytes.
+# So many batches may wait for the daemon: a few seconds of training, some megabytes.
 QUEUE_BATCHES = 64
-# Samples declared in one message: some 4 MB of paths.
+# One message declares so many samples: some 4 MB of paths.
 _CHUNK = 65_536
 _RECEIVE_BYTES = 1 << 18
-# The sending thread looks for batches so often. Waking it for each made the training wait 0.3 ms for the interpreter's
-# lock, which the thread took to encode the batch at once.
+# The sending thread looks for batches every so many milliseconds. When each batch woke it up, the training waited 0.3
+# ms for the interpreter's lock, because the thread took the lock to encode the batch at once.
 _COLLECT_MS = 50
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the sending thread waits for what, in seconds."""
+    """How long the sending thread waits to connect, and between two attempts, in seconds."""
 
     connect_s: float = 5.0
     first_pause_s: float = 0.1
@@ -73,21 +74,22 @@ DEFAULT_PATIENCE = Patience()
 
 @dataclass(frozen=True, eq=False)
 class Declaration:
-    """A sample list: relative paths as bytes, and one label each."""
+    """A list as a trainer declares it: the samples' paths below the mount, and one label for each."""
 
     name: str
     split: str
     paths: list[bytes]
     labels: npt.NDArray[np.int32]
-    # Whether a label is also its class's place in what the model gives.
     numbered: bool = True
+    """Whether a label is also the index of its class in the model's output."""
 
     @property
     def targets(self) -> npt.NDArray[np.int32] | None:
-        """For the cross-entropy; None where no loss can be made of the labels."""
+        """The labels, for the cross-entropy; None if they are not indices of the model's output."""
         return self.labels if self.numbered else None
 
     def chunks(self) -> Iterator[Samples]:
+        """The messages that declare the list."""
         for first in range(0, len(self.paths), _CHUNK):
             paths = b"".join(path + b"\0" for path in self.paths[first : first + _CHUNK])
             labels = self.labels[first : first + _CHUNK]
@@ -101,7 +103,11 @@ class _Answer:
 
 
 class Client:
-    """`find_socket` is asked at every attempt to connect; `counts` says what became of the batches."""
+    """A trainer's connection to the daemon.
+
+    Every attempt to connect calls `find_socket`; it raises OSError while there is no socket. `counts` has the number of
+    batches that were sent ("sent"), and of those that were not, by the reason.
+    """
 
     def __init__(
         self,
@@ -116,23 +122,25 @@ class Client:
         self._queue_batches = queue_batches
         self._patience = patience
         self._declarations: dict[str, Declaration] = {}
-        # The current plan of a list, and those that were drawn ahead: by list and number of the epoch.
+        # The current plan of each list, and the plans of later epochs: by list and number of the epoch.
         self._plans: dict[tuple[str, int], Plan] = {}
+        # The current plan of each list, and how far the training has come in it.
         self._begun: dict[str, Plan] = {}
         self._positions: dict[str, int] = {}
-        # Names of what the daemon does not know yet, or no longer.
+        # The names of the lists and plans that have not been sent through this connection.
         self._undeclared: deque[str] = deque()
         self._unplanned: deque[tuple[str, int]] = deque()
-        # Lists that this connection's daemon knows: of one that was withdrawn before it was declared nothing is said.
-        self._told: set[str] = set()
+        # The lists that were declared through this connection. No plan is sent for a list that was withdrawn before it
+        # was declared.
+        self._declared: set[str] = set()
         self._chunks: Iterator[Samples] = iter(())
         self._queue: deque[Callable[[], Message | None]] = deque()
         self._answers: dict[int, _Answer] = {}
         self._requests = 0
         self._guard = threading.Lock()
-        # Written to in order to wake the sending thread, which closes it when it ends.
+        # A write to this eventfd(2) wakes the sending thread, which closes it when it ends.
         self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # A forked child has neither the thread nor, perhaps, the guard free.
+        # A forked child has no sending thread, and `_guard` may be locked there for ever.
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._gone_said = False
@@ -145,17 +153,17 @@ class Client:
     # -- what the training calls
 
     def declare(self, declaration: Declaration) -> None:
-        """Tell the daemon of a list, now and whenever it comes back."""
+        """Declare a list to the daemon, now and whenever the daemon comes back."""
         self._declarations[declaration.name] = declaration
         self._undeclared.append(declaration.name)
         self._wake_up()
 
     def plan(self, plan: Plan) -> None:
-        """Tell the daemon what will be read, now and whenever it comes back.
+        """Send a plan to the daemon, now and whenever the daemon comes back.
 
-        A plan that has begun takes the place of the list's earlier plans. Those drawn ahead of later epochs hold on,
-        unless it is another one than was drawn ahead for its epoch, or of an earlier epoch than the last: then they
-        followed something that did not come.
+        A plan that has begun replaces the list's plans of this epoch and of earlier ones. The plans of later epochs
+        stay valid, except in two cases: if another plan was sent before for this epoch, or if the epoch is earlier than
+        the last one that began. In both cases the later plans followed from an epoch that did not come.
         """
         key = plan.list, plan.epoch
         if plan.begun:
@@ -169,25 +177,28 @@ class Client:
             self._begun[plan.list] = plan
             self._positions[plan.list] = plan.position
         self._plans[key] = plan
-        # Else it would go in the place of what it replaces, before what it follows.
+        # If the plan replaces one that waits to be sent, it must not be sent before plans that came earlier.
         with contextlib.suppress(ValueError):
             self._unplanned.remove(key)
         self._unplanned.append(key)
         self._wake_up()
 
     def withdraw(self, name: str) -> None:
-        """The list is not used any more, and nothing of it will be read; it stays in the daemon until the end."""
+        """No longer use a list: the daemon gets an empty plan for it, and knows the list until the connection ends."""
         self._declarations.pop(name, None)
         plan = self._begun.get(name)
         if plan is not None:
             self.plan(Plan(name, plan.epoch + 1, 0, True, np.empty(0, np.uint32)))
 
     def reached(self, name: str, position: int) -> None:
-        """The training has taken so many samples of the list's current plan: from there it is told anew."""
+        """Note that the training has taken so many samples of the list's current plan.
+
+        If the daemon comes back, the plan is sent with this position.
+        """
         self._positions[name] = position
 
     def batch(self, build: Callable[[], Batch | None]) -> None:
-        """Send what `build` gives; it runs in the sending thread, and None means nothing to send."""
+        """Send the batch that `build` returns, unless it is None; the sending thread calls `build`."""
         if not self._is_here():
             return
         if len(self._queue) >= self._queue_batches:
@@ -196,10 +207,11 @@ class Client:
             self._queue.append(build)
 
     def epoch_end(self, end: EpochEnd) -> None:
+        """Send the end of an epoch."""
         self._put(lambda: end)
 
     def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32] | None:
-        """The daemon's scores of a list; None if it has none, or does not answer in time."""
+        """The daemon's scores of a list; None if the daemon has none, or does not answer in time."""
         message = self._ask(lambda number: ScoresRequest(name, number), timeout_s)
         return message.scores if isinstance(message, Scores) and len(message.scores) else None
 
@@ -209,16 +221,17 @@ class Client:
         return message.flags() if isinstance(message, Cached) else None
 
     def pin(self, name: str, indices: npt.NDArray[np.integer[Any]], timeout_s: float) -> int | None:
-        """Have these samples of a list held, and no others of it, until somebody says otherwise or the client closes.
+        """Pin these samples of a list, in place of those that were pinned before; pins end when the client closes.
 
-        How many will be; None if the daemon does not answer in time. It forgets them when it comes back after a crash.
+        Returns how many of them are pinned, or None if the daemon does not answer in time. A daemon that comes back
+        after a crash has forgotten the pins.
         """
         pinned = indices.astype(np.uint32)
         message = self._ask(lambda number: Pin(name, number, pinned), timeout_s)
         return message.count if isinstance(message, Pinned) else None
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what waits, say goodbye, and end the thread; give up after `timeout_s`."""
+        """Send what waits in the queue and a goodbye, and end the thread; give up after `timeout_s`."""
         if not self._closing.is_set() and self._is_here():
             self._closing.set()
             self._wake_up()
@@ -241,7 +254,7 @@ class Client:
             number = self._requests
         self._answers[number] = answer
         if self._gone_said:
-            # Said meanwhile, and those who waited were told; nobody will tell this one.
+            # The daemon died just now. The sending thread has woken all who wait for an answer, but not this one.
             answer.there.set()
         message = request(number)
         self._put(lambda: message)
@@ -250,7 +263,7 @@ class Client:
         return answer.message
 
     def _is_here(self) -> bool:
-        """Whether this is the process that has the sending thread; said once where it is not."""
+        """Whether this process has the sending thread; logs once if it has not."""
         if os.getpid() == self._pid:
             return True
         self._say_once("forked", "this process was forked after the hook was attached: attach in the one that trains")
@@ -286,7 +299,7 @@ class Client:
                     pause_s = self._patience.first_pause_s
                 self._note_gone(exc)
             except Exception:
-                # Never the training's trouble; a message that cannot be built is not tried again.
+                # An error of ours must not stop the training; a message that cannot be built is not tried again.
                 log.exception("the hook had to connect again")
                 self.connected.clear()
             self._closing.wait(pause_s)
@@ -297,31 +310,31 @@ class Client:
         if not self._gone_said:
             log.warning("the spiderfs daemon cannot be reached (%s): training goes on without it", exc)
         self._gone_said = True
-        # Nobody will answer what has been asked.
+        # Wake all who wait for an answer: none will come.
         for answer in list(self._answers.values()):
             answer.there.set()
 
     def _next_setting(self) -> Message | None:
-        """The next piece of a list, or else plan, that the daemon does not know; None if there is none."""
+        """The next message of a list, or else of a plan, that has not been sent; None if there is none."""
         chunk = next(self._chunks, None)
         while chunk is None and self._undeclared:
             declaration = self._declarations.get(self._undeclared.popleft())
             if declaration is not None:
-                self._told.add(declaration.name)
+                self._declared.add(declaration.name)
                 self._chunks = declaration.chunks()
                 chunk = next(self._chunks, None)
         while chunk is None and self._unplanned:
             plan = self._plans.get(self._unplanned.popleft())
-            if plan is not None and plan.list in self._told:
+            if plan is not None and plan.list in self._declared:
                 position = self._positions[plan.list] if plan.begun else plan.position
                 return replace(plan, position=min(position, len(plan.order)))
         return chunk
 
     def _talk(self, stream: socket.socket) -> None:
-        """Send and receive until the work is done; raises OSError when the daemon goes."""
+        """Send and receive until `close` has been called and the daemon has answered; raises OSError if it dies."""
         stream.setblocking(False)
-        # `declare` and `plan` write their table first: a name may come twice here, but never be missing.
-        self._told = set()
+        # `declare` and `plan` write their table before the queue, so a name may come twice here but is never missing.
+        self._declared = set()
         self._undeclared = deque(self._declarations)
         self._unplanned = deque(sorted(key for key in list(self._plans) if key[0] in self._declarations))
         self._chunks = iter(())
@@ -370,7 +383,7 @@ class Client:
                 self._say_once("unusable", f"a message could not be sent: {exc}")
 
     def _hear(self, received: list[Any]) -> bool:
-        """Act on answers; whether the daemon has said goodbye."""
+        """Act on the daemon's answers; returns whether it has answered the goodbye."""
         for message in received:
             match message:
                 case Ok(answers=Hello.TYPE):
@@ -391,7 +404,7 @@ class Client:
                         answer.message = message
                         answer.there.set()
                 case ProtocolError():
-                    raise ConnectionAbortedError(f"it answered in another language: {message}")
+                    raise ConnectionAbortedError(f"its answer is not of the hook protocol: {message}")
         return False
 
     def _say_once(self, kind: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A sampler that uses each sample several times while it is cached (data echoing, Choi et al., arXiv:1907.05550)."""
+"""A sampler that draws each sample several times while it is cached (data echoing, Choi et al., arXiv:1907.05550)."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ import numpy.typing as npt
 from trainer_hook.ranks import rank_and_world
 from trainer_hook.sampler import Epoch, SpiderSampler
 
-# The shortest way between two uses of a sample, as a share of the longest.
+# The shortest distance between two draws of a sample, as a share of the longest distance.
 NEAREST = 0.5
 
 
 class EchoSampler(SpiderSampler):
-    """Draws each sample `times` times within a stretch of `window`, and then not before all others had their turn.
+    """Draws each sample `times` times within a window, and then again only after all other samples had their turn.
 
-    It needs no scores. A **cycle** is `times` epochs, in which each sample is drawn exactly `times` times. So in the
-    end all were trained on equally often, and there are no weights: nothing but the order differs from a shuffle.
-    `window` is the longest stretch, in which so great a share of all samples is drawn for the first time: give the
-    share that the cache holds. On average three quarters of it are drawn again later on, which is what a cache has to
-    keep; with a plan it keeps just those, and the source is read 1/`times` as often. Each use is decoded and augmented
-    anew.
+    This sampler needs no scores. A **cycle** is `times` epochs, in which each sample is drawn exactly `times` times. So
+    all samples are drawn equally often and losses need no weights; only the order differs from that of a shuffle.
 
-    All of this follows from seed and epoch: ranks agree without a word, and the next epoch is known as this one begins.
+    All draws of a sample lie within `window`: while they are made, at most this share of all samples is drawn for the
+    first time. Give the share of the samples that the cache holds. On average three quarters of the samples in a window
+    are drawn again later, and the cache has to keep these. With a plan it keeps just these, and the source is read
+    1/`times` as often. Each draw is decoded and augmented anew.
+
+    The draws follow from the seed and the number of the epoch. So ranks need not agree on them, and the next epoch is
+    known when an epoch begins.
     """
 
     def __init__(self, samples: int, *, times: int = 2, window: float = 0.2, seed: int = 0) -> None:
-        """`samples` is the length of the data set, and of an epoch over all ranks."""
+        """`samples` is the length of the data set; an epoch has as many draws, over all ranks."""
         super().__init__(samples, seed=seed)
         if times < 1:
-            raise ValueError(f"times={times}: at least one use of each sample")
+            raise ValueError(f"times={times}: give at least 1")
         if not 0 < window <= 1:
-            raise ValueError(f"window={window}: a share of the samples above 0, and at most 1")
+            raise ValueError(f"window={window}: give a share of the samples, above 0 and at most 1")
         self._times = times
         self._window = window
 
     @property
     def settled(self) -> float:
-        """The next epoch is known from the first batch on."""
+        """0: the next epoch is known from the first batch on."""
         return 0.0
 
     def draw_ahead(self) -> list[int]:
@@ -49,24 +51,25 @@ class EchoSampler(SpiderSampler):
         return mine
 
     def _ask(self, timeout_s: float) -> None:
-        """It goes by no scores."""
+        """Ask for nothing: this sampler needs no scores."""
 
     def _draw(self, number: int, scores: Any) -> Epoch:
         cycle, part = divmod(number, self._times)
         order = self._cycle(cycle)[part * self._samples : (part + 1) * self._samples]
-        # As many for each rank: the first ones are drawn once more.
+        # If the ranks cannot have equally many draws, the first samples are drawn once more.
         order = np.resize(order, len(self) * rank_and_world()[1])
         return Epoch(number, None, order.astype(np.uint32))
 
     def _cycle(self, number: int) -> npt.NDArray[np.int64]:
-        """The draws of `times` epochs: place of the first use by a permutation, each further one a way behind."""
+        """The draws of `times` epochs: first draws by a permutation, each further draw at a distance from the last."""
         rng = np.random.default_rng([self._seed, number])
-        places = np.empty((self._times, self._samples))
-        places[0] = np.arange(self._samples)
+        # Draws are made in the order of these times; the first draws come at 0, 1, 2, ...
+        times = np.empty((self._times, self._samples))
+        times[0] = np.arange(self._samples)
         if self._times > 1:
             longest = self._window * self._samples / (self._times - 1)
-            ways = rng.uniform(NEAREST * longest, longest, (self._times - 1, self._samples))
-            places[1:] = places[0] + np.cumsum(ways, axis=0)
+            distances = rng.uniform(NEAREST * longest, longest, (self._times - 1, self._samples))
+            times[1:] = times[0] + np.cumsum(distances, axis=0)
         permutation = rng.permutation(self._samples)
-        drawn: npt.NDArray[np.int64] = permutation[np.argsort(places, axis=None, kind="stable") % self._samples]
+        drawn: npt.NDArray[np.int64] = permutation[np.argsort(times, axis=None, kind="stable") % self._samples]
         return drawn

@@ -1,9 +1,10 @@
-"""What a sampler may draw from, or change, that is no attribute of its own: a copy of the sampler shares that with it.
+"""State that a sampler shares with a copy of itself, because it lies outside of the sampler's own attributes.
 
-A copy that shuffles a list of its module, or counts there, would change what the sampler itself draws afterwards. Such
-things are found in the code: in what a class and its methods name in their module, in the scope around them, as a
-default or as an attribute of the class, and likewise in functions that they call. Code of installed packages is looked
-at only where the sampler is of the same package. Data sets are taken for constant: samplers look at them only.
+If a copy of a sampler shuffles a list of its module, or counts there, it changes what the sampler itself draws later.
+This module finds such state in the sampler's code. It looks at the names that the class and its methods use: names of
+their module and of the scope around them, defaults of arguments, and attributes of the class; and it looks at the
+functions that they call in the same way. It looks into an installed package only if the sampler belongs to the same
+package. Data sets count as constant, because samplers only read them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-# Their samplers draw from nothing but their own generators and the global ones.
+# The samplers of these packages draw from nothing but their own generators and the global ones.
 _KNOWN_PACKAGES = {
     "accelerate",
     "builtins",
@@ -34,7 +35,7 @@ _KNOWN_PACKAGES = {
     "transformers",
     "typing",
 }
-# Instances of their classes are constant, but for those below.
+# Instances of the classes of these packages count as constant, except for those in `_STATE`.
 _CONSTANT_PACKAGES = _KNOWN_PACKAGES | {"numpy"} | sys.stdlib_module_names
 _STATE = (
     torch.Generator,
@@ -50,16 +51,16 @@ _STATE = (
     Tensor,
     Iterator,
 )
-# What a model or a loader gives it also changes: averages in the one, the place of generators in the other.
+# Running a model or a loader changes it: a model's averages, a loader's generators.
 _RUNS = (nn.Module, DataLoader)
-# Of a name that code assigns to.
+# Stands for the value of a name that code assigns to: it counts as state.
 _ASSIGNED = iter(())
 
 Named = Iterator[tuple[str, Any]]
 
 
 def shared_state(sampler: Any) -> str | None:
-    """The name of something that this sampler shares with a copy and that may change; None if there is nothing."""
+    """The name of state that this sampler shares with a copy of itself; None if there is none."""
     kinds = [kind for kind in type(sampler).__mro__ if _package(kind.__module__) not in _KNOWN_PACKAGES]
     if not kinds:
         return None
@@ -89,7 +90,7 @@ def _named_by(kinds: list[type[Any]]) -> Named:
                     yield name, value
             elif name not in ("__init__", "__new__"):
                 functions.append(function)
-    # It grows meanwhile.
+    # The list grows while it is read.
     for function in functions:
         for name, value in _used_by(function):
             yield name, value

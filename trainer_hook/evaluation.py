@@ -1,4 +1,4 @@
-"""Losses of chosen samples by the model as it is now: a forward pass that trains nothing and leaves nothing changed."""
+"""Evaluation: the losses of chosen samples by the current model, from a forward pass that changes nothing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ log = logging.getLogger("trainer_hook")
 
 Told = Callable[[npt.NDArray[np.uint32], Seen], None]
 
-# Some more than a training's batch: no gradients are kept.
+# Samples in one forward pass: more than in a batch of a training, because there are no gradients.
 _BATCH = 256
 
 
 class Evaluation:
-    """Reads samples as the loader does, in this process; `labels` are those of the list, `told` is given each batch."""
+    """Reads samples as the loader does, in this process, and computes their losses.
+
+    `labels` are those of the list, or None if there are none; each batch is passed to `told`.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class Evaluation:
         capture: Capture,
         told: Told,
     ) -> None:
-        # Its ranks need not all evaluate, so without the wrapper that makes them wait for each other.
+        # DistributedDataParallel would make ranks wait for each other, but not all ranks evaluate.
         self._model: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         self._classifier = classifier
         self._dataset: Any = loader.dataset
@@ -46,10 +49,10 @@ class Evaluation:
         self._usable = True
 
     def losses(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
-        """One loss for each; None where that cannot be had from this model and data set, which is said once.
+        """The loss of each sample; None if this model and data set cannot give them, which is logged once.
 
-        As for training, the data set has to give an input, or a tuple that begins with it, and the classifier one
-        score a class.
+        The data set must give an input, or a tuple that begins with the input, as for the training; and the classifier
+        must give one number for each class.
         """
         if not self._usable:
             return None
@@ -57,7 +60,7 @@ class Evaluation:
             with _as_it_was(self._model), torch.no_grad():
                 parts = [self._part(indices[first : first + _BATCH]) for first in range(0, len(indices), _BATCH)]
         except Exception:
-            # Never the training's trouble: it goes on with the losses that it knows.
+            # An error here must not stop the training, which goes on with the losses that it knows.
             log.exception("samples cannot be evaluated between epochs")
             self._usable = False
             return None
@@ -80,14 +83,14 @@ class Evaluation:
             handle.remove()
         seen = self._capture.shown(*shown[0], None if self._labels is None else self._labels[indices])
         if seen.losses is None:
-            raise TypeError("the classifier does not give one score a class")
+            raise TypeError("the classifier does not give one number for each class")
         self._told(indices.astype(np.uint32), seen)
         return seen.losses.array().astype(np.float32)
 
 
 @contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards in the mode that it had."""
+    """Put every module into evaluation mode, and afterwards back into the mode that it had."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -71,21 +71,24 @@ class GraphScores(BatchScores):
 class Statistics:
     radius: float
     median_same: float
-    """Median x_same of the samples scored so far."""
+    """The median x_same of the samples that have been scored."""
     isolated_share: float
-    """Share of them with x_same = 0."""
+    """The share of these samples whose x_same is 0."""
     full_share: float
-    """Share of them all of whose k nearest lie within the radius: their counts say no more."""
+    """The share of these samples whose k nearest samples all lie within the radius: their counts cannot rise."""
     scored_share: float
-    """Share of all samples that have been scored."""
+    """The share of all samples that have been scored."""
     sigma: float
-    """Standard deviation of their scores."""
+    """The standard deviation of the scores of these samples."""
     bytes_per_sample: float
+    """The bytes of memory that the index takes for one sample."""
     failures: int
-    """Queries that the graph could not answer at first."""
+    """How many queries the index could not answer at first."""
 
 
 class Scorer(Scoring):
+    """The scoring "graph"."""
+
     def __init__(self, labels: ArrayLike, dimension: int, options: ScorerOptions | None = None) -> None:
         super().__init__(labels, dimension, options)
         count = len(self.labels)
@@ -117,10 +120,12 @@ class Scorer(Scoring):
     def batch(
         self, indices: ArrayLike, embeddings: NDArray[np.floating], losses: NDArray[np.floating] | None = None
     ) -> GraphScores:
-        """Losses do not matter."""
+        """Score a batch by its embeddings; this scoring ignores losses."""
         rows = np.shape(indices)
         if len(rows) != 1 or embeddings.shape != (*rows, self.dimension):
-            raise ValueError(f"{rows} indices with embeddings {embeddings.shape}, not {self.dimension} numbers each")
+            raise ValueError(
+                f"{rows} indices with embeddings of shape {embeddings.shape}: give rows of {self.dimension} numbers"
+            )
         ids, first = self._different(indices)
         if not np.isfinite(embeddings).all():
             raise ValueError("an embedding has numbers that are not finite")

@@ -1,17 +1,19 @@
-"""Check the simulator against laws: closed forms where there are any, a pinned figure where there is none.
+"""Checks of the simulator: against closed forms where these are known, and else against figures measured elsewhere.
 
-Fresh permutations (every sample exactly once per epoch, c the cached fraction, from the second epoch on):
-- MinIO serves c, and MIN serves c too: what is fetched in an epoch is not read again in it, so no policy that fetches
-  on demand serves more than it held when the epoch began, whatever it foresees. That bound is checked in every epoch,
-  for every policy, in samples and (with mixed sizes) in bytes;
-- LRU serves c + (1 - c) ln(1 - c);
-- LFU serves the same while c is small: hardly a member lives to be hit twice, so counts stay level and its ties, least
-  recent first, decide. Above c = 0.5 the members that were hit begin to stay, and it serves more with every epoch
-  (20,000 samples, epoch 12: 0.60 at c = 0.8, where LRU has 0.48), so there LRU's form is only its lower bound.
+Fresh permutations: every epoch reads every sample exactly once. Let c be the cached fraction. From the second epoch on:
+- The hit ratio of MinIO is c, and that of MIN is c too. A sample that is fetched in an epoch is not read again in it,
+  so no policy that fetches on demand serves more than it held when the epoch began, whatever it foresees. This bound is
+  checked for every policy and every epoch, in samples and (with mixed sizes) in bytes.
+- The hit ratio of LRU is c + (1 - c) ln(1 - c).
+- The hit ratio of LFU is the same while c is small: hardly a member stays long enough to be hit twice, so all counts
+  are equal, and of equal members the least recent leaves. Above c = 0.5 the members that were hit begin to stay, and
+  the hit ratio rises with every epoch (20,000 samples, epoch 12: 0.60 at c = 0.8, where LRU has 0.48). There the form
+  of LRU is only a lower bound.
 
-Draws with replacement by log-rank weights, ln(rank + 10) over ranks 0 to 127 (SHADE's, from batches of 128): no form is
-known for MIN, so its figures are pinned from an earlier, independent simulation, as are those of LRU and of a cache
-filled once with the samples of most weight. The first epochs are left out: at 75 % MIN needs four to settle.
+Draws with replacement, by the weights ln(rank + 10) over ranks 0 to 127 (SHADE's, from batches of 128). No closed form
+is known for MIN, so the expected figures are those of an earlier, independent simulation; so are the figures of LRU and
+of a cache that was filled once with the samples of the highest weights. The first epochs are left out: at 75 % MIN
+needs four epochs until its hit ratio is steady.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ WEIGHTED_FIGURES = {
     0.50: (0.50, 0.56, 0.81),
     0.75: (0.76, 0.80, 0.93),
 }
-# The pinned figures have two digits: half of the last one comes on top of the noise.
+# The expected figures have two digits, so half of the last digit is added to the noise.
 WEIGHTED_TOLERANCE = NOISE + 0.005
 
 
@@ -78,7 +80,7 @@ class Check:
 
 
 def lru_on_permutations(cached: float) -> float:
-    """Hit ratio of LRU when every epoch is a fresh permutation and a fraction `cached` fits."""
+    """The hit ratio of LRU when every epoch is a fresh permutation and the cache holds the fraction `cached`."""
     return cached + (1 - cached) * log(1 - cached) if cached < 1 else 1.0
 
 

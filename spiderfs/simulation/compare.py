@@ -14,7 +14,7 @@ from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity
 from spiderfs.policies import POLICIES
 from spiderfs.scorer.scoring import ScorerOptions
-from spiderfs.simulation.hint_source import Guidance
+from spiderfs.simulation.hint_source import HintSource
 from spiderfs.simulation.replay import Replay, policy_for, replay
 from spiderfs.trace.format import Trace
 
@@ -49,22 +49,22 @@ def compare(
     settings: Sequence[ScorerOptions] = (),
 ) -> dict[str, Any]:
     """Replay a trace with every policy at every capacity; the result is plain data, ready for JSON."""
-    accesses, guidance = trace.accesses(), Guidance(trace, settings, ratio)
+    accesses, hint_source = trace.accesses(), HintSource(trace, settings, ratio)
     if not len(accesses):
         raise UsageError(f"the trace {name} holds no accesses: record one with -o trace=FILE")
     epoch_length = min(epoch_length or accesses.distinct, len(accesses))
     results = []
     for capacity in capacities:
         capacity_bytes = capacity.budget_bytes(accesses.distinct_bytes)
-        runs = [(policy, setting) for policy in policies for setting in guidance.settings_for(POLICIES[policy])]
+        runs = [(policy, setting) for policy in policies for setting in hint_source.settings_for(POLICIES[policy])]
         for policy, setting in runs:
-            hints = guidance.hints(POLICIES[policy], setting)
+            hints = hint_source.hints(POLICIES[policy], setting)
             began = perf_counter()
             result = _replayed(policy, accesses, capacity_bytes, epoch_length, ratio, hints)
             results.append(
                 {
                     "policy": policy,
-                    **guidance.described(POLICIES[policy].scoring, setting),
+                    **hint_source.described(POLICIES[policy].scoring, setting),
                     "capacity": str(capacity),
                     "capacity_bytes": capacity_bytes,
                     **_figures(result),
@@ -80,7 +80,7 @@ def compare(
         "epoch_length": epoch_length,
         "served_ratio_when_recorded": trace.served_ratio() if trace.recorded else None,
         "accuracies_when_recorded": trace.accuracies(),
-        "scorings": guidance.scorings,
+        "scorings": hint_source.scorings,
         "results": results,
     }
 

@@ -1,4 +1,4 @@
-"""What `spiderfs simulate` tells the policies that are guided: what was recorded, or what is scored anew."""
+"""Where the hints of a replay come from: `spiderfs simulate` uses the recorded ones, or scores the batches anew."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from spiderfs.simulation.rescoring import depends_on_neighbours, rescored
 from spiderfs.trace.format import Trace
 
 AUTO = "auto"
-# The diameter of the sphere on which embeddings lie.
+# Embeddings have length 1, so no two are further apart.
 MAX_RADIUS = 2.0
 
 
 def chosen_settings(radii: str | None, neighbours: int | None) -> list[ScorerOptions]:
-    """What to score anew with, nothing where the recorded scores are to be used; raises UsageError for no radius."""
+    """The settings to score anew with; none of them if the recorded scores are to be used.
+
+    Raises UsageError if `radii` is not a list of radii.
+    """
     if radii is None and neighbours is None:
         return []
     settings = []
@@ -37,26 +40,27 @@ def chosen_settings(radii: str | None, neighbours: int | None) -> list[ScorerOpt
     return list(dict.fromkeys(settings))
 
 
-class Guidance:
-    """What guided policies are told in a replay: what was recorded, or what is scored anew."""
+class HintSource:
+    """The hints for the replays of one trace."""
 
     def __init__(self, trace: Trace, settings: Sequence[ScorerOptions], ratio: float | None) -> None:
-        """`settings` are those to score anew with; `ratio` is one to keep to, whatever was recorded."""
+        """`settings` are those to score anew with; a `ratio` makes replays ignore the recorded ratios."""
         self._trace = trace
         self._settings = settings
         self._ratio = ratio
         self._recorded = trace.hints()
         self._anew: dict[tuple[str, ScorerOptions], list[tuple[int, Hint]]] = {}
         self.scorings: list[dict[str, Any]] = []
-        """What scoring anew has found, as plain data."""
+        """A summary of each new scoring, as plain data."""
 
     def settings_for(self, policy: type[Policy]) -> Sequence[ScorerOptions | None]:
-        """The settings that make a difference to a policy; None stands for what was recorded."""
+        """The settings to replay a policy with; None stands for the recorded hints."""
         if not self._settings or not issubclass(policy, Guided):
             return [None]
         return self._settings if depends_on_neighbours(policy.scoring) else self._settings[:1]
 
     def hints(self, policy: type[Policy], setting: ScorerOptions | None) -> list[tuple[int, Hint]]:
+        """The hints for a policy, each with the number of the access before which it comes."""
         hints = self._recorded if setting is None else self._scored(policy.scoring, setting)
         if self._ratio is None:
             return hints
@@ -85,7 +89,7 @@ class Guidance:
 
     @staticmethod
     def described(scoring: str, setting: ScorerOptions | None) -> dict[str, Any]:
-        """A setting as plain data; all None where it makes no difference."""
+        """A setting as plain data; the values are None if they make no difference to the scoring."""
         if setting is None or not depends_on_neighbours(scoring):
             return {"radius": None, "neighbours": None}
         radius = AUTO if setting.radius is None else f"{setting.radius:.12g}"

@@ -1,12 +1,12 @@
-"""Drive an engine with recorded accesses and count what it would have served.
+"""Replay: drive an engine with recorded accesses, and count what the cache would have served.
 
-The law that every result can be held against: a cache that fetches only on demand serves, in an epoch that reads each
-sample exactly once, nothing but what it held when the epoch began; so no policy, however much it foresees, serves
-more than the cached fraction. More takes repetition, prefetching or substitution.
+There is a law to check every result against. In an epoch that reads each sample exactly once, a cache that fetches only
+on demand serves only the samples that it held when the epoch began. So no policy has a hit ratio above the cached
+fraction, however much it foresees. A higher ratio needs repeated draws, fetching ahead, or stand-ins.
 
-What a scorer found while a trace was recorded is replayed as hints, between the accesses where it was found; policies
-that are not guided go without. A hub was read with the batch that made it one, so its bytes are taken to lie in landing
-still, and entering the cache costs no second read.
+The hints in a trace are given to guided policies again, between the same accesses; other policies get none. A hub was
+read with the batch that made it a hub, so the replay takes it that its bytes are still in landing, and that it enters
+the cache without a second read.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ NEVER = -1
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Counts per epoch; the last epoch may be a part of one."""
+    """Counts, one for each epoch; the last epoch may be incomplete."""
 
     opens: Counts
     hits: Counts
-    """Opens that did not wait for the source, those that were redirected among them."""
+    """Opens that did not wait for the source, including those that were redirected."""
     redirects: Counts
     served_bytes: Counts
     origin_bytes: Counts
     distinct: Counts
-    """Different samples seen in each epoch."""
+    """Different samples that were read in each epoch."""
     distinct_in_all: int
+    """Different samples that were read in all epochs together."""
 
     @property
     def hit_ratio(self) -> float:
@@ -49,23 +50,23 @@ class Replay:
 
     @property
     def warm_hit_ratio(self) -> float:
-        """Hit ratio from the second epoch on; that of the only epoch where there is no second."""
+        """The hit ratio from the second epoch on; if there is one epoch only, its hit ratio."""
         warm = slice(1 if len(self.opens) > 1 else 0, None)
         return int(self.hits[warm].sum()) / int(self.opens[warm].sum())
 
     @property
     def origin_bytes_per_sample(self) -> float:
-        """Bytes fetched from the source for each sample served."""
+        """Origin bytes divided by the number of opens."""
         return int(self.origin_bytes.sum()) / int(self.opens.sum())
 
     @property
     def coverage(self) -> NDArray[np.float64]:
-        """Per epoch: the share of all samples that was seen."""
+        """For each epoch the share of all samples that were read in it."""
         return self.distinct / self.distinct_in_all
 
 
 def policy_for(policy: type[Policy], accesses: Accesses) -> Policy:
-    """A policy for replaying these accesses, with knowledge of them if that is what it needs."""
+    """A new policy for a replay of these accesses; it knows them beforehand if it needs the future."""
     return policy.foreseeing([key for key in accesses.keys if not isinstance(key, tuple)])
 
 
@@ -76,10 +77,10 @@ def replay(
     hints: Sequence[tuple[int, Hint]] = (),
     planned_epochs: int = 0,
 ) -> Replay:
-    """Feed all accesses (at least one) to an engine and count by epochs of `epoch_length` accesses.
+    """Feed all accesses (at least one) to an engine, and count by epochs of `epoch_length` accesses.
 
-    Each hint comes with the number of the access before which it is given; they are in that order. With
-    `planned_epochs` of 1 the engine is told what an epoch will read as it begins, with 2 also what the next will.
+    Each hint comes with the number of the access before which the policy gets it; hints are in that order. With
+    `planned_epochs` of 1 the engine gets the plan of each epoch when the epoch begins, with 2 also that of the next.
     """
     members = engine.members
     plans = _Plans(engine, accesses, epoch_length, planned_epochs)
@@ -117,12 +118,12 @@ def replay(
     )
 
 
-# All accesses of a trace are taken to be one reader's.
+# A replay takes all accesses of a trace for those of one reader.
 _READER = "trace"
 
 
 class _Plans:
-    """Tells an engine what each epoch will read."""
+    """Gives the plan of each epoch to an engine."""
 
     def __init__(self, engine: Engine, accesses: Accesses, epoch_length: int, planned_epochs: int) -> None:
         self._engine = engine
@@ -145,7 +146,7 @@ class _Plans:
 
 
 class _Guide:
-    """Gives the hints to a policy that takes them, each at its time."""
+    """Gives the hints to a guided policy, each before its access."""
 
     def __init__(self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, Hint]]) -> None:
         self._engine = engine
@@ -156,7 +157,7 @@ class _Guide:
         self.due = self._hints[0][0] if self._hints else NEVER
 
     def give(self, number: int) -> None:
-        """Give all that are due before access `number`."""
+        """Give all hints that are due before access `number`."""
         while self.due == number:
             self._give(self._hints[self._next][1])
             self._next += 1
@@ -177,7 +178,7 @@ class _Guide:
                 self._engine.scored(key, score)
             case Hub():
                 self._policy.hub_found(hint)
-                # One that was never read during the trace is no member, and cannot become one.
+                # A hub that no access of the trace reads is no member, and its size is not known.
                 if hint.key in self._sizes:
                     self._engine.place(hint.key, self._sizes[hint.key])
             case Ratio(ratio):
@@ -189,6 +190,6 @@ class _Guide:
                 self._policy.listed(list_id, labels)
             case Pinning(list_id, keys):
                 for key in self._policy.pin(list_id, keys):
-                    # Any other enters when it is read.
+                    # A sample that is no member enters when it is read.
                     if key in self._engine.members:
                         self._engine.place(key, self._engine.members[key].size)

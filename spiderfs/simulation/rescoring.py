@@ -1,11 +1,12 @@
-"""Score the batches of a trace anew: what the scorer would have found with another radius, or for another policy.
+"""Score the batches of a trace anew, to see what the scorer would have found with another radius or for another policy.
 
-The scorings are those that serve a mount (`scorer/`), fed with what they were fed there, in the same order; so with the
-settings of the mount they find the same scores again. What they find becomes the hints of a replay, each at the time at
-which its batch came, while lists, pins, ends of epochs and the ratio stay as they were recorded.
+The scorings are those of a mount (`scorer/`), and they get the same batches in the same order. So with the settings of
+the mount they find the same scores again. The scores and hubs that they find become the hints of a replay, each where
+its batch came; lists, pins, ends of epochs and the ratio stay as they were recorded.
 
-A trace knows what was trained on, and that followed from the stand-ins of its time: samples that were seldom read then
-have old embeddings now. One that was recorded without stand-ins (`substitute=off`) says the truth about all of them.
+A trace has the embeddings of the samples that were served while it was recorded. If stand-ins were served, the samples
+that they stood in for have old embeddings. A trace that was recorded without stand-ins (`substitute=off`) has the right
+embeddings of all samples.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from spiderfs.trace.format import EpochEnd, Trace
 @dataclass(frozen=True, slots=True)
 class Rescored:
     hints: list[tuple[int, Hint]]
-    """In place of `Trace.hints`."""
+    """The hints to replay instead of `Trace.hints`."""
     described: dict[str, dict[str, str]]
-    """Of each list, by its number: what its scoring says of itself at the end of the trace."""
+    """For each list, by its number, how its scoring describes itself at the end of the trace."""
 
 
 def depends_on_neighbours(scoring: str) -> bool:
-    """Whether radius and number of neighbours mean anything to a scoring."""
+    """Whether a scoring uses the radius and the number of neighbours."""
     return issubclass(SCORINGS[scoring], Scorer)
 
 
 def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
-    """What a scoring finds in a trace; raises UsageError where it holds no embeddings, or is damaged."""
+    """What a scoring finds in a trace; raises UsageError if the trace has no embeddings, or is damaged."""
     if not trace.has_batches:
         raise UsageError(
             "the trace holds no embeddings, so nothing can be scored anew: record one with a trainer attached and"
@@ -50,7 +51,7 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
     for before, lesson in trace.lessons():
         match lesson:
             case Labels(list_id, labels):
-                # One that is declared again after a crash of the manager goes on with what had been saved.
+                # After a crash of the manager a trainer declares its list again, and its scoring goes on.
                 if list_id not in lists or lists[list_id].labels != labels:
                     lists[list_id] = _List(list_id, labels, scoring, options)
                 hints.append((before, lesson))
@@ -68,21 +69,21 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
 
 
 class _List:
-    """A list of samples and the scoring that learns about it, as `daemon/training/list_id.py` has them for a mount."""
+    """A list and its scoring, as `daemon/training/dataset.py` has them for a mount."""
 
     def __init__(self, list_id: str, labels: Mapping[Key, int], scoring: str, options: ScorerOptions) -> None:
         self.labels = labels
         self._list_id = list_id
         self._keys = list(labels)
-        self._index_of = {key: place for place, key in enumerate(self._keys)}
+        self._index_of = {key: index for index, key in enumerate(self._keys)}
         self._name = scoring
         self._options = options
         self._scoring: Scoring | None = None
 
     def batch(self, batch: TracedBatch) -> list[Hint]:
-        """The scores that a batch gives, and its hub."""
+        """The new scores of a batch, and its hub if it has one."""
         try:
-            places = [self._index_of[key] for key in batch.keys.tolist()]
+            indices = [self._index_of[key] for key in batch.keys.tolist()]
         except KeyError as exc:
             raise _damaged(f"a batch of list {self._list_id} has the file {exc}, which is not in it") from None
         if self._scoring is None or not self._scoring.fits(batch.dimension):
@@ -90,16 +91,16 @@ class _List:
             self._scoring = SCORINGS[self._name](labels, batch.dimension, self._options)
         losses = None if batch.losses is None else batch.losses.astype(np.float32)
         try:
-            scored = self._scoring.batch(places, batch.embeddings.astype(np.float32), losses)
+            scored = self._scoring.batch(indices, batch.embeddings.astype(np.float32), losses)
         except ValueError as exc:
             raise _damaged(str(exc)) from exc
         hints: list[Hint] = [
-            Scored(self._keys[place], score)
-            for place, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True)
+            Scored(self._keys[index], score)
+            for index, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True)
         ]
         hub = scored.hub()
         if hub is not None:
-            neighbours = [self._keys[place] for place in hub.neighbours.tolist()]
+            neighbours = [self._keys[index] for index in hub.neighbours.tolist()]
             hints.append(Hub(self._keys[hub.id], self._list_id, neighbours, hub.distances.tolist()))
         return hints
 

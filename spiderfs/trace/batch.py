@@ -1,8 +1,9 @@
-"""One batch as a trace keeps it: all that any scoring asks for, in the precision in which the trainer sent it.
+"""One batch in a trace: all that any scoring needs, in the precision in which the trainer sent it.
 
-A trace is made of records of one size, each of which names its kind in one byte. A batch is longer, so its bytes are
-carried by as many records as they need, around that byte: readers that do not know the kind skip them like any other,
-and a crash in the middle leaves whole records. A sample of 64 dimensions with its loss takes 158 bytes.
+All records of a trace have the same size, and one byte of each record names its kind. A batch is longer than a record,
+so its bytes are spread over as many records as they need, around that byte. A program that does not know the kind skips
+these records like any others, and a crash in the middle leaves whole records. A sample with an embedding of 64 numbers
+and a loss takes 158 bytes.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 RECORD_BYTES = 32
-# Where in a record its kind is.
+# The offset of the byte that names the kind of a record.
 KIND_AT = 28
-# Bytes that a record carries: those before its kind.
+# A record carries so many bytes of a batch: those before its kind.
 CARRIED = KIND_AT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedBatch:
-    """The samples whose bytes were served, by inode, and what the model made of them; one row each."""
+    """A batch: the inodes of the samples whose bytes were served, with their embeddings and losses; one row each."""
 
     list_id: str
     keys: NDArray[np.uint64]
@@ -34,7 +35,7 @@ class TracedBatch:
 
     @classmethod
     def from_bytes(cls, list_id: str, rows: int, dimension: int, with_losses: bool, content: bytes) -> TracedBatch:
-        """From what `packed` gave, or more than that."""
+        """The batch in what `packed` returned; bytes after its end are ignored."""
         keys = np.frombuffer(content, "<u8", rows)
         losses = np.frombuffer(content, "<f2", rows, keys.nbytes) if with_losses else None
         before = keys.nbytes + (0 if losses is None else losses.nbytes)
@@ -43,7 +44,7 @@ class TracedBatch:
 
 
 def packed(keys: NDArray[np.uint64], embeddings: NDArray[np.floating], losses: NDArray[np.floating] | None) -> bytes:
-    """A batch as bytes, `byte_count` of them."""
+    """A batch as bytes; there are `byte_count` of them."""
     of_losses = b"" if losses is None else losses.astype("<f2").tobytes()
     return keys.astype("<u8").tobytes() + of_losses + embeddings.astype("<f2").tobytes()
 
@@ -54,7 +55,7 @@ def byte_count(rows: int, dimension: int, with_losses: bool) -> int:
 
 
 def records_for(length: int) -> int:
-    """How many records carry so many bytes."""
+    """The number of records that carry so many bytes."""
     return -(-length // CARRIED)
 
 
@@ -68,6 +69,6 @@ def to_records(content: bytes, kind: int) -> bytes:
 
 
 def from_records(records: NDArray[np.void]) -> bytes:
-    """The bytes that records carry, and what fills the last of them."""
+    """The bytes that these records carry, and the zeros that fill up the last record."""
     rows = np.frombuffer(records.tobytes(), np.uint8).reshape(len(records), RECORD_BYTES)
     return rows[:, :CARRIED].tobytes()

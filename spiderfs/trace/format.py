@@ -1,14 +1,18 @@
-"""Recorded accesses on disk: what `-o trace=FILE` writes and `spiderfs simulate` reads.
+"""Traces: the files of recorded accesses that `-o trace=FILE` writes and `spiderfs simulate` reads.
 
-A trace is a header of 16 bytes (magic, version, bytes per record) and records of 32 bytes, little-endian. Each record
-names its kind, so that later kinds can stand beside the accesses; readers skip the kinds they do not know. Beside what
-was read stands what the scorer found, so that a replay decides by the same scores, hubs and ratio, and what it was
-taught (`batch.py`), so that a replay can score anew (`simulation/rescoring.py`). A last record cut short by a crash is
-ignored by the reader and overwritten by a writer that goes on with the file.
+A trace is a header of 16 bytes (magic, version, bytes per record) and then records of 32 bytes, little-endian. Each
+record names its kind, and a reader skips the kinds that it does not know. A trace has three sorts of records:
+- the accesses;
+- what the scorer found (scores, hubs) and what else guided the policy (the ratio, pins, labels, ends of epochs): a
+  replay decides by the same;
+- the batches that trainers sent (`batch.py`): from them a replay can score anew (`simulation/rescoring.py`).
+A crash may cut the last record short. A reader ignores that record, and a writer that goes on with the file overwrites
+it.
 
-People may bring their own as text: one `key size` per line, the key any word, the size in bytes; `#` starts a comment.
+Users may also write a trace by hand, as text: one line `key size` for each access, where the key is any word and the
+size is in bytes; `#` starts a comment.
 
-The module is long because writer and reader of a format are to be seen side by side.
+The module is long so that the writer and the reader of the format stand side by side.
 """
 
 from __future__ import annotations
@@ -47,39 +51,41 @@ RECORD = np.dtype(
 )
 RECORD_FIELDS = struct.Struct("<dQQIBBH")
 
-# No file of any file system is as large, nor are all files together: 64 bits count them.
+# The largest size of one file, and of all accesses together, that a trace may have: larger ones mean a damaged trace.
 MOST_BYTES, _MOST_BYTES_IN_ALL = 1 << 50, 1 << 62
-# 128 KiB of records: one write per some seconds of training, and little to lose in a crash.
+# The writer buffers so many records, 128 KiB: it writes once in some seconds of training, and a crash loses little.
 BUFFERED_RECORDS = 4096
 
 
 class Kind(IntEnum):
+    """The kinds of records. Some hold a number other than a size in the field `size`: a float64 in its eight bytes."""
+
     OPEN = 0
-    """A sample (a small file) was opened."""
+    """A sample was opened."""
     BLOCK = 1
     """A block of a large file was read."""
     REDIRECT = 2
-    """A sample was asked for and a stand-in given; `key` and `size` are those of the sample."""
+    """A reader asked for a sample and got a stand-in; `key` and `size` are those of the sample."""
     STAND_IN = 3
-    """What was given, of the REDIRECT before it."""
+    """The stand-in of the REDIRECT before it; `key` and `size` are those of the stand-in."""
     SCORE = 4
-    """A sample has a new score: a float64 in the eight bytes of `size`."""
+    """A sample got a new score, which is the number in `size`."""
     HUB = 5
-    """A sample was found to be a hub; its list are the NEIGHBOURs that follow, `size` of them, nearest first."""
+    """The scorer found a hub; `size` NEIGHBOUR records follow, the nearest first."""
     NEIGHBOUR = 6
-    """One neighbour of the HUB before it, with its distance in `size`, as a score."""
+    """One neighbour of the HUB before it; its distance is the number in `size`."""
     RATIO = 7
-    """The share of the importance section was set: in `size`, as a score."""
+    """The ratio was set to the number in `size`."""
     EPOCH = 8
-    """A trainer ended an epoch; if `served` is set, with the accuracy in `size`, as a score."""
+    """A trainer ended an epoch; if `served` is set, the accuracy is the number in `size`."""
     LABEL = 9
-    """A sample of a list that a trainer declared; its label in `size`, as a score. A list is in one piece."""
+    """A sample of a list that a trainer declared; its label is the number in `size`. All samples of a list follow."""
     BATCH = 10
-    """A batch was scored: `size` samples of `block` dimensions, with losses if `served` is set."""
+    """A batch was scored: `size` samples with embeddings of `block` numbers, and with losses if `served` is set."""
     CARRIER = 11
     """Bytes of the BATCH before it."""
     PINS = 12
-    """A trainer had samples held, in place of those it named before: the PINNED that follow, `size` of them."""
+    """A trainer pinned samples, in place of those that it pinned before; `size` PINNED records follow."""
     PINNED = 13
     """One sample of the PINS before it."""
 
@@ -98,19 +104,20 @@ Lesson = Labels | TracedBatch | EpochEnd | Ratio | Pinning
 
 
 class TraceWriter:
-    """Appends to a trace file; one that exists is gone on with if it is a trace, and refused if it is not.
+    """Appends to a trace file. If the file exists it must be a trace; the writer goes on after its last record.
 
-    May block on the disk. Raises UsageError when it cannot begin, SpiderfsError when it cannot go on.
+    The methods may block on the disk. The constructor raises UsageError if it cannot begin; the other methods raise
+    SpiderfsError if they cannot go on.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._buffer = bytearray()
         try:
-            # Opening to append creates the file without emptying one that exists.
+            # Opening a file to append creates it, and does not empty it if it exists.
             with self._path.open("ab"):
                 pass
-            # Unbuffered: what has been flushed here survives the process.
+            # Unbuffered: records that `flush` has written survive the process.
             self._file = self._path.open("r+b", buffering=0)
             try:
                 self._begin()
@@ -130,14 +137,15 @@ class TraceWriter:
         served: bool = False,
         list_number: int = 0,
     ) -> None:
-        """Record one access; `served` means without waiting for the source, times count from any fixed moment.
+        """Record one access. `served` means that the reader did not wait for the source.
 
-        `list_number` is the number of the list that the reader declared, and 0 if it may not be given a stand-in.
+        Times are in seconds since any fixed moment. `list_number` is the number of the list that the reader has
+        declared, or 0 if the reader may not get a stand-in.
         """
         self._put(RECORD_FIELDS.pack(time_s, key, size, block, kind, served, list_number))
 
     def redirect(self, time_s: float, wanted: int, size: int, given: int, given_size: int, list_number: int) -> None:
-        """Record one access to a sample for which another was given."""
+        """Record one access to the sample `wanted`, for which the reader got the bytes of the stand-in `given`."""
         self.append(time_s, wanted, size, Kind.REDIRECT, served=True, list_number=list_number)
         self.append(time_s, given, given_size, Kind.STAND_IN, served=True, list_number=list_number)
 
@@ -145,7 +153,7 @@ class TraceWriter:
         self.append(time_s, key, _bits(score), Kind.SCORE)
 
     def hub(self, time_s: float, hub: Hub, list_number: int) -> None:
-        """Record a hub as it was found; its keys are inodes."""
+        """Record a hub that the scorer found; its keys must be inodes."""
         self.append(time_s, _inode(hub.key), len(hub.neighbours), Kind.HUB, list_number=list_number)
         for neighbour, distance in zip(hub.neighbours, hub.distances, strict=True):
             self.append(time_s, _inode(neighbour), _bits(distance), Kind.NEIGHBOUR, list_number=list_number)
@@ -158,12 +166,12 @@ class TraceWriter:
         self.append(time_s, 0, _bits(accuracy or 0.0), Kind.EPOCH, served=known, list_number=list_number)
 
     def labels(self, time_s: float, labels: Mapping[Key, int], list_number: int) -> None:
-        """Record a list as it was declared; its keys are inodes."""
+        """Record a list that a trainer declared; the keys must be inodes."""
         for key, label in labels.items():
             self.append(time_s, _inode(key), _bits(label), Kind.LABEL, list_number=list_number)
 
     def pins(self, time_s: float, keys: Iterable[Key], list_number: int) -> None:
-        """Record what is held for trainers of a list from now on; its keys are inodes."""
+        """Record which samples of a list are pinned from now on; the keys must be inodes."""
         inodes = [_inode(key) for key in keys]
         self.append(time_s, 0, len(inodes), Kind.PINS, list_number=list_number)
         for inode in inodes:
@@ -177,7 +185,7 @@ class TraceWriter:
         embeddings: NDArray[np.floating],
         losses: NDArray[np.floating] | None,
     ) -> None:
-        """Record a batch of at least one row by the inodes that were served; half precision is kept of the numbers."""
+        """Record a batch of at least one row, in half precision; `inodes` are those whose bytes were served."""
         rows, dimension = embeddings.shape
         head = RECORD_FIELDS.pack(time_s, 0, rows, dimension, Kind.BATCH, losses is not None, list_number)
         self._put(head + to_records(packed(inodes, embeddings, losses), Kind.CARRIER))
@@ -216,14 +224,14 @@ class TraceWriter:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All records of a trace, of whatever kinds; `records` has the fields of RECORD."""
+    """All records of a trace, of all kinds; `records` has the fields of RECORD."""
 
     records: NDArray[np.void]
     recorded: bool
-    """Whether spiderfs recorded it: a text trace knows neither times nor what was served."""
+    """Whether spiderfs recorded the trace: a text trace has no times, and does not say which accesses waited."""
 
     def served_ratio(self) -> float:
-        """Share of accesses that did not wait for the source while the trace was recorded."""
+        """The share of the accesses that did not wait for the source while the trace was recorded."""
         accesses = self._accesses()
         return float(np.mean(accesses["served"])) if len(accesses) else 0.0
 
@@ -236,7 +244,7 @@ class Trace:
         return Accesses.of(keys, accesses["size"].tolist(), list_ids)
 
     def hints(self) -> list[tuple[int, Hint]]:
-        """What the scorer found, each with the number of the access before which it was found."""
+        """All hints in the trace, in order, each with the number of the access before which it came."""
         numbers = self._numbers()
         hints: list[tuple[int, Hint]] = []
         kinds = Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL, Kind.PINS
@@ -258,9 +266,9 @@ class Trace:
         return hints
 
     def lessons(self) -> Iterator[tuple[int, Lesson]]:
-        """What the scorer was taught, and what else was settled, each with the access before which it was.
+        """All batches, and the hints that no scoring finds, each with the number of the access before which it came.
 
-        Raises UsageError where the trace is damaged. A batch that a crash cut short is left out.
+        Raises UsageError if the trace is damaged. A batch that a crash cut short is left out.
         """
         numbers = self._numbers()
         for index, kind, before in self._found(Kind.LABEL, Kind.BATCH, Kind.EPOCH, Kind.RATIO, Kind.PINS):
@@ -277,11 +285,11 @@ class Trace:
 
     @property
     def has_batches(self) -> bool:
-        """Whether there is anything to score anew by."""
+        """Whether the trace has batches, so that a replay can score anew."""
         return bool((self.records["kind"] == Kind.BATCH).any())
 
     def accuracies(self) -> dict[str, list[float]]:
-        """Of each list, by its number, the accuracies that were known at ends of epochs."""
+        """For each list, by its number, the accuracies at the ends of its epochs, where they were known."""
         known = (self.records["kind"] == Kind.EPOCH) & (self.records["served"] != 0)
         found: dict[str, list[float]] = {}
         for list_id, accuracy in zip(self.records["list"][known].tolist(), self._numbers()[known], strict=True):
@@ -289,7 +297,7 @@ class Trace:
         return found
 
     def _found(self, *wanted: Kind) -> Iterator[tuple[int, int, int]]:
-        """Records of some kinds: index, kind, and the number of accesses before; of a list of labels the first."""
+        """The records of some kinds: index, kind, and number of accesses before. Of a list only its first LABEL."""
         kinds = self.records["kind"]
         lists = np.where(kinds == Kind.LABEL, self.records["list"].astype(np.int64), -1)
         continued = (lists >= 0) & (np.diff(lists, prepend=-1) == 0)
@@ -298,11 +306,11 @@ class Trace:
         return zip(indices.tolist(), kinds[indices].tolist(), before.tolist(), strict=True)
 
     def _numbers(self) -> NDArray[np.float64]:
-        """The field `size` of every record as the float64 that it is in some kinds."""
+        """The number in the field `size` of every record; it means something only in some kinds."""
         return self.records["size"].copy().view("<f8")
 
     def _batch_at(self, head: int) -> TracedBatch | None:
-        """The batch that begins with this record; None if it was cut short."""
+        """The batch that begins with this record; None if a crash cut it short."""
         rows, dimension = int(self.records["size"][head]), int(self.records["block"][head])
         with_losses = bool(self.records["served"][head])
         if rows == 0 or dimension == 0:
@@ -319,18 +327,18 @@ class Trace:
 
     def _labels_from(self, first: int, numbers: NDArray[np.float64]) -> Labels:
         """The list that begins with this record."""
-        list_id = self.records["list"]
-        others = np.flatnonzero((self.records["kind"][first:] != Kind.LABEL) | (list_id[first:] != list_id[first]))
-        members = slice(first, first + int(others[0]) if len(others) else None)
-        keys: list[Key] = self.records["key"][members].tolist()
-        return Labels(str(list_id[first]), dict(zip(keys, numbers[members].astype(np.int64).tolist(), strict=True)))
+        lists = self.records["list"]
+        others = np.flatnonzero((self.records["kind"][first:] != Kind.LABEL) | (lists[first:] != lists[first]))
+        samples = slice(first, first + int(others[0]) if len(others) else None)
+        keys: list[Key] = self.records["key"][samples].tolist()
+        return Labels(str(lists[first]), dict(zip(keys, numbers[samples].astype(np.int64).tolist(), strict=True)))
 
     def _pins_at(self, head: int) -> Pinning:
         pinned = self.records["key"][self._following(head, Kind.PINNED)]
         return Pinning(str(self.records["list"][head]), tuple(pinned.tolist()))
 
     def _following(self, head: int, kind: Kind) -> slice:
-        """The records of one kind that belong to the one before them: a crash may have cut their list short."""
+        """The records of one kind that belong to the record `head`: a crash may have cut them short."""
         promised = int(self.records["size"][head])
         others = np.flatnonzero(self.records["kind"][head + 1 : head + 1 + promised] != kind)
         return slice(head + 1, head + 1 + (int(others[0]) if len(others) else promised))
@@ -350,7 +358,7 @@ def _inode(key: Key) -> int:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """A trace recorded by spiderfs, or one in text; raises UsageError for any other file."""
+    """A trace that spiderfs recorded, or one in text; raises UsageError for any other file."""
     try:
         with open(path, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -366,7 +374,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _checked(records: NDArray[np.void], path: str | Path) -> NDArray[np.void]:
-    """The same records; raises UsageError for figures that no writer has written."""
+    """The same records; raises UsageError if a record has a number that no writer writes."""
     kinds, numbers = records["kind"], records["size"].copy().view("<f8")
     of_access = np.isin(kinds, (*ACCESSES, Kind.STAND_IN))
     is_share = (numbers >= 0) & (numbers <= 1)

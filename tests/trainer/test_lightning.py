@@ -141,7 +141,7 @@ def test_a_training_that_fails_leaves_the_loader_as_it_was(daemon: HookDaemon) -
 
 def test_several_loaders_are_refused(daemon: HookDaemon) -> None:
     several = {"one": loader(), "other": loader()}
-    with pytest.raises(ValueError, match="follows one DataLoader"):
+    with pytest.raises(ValueError, match="training with one DataLoader"):
         trainer(daemon.mount, lightning_callback(daemon.mount)).fit(Module(Network()), several, loader(shuffle=False))
 
 

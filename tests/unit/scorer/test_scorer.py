@@ -277,7 +277,7 @@ def test_graph_and_exact_agree_on_x_same() -> None:
     ("indices", "embeddings", "complaint"),
     [
         ([0, 1], np.zeros((1, 4)), "indices with embeddings"),
-        ([0], np.zeros((1, 5)), "4 numbers each"),
+        ([0], np.zeros((1, 5)), "of 4 numbers"),
         ([[0]], np.zeros((1, 1, 4)), "indices with"),
         ([], np.zeros((0, 4)), "from 0 to 9"),
         ([10], np.zeros((1, 4)), "from 0 to 9"),

@@ -1,17 +1,24 @@
-"""Which samples a forward pass of the training is about: known, or not said.
+"""Attribution: which samples went through the model in a forward pass of the training.
 
-**By identity.** The tensors that the loop was given are remembered by their memory. A forward whose inputs lie in it is
-of that batch, whatever the loop has taken since, and a view's strides say of which rows (`provenance.py`).
+A forward pass is attributed in one of two ways, or not at all.
 
-**By exclusion**, where the inputs are copies (on a device, augmented): they are of the one batch that they can be of.
-The loop has taken one batch since its last forward, in this thread, and no other iteration, of this loader or of
-another on the same model, has one that it may mean; or the user has said how many batches the loop takes ahead. And all
-forwards until the next batch is taken have the same input: if two inputs could be that batch, neither is said to be.
-So what is found by exclusion is held back until then. A loop in which a forward was known by identity is not judged by
-exclusion any more, and neither is one that has copied some rows of a batch.
+**By identity.** The memory of each batch's tensors is remembered. If the inputs of a forward pass lie in that memory,
+the forward pass is of that batch, whatever batches the loop has taken since. If an input is a view, its strides say
+which rows of the batch it has (`provenance.py`).
 
-Not said is too what has another number of rows than the inputs, and rows of which nobody knows whether they are
-samples: of a classifier over positions with as many positions as samples, before others have shown how they lie.
+**By exclusion**, if the inputs are copies (on a device, or augmented). The forward pass is of a batch if it cannot be
+of any other batch. One of two things must hold:
+- the loop has taken one batch since its last forward pass, in the same thread, and no other iteration over this loader,
+  or over another loader for the same model, has a batch that is not used yet;
+- the user has said how many batches the loop takes ahead (`lookahead`).
+In addition, all forward passes until the loop takes its next batch must have the same input: if two inputs could be
+that batch, neither is attributed. So a forward pass that is attributed by exclusion is held back until then. Exclusion
+is no longer used in a loop in which a forward pass was attributed by identity, or which copies only some rows of a
+batch.
+
+A forward pass is not attributed if the classifier gets another number of rows than the model's input has. Nor is it if
+the classifier works on positions (tokens), there are as many positions as samples, and no earlier forward pass has
+shown which dimension has the samples.
 """
 
 from __future__ import annotations
@@ -34,87 +41,99 @@ Indices = npt.NDArray[np.uint32]
 
 _numbers = itertools.count()
 
-# Batches that a loop may hold, all given out and none trained on.
+# So many batches are remembered: a loop may take them all before it trains on the first.
 _WAITING_MAX = 256
 
-AHEAD = "the loop takes batches ahead, and trains on copies of them: attach with lookahead=, their number"
-SEVERAL_INPUTS = "for one batch came forwards of several inputs, copies all of them"
-SEVERAL_BATCHES = "the loop has several batches at once, and trains on copies"
-OTHER_ROWS = "the rows that the classifier is given are not the batch's samples: name another layer by classifier="
+# Why a batch is not attributed; the hook logs these texts.
+AHEAD = "the loop takes batches ahead and trains on copies of them: attach with lookahead=, the number of those batches"
+SEVERAL_INPUTS = "the model was given several inputs for one batch, and all of them are copies"
+SEVERAL_BATCHES = "the loop has several batches at once, and trains on copies of them"
+OTHER_ROWS = "the rows of the classifier's input are not the samples of the batch: name another layer by classifier="
 COPIED_ROWS = "the inputs are copies of some rows of a batch: cut the batch after it was copied to its device"
-POSITIONS = "nobody can say which dimension of the classifier's input has the samples"
-NOT_OF_THE_LOADER = "the inputs are not what the loader gave, as other inputs were"
+POSITIONS = "it is not known which dimension of the classifier's input has the samples"
+NOT_OF_THE_LOADER = "the inputs are not the tensors that the loader gave, although earlier inputs were"
 
 
 class Shown(NamedTuple):
-    """A forward: the tensors that the model was given, the shape of what its classifier was, and how often it ran."""
+    """A forward pass, as the torch hooks saw it."""
 
     given: list[Tensor]
+    """The tensors among the model's arguments."""
     shape: tuple[int, ...]
+    """The shape of the classifier's input."""
     runs: int = 1
+    """How often the classifier ran."""
 
 
 @dataclass(eq=False)
 class _Taken(Generic[Part]):
-    """A batch that the loop was given."""
+    """A batch that the loop has taken."""
 
     iteration: object
     indices: Indices
-    # Its tensors. Of one that was cut out of others the rows are not its own.
+    # The memory of its tensors. If a tensor was cut out of a larger one, the memory has rows of other batches too.
     memories: list[Memory]
-    # In the order of all that were taken, and of those of the iteration.
+    # Its number among all batches of all loaders, and among those of its iteration.
     number: int
-    place: int
+    number_in_iteration: int
     thread: int
-    # Rows that something is told of.
+    # Flags of the rows that were attributed.
     seen: npt.NDArray[np.bool_]
-    told: list[Found[Part]] = field(default_factory=list)
+    # The attributed forward passes that were not handed out yet.
+    attributed: list[Found[Part]] = field(default_factory=list)
     used: bool = False
-    # No forward can be of it by exclusion any more, and neither is one that has copied some rows of a batch.
+    # Whether no further forward pass may be attributed to it by exclusion.
     past: bool = False
+    # Why nothing of it was attributed.
     reason: str = ""
 
 
 @dataclass(eq=False)
 class Found(Generic[Part]):
-    """A forward's samples, row by row; `keep` are the rows that were not seen before, and what is told of those."""
+    """An attributed forward pass."""
 
     samples: Indices
-    keep: Rows
+    """The sample of each row."""
+    new_rows: Rows
+    """The rows whose samples no earlier forward pass of the batch had."""
     batch: _Taken[Part]
-    # The input by which it was found by exclusion.
     input: Memory | None = None
+    """The input of a forward pass that was attributed by exclusion."""
     part: Part | None = None
+    """What the forward pass showed of the new rows (`record`)."""
 
 
 class Attribution(Generic[Part]):
-    """One loader's batches; `beside` has those of all loaders on the same model.
+    """The attribution of forward passes to the batches of one loader.
 
-    `counts` has the forwards that nothing could be said of (`unmatched`), `unsaid` why of some batches nothing is.
+    `beside` has the attributions of all loaders for the same model. `counts["unmatched"]` counts the forward passes
+    that were not attributed, and `reasons` says why some batches had none.
     """
 
     def __init__(self, lookahead: int | None, counts: Counter[str], beside: Iterable[Attribution[Any]] = ()) -> None:
         self.counts = counts
-        self.unsaid: set[str] = set()
+        self.reasons: set[str] = set()
         self._lookahead = lookahead
         self._beside = beside
         self._batches: list[_Taken[Part]] = []
         self._by_key: dict[int, list[tuple[_Taken[Part], Memory]]] = {}
-        # The latest iteration, how many batches it gave, and those iterations that give no more.
+        # The latest iteration, how many batches the loop took from it, and the iterations that give no more batches.
         self._iteration: object = None
         self._given = 0
-        # Whether the loop has used a batch of that iteration before it took the next.
+        # Whether the loop has used a batch of that iteration before it took the next one.
         self._in_turn = False
         self._over: list[object] = []
+        # Forward passes that were attributed by exclusion and are held back until the next batch is taken.
         self._held: list[Found[Part]] = []
-        # Whether an input was a batch's own tensor, and whether one was a copy of some rows.
+        # Whether an input was a batch's own tensor, and whether an input was a copy of some rows.
         self._identified = self._chooses_rows = False
+        # Whether the first dimension of a classifier's input has the samples; None while that is not known.
         self._rows_first: bool | None = None
 
     # -- what the loader gives
 
     def taken(self, iteration: object, indices: Indices, batch: Any = None) -> None:
-        """The loop was given `batch`, of these samples; of none, if nobody knows them."""
+        """The loop has taken `batch`, which has these samples; `indices` is empty if its samples are not known."""
         self._decide()
         if iteration is not self._iteration:
             self._iteration, self._given, self._in_turn = iteration, 0, False
@@ -136,7 +155,7 @@ class Attribution(Generic[Part]):
         self._batches.append(taken)
         self._given += 1
         for memory in memories:
-            # What this batch was written to is no longer of the one before.
+            # If this batch was written into the memory of an earlier one, that memory has this batch now.
             earlier = [hit for hit in self._by_key.get(memory.key, ()) if hit[0] is taken or not memory.lies_as(hit[1])]
             self._by_key[memory.key] = [*earlier, (taken, memory)]
 
@@ -147,7 +166,7 @@ class Attribution(Generic[Part]):
                 self._by_key[key] = others
 
     def also(self, batch: Any) -> None:
-        """The batch taken last is made of these tensors too: copies that whoever owns the loop says are of it."""
+        """Note more tensors of the batch that was taken last: copies that the library which runs the loop has made."""
         if self._batches:
             last = self._batches[-1]
             for memory in map(Memory.of, tensors_in(batch)):
@@ -156,11 +175,11 @@ class Attribution(Generic[Part]):
                     self._by_key[memory.key] = [(last, memory)]
 
     def over(self, iteration: object) -> None:
-        """The iteration gives no more batches, or the loop has let go of it."""
+        """The iteration gives no more batches: it has ended, or the loop has left it."""
         if self._lookahead:
             self._decide()
         elif self._in_turn and iteration is self._iteration:
-            # The batch at which it has broken off it does not train on.
+            # A loop that leaves an iteration does not train on the batch that it took last.
             for batch in self._batches:
                 batch.past = batch.past or (batch.iteration is iteration and not batch.used)
         self._over.append(iteration)
@@ -169,18 +188,18 @@ class Attribution(Generic[Part]):
         return any(over is iteration for over in self._over)
 
     def _is_past(self, batch: _Taken[Part], iteration: object) -> bool:
-        """Whether a batch is done with when the next one is taken in this iteration."""
+        """Whether the loop will no longer use a batch after it has taken the next one in this iteration."""
         if batch.iteration is not iteration:
             return self._is_over(batch.iteration)
-        return batch.used if self._lookahead is None else batch.place < self._given - self._lookahead
+        return batch.used if self._lookahead is None else batch.number_in_iteration < self._given - self._lookahead
 
     def _is_of_use(self, batch: _Taken[Part]) -> bool:
-        return not batch.past or bool(batch.told) or not all(memory.gone for memory in batch.memories)
+        return not batch.past or bool(batch.attributed) or not all(memory.gone for memory in batch.memories)
 
-    # -- what the model shows
+    # -- what goes through the model
 
     def find(self, shown: Shown) -> Found[Part] | None:
-        """The samples of a forward; None, and counted, if they cannot be said. Follow it by `record`."""
+        """Attribute a forward pass; returns None, and counts it, if that cannot be done. Then call `record`."""
         found = None
         if shown.shape and shown.shape[0]:
             hits = [(tensor, *hit) for tensor in shown.given for hit in self._by_key.get(key_of(tensor) or 0, ())]
@@ -193,35 +212,35 @@ class Attribution(Generic[Part]):
         return found
 
     def record(self, found: Found[Part], part: Part) -> None:
-        """What a forward showed of its rows `keep`."""
+        """Note what a forward pass showed of its new rows."""
         found.part = part
-        (found.batch.told if found.input is None else self._held).append(found)
+        (found.batch.attributed if found.input is None else self._held).append(found)
 
     def ready(self, but: Found[Part] | None = None) -> list[list[Found[Part]]]:
-        """What can be told of each batch, but that of `but`; it is not told twice."""
+        """The attributed forward passes, by batch, except those of the batch of `but`; each is returned once."""
         ready = []
         for batch in self._batches:
-            if batch.told and (but is None or batch is not but.batch):
-                ready.append(batch.told)
-                batch.told = []
+            if batch.attributed and (but is None or batch is not but.batch):
+                ready.append(batch.attributed)
+                batch.attributed = []
         return ready
 
     def close_window(self) -> None:
-        """No further forward comes before the next batch."""
+        """Note that no further forward pass comes before the next batch is taken."""
         self._decide()
         for batch in self._batches:
             self._say_why(batch)
 
     def _say_why(self, batch: _Taken[Part]) -> None:
         if batch.reason and len(batch.indices) and not batch.seen.any():
-            self.unsaid.add(batch.reason)
+            self.reasons.add(batch.reason)
 
     # -- by identity
 
     def _by_identity(self, shown: Shown, hits: list[tuple[Tensor, _Taken[Part], Memory]]) -> Found[Part] | None:
         self._identified = True
         self._discard("")
-        # Of a tensor that batches are cut out of, each has a piece.
+        # Several batches may be cut out of one tensor: prefer those that have the whole input.
         having = [hit for hit in hits if hit[2].has_whole(hit[0])] or hits
         batch = having[-1][1]
         batch.used = True
@@ -232,12 +251,15 @@ class Attribution(Generic[Part]):
         for tensor, _, memory in having:
             rows = _rows_of(tensor, memory, batch, shown.shape[0])
             if rows is not None:
-                return self._told(shown, batch, rows)
+                return self._as_found(shown, batch, rows)
         batch.reason = OTHER_ROWS
         return None
 
     def _are_all_of(self, batch: _Taken[Part], shown: Shown, known: list[Tensor]) -> bool:
-        """Whether all that the model was given of so many rows is of the batch, and so all that its classifier was."""
+        """Whether each input with as many rows as the classifier's is a tensor of the batch.
+
+        If so, every run of the classifier was on this batch.
+        """
         strange = [tensor for tensor in shown.given if not any(tensor is other for other in known)]
         return not any(tensor.dim() and len(tensor) == shown.shape[0] for tensor in strange)
 
@@ -262,13 +284,13 @@ class Attribution(Generic[Part]):
                 return None
             rows = rows_in_storage(tensor, len(batch.indices)) if of_rows else _all_rows(tensor, batch, shown)
             if rows is not None and len(rows) == shown.shape[0]:
-                return self._told(shown, batch, rows, memory)
+                return self._as_found(shown, batch, rows, memory)
         self._chooses_rows = shown.shape[0] < max(len(batch.indices) for batch in expected)
         self._note(COPIED_ROWS if self._chooses_rows else OTHER_ROWS)
         return None
 
     def _expected(self) -> tuple[list[_Taken[Part]], str]:
-        """The batches that forwards until the next one is taken can be of, in order; or why nobody can say."""
+        """The batches that the next forward passes can be of, in order; or the reason why that is not known."""
         waiting = [batch for batch in self._batches if not batch.past]
         latest = waiting[-1].number if waiting else -1
         if any(other._may_mean_another(latest) for other in self._beside if other is not self):
@@ -276,9 +298,11 @@ class Attribution(Generic[Part]):
         if self._lookahead is not None:
             waiting = [batch for batch in waiting if batch.iteration is self._iteration]
             if self._lookahead and self._is_over(self._iteration):
-                expected = [batch for batch in waiting if batch.place >= self._given - self._lookahead]
+                expected = [batch for batch in waiting if batch.number_in_iteration >= self._given - self._lookahead]
             else:
-                expected = [batch for batch in waiting if batch.place == self._given - 1 - self._lookahead]
+                expected = [
+                    batch for batch in waiting if batch.number_in_iteration == self._given - 1 - self._lookahead
+                ]
         else:
             expected = waiting
             if len(waiting) > 1:
@@ -291,16 +315,16 @@ class Attribution(Generic[Part]):
         return expected, ""
 
     def _may_mean_another(self, number: int) -> bool:
-        """Whether a forward may be of a batch of this loader where one of another has this number."""
+        """Whether a forward pass may be of a batch of this loader, and not of another loader's batch `number`."""
         waiting = (batch for batch in self._batches if not batch.past)
         return any(batch.number > number or not self._is_over(batch.iteration) for batch in waiting)
 
     def _of_input(self, memory: Memory, expected: list[_Taken[Part]]) -> _Taken[Part] | None:
-        """The batch of an input: the first that comes is of the first. None if more come than there are batches."""
+        """The batch of an input: the first input is of the first batch. None if there are more inputs than batches."""
         keys = list(dict.fromkeys(found.input.key for found in self._held if found.input is not None))
-        place = keys.index(memory.key) if memory.key in keys else len(keys)
-        if place < len(expected):
-            return expected[place]
+        number = keys.index(memory.key) if memory.key in keys else len(keys)
+        if number < len(expected):
+            return expected[number]
         self._discard(SEVERAL_INPUTS)
         self._note(SEVERAL_INPUTS)
         for batch in expected:
@@ -314,9 +338,9 @@ class Attribution(Generic[Part]):
         self._held.clear()
 
     def _decide(self) -> None:
-        """No other input has come for what was held back."""
+        """Accept the forward passes that were held back: no other input has come for their batches."""
         for found in self._held:
-            found.batch.told.append(found)
+            found.batch.attributed.append(found)
         self._held.clear()
 
     def _note(self, reason: str) -> None:
@@ -326,18 +350,20 @@ class Attribution(Generic[Part]):
 
     # -- both
 
-    def _told(self, shown: Shown, batch: _Taken[Part], rows: Rows, memory: Memory | None = None) -> Found[Part] | None:
+    def _as_found(
+        self, shown: Shown, batch: _Taken[Part], rows: Rows, memory: Memory | None = None
+    ) -> Found[Part] | None:
         if not self._lies_by_rows(shown.shape, len(batch.indices)):
             batch.reason = POSITIONS
             return None
         first = np.zeros(len(rows), np.bool_)
         first[np.unique(rows, return_index=True)[1]] = True
-        keep = np.flatnonzero(first & ~batch.seen[rows])
+        new_rows = np.flatnonzero(first & ~batch.seen[rows])
         batch.seen[rows] = True
-        return Found(batch.indices[rows], keep, batch, memory)
+        return Found(batch.indices[rows], new_rows, batch, memory)
 
     def _lies_by_rows(self, shape: tuple[int, ...], rows: int) -> bool:
-        """Whether the first dimension of the classifier's input is that of the samples, and not the second."""
+        """Whether the samples are in the first dimension of the classifier's input, and not in the second."""
         if len(shape) != 3:
             return True
         if rows != shape[1]:
@@ -348,10 +374,10 @@ class Attribution(Generic[Part]):
 
 
 def _rows_of(tensor: Tensor, memory: Memory, batch: _Taken[Any], count: int) -> Rows | None:
-    """The batch's rows that a tensor in the memory of one of its tensors has; None if they are not `count`."""
+    """The rows of a batch that a tensor has, which shares memory with the batch; None if they are not `count` rows."""
     rows = len(batch.indices)
     if memory.has_whole(tensor) and count == rows:
-        # Its own order, or that of its transpose, in which the rows are another dimension.
+        # The rows in the tensor's order; or in the batch's order, if the tensor is transposed.
         within = memory.rows_in(tensor) if memory.rows == rows else None
         return np.arange(rows) if within is None or len(within) != rows else within
     if memory.rows != rows:
@@ -361,6 +387,6 @@ def _rows_of(tensor: Tensor, memory: Memory, batch: _Taken[Any], count: int) -> 
 
 
 def _all_rows(tensor: Tensor, batch: _Taken[Any], shown: Shown) -> Rows | None:
-    """Of an input whose rows do not lie in the first dimension: all of them or none."""
+    """All rows of a batch, for an input whose samples are not in the first dimension; None if it has not all rows."""
     rows = len(batch.indices)
     return np.arange(rows) if shown.shape[0] == rows and is_whole_storage(tensor) else None

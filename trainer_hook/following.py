@@ -1,9 +1,9 @@
-"""Following a data loader: which indices are in the batch that the loop has just taken.
+"""Following a data loader: to know which samples are in the batch that the training loop has just taken.
 
-The loader's batch sampler is replaced by one that draws through a `Planner` and notes what comes, and the loader's
-class by one whose iterator says when the loop takes a batch, and when it lets go. Both stay what they are to everybody
-who looks (attributes, isinstance, length). Nothing here keeps the loader alive: collected as part of a cycle, one with
-persistent workers took 5 s for each of them to end.
+Following changes two things. The loader's batch sampler becomes one that draws through a `Planner` and notes the draws.
+The loader's class becomes one whose iterator tells us when the loop takes a batch, and when it leaves the iterator.
+Attributes, isinstance and length answer as before. Nothing here keeps the loader alive: when a loader with persistent
+workers was freed by the garbage collector, ending each worker took 5 s.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from trainer_hook.planner import Planner, indices_of
 
 log = logging.getLogger("trainer_hook")
 
-# On the class of a followed loader: the class it had.
+# The attribute of a followed loader's class that has the class it had before.
 _MARK = "_followed_by_spiderfs"
 
 Indices = npt.NDArray[np.uint32]
 
 
 class Listener(Protocol):
-    """Who is told what the loop does with the loader."""
+    """An object that the follower tells what the loop does with the loader."""
 
     def taken(self, iteration: object, indices: Indices, batch: Any) -> None:
-        """It was given this batch, of these samples."""
+        """The loop has taken this batch, which has these samples."""
 
     def over(self, iteration: object) -> None:
-        """It is given no more in this iteration, or has let go of it."""
+        """The iteration gives no more batches: it has ended, or the loop has left it."""
 
 
 def drawing_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The loader that draws batches: accelerate's `prepare` puts one into another."""
+    """The loader that draws batches: accelerate's `prepare` wraps it in another loader."""
     inner = getattr(loader, "base_dataloader", None)
     return inner if isinstance(inner, DataLoader) else loader
 
 
 class _Iteration:
-    """One pass over the loader: what was drawn for it and not taken yet.
+    """One pass over the loader: the indices of the batches that were drawn for it and not taken yet.
 
-    Of a loader around it, `around` is the pass that this one is for.
+    If another loader wraps this one, `around` is the pass over the wrapper that this pass serves.
     """
 
     def __init__(self, around: _IterationAround | None = None) -> None:
@@ -58,30 +58,30 @@ class _Iteration:
 
 
 class _IterationAround:
-    """A pass over accelerate's loader, which asks for the next batch, or for the end, before it gives one."""
+    """One pass over accelerate's loader, which takes the next batch, or sees the end, before it gives a batch."""
 
     def __init__(self) -> None:
         self._asked = 0
         self._taken: dict[int, Indices] = {}
 
     def asked(self, indices: Indices | None) -> None:
-        """It has asked for a batch, and was given one of these samples; None if it got none."""
+        """The loader has asked for a batch and got one with these samples, or none (None)."""
         if indices is not None:
             self._taken[self._asked] = indices
         self._asked += 1
 
     def given(self) -> Indices | None:
-        """The samples of the batch that it gives now."""
-        place = self._asked - 2
-        indices = self._taken.get(place)
-        self._taken = {number: taken for number, taken in self._taken.items() if number > place}
+        """The samples of the batch that the loader gives now."""
+        given = self._asked - 2
+        indices = self._taken.get(given)
+        self._taken = {number: taken for number, taken in self._taken.items() if number > given}
         return indices
 
 
 class Follower:
-    """Tells the planner, then the listener, when the loop takes a batch from `loader`.
+    """Tells the planner, and then the listener, when the loop takes a batch from `loader`.
 
-    Raises ValueError for a loader that fails the `check`.
+    Raises ValueError for a loader that `check` refuses.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class Follower:
 
     @staticmethod
     def check(loader: DataLoader[Any]) -> None:
-        """Raise ValueError for a loader that has no indices, mixes up its batches, or is followed already."""
+        """Raise ValueError for a loader that has no indices, gives its batches in any order, or is followed already."""
         loader = drawing_loader(loader)
         if hasattr(type(loader), _MARK):
-            raise ValueError("this loader has a hook already: close that first")
+            raise ValueError("this loader has a hook already: close that hook first")
         if isinstance(loader.dataset, IterableDataset):
             raise ValueError(
                 "an iterable data set has no indices: attach with loader=None and call hook.batch(indices)"
@@ -118,13 +118,13 @@ class Follower:
             raise ValueError("the loader must hand out batches in order (in_order=True)")
 
     def undo(self) -> None:
-        """Leave the loader as it was; an iteration that goes on is no longer followed."""
+        """Make the loader as it was before; an iteration that goes on is no longer followed."""
         self.listener = None
         self._said = True
-        for place, reference in enumerate(self._loaders):
+        for number, reference in enumerate(self._loaders):
             loader = reference()
             if loader is not None and hasattr(type(loader), _MARK):
-                if place == 0:
+                if number == 0:
                     self._set_sampler(loader, self._original)
                 _become(loader, getattr(type(loader), _MARK))
 
@@ -137,23 +137,23 @@ class Follower:
             self.listener.over(iteration)
 
     def say_elsewhere(self) -> None:
-        """Somebody else draws from the loader's sampler."""
+        """Log, once, that another loader draws from this loader's sampler."""
         if not self._said:
             self._said = True
             log.warning(
-                "another loader uses the sampler of the attached one, and is not followed: attach after what makes new "
-                "loaders (Accelerator.prepare)"
+                "another loader draws from the sampler of the attached loader, and is not followed: attach after the "
+                "call that makes new loaders (Accelerator.prepare)"
             )
 
     def plain_state(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """What a copy of the loader is made of: the loader as it was."""
+        """The attributes of a copy of the loader: those that the loader would have without us."""
         state = dict(loader.__dict__)
         if type(state.get(self._name)) is _FollowedSampler:
             state[self._name] = self._original
         return state
 
     def _set_sampler(self, loader: DataLoader[Any], sampler: Any) -> None:
-        # A DataLoader forbids to set it; one with persistent workers keeps a reference in its iterator.
+        # A DataLoader forbids setting the attribute; with persistent workers its iterator has a reference too.
         loader.__dict__[self._name] = sampler
         iterator = getattr(loader, "_iterator", None)
         if iterator is not None:
@@ -161,12 +161,12 @@ class Follower:
 
 
 def _gives_one_behind(loader: DataLoader[Any]) -> bool:
-    """Whether it is accelerate's loader for one process; that which distributes batches cuts them up."""
+    """Whether this is accelerate's loader that gives whole batches; its other loader cuts batches up for ranks."""
     return any(kind.__name__ == "DataLoaderShard" for kind in type(loader).__mro__)
 
 
 def _become(loader: DataLoader[Any], kind: type[DataLoader[Any]]) -> None:
-    # Accelerate's loader says by a property that it is of the class of the loader inside.
+    # Accelerate's loader has a property `__class__` that names the class of the loader inside it.
     vars(object)["__class__"].__set__(loader, kind)
 
 
@@ -176,29 +176,29 @@ Follow = Callable[[Follower, type[DataLoader[Any]], DataLoader[Any]], Iterator[A
 def _followed_class(
     kind: type[DataLoader[Any]], followed_by: weakref.ref[Follower], follow: Follow
 ) -> type[DataLoader[Any]]:
-    """A subclass of the loader's class that differs in two things: iterating is followed, and its copies are plain."""
+    """A subclass of the loader's class in which iterating is followed, and whose copies are not followed."""
 
     def iterate(self: DataLoader[Any]) -> Iterator[Any]:
         follower = followed_by()
-        assert follower is not None, "the loader's sampler keeps it"
+        assert follower is not None, "the loader's sampler holds a reference to it"
         return follow(follower, kind, self)
 
     def reduce(self: DataLoader[Any], protocol: Any) -> Any:
-        # Nobody follows a copy.
+        # A copy is not followed.
         plain = kind.__new__(kind)
         follower = followed_by()
         plain.__dict__.update(self.__dict__ if follower is None else follower.plain_state(self))
         made = plain.__reduce_ex__(protocol)
-        # Pickle insists that what copyreg makes anew has the class of what it was.
+        # pickle demands that an object made by copyreg has the class of the original.
         return (object.__new__, *made[1:]) if made[0] is copyreg.__newobj__ else made  # type: ignore[attr-defined]
 
-    # No second base: it would change the layout, and the class of an object could not be set.
+    # The class has no second base: that would change the layout, and then `_become` could not set it.
     return type(kind.__name__, (kind,), {"__iter__": iterate, "__reduce_ex__": reduce, _MARK: kind})
 
 
 def _follow(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> _FollowedIterator:
     iteration = _Iteration(follower.around)
-    # The loader asks its batch sampler for an iterator now, or, if it is a generator, at its first batch.
+    # The loader iterates over its batch sampler now; or at its first batch, if its `__iter__` is a generator.
     follower.now = iteration
     try:
         iterator = kind.__iter__(loader)
@@ -239,7 +239,7 @@ class _FollowedIterator:
 
     @property
     def _received(self) -> int | None:
-        """How many batches the workers of an iterator have delivered, failed ones included."""
+        """How many batches the loader workers have delivered, failed ones included; None without loader workers."""
         return getattr(self._iterator, "_rcvd_idx", None)
 
     def _took(self, batch: Any) -> None:
@@ -252,7 +252,7 @@ class _FollowedIterator:
             self._follower.taken(self._iteration, indices, batch)
 
     def _failed(self, before: int | None) -> None:
-        """No batch has come of what was drawn: one whose samples could not be read, or none with dead workers."""
+        """Forget the draws of batches that have failed: of one whose samples could not be read, or of none."""
         after = self._received
         drawn = self._iteration.drawn
         failed = len(drawn) if before is None or after is None else after - before
@@ -283,7 +283,7 @@ class _FollowedIterator:
 
 
 class _IteratorAround:
-    """What the loop is given by accelerate's loader: batches on their device, one behind those that it takes."""
+    """The iterator that accelerate's loader gives: its batches are on their device, one behind those it has taken."""
 
     def __init__(self, iterator: Iterator[Any], follower: Follower) -> None:
         self._iterator = iterator
@@ -319,14 +319,14 @@ class _IteratorAround:
 
 
 class _FollowedSampler:
-    """A batch sampler (or a sampler, of a loader that does not batch) that notes what it draws."""
+    """A batch sampler (or a sampler, if the loader makes no batches) that notes its draws."""
 
     def __init__(self, sampler: Any, follower: Follower) -> None:
         self._sampler = sampler
         self._follower = follower
 
     def __iter__(self) -> Iterator[Any]:
-        # A plain function: the sampler's own iterator is made now, and the iteration is the one that asks.
+        # Not a generator: the sampler's own iterator must be made now, while `now` is the iteration that asks for it.
         iteration = self._follower.now
         if iteration is None:
             self._follower.boundary.enter(self._follower.say_elsewhere)
@@ -355,7 +355,7 @@ class _FollowedSampler:
         return type(self._sampler)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Nobody follows a copy.
+        # A copy is not followed.
         return _itself, (self._sampler,)
 
 

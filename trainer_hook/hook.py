@@ -1,4 +1,4 @@
-"""What a training script uses: `attach`, and the `Hook` that it gives."""
+"""What a training script uses: `attach`, and the `Hook` that it returns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trainer_hook.sampler import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
 
-# After so many batches without a sight of the classifier it is time to say so.
+# If the classifier did not run in training during so many batches, the hook says so.
 _BLIND_BATCHES = 50
 
 
@@ -57,17 +57,21 @@ def attach(
     """Tell the daemon of the spiderfs mount at or above `directory` what this training learns, and what it will read.
 
     Attach after the model has been wrapped (DistributedDataParallel, torch.compile, `Accelerator.prepare`) and before
-    its first forward. `samples` are (path, label) in the order of the data set's indices, if it has no `.samples` or
-    `.imgs`. `lookahead` is how many further batches the loop always takes before the forward of one; it has to be said
-    if there are any and the model is given copies, as by a loop that fills its device ahead (`attribution.py`). With
-    `plan`, each epoch of the loader is published as `trainer_hook.plan` does it; `draw_ahead` is explained there.
-    Without a mount or a daemon this warns once, and training goes on; so it does whatever fails here later on. Raises
-    ValueError for what can never work.
+    its first forward pass.
+
+    `samples` has a pair (path, label) for each index of the data set, in order; give it if the data set has neither
+    `.samples` nor `.imgs`. `lookahead` is the number of further batches that the loop takes before the model sees a
+    batch; give it if that number is not 0 and the model gets copies of the batches, as in a loop that copies batches to
+    its device ahead of time (`attribution.py`). With `plan`, each epoch of the loader is published, as
+    `trainer_hook.plan` does it; `draw_ahead` is explained there.
+
+    Without a mount or a daemon this logs one warning, and the training goes on; a later failure of the hook does not
+    stop the training either. Raises ValueError for arguments, a model or a loader that can never work.
     """
     if not 1 <= embed_dim <= DEFAULT_LIMITS.dimension:
-        raise ValueError(f"embed_dim={embed_dim}: 1 to {DEFAULT_LIMITS.dimension}")
+        raise ValueError(f"embed_dim={embed_dim}: give 1 to {DEFAULT_LIMITS.dimension}")
     if lookahead is not None and lookahead < 0:
-        raise ValueError(f"lookahead={lookahead}: 0, or more")
+        raise ValueError(f"lookahead={lookahead}: give 0 or more")
     drawing = None
     if loader is not None:
         Follower.check(loader)
@@ -97,8 +101,8 @@ def attach(
     return Hook(model, layer, loader, planner, declared, client, let_go, boundary, embed_dim, lookahead)
 
 
-class _Told(NamedTuple):
-    """What forwards showed of some samples, in the order of `indices`."""
+class _Step(NamedTuple):
+    """The embeddings and losses of some samples of one batch, in the order of `indices`."""
 
     epoch: int
     step: int
@@ -106,7 +110,7 @@ class _Told(NamedTuple):
     parts: list[Seen]
 
     def message(self, name: str) -> Batch | None:
-        """None if the model's numbers are not finite: such a step taught it nothing either."""
+        """The message for the daemon; None if a number is not finite, because such a step taught the model nothing."""
         embeddings = np.concatenate([part.embeddings.array() for part in self.parts])
         losses: npt.NDArray[Any] | None = None
         if all(part.losses is not None for part in self.parts):
@@ -116,14 +120,15 @@ class _Told(NamedTuple):
         return Batch(name, self.epoch, self.step, self.indices, embeddings, losses)
 
 
-# The attributions at one classifier: a forward may be of any loader's batch.
+# The attributions of each classifier: a forward pass may be of a batch of any loader.
 _attributions: WeakKeyDictionary[nn.Module, WeakSet[Attribution[Seen]]] = WeakKeyDictionary()
 
 
 class Hook:
-    """One training's connection to the daemon. All methods belong to the training's thread, and none waits or raises.
+    """One training's hook. Only the training's thread may call its methods; none of them waits or raises.
 
-    What cannot be used is left out, with one warning; after a failure of its own the hook steps aside.
+    Values that cannot be used are left out, with one warning. If the hook itself fails, it logs that and does nothing
+    from then on.
     """
 
     def __init__(
@@ -145,7 +150,7 @@ class Hook:
         when_collected(self, let_go)
         self._boundary = boundary
         boundary.on_failure(self._step_aside)
-        # What is said of a loop without a loader is said of the next forward.
+        # Without a loader, `Hook.batch` names the samples of the very next forward pass.
         ahead = 0 if loader is None and lookahead is None else lookahead
         beside = _attributions.setdefault(classifier, WeakSet())
         self._attribution: Attribution[Seen] = Attribution(ahead, client.counts, beside)
@@ -155,7 +160,8 @@ class Hook:
         if loader is not None and planner is not None:
             self._follower = Follower(loader, planner, boundary, self)
         self._capture = Capture(model, classifier, embed_dim, boundary, self._forward)
-        # The loop's number for each class, and whether its batches have them in another order than the list has.
+        # The loop's number for each label of the list; whether the labels of a batch came in another order than the
+        # list's; and whether a batch mixed samples.
         self._meaning: dict[int, int] = {}
         self._moved = self._mixed = False
         self._batches_taken = 0
@@ -164,7 +170,7 @@ class Hook:
         self._unmatched_said = 0
         self.epoch = 0
         self.step = 0
-        # Of the last forward in training: how many rows, and which samples if that is known.
+        # The last forward pass of the training: how many rows it had, and its samples if they are known.
         self._rows = 0
         self._latest: Found[Seen] | None = None
         self.sampler = None if planner is None else planner.sampler
@@ -175,39 +181,39 @@ class Hook:
 
     @property
     def counts(self) -> Counter[str]:
-        """Batches sent and dropped, and why others were not recorded."""
+        """How many batches were sent and dropped, and how many were not sent for other reasons."""
         return self._client.counts
 
     @property
     def indices(self) -> Indices:
-        """The samples of the last forward in training; none if those are not known."""
+        """The samples of the last forward pass of the training; empty if they are not known."""
         return np.empty(0, np.uint32) if self._latest is None else self._latest.samples
 
     def epoch_end(self, accuracy: float | None = None) -> None:
-        """Say that an epoch is over; `accuracy` is a share between 0 and 1, and another number is left out."""
+        """Say that an epoch is over; `accuracy` is a share between 0 and 1, and other numbers are left out."""
         self._boundary.enter(self._end_epoch, accuracy)
 
     def losses(self, losses: Tensor) -> None:
-        """Give the per-sample losses of the last forward, in place of the cross-entropy against the declared labels.
+        """Give the losses of the last forward pass, one for each of its samples; others are left out.
 
-        One for each of its samples; others are left out.
+        They are used in place of the cross-entropy against the declared labels.
         """
         self._boundary.enter(self._replace_losses, losses)
 
     def batch(self, indices: npt.ArrayLike | Tensor) -> None:
-        """Say which samples the next training forward is about, where no loader is followed."""
+        """Say which samples the next forward pass of the training has; only for a hook without a loader."""
         self._boundary.enter(lambda: self.taken(self, np.atleast_1d(np.asarray(indices, dtype=np.uint32)), None))
 
     def weights(self, clip: float | None = None) -> Tensor:
-        """Importance weights 1/(N q) of the last forward's samples; ones without a SpiderSampler.
+        """The importance weights 1/(N q) of the samples of the last forward pass, on the classifier's device.
 
-        They lie where the classifier's input lay. Of a forward whose samples are not known they are ones.
+        All weights are 1 without a SpiderSampler, or if the samples are not known.
         """
         weights = self._boundary.enter(self._weights, clip)
         return torch.ones(self._rows, device=self._capture.device) if weights is None else weights
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what waits, and leave model and loader as they were."""
+        """Send the messages that wait, and make model and loader as they were before."""
         if self._let_go is not None:
             self._boundary.enter(self._release)
             self._leave(timeout_s)
@@ -215,7 +221,7 @@ class Hook:
     # -- events of the loop
 
     def taken(self, iteration: object, indices: Indices, batch: Any) -> None:
-        """The loop was given a batch. For the follower, through the boundary."""
+        """The loop has taken a batch. Only the follower calls this, through the boundary."""
         self._collect()
         known = bool(len(indices)) and int(indices.max()) < len(self._declared.paths)
         if not known:
@@ -224,17 +230,20 @@ class Hook:
             known = False
             self._warn("the batches' labels are those of the list in another order: the collate function moves rows")
         elif self._mixed or is_mixed(batch, len(indices)):
-            # For good: of a batch with one class alone the labels do not say it.
+            # This holds for good: a batch with samples of one class does not show that they are mixed.
             self._mixed, known = True, False
-            self._warn("nothing is told of the batches, for their labels say that the collate function mixes samples")
+            self._warn("batches are not sent to the daemon: their labels show that the collate function mixes samples")
         self._attribution.taken(iteration, indices if known else indices[:0], batch)
         self._tell()
         self._batches_taken += 1
         if self._batches_taken == _BLIND_BATCHES and not self._capture.seen:
-            self._warn("the classifier was not seen in a training forward: attach before the model's first, or name it")
+            self._warn(
+                "the classifier has not run in training: attach before the model's first forward pass, or name another "
+                "layer by classifier="
+            )
 
     def _in_order(self, indices: Indices, batch: Any) -> bool:
-        """Whether the batch's labels, where it has such, do not say that its rows were moved, as by their length."""
+        """False if the batch has labels that show that its rows were moved, for example sorted by length."""
         if self._declared.targets is None:
             return True
         declared = self._declared.targets[indices]
@@ -244,7 +253,7 @@ class Hook:
             given = tensor.numpy()
             if not np.array_equal(np.sort(given), np.sort(declared)):
                 continue
-            # A training may have other numbers for the same classes, but then always the same.
+            # A training may number the classes in another way, but then it always numbers them so.
             meant = [
                 self._meaning.setdefault(label, other)
                 for label, other in zip(declared.tolist(), given.tolist(), strict=True)
@@ -253,17 +262,17 @@ class Hook:
         return not self._moved
 
     def over(self, iteration: object) -> None:
-        """The loop has come to the end of an iteration. For the follower, through the boundary."""
+        """An iteration gives no more batches. Only the follower calls this, through the boundary."""
         self._collect()
         self._attribution.over(iteration)
 
     def _collect(self) -> None:
-        # Another thread that takes batches knows nothing of a forward that goes on.
+        # If another thread takes batches, a forward pass may be running now.
         if threading.get_ident() == self._thread:
             self._capture.collect()
 
     def has(self, batch: Any) -> None:
-        """The training is about to use `batch`, made of the batch that was taken last. For callbacks."""
+        """The training is about to use `batch`, a copy of the batch that was taken last. Only callbacks call this."""
         self._boundary.enter(self._attribution.also, batch)
 
     def _forward(self, shown: Shown) -> None:
@@ -273,10 +282,10 @@ class Hook:
             return
         if found.input is None:
             self._tell(but=found)
-        if len(found.keep):
+        if len(found.new_rows):
             targets = self._declared.targets
-            labels = None if targets is None else targets[found.samples[found.keep]]
-            self._attribution.record(found, self._capture.see(found.keep, labels))
+            labels = None if targets is None else targets[found.samples[found.new_rows]]
+            self._attribution.record(found, self._capture.see(found.new_rows, labels))
 
     def _end_epoch(self, accuracy: float | None) -> None:
         self._release()
@@ -304,8 +313,8 @@ class Hook:
             self._warn(f"losses of shape {tuple(losses.shape)} for {len(found.samples)} samples are left out")
             return
         kept = losses.detach()
-        if len(found.keep) < len(found.samples):
-            kept = kept[to_device(torch.from_numpy(found.keep), kept.device)]
+        if len(found.new_rows) < len(found.samples):
+            kept = kept[to_device(torch.from_numpy(found.new_rows), kept.device)]
         found.part = found.part._replace(losses=to_host(as_float16(kept)))
 
     def _weights(self, clip: float | None) -> Tensor | None:
@@ -315,12 +324,12 @@ class Hook:
         return to_device(self.sampler.weights(self._latest.samples, clip), self._capture.device)
 
     def _evaluated(self, indices: Indices, seen: Seen) -> None:
-        """The daemon learns from an evaluation too, and that these reads of the samples are done."""
-        told = _Told(self.epoch, self.step, indices, [seen])
-        self._client.batch(partial(told.message, self._declared.name))
+        """Send the batch of an evaluation: the daemon learns from it, and learns that these reads have arrived."""
+        step = _Step(self.epoch, self.step, indices, [seen])
+        self._client.batch(partial(step.message, self._declared.name))
 
     def _release(self) -> None:
-        """Tell what is known, for no further forward comes before the next batch."""
+        """Send all batches that are known, because no further forward pass comes before the next batch."""
         self._capture.collect()
         self._attribution.close_window()
         self._tell()
@@ -328,14 +337,14 @@ class Hook:
     def _tell(self, but: Found[Seen] | None = None) -> None:
         for batch in self._attribution.ready(but):
             parts = [found.part for found in batch if found.part is not None]
-            indices = np.concatenate([found.samples[found.keep] for found in batch])
-            told = _Told(self.epoch, self.step, indices, parts)
+            indices = np.concatenate([found.samples[found.new_rows] for found in batch])
+            step = _Step(self.epoch, self.step, indices, parts)
             self.step += 1
-            # Nothing of the training hangs on what waits, perhaps for ever, for a daemon that has gone.
+            # A weak reference: the message may wait for ever for a dead daemon, and must not keep the sampler alive.
             sampler = None if self.sampler is None else weakref.ref(self.sampler)
-            self._client.batch(partial(_message, told, self._declared.name, sampler))
-        for reason in self._attribution.unsaid:
-            self._warn(f"of some batches nothing is told: {reason}")
+            self._client.batch(partial(_message, step, self._declared.name, sampler))
+        for reason in self._attribution.reasons:
+            self._warn(f"some batches are not sent to the daemon: {reason}")
 
     def _step_aside(self) -> None:
         self._leave(0.0)
@@ -359,9 +368,9 @@ class Hook:
             log.warning("%s", text)
 
 
-def _message(told: _Told, name: str, sampler_of: Callable[[], SpiderSampler | None] | None) -> Batch | None:
-    """In the thread that sends: the copies from the device may have to be waited for."""
-    batch = told.message(name)
+def _message(step: _Step, name: str, sampler_of: Callable[[], SpiderSampler | None] | None) -> Batch | None:
+    """The message of a step. The sending thread calls this, because the copies from the device may not be complete."""
+    batch = step.message(name)
     sampler = None if sampler_of is None else sampler_of()
     if batch is not None and batch.losses is not None and sampler is not None:
         sampler.trained(batch.indices, batch.losses)

@@ -134,7 +134,7 @@ def test_traced_and_exported(daemon: HookDaemon) -> None:
     hook = attach(daemon.mount, model, batches)
     traced = torch.jit.trace(model, rows)  # type: ignore[attr-defined, no-untyped-call]
     exported = torch.export.export(model, (rows,)).module()
-    with pytest.raises(RuntimeError, match=r"hook.close\(\) first"):
+    with pytest.raises(RuntimeError, match=r"call hook.close\(\) before"):
         torch.jit.script(model)  # type: ignore[attr-defined]
     for _ in train(model, batches):
         traced(rows)

@@ -9,11 +9,12 @@ trainer_hook.plan("/mnt/data", loader)
 """
 
 from trainer_hook.callbacks import hugging_face_callback, lightning_callback
-from trainer_hook.client import Client, Declaration
+from trainer_hook.client import Client
 from trainer_hook.echo import EchoSampler
 from trainer_hook.hook import Hook, attach
 from trainer_hook.impact import ImpactSampler
 from trainer_hook.planning import Planning, plan
+from trainer_hook.sample_list import Declaration
 from trainer_hook.sampler import SpiderSampler
 from trainer_hook.shade import ShadeSampler
 

@@ -47,13 +47,12 @@ from spiderfs.protocol import (
     encode,
 )
 from trainer_hook.mounts import connect
+from trainer_hook.sample_list import Declaration
 
 log = logging.getLogger("trainer_hook")
 
 # So many batches may wait for the daemon: a few seconds of training, some megabytes.
 QUEUE_BATCHES = 64
-# One message declares so many samples: some 4 MB of paths.
-_CHUNK = 65_536
 _RECEIVE_BYTES = 1 << 18
 # The sending thread looks for batches every so many milliseconds. When each batch woke it up, the training waited 0.3
 # ms for the interpreter's lock, because the thread took the lock to encode the batch at once.
@@ -70,30 +69,6 @@ class Patience:
 
 
 DEFAULT_PATIENCE = Patience()
-
-
-@dataclass(frozen=True, eq=False)
-class Declaration:
-    """A list as a trainer declares it: the samples' paths below the mount, and one label for each."""
-
-    name: str
-    split: str
-    paths: list[bytes]
-    labels: npt.NDArray[np.int32]
-    numbered: bool = True
-    """Whether a label is also the index of its class in the model's output."""
-
-    @property
-    def targets(self) -> npt.NDArray[np.int32] | None:
-        """The labels, for the cross-entropy; None if they are not indices of the model's output."""
-        return self.labels if self.numbered else None
-
-    def chunks(self) -> Iterator[Samples]:
-        """The messages that declare the list."""
-        for first in range(0, len(self.paths), _CHUNK):
-            paths = b"".join(path + b"\0" for path in self.paths[first : first + _CHUNK])
-            labels = self.labels[first : first + _CHUNK]
-            yield Samples(self.name, self.split, len(self.paths), first, labels, np.frombuffer(paths, np.uint8))
 
 
 class _Answer:

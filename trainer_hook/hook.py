@@ -23,13 +23,13 @@ from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd
 from trainer_hook.attribution import Attribution, Found, Indices, Shown
 from trainer_hook.boundary import Boundary
 from trainer_hook.capture import Capture, Seen, as_float16, find_classifier, to_device, to_host
-from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
+from trainer_hook.client import QUEUE_BATCHES, Client
 from trainer_hook.evaluation import Evaluation
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.planner import Planner
 from trainer_hook.planning import introduce, when_collected
 from trainer_hook.provenance import is_mixed, tensors_in
-from trainer_hook.sample_list import Sample
+from trainer_hook.sample_list import Declaration, Sample
 from trainer_hook.sampler import SpiderSampler
 
 log = logging.getLogger("trainer_hook")

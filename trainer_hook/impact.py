@@ -18,26 +18,28 @@ Losses = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 Evaluate = Callable[[Indices], Losses | None]
 
-# S: those whose rank varies most, as many as fill this share of the cache; and when two such sets are the same one.
-UNSTABLE_SHARE, SAME_OVERLAP = 0.25, 0.8
-# Of all samples, where nobody says what the cache holds.
+# The paper's S has as many samples as fill this share of the cache.
+UNSTABLE_SHARE = 0.25
+# If the number of cached samples is not known, S has this share of all samples.
 UNSTABLE_WITHOUT_CACHE = 0.05
+# The warm-up is over when S shares more than this part of its samples with the S of the epoch before.
+SAME_OVERLAP = 0.8
 
 
 class WarmUp:
-    """The first epochs, on all samples: which losses change their rank most, until that is known for sure."""
+    """The first epochs, which train on all samples, and find the samples whose losses change their rank most (S)."""
 
     def __init__(self, samples: int, most_epochs: int) -> None:
         self._most_epochs = most_epochs
         self.epochs = 0
-        # Welford's sums over the ranks of each sample.
+        # The mean of each sample's ranks, and the sum of the squares of their differences from it (Welford, 1962).
         self._mean = np.zeros(samples)
         self._squares = np.zeros(samples)
         self.unstable: Indices = np.empty(0, np.int64)
         self.over = most_epochs == 0
 
     def observe(self, losses: Losses, count: int) -> None:
-        """The losses after an epoch; `count` is how many samples S is to have."""
+        """Note the losses after an epoch; S gets `count` samples."""
         ranks = np.empty(len(losses))
         ranks[np.argsort(losses, kind="stable")] = np.arange(len(losses))
         self.epochs += 1
@@ -46,7 +48,7 @@ class WarmUp:
         self._squares += difference * (ranks - self._mean)
         before = self.unstable
         if self.epochs > 1:
-            # A sum of squares is a variance times the number of epochs, which is the same for all.
+            # The sums order the samples as their variances do: the number of epochs is the same for all.
             self.unstable = np.sort(np.argsort(-self._squares, kind="stable")[:count])
         shared = len(np.intersect1d(before, self.unstable))
         settled = len(before) > 0 and shared > SAME_OVERLAP * max(len(before), len(self.unstable))
@@ -68,17 +70,20 @@ class WarmUp:
 
 
 class ImpactSampler(SpiderSampler):
-    """Each epoch a subset without repetition: of a sample with a loss above that of a share p of all, p ** `sharpness`.
+    """Draws a subset of the samples in each epoch, none of them twice; samples of higher loss are drawn more often.
 
-    That is half of the samples with the default, and a third with 2. The first epochs train on all of them, until it
-    is known whose rank varies most (`WarmUp`), `warm_up` epochs at most. From then on before each epoch those are
-    evaluated by the model as it is, if somebody offers to (the hook does); for all others the latest loss counts. The
-    daemon is told which they are and holds them, so that from their second evaluation on they are read from the cache.
-    With `hybrid=False` (iCache) nothing is evaluated, and there is no warm-up but the first epoch. `coverage` is the
-    share of the draws that are uniform.
+    A sample whose loss is above the losses of a share p of all samples is drawn with the chance p ** `sharpness`. So an
+    epoch has half of the samples with the default sharpness of 1, and a third with 2. `coverage` is the share of the
+    draws that are uniform.
 
-    Meant for `policy=impact`, whose scores are losses. An epoch is drawn when it begins, so its plan is known no
-    earlier. Its length differs: `len` is that of the current epoch. Rank 0 decides for all.
+    The first epochs train on all samples until it is known which samples' losses change their rank most (`WarmUp`), for
+    at most `warm_up` epochs. From then on the current model evaluates these samples before each epoch, if the sampler
+    was offered an evaluation (the hook offers one); for all other samples the latest loss counts. The sampler pins
+    these samples, so that from the second evaluation on they are read from the cache. With `hybrid=False` (iCache)
+    nothing is evaluated, and only the first epoch trains on all samples.
+
+    Use this sampler with `policy=impact`, whose scores are losses. An epoch is drawn when it begins, so its plan is not
+    known before. Epochs differ in length: `len` is the length of the current one. Rank 0 decides for all ranks.
     """
 
     def __init__(
@@ -91,26 +96,26 @@ class ImpactSampler(SpiderSampler):
         coverage: float = 0.0,
         **options: Any,
     ) -> None:
-        """`options` are those of SpiderSampler but `draws` and `settled`."""
+        """`options` are those of SpiderSampler, except `draws` and `settled`."""
         super().__init__(samples, coverage=coverage, **options)
         if sharpness <= 0 or warm_up < 0:
-            raise ValueError(f"sharpness={sharpness}, warm_up={warm_up}: more than 0, and 0 or more")
+            raise ValueError(f"sharpness={sharpness}, warm_up={warm_up}: give more than 0, and 0 or more")
         self._sharpness = sharpness
         self._hybrid = hybrid
         self.warm_up = WarmUp(samples, warm_up if hybrid else 0)
         self._evaluate: Evaluate | None = None
         self.evaluated = 0
-        """Samples that were evaluated beside those that were trained on."""
+        """How many samples were evaluated between epochs, in all."""
 
     def __len__(self) -> int:
         return super().__len__() if self._order is None else self._drawn()
 
     def offer(self, evaluate: Evaluate) -> None:
-        """`evaluate` gives the losses of samples by the model as it is, or None if it cannot."""
+        """Offer an evaluation: `evaluate` returns the losses of samples by the current model, or None if it cannot."""
         self._evaluate = evaluate
 
     def draw_ahead(self) -> list[int] | None:
-        """Nothing is drawn before the model has come so far."""
+        """None: an epoch is drawn by the losses of the moment at which it begins."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,7 +128,7 @@ class ImpactSampler(SpiderSampler):
     # -- drawing
 
     def _asked(self, timeout_s: float) -> Losses | None:
-        """The chance of each sample to be in the subset; None while all are to be trained on."""
+        """The chance of each sample to be drawn; None while epochs train on all samples."""
         losses = super()._asked(timeout_s)
         if losses is None:
             return None
@@ -138,8 +143,8 @@ class ImpactSampler(SpiderSampler):
         unstable = self.warm_up.unstable
         if not self._hybrid or self._evaluate is None or not len(unstable):
             return losses
-        # Each time, for a daemon or a policy that has come since was not told. The answer is waited for, since what is
-        # read before the daemon knows may not be kept, or be another sample.
+        # The samples are pinned before each epoch, because the daemon or its policy may be a new one. The sampler waits
+        # for the answer: a sample that is read before it is pinned may leave the cache, or be a stand-in.
         assert self._client is not None
         self._client.pin(self._list, unstable, timeout_s)
         found = self._evaluate(unstable)
@@ -157,12 +162,12 @@ class ImpactSampler(SpiderSampler):
         return max(1, int(int(cached.sum()) * UNSTABLE_SHARE))
 
     def _pick(self, scores: Losses, draws: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Each sample with its chance, and as many as these make together: a systematic draw from a random order."""
+        """Draw each sample with its chance: a systematic sample of a random order, as many as the chances sum up to."""
         order = rng.permutation(self._samples)
         edges = np.cumsum(scores[order].astype(np.float64))
         count = max(1, round(float(edges[-1])))
-        places = np.searchsorted(edges, (np.arange(count) + rng.random()) * (edges[-1] / count), side="right")
-        picked: npt.NDArray[np.int64] = rng.permutation(order[np.minimum(places, self._samples - 1)])
+        hits = np.searchsorted(edges, (np.arange(count) + rng.random()) * (edges[-1] / count), side="right")
+        picked: npt.NDArray[np.int64] = rng.permutation(order[np.minimum(hits, self._samples - 1)])
         return picked
 
     def _chances(self, scores: Losses | None) -> npt.NDArray[np.float64]:
@@ -174,7 +179,10 @@ class ImpactSampler(SpiderSampler):
 
 
 def chances_of(losses: Losses, sharpness: float, coverage: float) -> Losses:
-    """Of each sample the share of all whose loss is lower, to that power, mixed with their mean; in all at least 1."""
+    """The chance of each sample: the share of samples of lower loss, to the power `sharpness`, mixed with the mean.
+
+    The chances are scaled up if they add up to less than 1.
+    """
     ranks = np.empty(len(losses))
     ranks[np.argsort(losses, kind="stable")] = np.arange(len(losses)) + 0.5
     chances = (ranks / len(losses)) ** sharpness

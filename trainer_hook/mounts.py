@@ -1,4 +1,4 @@
-"""Where the daemon of a directory is: the mount above it, and the socket that the mount names."""
+"""Finding the daemon: the mount in which a directory lies, and the socket that the mount names."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-# What a mount shows under its root; reading it gives the path of the socket.
+# A file of every mount, below its root; it holds the path of the socket.
 _HOOK_FILE = ".spiderfs/hook"
 
 
 def find_mount(directory: str | os.PathLike[str]) -> Path | None:
     """The real path of the spiderfs mount in which `directory` lies; None if it lies in none.
 
-    A link may lead into the mount. Of a mount whose daemon has died, that is the outermost directory that is gone.
+    A symbolic link may lead into the mount. If the mount's daemon has died, this is the outermost directory that gives
+    the error ENOTCONN.
     """
     for path in (os.path.abspath(directory), os.path.realpath(directory)):
         dead = None
-        for place in (Path(path), *Path(path).parents):
+        for above in (Path(path), *Path(path).parents):
             try:
-                os.stat(place / _HOOK_FILE)
+                os.stat(above / _HOOK_FILE)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as exc:
                 if exc.errno == errno.ENOTCONN:
-                    dead = place
+                    dead = above
                 continue
-            return Path(os.path.realpath(place))
+            return Path(os.path.realpath(above))
         if dead is not None:
             return dead
     return None
 
 
 def socket_finder(directory: str | os.PathLike[str], given: str | os.PathLike[str] | None) -> Callable[[], Path]:
-    """A function that says where the socket is now; it raises FileNotFoundError while there is none.
+    """A function that returns the path of the socket; it raises FileNotFoundError while there is no mount.
 
-    `given` overrides what the mount says, as in a container where the socket lies elsewhere.
+    `given` overrides the path that the mount names: in a container the socket may have another path.
     """
 
     def find() -> Path:
@@ -52,7 +53,7 @@ def socket_finder(directory: str | os.PathLike[str], given: str | os.PathLike[st
 
 
 def connect(path: Path, timeout_s: float) -> socket.socket:
-    """A connected stream socket; the path may be longer than the 107 bytes of sockaddr_un (unix(7))."""
+    """A connected stream socket; its path may be longer than the 107 bytes that unix(7) allows. Raises OSError."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

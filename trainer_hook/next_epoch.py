@@ -1,9 +1,10 @@
-"""What a loader will draw in its next epochs, where that can be known without drawing them.
+"""Foreseeing the next epochs of a loader: what it will draw, if that can be known without drawing.
 
-Only torch's own samplers are looked through, and only by copies of them with copies of their random generators, so
-nothing that the loader will draw changes. Known are the next epochs of a SequentialSampler, of a DistributedSampler
-(its order follows from seed and epoch), and of a sampler with a `torch.Generator` of its own, or of the loader's. What
-is drawn from the global generator depends on what the training draws from it until then.
+This module knows only torch's own samplers. It draws from copies of them, with copies of their random generators, so
+it does not change what the loader will draw. The next epochs of three kinds of samplers can be foreseen: a
+SequentialSampler; a DistributedSampler, whose order follows from its seed and the number of the epoch; and a sampler
+with a `torch.Generator`, its own or the loader's. A sampler that uses torch's global generator cannot be foreseen,
+because its draws depend on what the training draws from that generator before.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def batches_of(index_sampler: Any, indices: Iterable[int]) -> list[Any] | None:
-    """What the loader's index sampler would draw if its sampler drew `indices`; None if it is not one of torch's."""
+    """What the loader's index sampler draws if its sampler draws `indices`; None if it is not one of torch's own."""
     if not isinstance(index_sampler, BatchSampler):
         return list(indices)
     if type(index_sampler).__iter__ is not BatchSampler.__iter__:
@@ -39,35 +40,35 @@ def batches_of(index_sampler: Any, indices: Iterable[int]) -> list[Any] | None:
 
 
 class NextEpoch:
-    """Foresees the next epochs of one loader; `index_sampler` is what the loader draws batches from."""
+    """Foresees the next epochs of one loader; the loader draws its batches from `index_sampler`."""
 
     def __init__(self, loader: DataLoader[Any], index_sampler: Any) -> None:
         self._index_sampler = index_sampler
         self._sampler = getattr(index_sampler, "sampler", index_sampler)
-        # Each new iterator of a loader first draws a seed for its workers, from the loader's generator.
+        # Each new iterator of a loader first draws a seed for its loader workers from the loader's generator.
         shared = loader.generator is not None and getattr(self._sampler, "generator", None) is loader.generator
         self._draws_seeds = shared and not (loader.persistent_workers and loader.num_workers)
-        # By how much the training moves a DistributedSampler's epoch on: one, unless it forgets to.
+        # By how much the training increases a DistributedSampler's epoch: by 1, or by 0 if it does not call set_epoch.
         self._step = 1
         self._epoch_before: int | None = None
 
     def drawn(self) -> None:
-        """An epoch has been drawn: to be called once in each, before any is foreseen from there."""
+        """Note that an epoch has been drawn; to be called once in each epoch, before any epoch is foreseen from it."""
         if _draws_like(self._sampler, DistributedSampler):
             if self._epoch_before is not None:
                 self._step = self._sampler.epoch - self._epoch_before
             self._epoch_before = self._sampler.epoch
 
     def foresee(self, ended: Any, passed: int = 0) -> list[Any] | None:
-        """The epoch that comes `passed` epochs after the next one; None where it cannot be known.
+        """The epoch that comes `passed` epochs after the next one; None if it cannot be known.
 
-        `ended` is the index sampler, or a copy of it, as it is at the end of the present epoch.
+        `ended` is the index sampler, or a copy of it, in its state at the end of the current epoch.
         """
         copied = self._copied(getattr(ended, "sampler", ended), passed)
         return None if copied is None else batches_of(self._index_sampler, copied)
 
     def _copied(self, sampler: Any, passed: int) -> Iterable[int] | None:
-        """The sampler as it will be when that epoch begins."""
+        """A copy of the sampler in its state at the beginning of that epoch; None if that cannot be known."""
         if _draws_like(sampler, SequentialSampler):
             return sampler  # type: ignore[no-any-return]
         if _draws_like(sampler, DistributedSampler):

@@ -1,21 +1,23 @@
-"""Publishing what a loader will read: each epoch as a whole when it begins, the next ones where they can be known.
+"""The planner publishes what a loader will read: each epoch when it begins, and later epochs if they can be known.
 
-An epoch is **rehearsed** (`rehearsal.py`) when the loader asks for its first batch: a copy of the sampler draws it,
-that is published, and the sampler itself draws when the loader asks. So a loader with a plan draws exactly what it
-draws without. A sampler that cannot be rehearsed is not planned, and one that draws something else than was rehearsed
-is not planned any more; both are said. A SpiderSampler, and any sampler with `draw_ahead`, is drawn to its end at once
-instead: the former's draws follow from nothing that anybody else changes, and the latter is the user's leave to draw
-otherwise.
+When the loader asks for the first batch of an epoch, the epoch is **rehearsed** (`rehearsal.py`): a copy of the sampler
+draws the whole epoch, and that is published. The sampler itself draws when the loader asks. So a loader draws exactly
+the same with a plan and without. If a sampler cannot be rehearsed, its epochs are not planned; if it draws something
+else than its copy did, its later epochs are not planned. Both are logged. Two kinds of samplers are not rehearsed but
+drawn to the end at once: a SpiderSampler, because nothing else in the program changes its draws, and any sampler with
+`draw_ahead`, by which the user allows other draws.
 
-The next epoch is published beforehand in one of three ways: foreseen (`next_epoch.py`) when this one has begun;
-drawn by a SpiderSampler when as much of this one as it says has been handed out; or, with `draw_ahead`, drawn when its
-last batch has been handed out, from any sampler, and kept for the next iteration. What was foreseen wrongly costs what
-the daemon fetched for it, so after two mistakes nothing is foreseen any more.
+The next epoch is published before it begins in one of three ways:
+- it is foreseen (`next_epoch.py`) when the current epoch has begun;
+- a SpiderSampler draws it when the loader has got a certain share of the current epoch (`SpiderSampler.settled`);
+- with `draw_ahead`, any sampler draws it when the loader has got the last batch of the current epoch, and the next
+  iteration uses these draws.
+After a wrong plan the daemon has fetched samples in vain, so after two mistakes no epoch is foreseen any more.
 
-Where samples are drawn with replacement the epoch after the next is foreseen too: many samples that the cache has room
-for are not drawn in the next one. (With three quarters cached, knowing two epochs costs 7 % more bytes than knowing
-three; at a fifth, nothing: benchmarks/training/lookahead.py.) Where each sample is drawn once the daemon has no use for
-that.
+If samples are drawn with replacement, the epoch after the next is foreseen too, because the cache has room for many
+samples that the next epoch does not draw. (With three quarters cached, knowing two epochs costs 7 % more bytes than
+knowing three; at a fifth it costs nothing: benchmarks/training/lookahead.py.) If each sample is drawn once per epoch,
+the daemon has no use for that.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ from trainer_hook.sampler import SpiderSampler
 log = logging.getLogger("trainer_hook")
 
 _MISTAKES_MAX = 2
-# Epochs after the current one, of samplers that draw with replacement.
+# So many epochs after the current one are foreseen, if the sampler draws with replacement; otherwise one.
 _FORESEEN_MAX = 2
 
 Indices = npt.NDArray[np.uint32]
 
 
 def indices_of(drawn: Any) -> Indices | None:
-    """The indices of what a sampler drew at once; None if it drew something else."""
+    """The indices that a sampler drew at once: an index or a batch of them; None if it drew anything else."""
     try:
         return np.atleast_1d(np.asarray(drawn, dtype=np.uint32))
     except (ValueError, TypeError, OverflowError):
@@ -55,6 +57,7 @@ def indices_of(drawn: Any) -> Indices | None:
 
 
 def _order(batches: Iterable[Any]) -> Indices | None:
+    """The indices of all batches, in order; None if a batch has anything else."""
     parts = [indices_of(batch) for batch in batches]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
@@ -68,10 +71,11 @@ def _repeats(order: Indices | None) -> bool:
 
 
 class Planner:
-    """Stands between one loader's index sampler and the loader, for the list `name` of `client`, of so many samples.
+    """Stands between a loader and its index sampler, and publishes plans for the list `name` through `client`.
 
-    With `publish` false it draws nothing beforehand; a SpiderSampler is told of its scores and position all the same.
-    `draw_ahead` is for samplers whose next epoch cannot be known: it is really drawn before this one has ended.
+    `samples` is the length of the list. With `publish` false, nothing is drawn beforehand and nothing is published; a
+    SpiderSampler still gets its scores and its position. `draw_ahead` is for samplers whose next epoch cannot be known:
+    the sampler draws its next epoch before the current one has ended.
     """
 
     def __init__(
@@ -96,10 +100,10 @@ class Planner:
         self._publish = publish and self._can_be_planned()
         self._draws_ahead = draw_ahead
         self._ahead: deque[Any] | None = None
-        # What was published of epochs to come, by their numbers.
+        # The published plans of later epochs, by their numbers.
         self._foreseen: dict[int, Indices] = {}
         self._mistakes = 0
-        # The iteration that began last, its number, how many samples it is planned to draw and the loop has taken.
+        # The iteration that began last, its epoch, the number of samples in its plan, and how many the loop has taken.
         self._current: object = None
         self._epoch = -1
         self._planned = 0
@@ -110,6 +114,7 @@ class Planner:
             self.sampler.bind(client, name, _whole_batches(loader))
 
     def close(self) -> None:
+        """Publish nothing more."""
         self._publish = False
         if self.sampler is not None:
             self.sampler.unbind()
@@ -117,9 +122,10 @@ class Planner:
     # -- what the follower calls
 
     def draw(self, iteration: object) -> Iterator[Any]:
-        """What the index sampler draws for this iteration over the loader, to be called when the loader asks for that.
+        """What the index sampler draws for this iteration; to be called when the loader makes an iterator of it.
 
-        The sampler makes its iterator now, for some have drawn everything by then; the rest begins at the first batch.
+        The sampler makes its own iterator now, because some samplers draw everything when they do; all else waits until
+        the first batch is drawn.
         """
         if self._ahead is not None:
             return self._draw(iteration, iter(()), None)
@@ -135,7 +141,7 @@ class Planner:
             yield from drawing if batches is None else batches
             return
         if batches is None:
-            # One more than its length, so that it comes to its end. If it goes on for ever, the rest is not planned.
+            # Draw one batch more than its length, so that it comes to its end; an endless sampler is not planned on.
             most = len(self._index_sampler) + 1
             if rehearsal is None:
                 batches = deque(itertools.islice(drawing, most))
@@ -153,7 +159,10 @@ class Planner:
             self._ended = True
 
     def _as_planned(self, iteration: object, batches: deque[Any], ended: Any) -> Iterator[Any]:
-        """The batches one by one; in between later epochs become known. `ended` is the sampler at this one's end."""
+        """The batches of the plan, one by one; between them, later epochs are published.
+
+        `ended` is the index sampler, or a copy of it, in its state at the end of this epoch.
+        """
         settled = 1.0 if self.sampler is None else self.sampler.settled
         look_ahead_at = max(1, round(len(batches) * (1 - settled)))
         foreseen = False
@@ -162,19 +171,20 @@ class Planner:
                 self._boundary.enter(self._look_ahead)
             yield batches.popleft()
             if not foreseen and iteration is self._current:
-                # Not before the first batch has gone: of a million samples it takes some tenths of a second.
+                # After the first batch, so that it does not wait: foreseeing a million samples takes tenths of a
+                # second.
                 self._boundary.enter(self._foresee_after, ended)
                 foreseen = True
 
     def _as_rehearsed(self, iteration: object, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
-        """What the sampler draws, for as long as that is what was planned."""
+        """What the sampler draws; if that is not what was planned, its epochs are not planned any more."""
         for drawn in drawing:
             if self._publish and not _same(drawn, next(planned, drawn)):
                 self._give_up("its sampler draws something else than a copy of it did")
                 if iteration is self._current:
                     self._withdraw()
             yield drawn
-        # Lets the epochs to come be known after a last batch that was the first, too.
+        # This also publishes later epochs if the epoch has one batch only.
         if self._publish and next(planned, None) is not None:
             self._give_up("its sampler draws less than a copy of it did")
 
@@ -187,18 +197,18 @@ class Planner:
                 self.sampler.took(samples)
 
     def left(self, iteration: object) -> None:
-        """The loop has let go of this iteration: what it has not taken will not be read."""
+        """The loop has left this iteration: the batches that it has not taken will not be read."""
         if not self._publish or iteration is not self._current:
             return
         if self._rehearses and not self._ended:
-            # What follows was foreseen for an epoch that comes to its end.
+            # The later epochs were foreseen from the end of this epoch, which the sampler has not reached.
             self._foreseen.clear()
             self._foresee(self._index_sampler)
         if self._position < self._planned:
             self._withdraw()
 
     def _withdraw(self) -> None:
-        """Nothing more will be read of this epoch, as far as is known."""
+        """Publish an empty plan for this epoch: nothing more of it will be read."""
         self._planned = 0
         self._client.plan(Plan(self._name, self._epoch, 0, True, np.empty(0, np.uint32)))
 
@@ -209,7 +219,7 @@ class Planner:
         if order is None or len(order) > DEFAULT_LIMITS.samples:
             self._give_up("its sampler draws more, or something else, than a list of indices")
         elif not self._has_all(order):
-            self._give_up("its sampler draws indices that the list of samples does not have")
+            self._give_up("its sampler draws indices that the list does not have")
         else:
             self._begin(order)
 
@@ -223,7 +233,7 @@ class Planner:
         foreseen = self._foreseen.pop(self._epoch, order)
         if not np.array_equal(foreseen, order):
             self._mistakes += 1
-            # What was to follow it will not come either, and the daemon knows that.
+            # The plans after the wrong one are wrong too, and the daemon forgets them by itself.
             self._foreseen.clear()
 
     def _foresee_after(self, ended: Any) -> None:
@@ -231,7 +241,7 @@ class Planner:
         self._foresee(ended)
 
     def _foresee(self, ended: Any) -> None:
-        """Publish the epochs to come where they can be known from the index sampler as it is before them."""
+        """Publish the later epochs that can be foreseen from the index sampler's state at the end of this one."""
         if not self._publish or self._mistakes >= _MISTAKES_MAX:
             return
         for passed in range(_FORESEEN_MAX):
@@ -275,15 +285,15 @@ class Planner:
 
 
 def _spider_sampler(loader: DataLoader[Any]) -> SpiderSampler | None:
-    for place in (loader, loader.batch_sampler):
-        sampler = getattr(place, "sampler", None)
+    for owner in (loader, loader.batch_sampler):
+        sampler = getattr(owner, "sampler", None)
         if isinstance(sampler, SpiderSampler):
             return sampler
     return None
 
 
 def _whole_batches(loader: DataLoader[Any]) -> int:
-    """How many samples there have to be for another batch: all of one where the loader leaves out the last, or one."""
+    """How many samples a further batch needs: a full batch if the loader drops an incomplete last one, else 1."""
     batches = loader.batch_sampler
     return int(getattr(batches, "batch_size", 1)) if getattr(batches, "drop_last", False) else 1
 

@@ -1,4 +1,4 @@
-"""Plans without a hook: `plan` tells the daemon what a loader will read, and nothing of what is learned."""
+"""Plans without a hook: `plan` tells the daemon what a loader will read, and nothing about the model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch.utils.data import DataLoader
 
 from spiderfs.protocol import Hello
 from trainer_hook.boundary import Boundary
-from trainer_hook.client import QUEUE_BATCHES, Client, Declaration
+from trainer_hook.client import QUEUE_BATCHES, Client
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.mounts import find_mount, socket_finder
 from trainer_hook.planner import Planner
 from trainer_hook.ranks import rank_and_world
-from trainer_hook.sample_list import Sample, declaration
+from trainer_hook.sample_list import Declaration, Sample, declaration
 
 
 @dataclass(eq=False)
 class _User:
-    """One loader's use of a list; `loader` gives None once that loader has gone."""
+    """One loader's use of a list; `loader` returns None when that loader has been freed."""
 
     split: str
     paths: list[bytes]
@@ -34,17 +34,17 @@ class _User:
 
 @dataclass
 class _Connection:
-    """A process's only one to a mount: the daemon tells by the process whose reads are whose."""
+    """The only connection of this process to a mount. There is one, because the daemon tells readers by process."""
 
     client: Client
     users: list[_User] = field(default_factory=list)
 
     def others(self, split: str, paths: list[bytes]) -> list[_User]:
-        """Those that use a list of other files by this name."""
+        """The users of another list that has this name."""
         return [user for user in self.users if user.split == split and user.paths != paths]
 
     def let_go(self, user: _User) -> None:
-        """The list is withdrawn with its last user."""
+        """Remove a user; the list is withdrawn with its last user."""
         if user in self.users:
             self.users.remove(user)
             if self.users and all(other.split != user.split for other in self.users):
@@ -64,11 +64,11 @@ def introduce(
     client_name: str,
     queue_batches: int = QUEUE_BATCHES,
 ) -> tuple[Declaration, Client, Callable[[float], None]]:
-    """The list of the loader's data set, declared; this process's client of the mount at or above `directory`; how to
-    let go of it.
+    """Declare the list of a loader's data set to the daemon of the mount at or above `directory`.
 
-    That takes the seconds that sending what waits may take. Raises ValueError if another loader has a list of other
-    files by the same name.
+    Returns the declared list, this process's client of the mount, and a function that ends the loader's use of both;
+    its argument is how many seconds it may take to send what waits. Raises ValueError if another loader uses another
+    list of the same name.
     """
     directory = Path(os.path.abspath(directory))
     root = find_mount(directory) or Path(os.path.realpath(directory))
@@ -83,7 +83,7 @@ def introduce(
         _let_go_of_collected(connection)
         if connection.others(split, declared.paths):
             raise ValueError(
-                f"another loader's list is called {split!r}: close that first, or give this one another split"
+                f"another loader's list is called {split!r}: close its plan or hook, or give this one another split="
             )
     user = _User(split, declared.paths, (lambda: connection) if loader is None else weakref.ref(loader))
     connection.users.append(user)
@@ -99,8 +99,8 @@ def introduce(
 
 
 def _let_go_of_collected(connection: _Connection) -> None:
-    """Loaders that nobody closed and nobody has any more, as those of the folds before (k-fold validation)."""
-    # A model and its hook hold each other, so only the collector ends them.
+    """End the uses of loaders that were freed without a close, such as those of earlier folds (k-fold validation)."""
+    # A model and its hook refer to each other, so only the garbage collector frees them.
     gc.collect()
     for user in list(connection.users):
         if user.loader() is None:
@@ -108,7 +108,7 @@ def _let_go_of_collected(connection: _Connection) -> None:
 
 
 def when_collected(owner: object, let_go: Callable[[float], None]) -> None:
-    """Let go once nobody has `owner` any more, without waiting; the end of the process is left to the daemon."""
+    """Call `let_go` when `owner` is freed, with no time to wait; at the end of the process it is not called."""
     weakref.finalize(owner, let_go, 0.0).atexit = False
 
 
@@ -125,7 +125,7 @@ class Planning:
         when_collected(self, let_go)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what waits for at most so many seconds, and leave the loader as it was."""
+        """Send the messages that wait, for at most `timeout_s`, and make the loader as it was before."""
         let_go, self._let_go = self._let_go, None
         if let_go is not None:
             self._follower.undo()
@@ -156,21 +156,23 @@ def plan(
 ) -> Planning:
     """Tell the daemon of the spiderfs mount at or above `directory` what `loader` will read, epoch by epoch, in order.
 
-    For any map-style data set and any sampler of finite length. Call it in the process whose children are the loader's
-    workers, on each rank, before the first epoch; `attach` does the same by itself. `samples` are (path, label) in the
-    order of the data set's indices, if it has no `.samples` or `.imgs`. A loader for evaluation, beside one for
-    training, needs a `split` of another name. What an epoch will read is found out from a copy of the sampler when
-    it begins, and the batches are those of the loader without a plan. A sampler that shares with such a copy what it
-    draws by is not planned, with a warning.
+    The data set must be map-style, and the sampler must have a length. Call this before the first epoch, on each rank,
+    in the process that starts the loader's workers; `attach` does the same by itself. `samples` has a pair (path,
+    label) for each index of the data set, in order; give it if the data set has neither `.samples` nor `.imgs`. If one
+    process plans two loaders, for training and for evaluation, give them different names with `split`.
 
-    The next epoch, with replacement the next two, is published early where it is known: with a DistributedSampler, a
-    SpiderSampler on one rank, an EchoSampler, or a `generator` given to the loader or its sampler. A sampler that uses
-    torch's global generator cannot be foreseen, since the training draws from it too. `draw_ahead` draws its next epoch
-    when the last batch of this one is handed out: other, equally random batches than without, and wrong for a sampler
-    that is told its epoch in between.
+    When an epoch begins, a copy of the sampler draws it, and the sampler itself draws the same batches as without a
+    plan. If a sampler shares its state with such a copy, its epochs are not planned, and that is logged.
 
-    Without a mount or a daemon this warns once, and training goes on. Raises ValueError for a loader that cannot be
-    planned, and one that is followed already.
+    The next epoch (with replacement, the next two) is published early if it can be known: with a DistributedSampler, a
+    SpiderSampler on one rank, an EchoSampler, or a `generator` given to the loader or its sampler. The epochs of a
+    sampler that uses torch's global generator cannot be known, because the training draws from that generator too. With
+    `draw_ahead` such a sampler draws its next epoch when the last batch of this one is handed out. The batches are then
+    other batches than without it, but equally random. Do not use it with a sampler that the training tells the number
+    of each epoch (`set_epoch`).
+
+    Without a mount or a daemon this logs one warning, and the training goes on. Raises ValueError for a loader that
+    cannot be planned, or that has a plan or a hook already.
     """
     Follower.check(loader)
     loader = drawing_loader(loader)

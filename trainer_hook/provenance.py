@@ -1,7 +1,7 @@
-"""Finds out of which tensors a tensor is made, by the memory that they share.
+"""Provenance: finds which tensor another tensor is a view of, by the memory that they share.
 
-A view says by its offset and strides which rows of its base it has. A copy (to a device, in another layout, augmented)
-says nothing of where it came from.
+The offset and the strides of a view say which rows of its base it has. A copy (on a device, in another layout, or
+augmented) does not say what it is a copy of.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 Rows = npt.NDArray[np.int64]
 
-# Of a batch, or of a model's arguments: enough for all that has rows, and little to look through.
+# How many tensors of a batch, or of a model's arguments, are looked at, and how deep in nested containers.
 _TENSORS_MAX, _DEPTH_MAX = 64, 4
-# What is wider is no label: to look through 256 rows of 1,000 classes takes 0.4 ms.
+# A wider tensor is not taken for labels. Looking through 256 rows of 1,000 classes takes 0.4 ms.
 _CLASSES_MAX = 32_768
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors that a batch, or the arguments of a model, are made of; at most 64 of them."""
+    """The tensors in a batch, or in the arguments of a model; at most 64 of them."""
     found: list[Tensor] = []
     for tensor in _walk(value, _DEPTH_MAX):
         found.append(tensor)
@@ -48,20 +48,21 @@ def _walk(value: Any, depth: int) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
         parts = vars(value).values() if hasattr(value, "__dict__") else ()
     for number, part in enumerate(list(parts)):
-        # A list of numbers, as of labels, has nothing in it.
+        # A long list, for example one of labels, has no tensors in it.
         if number >= _TENSORS_MAX:
             return
         yield from _walk(part, depth - 1)
 
 
-# CutMix and mixup mix two samples, mosaics four.
+# CutMix and mixup mix two samples; mosaics mix four.
 _MIXED_MAX = 4
 
 
 def is_mixed(batch: Any, rows: int) -> bool:
-    """Whether the batch's labels say that its rows are mixtures of samples (mixup, CutMix): some have several classes.
+    """Whether the labels of a batch show that its rows are mixtures of samples (mixup, CutMix).
 
-    Smoothed labels have not: but for one class all are alike. Nor has what a teacher gives, in which none are.
+    In such labels two to four classes of a row stand out from its lowest share. In smoothed labels only one class does.
+    In the output of a teacher model nearly all classes do.
     """
     for tensor in tensors_in(batch):
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or not tensor.is_floating_point():
@@ -78,7 +79,10 @@ def is_mixed(batch: Any, rows: int) -> bool:
 
 
 class Memory:
-    """A tensor's storage, and how the tensor lies in it; holds neither. No other storage has its `key` meanwhile."""
+    """Where a tensor lies in memory. This holds only a weak reference to the storage.
+
+    While this object exists, no other storage has the same `key`.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self._storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
@@ -89,7 +93,7 @@ class Memory:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Memory | None:
-        """None for tensors that have no memory of one piece (sparse ones, for example)."""
+        """The memory of a tensor; None if it is not in one piece, as that of a sparse tensor."""
         try:
             return cls(tensor)
         except (RuntimeError, NotImplementedError):
@@ -97,14 +101,16 @@ class Memory:
 
     @property
     def gone(self) -> bool:
+        """Whether the storage has been freed."""
         return bool(self._storage.expired())  # type: ignore[no-untyped-call]
 
     @property
     def rows(self) -> int:
+        """The length of the tensor's first dimension; 0 if it has none."""
         return self.shape[0] if self.shape else 0
 
     def has_whole(self, tensor: Tensor) -> bool:
-        """Whether a tensor of the same storage has all of this one's elements."""
+        """Whether a tensor in the same storage has all elements of this one."""
         return tensor.storage_offset() == self._offset and tensor.numel() == int(np.prod(self.shape))
 
     def lies_as(self, other: Memory) -> bool:
@@ -117,11 +123,12 @@ class Memory:
         )
 
     def rows_in(self, tensor: Tensor) -> Rows | None:
-        """For each row of a tensor of the same storage the row of this one that it is, or is a part of."""
+        """For each row of a tensor in the same storage, the row of this one that has it; None if several have it."""
         return rows_within(tensor, self._offset, self._stride, self.rows)
 
 
 def key_of(tensor: Tensor) -> int | None:
+    """The `Memory.key` of a tensor; None if its memory is not in one piece."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
@@ -129,7 +136,11 @@ def key_of(tensor: Tensor) -> int | None:
 
 
 def rows_within(tensor: Tensor, offset: int, stride: int, rows: int) -> Rows | None:
-    """The rows of a base that begin at `offset` and lie `stride` apart, by a view's rows; None if one is of several."""
+    """For each row of a view, the row of its base that has it.
+
+    The `rows` rows of the base begin at `offset` and are `stride` apart, in elements. Returns None if a row of the view
+    spans several rows of the base, or lies outside.
+    """
     if not tensor.dim() or not tensor.numel() or stride < 1:
         return None
     inner = sum((size - 1) * step for size, step in zip(tensor.shape[1:], tensor.stride()[1:], strict=True))
@@ -141,16 +152,17 @@ def rows_within(tensor: Tensor, offset: int, stride: int, rows: int) -> Rows | N
 
 
 def rows_in_storage(tensor: Tensor, rows: int) -> Rows | None:
-    """Which rows of its whole storage a view has, if that storage is `rows` rows; None where it is not."""
+    """The rows of a storage that a view of it has, if the storage is `rows` rows of equal length; None if it is not."""
     elements = tensor.untyped_storage().nbytes() // tensor.element_size()
     if rows < 1 or not tensor.dim() or elements % rows:
         return None
     stride = elements // rows
-    # Else its rows are pieces of what would be the rows.
+    # If the view's stride is no multiple of it, the view's rows are only pieces of such rows.
     if len(tensor) > 1 and tensor.stride(0) % stride:
         return None
     return rows_within(tensor, 0, stride, rows)
 
 
 def is_whole_storage(tensor: Tensor) -> bool:
+    """Whether a tensor has all elements of its storage."""
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()

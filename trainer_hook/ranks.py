@@ -1,4 +1,4 @@
-"""This process among those of a distributed training."""
+"""The rank of this process in a distributed training, and values that rank 0 shares with all ranks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch.distributed
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Rank and number of processes; (0, 1) where the training is not distributed."""
+    """The rank of this process and the number of ranks; (0, 1) if the training is not distributed."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
 
 
 def from_first_rank(value: Any) -> Any:
-    """What rank 0 gives, on every rank; all of them must call this."""
+    """The value that rank 0 has passed, on every rank; all ranks must call this."""
     if rank_and_world()[1] == 1:
         return value
     box = [value]

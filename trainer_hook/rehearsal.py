@@ -1,13 +1,13 @@
-"""What a sampler is about to draw, found out from a copy of it.
+"""Rehearsal: finding out what a sampler is about to draw, from a copy of it.
 
-The sampler itself then draws when the loader asks, as it would have done without us; so neither the order of a training
-nor the place of any random generator depends on whether somebody wanted to know it beforehand, and an epoch that is
-left early leaves sampler and generators where it would have left them.
+The sampler itself draws later, when the loader asks, as it would have done without us. So the order of a training and
+the state of its random generators do not depend on a rehearsal, and an epoch that is left early leaves the sampler and
+the generators as it would have left them without one.
 
-A copy has copies of the sampler's own generators; the global ones of torch (on the CPU), NumPy and Python are put back
-afterwards. Data sets, modules and loaders are shared with the copy, for they may be large. A sampler that draws by
-something else that it shares with a copy, a list or a generator of its module, say, or that runs a model or a loader,
-is recognised by `why_not`, and is not rehearsed.
+The copy has copies of the sampler's own generators. The global generators of torch (on the CPU), NumPy and Python are
+put back into their states afterwards. The copy shares data sets, models and loaders with the sampler, because these may
+be large. `why_not` recognises a sampler that draws by other state that it shares with its copy, for example by a list
+or a generator of its module, and one that runs a model or a loader: such a sampler is not rehearsed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainer_hook.elsewhere import shared_state
 
 
 def why_not(sampler: Any) -> str | None:
-    """Why what this sampler will draw cannot be found out from a copy of it; None if it can."""
+    """The reason why this sampler cannot be rehearsed; None if it can be."""
     for part in _parts(sampler):
         shared = shared_state(part)
         if shared is not None:
@@ -42,20 +42,20 @@ def why_not(sampler: Any) -> str | None:
 
 
 class Rehearsal:
-    """One epoch's drawing by a copy of `sampler`; to be made when the loader makes its own iterator of it.
+    """A rehearsal of one epoch of `sampler`; to be made when the loader makes its own iterator of the sampler.
 
-    Raises whatever the sampler raises.
+    The methods raise whatever the sampler raises.
     """
 
     def __init__(self, sampler: Any) -> None:
         self._original = sampler
         self._drawing: Iterator[Any] | None = None
-        # One whose `__iter__` is a generator function does nothing before the first draw. Others may draw now.
+        # A sampler whose `__iter__` is a generator does nothing before the first draw; others may draw now.
         if not inspect.isgeneratorfunction(type(sampler).__iter__):
             self._begin()
 
     def draw(self, most: int) -> list[Any]:
-        """The first `most` draws, to be asked for when the first of them is about to be drawn."""
+        """The first `most` draws; to be called when the sampler is about to make the first of them."""
         if self._drawing is None:
             self._begin()
         assert self._drawing is not None
@@ -64,7 +64,7 @@ class Rehearsal:
 
     def _begin(self) -> None:
         self.sampler = _copied(self._original)
-        """The copy, which is afterwards as the sampler will be."""
+        """The copy; after `draw` it is in the state that the sampler will have at the end of the epoch."""
         with _generators_kept():
             self._drawing = iter(self.sampler)
 

@@ -1,32 +1,59 @@
-"""Which files a data set reads, in the order of its indices, and their labels."""
+"""The list of a data set: the files that it reads, in the order of its indices, and their labels."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer_hook.client import Declaration
+from spiderfs.protocol import Samples
 
 log = logging.getLogger("trainer_hook")
 
 Sample = tuple[str | bytes | os.PathLike[str], Any]
 UNLABELLED = -1
 _LABEL_MAX = 2**31 - 1
+# One message declares so many samples: some 4 MB of paths.
+_CHUNK = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class Declaration:
+    """A list as a trainer declares it: the samples' paths below the mount, and one label for each."""
+
+    name: str
+    split: str
+    paths: list[bytes]
+    labels: npt.NDArray[np.int32]
+    numbered: bool = True
+    """Whether a label is also the index of its class in the model's output."""
+
+    @property
+    def targets(self) -> npt.NDArray[np.int32] | None:
+        """The labels, for the cross-entropy; None if they are not indices of the model's output."""
+        return self.labels if self.numbered else None
+
+    def chunks(self) -> Iterator[Samples]:
+        """The messages that declare the list."""
+        for first in range(0, len(self.paths), _CHUNK):
+            paths = b"".join(path + b"\0" for path in self.paths[first : first + _CHUNK])
+            labels = self.labels[first : first + _CHUNK]
+            yield Samples(self.name, self.split, len(self.paths), first, labels, np.frombuffer(paths, np.uint8))
 
 
 def declaration(
     dataset: Any, root: Path, directory: Path, name: str, split: str, given: Iterable[Sample] | None = None
 ) -> Declaration:
-    """The list of a data set whose files lie below the mount `root`, which is a real path.
+    """The list of a data set whose files lie in the mount `root`, which is a real path.
 
-    Relative names are taken from the working directory if they lie in the mount there, else from `directory`. Raises
-    ValueError for a data set that does not say which files it reads, unless they are `given`.
+    Relative paths start at the working directory if that leads into the mount, and otherwise at `directory`. Raises
+    ValueError if the data set does not say which files it reads and they are not `given` either.
     """
     samples = _with_labels(list(given), None) if given is not None else samples_of(dataset)
     if not samples:
@@ -40,9 +67,9 @@ def declaration(
 
 
 def samples_of(dataset: Any) -> list[Sample]:
-    """(path, label) by index, from `.samples` or `.imgs` (with `.targets` where they hold paths only).
+    """A pair (path, label) for each index, from `.samples` or `.imgs`; labels come from `.targets` if those lack them.
 
-    Subset and ConcatDataset are followed to what they are made of. Raises ValueError where nothing is found.
+    A Subset or a ConcatDataset has the samples of the data sets in it. Raises ValueError if there is no such attribute.
     """
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
         base = samples_of(dataset.dataset)
@@ -74,7 +101,10 @@ def _with_labels(entries: Sequence[Any] | npt.NDArray[Any], targets: Sequence[An
 
 
 class Classes(NamedTuple):
-    """A class for each sample, -1 for none; `numbered` if it is also the place of the class in a model's output."""
+    """The labels of all samples, as numbers of classes; -1 means none.
+
+    `numbered` says whether a label is also the index of its class in the model's output.
+    """
 
     labels: npt.NDArray[np.int32]
     numbered: bool
@@ -82,9 +112,10 @@ class Classes(NamedTuple):
 
 
 def classes_of(labels: Sequence[Any]) -> Classes:
-    """Classes are whole numbers from 0 on, or texts; a sample without a class stands in for none, nor another for it.
+    """The classes that labels name: whole numbers from 0 on, or texts.
 
-    Where one label is something else (a number with a fraction, a vector), they are targets, and none of them a class.
+    A sample without a class never stands in, and has no stand-in. If one label is neither (a fraction, a vector), then
+    all labels are targets of a regression, and no sample has a class.
     """
     plain = [_plain(label) for label in labels]
     kinds = {type(label) for label in plain} - {type(None)}
@@ -101,19 +132,19 @@ def classes_of(labels: Sequence[Any]) -> Classes:
         return Classes(
             np.array(numbers, np.int32),
             False,
-            f"the labels are not numbers of classes: the hook numbers the {len(number_of)} different ones, for "
-            "stand-ins alone; call hook.losses where losses are needed",
+            f"the labels are not numbers of classes: the hook numbers the {len(number_of)} different labels "
+            "itself, which is enough for stand-ins; if your policy or sampler needs losses, call hook.losses",
         )
     return Classes(
         np.full(len(plain), UNLABELLED, np.int32),
         False,
-        "the labels are no classes (whole numbers, or texts): no sample stands in for another; call hook.losses where "
-        "losses are needed",
+        "the labels are not classes (whole numbers or texts), so no sample stands in for another; if your policy or "
+        "sampler needs losses, call hook.losses",
     )
 
 
 def _plain(label: Any) -> Any:
-    """A number or text of Python's; what holds several, or is neither, as it is."""
+    """A label as a number or text of Python; a label that is neither is returned as it is."""
     if isinstance(label, bytes):
         return label.decode(errors="replace")
     if type(label).__module__ != "builtins" and hasattr(label, "item"):
@@ -123,7 +154,7 @@ def _plain(label: Any) -> Any:
             return label
     if isinstance(label, bool):
         return int(label)
-    # Enumerations of numbers or texts, and the like.
+    # Enumerations of numbers or texts become plain numbers or texts.
     for kind in (int, str):
         if isinstance(label, kind):
             return kind(label)
@@ -134,12 +165,12 @@ def _plain(label: Any) -> Any:
 
 
 class _Relative:
-    """Takes the mount's path off, a million times a second where the path simply begins with it."""
+    """Makes paths relative to the mount: a million per second if they begin with the mount's path."""
 
     def __init__(self, root: Path, directory: Path) -> None:
         self._root = os.fsencode(root)
         self._directory = os.fsencode(directory)
-        # What a path may begin with, and what stands for that in the mount.
+        # Beginnings of paths, and the directory in the mount that each of them leads to.
         self._beginnings = {self._root + b"/": b""}
         inside = self._inside(os.path.realpath(self._directory))
         if inside is not None:
@@ -154,11 +185,11 @@ class _Relative:
             for beginning, inside in self._beginnings.items():
                 if path.startswith(beginning):
                     return inside + path[len(beginning) :]
-        # A path outside of the mount comes out with "..", and the daemon says how many of those there are.
+        # A path outside of the mount begins with "..", and the daemon warns how many such paths there are.
         return os.path.relpath(self._resolved(path), self._root)
 
     def _base_of(self, path: bytes) -> bytes:
-        """What relative paths begin from, decided by the first."""
+        """The directory at which relative paths start; the first path decides."""
         if self._base is None:
             here = os.getcwdb()
             found = os.path.join(here, path)
@@ -168,7 +199,7 @@ class _Relative:
         return self._base
 
     def _resolved(self, path: bytes) -> bytes:
-        """By the real path of its directory: a file of a mount may be a link, and is that link's name there."""
+        """The path with all links resolved except its last name: the mount knows a link by its own name."""
         directory, name = os.path.split(path)
         if name in (b"", b".", b".."):
             return os.path.realpath(path)

@@ -1,4 +1,4 @@
-"""A sampler that draws samples by the daemon's scores, so that important ones come more often."""
+"""A sampler that draws samples by the daemon's scores, so that important samples come more often."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from trainer_hook.ranks import from_first_rank, rank_and_world
 log = logging.getLogger("trainer_hook")
 
 
-# In the middle of an epoch training is not made to wait for a daemon that is slow or gone.
+# How long the sampler waits for scores in the middle of an epoch, where the training should not wait for a slow daemon.
 _MEANWHILE_S = 0.25
 
 
 class Epoch(NamedTuple):
-    """The draws of all ranks, and the scores that they were drawn by."""
+    """The draws of an epoch over all ranks, and the scores by which they were drawn (None: uniformly)."""
 
     number: int
     scores: npt.NDArray[np.float32] | None
@@ -31,17 +31,17 @@ class Epoch(NamedTuple):
 
 
 class SpiderSampler(Sampler[int]):
-    """Draws with replacement in proportion to the scores; `attach` connects it to the daemon.
+    """Draws samples with replacement, in proportion to their scores; `attach` connects the sampler to the daemon.
 
-    While there are no scores an epoch is a permutation: uniform, and every sample is seen. `coverage` is the share of
-    draws that are uniform however the scores are. Losses should be weighted, too: with `hook.weights(clip=4.0)` and
-    this share half a point of accuracy was lost, with neither four (docs/TRAINING.md).
+    While there are no scores, an epoch is a random permutation. `coverage` is the share of the draws that are uniform,
+    whatever the scores are. Multiply the losses by weights, too: with `hook.weights(clip=4.0)` and the default coverage
+    a training lost half a point of accuracy, and with neither of the two it lost four (docs/TRAINING.md).
 
-    All ranks draw the same list, with the scores that rank 0 was given, and each takes every world_size-th of it. With
-    one rank the next epoch is drawn while this one runs, by the scores of that moment: when the share `settled` of its
-    batches has been handed to the loader, or with the last one while it was drawn without scores. The sooner, the
-    better the daemon knows what to keep; the later, the newer the scores. What that costs in bytes is measured in
-    docs/PREFETCHING.md.
+    All ranks make the same draws, by the scores that rank 0 has got, and each rank takes every world_size-th of them.
+    With one rank the next epoch is drawn while the current one runs, by the scores of that moment: when the share
+    `settled` of the batches has been handed to the loader, or with the last batch if the current epoch was drawn
+    without scores. The sooner the next epoch is drawn, the better the daemon knows what to keep; the later, the newer
+    are the scores. docs/PREFETCHING.md has measurements of the cost in bytes.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class SpiderSampler(Sampler[int]):
         settled: float = 0.25,
         scores_timeout_s: float = 5.0,
     ) -> None:
-        """`samples` is the length of the data set, `draws` that of an epoch over all ranks (default: the same)."""
+        """`samples` is the length of the data set; `draws` is that of an epoch over all ranks (default: `samples`)."""
         if samples < 1 or (draws is not None and draws < 1):
-            raise ValueError(f"{draws} draws of {samples} samples: at least one of each")
+            raise ValueError(f"samples={samples}, draws={draws}: give at least one of each")
         if not 0 <= coverage <= 1:
-            raise ValueError(f"coverage={coverage}: a share between 0 and 1")
+            raise ValueError(f"coverage={coverage}: give a share between 0 and 1")
         if not 0 <= settled <= 1:
-            raise ValueError(f"settled={settled}: a share between 0 and 1")
+            raise ValueError(f"settled={settled}: give a share between 0 and 1")
         self._samples = samples
         self._draws = samples if draws is None else draws
         self._seed = seed
@@ -73,24 +73,25 @@ class SpiderSampler(Sampler[int]):
         self.epoch = 0
         self._scores: npt.NDArray[np.float32] | None = None
         self._probabilities: npt.NDArray[np.float64] | None = None
-        # The current epoch's draws for all ranks, and how many of this rank's the training has taken.
+        # The draws of the current epoch over all ranks, and how many of this rank's draws the training has taken.
         self._order: npt.NDArray[np.uint32] | None = None
         self._position = 0
         self._resuming = False
         self._ahead: Epoch | None = None
 
     def bind(self, client: Client, name: str, whole: int = 1) -> None:
-        """Ask `client` for the scores of list `name` from the next epoch on; `took` is called from now on.
+        """Ask `client` for the scores of the list `name` from the next epoch on; the caller calls `took` from now on.
 
-        Fewer than `whole` draws at the end of an epoch are left out: no batch is made of them (drop_last).
+        The loader leaves out fewer than `whole` draws at the end of an epoch, because they make no batch (drop_last).
         """
         self._client, self._list, self._whole = client, name, whole
 
     def unbind(self) -> None:
+        """Ask for no more scores; the sampler then counts what it has handed out as taken."""
         self._client = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw this epoch next; without a call epochs follow each other."""
+        """Draw this epoch next; without this call the epochs come in order."""
         if epoch != self.epoch:
             self.epoch, self._order, self._resuming = epoch, None, False
 
@@ -98,10 +99,10 @@ class SpiderSampler(Sampler[int]):
         return -(-self._draws // rank_and_world()[1])
 
     def offer(self, evaluate: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32] | None]) -> None:
-        """Whoever has the model offers the losses of samples by the model as it is; this sampler has no use for it."""
+        """Offer an evaluation, which returns the losses of samples by the current model. This sampler ignores it."""
 
     def __iter__(self) -> Iterator[int]:
-        # The body begins with the first draw: a data loader makes iterators that it never uses.
+        # This is a generator, so it begins at the first draw: a data loader makes iterators that it never uses.
         if self._resuming:
             self._resuming = False
         else:
@@ -121,9 +122,9 @@ class SpiderSampler(Sampler[int]):
         return 1.0 if self._scores is None else self._settled
 
     def draw_ahead(self) -> list[int] | None:
-        """What the next epoch will be, settled now; None with several ranks, and where the scores do not come at once.
+        """Draw the next epoch now; None with several ranks, or if the scores do not come at once.
 
-        To share the scores all ranks would have to wait for each other at this point of their training.
+        With several ranks all ranks would have to wait for each other here, to share the scores.
         """
         if rank_and_world()[1] > 1:
             return None
@@ -135,21 +136,21 @@ class SpiderSampler(Sampler[int]):
         return order
 
     def took(self, samples: int) -> None:
-        """The training has taken so many of what was drawn; loader workers are ahead of that."""
+        """Note that the training has taken so many samples; its loader workers have drawn more."""
         self._position += samples
         drawn = self._drawn()
         if self._order is not None and drawn - self._position < self._whole:
-            # The rest makes no batch: whoever resumes here begins the next epoch.
+            # The rest makes no batch: a training that resumes here begins the next epoch.
             self._position = drawn
 
     def trained(self, indices: npt.NDArray[np.uint32], losses: npt.NDArray[np.floating]) -> None:
-        """The losses of a batch have come, in a thread of the hook's; what it sends last may come after `epoch_end`."""
+        """Note the losses of a batch. The hook's sending thread calls this, perhaps after `epoch_end`."""
 
     def epoch_end(self, accuracy: float | None) -> None:
-        """The training is done with an epoch; `accuracy` is a share, if it is known."""
+        """Note that an epoch has ended; `accuracy` is a share, or None if it is not known."""
 
     def weights(self, indices: npt.ArrayLike, clip: float | None = None) -> Tensor:
-        """1/(N q) of these samples: a loss multiplied by it is in expectation that of uniform sampling."""
+        """The weights 1/(N q) of these samples: weighted losses have the expectation of losses under uniform draws."""
         probabilities = self.probabilities()[np.asarray(indices, dtype=np.int64)]
         weights = torch.from_numpy((1 / (self._samples * probabilities)).astype(np.float32))
         return weights if clip is None else weights.clamp(max=clip)
@@ -161,7 +162,7 @@ class SpiderSampler(Sampler[int]):
         return self._probabilities
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the current epoch has come to; the same for all ranks as they are at the same position."""
+        """The state from which a training can resume; ranks at the same position have the same state."""
         order, scores = self._order, self._scores
         return {
             "epoch": self.epoch,
@@ -171,12 +172,12 @@ class SpiderSampler(Sampler[int]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; raises ValueError for that of another data set."""
+        """Go on from where `state` was taken; raises ValueError for a state of another data set."""
         order, scores = state["order"], state["scores"]
         if (scores is not None and len(scores) != self._samples) or (
             order is not None and len(order) and int(order.max()) >= self._samples
         ):
-            raise ValueError(f"the state is not of a data set of {self._samples} samples")
+            raise ValueError(f"the state is not of a data set of {self._samples} samples: load it into its own sampler")
         self.epoch, self._position = state["epoch"], state["position"]
         self._order = None if order is None else order.numpy().astype(np.uint32)
         self._scores = None if scores is None else scores.numpy().copy()
@@ -187,7 +188,7 @@ class SpiderSampler(Sampler[int]):
     # -- drawing
 
     def _drawn(self) -> int:
-        """How many draws of the current epoch each rank has; 0 before there is one."""
+        """How many draws of the current epoch each rank has; 0 before the first epoch."""
         return 0 if self._order is None else -(-len(self._order) // rank_and_world()[1])
 
     def _begin(self) -> None:
@@ -214,7 +215,7 @@ class SpiderSampler(Sampler[int]):
     def _pick(
         self, scores: npt.NDArray[np.float32], draws: int, rng: np.random.Generator
     ) -> npt.NDArray[np.signedinteger[Any]]:
-        """The draws of an epoch by scores."""
+        """Draw an epoch by scores."""
         edges = np.cumsum(self._chances(scores))
         drawn = np.searchsorted(edges, rng.random(draws) * edges[-1], side="right")
         picked: npt.NDArray[np.signedinteger[Any]] = np.minimum(drawn, self._samples - 1)
@@ -226,7 +227,7 @@ class SpiderSampler(Sampler[int]):
         return shared
 
     def _asked(self, timeout_s: float) -> npt.NDArray[np.float32] | None:
-        """What rank 0 draws by: for each sample a number that its chance is in proportion to."""
+        """The scores by which rank 0 draws: the chance of a sample is in proportion to its score. None: uniformly."""
         assert self._client is not None
         scores = self._client.scores(self._list, timeout_s)
         if scores is not None and (len(scores) != self._samples or not scores.sum() > 0):

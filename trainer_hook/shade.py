@@ -1,4 +1,4 @@
-"""A sampler that repeats what is cached and hard, while the training bears it (SHADE, PADS in its section 4.2.1)."""
+"""A sampler that repeats cached and hard samples while the training improves (PADS of SHADE, section 4.2.1)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from trainer_hook.sampler import SpiderSampler
 
 Scores = npt.NDArray[np.float32]
 
-# A loss that falls by more than this share in one epoch falls steeply: what is hard changes too fast to be repeated.
+# If the loss falls by more than this share in one epoch, it falls steeply: then the hard samples change too fast to be
+# repeated.
 STEEP_SHARE = 0.2
-# An accuracy that has not risen by so much above its best before these epochs stagnates.
+# The accuracy stagnates if in the last so many epochs it has not risen by so much above its best before them.
 STAGNANT_EPOCHS, STAGNANT_RISE = 3, 0.001
-# However much there is to repeat, so much of what is drawn by scores is left to the others: without them what is cached
-# would be all that is ever seen, as in the paper's setting with half of the data cached and two repeats.
+# Repeated samples get at most this share of the draws by scores. Without a limit a training might see nothing but the
+# cached samples, as in the paper's setting with half of the data cached and two repeats.
 REPEATED_MAX = 0.9
 
 
 class Trend:
-    """Whether a training bears repetition, by its loss and accuracy after each epoch; either may be unknown."""
+    """Whether a training improves, by its loss and accuracy after each epoch; either may be unknown."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.accuracies: list[float] = []
 
     def observe(self, loss: float | None, accuracy: float | None) -> None:
+        """Note the loss and the accuracy after an epoch."""
         if loss is not None:
             self.losses.append(loss)
         if accuracy is not None:
@@ -35,7 +37,7 @@ class Trend:
 
     @property
     def improves(self) -> bool:
-        """The loss falls, but not steeply, or the accuracy rises; and it has not stopped rising."""
+        """Whether the loss falls, but not steeply, or the accuracy rises; False while the accuracy stagnates."""
         fallen_to = self.losses[-1] / self.losses[-2] if len(self.losses) > 1 and self.losses[-2] > 0 else 1.0
         best_before = max(self.accuracies[:-STAGNANT_EPOCHS], default=-np.inf)
         if fallen_to < 1 - STEEP_SHARE or max(self.accuracies, default=0.0) < best_before + STAGNANT_RISE:
@@ -44,38 +46,39 @@ class Trend:
 
 
 class ShadeSampler(SpiderSampler):
-    """Draws as SpiderSampler does, and what is cached and scores above the mean `repeats` times as often.
+    """Draws as SpiderSampler does, but draws samples that are cached and score above the mean `repeats` times as often.
 
-    It repeats in an epoch if the training improves (`Trend`), and otherwise shuffles: draws by scores alone. The paper
-    puts each such draw into the list `repeats` times. Here its chance is so many times as high, which has the same
-    expectation, and keeps `weights` true. So fewer different samples are seen in an epoch; `coverage` is the share of
-    the draws that are uniform all the same.
+    Samples are repeated in an epoch if the training improves (`Trend`); in other epochs they are drawn by scores alone.
+    The paper repeats each such draw `repeats` times. Here the chance of the sample is so many times as high, which has
+    the same expectation and keeps `weights` right. An epoch with repeats has fewer different samples; `coverage` is the
+    share of the draws that are uniform in any case.
 
-    Meant for `policy=shade`, whose scores are ranks of losses; the hook tells it the losses and accuracies by which it
-    decides, and `observe` is for loops without one. Rank 0 decides for all.
+    Use this sampler with `policy=shade`, whose scores are ranks of losses. The hook passes the losses and accuracies by
+    which the sampler decides; in a loop without a hook, call `observe`. Rank 0 decides for all ranks.
     """
 
     def __init__(self, samples: int, *, repeats: float = 3.0, coverage: float = 0.1, **options: Any) -> None:
         """`options` are those of SpiderSampler."""
         super().__init__(samples, coverage=coverage, **options)
         if repeats < 1:
-            raise ValueError(f"repeats={repeats}: 1, or more")
+            raise ValueError(f"repeats={repeats}: give 1 or more")
         self._repeats = repeats
         self.trend = Trend()
-        # Of the losses of this epoch, each multiplied by its weight: their sum, and that of the weights.
+        # The sum of this epoch's losses, each multiplied by its weight, and the sum of the weights.
         self._loss, self._weight = 0.0, 0.0
 
     @property
     def repeats(self) -> float:
-        """How much more often what is cached and hard is drawn in the epoch that is drawn next."""
+        """How many times as often samples that are cached and hard are drawn in the epoch that is drawn next."""
         return self._repeats if self.trend.improves else 1.0
 
     def observe(self, loss: float | None = None, accuracy: float | None = None) -> None:
-        """Say how an epoch ended: the mean loss of the training set, and the accuracy as a share."""
+        """Note how an epoch ended: the mean loss of the training set, and the accuracy as a share."""
         self.trend.observe(loss, accuracy)
 
     def trained(self, indices: npt.NDArray[np.uint32], losses: npt.NDArray[np.floating]) -> None:
-        # Hard samples are drawn more often, in some epochs much more: without weights the loss would seem to rise then.
+        # Hard samples are drawn more often, and in some epochs much more: there the loss would seem to rise without
+        # weights.
         weights = self.weights(indices).numpy()
         self._loss += float(weights @ losses.astype(np.float32))
         self._weight += float(weights.sum())
@@ -101,8 +104,7 @@ class ShadeSampler(SpiderSampler):
 
 
 def repeated(scores: Scores, cached: npt.NDArray[np.bool_], repeats: float) -> Scores:
-    """Scores by which samples that are cached and above the mean are drawn `repeats` times as often, at the cost of all
-    others."""
+    """Scores by which cached samples above the mean are drawn `repeats` times as often, and all others less often."""
     shares = scores.astype(np.float64) / scores.sum(dtype=np.float64)
     hot = cached & (shares > 1 / len(shares))
     mass = float(shares[hot].sum())

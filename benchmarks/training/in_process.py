@@ -25,8 +25,8 @@ from benchmarks.training.training import BATCH, CACHED_SHARE, SAMPLERS, Data, Im
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Guided
 from spiderfs.core.hints import Hub
+from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
-from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.policies import POLICIES
 from spiderfs.policies.parts.elastic import Elastic, ElasticOptions
 from spiderfs.policies.parts.homophily import MAX_STAND_INS

@@ -30,8 +30,9 @@ from typing import Any, NamedTuple
 
 from spiderfs.core.foresight import Foresight
 from spiderfs.core.guided import Guided
+from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy, in_saved_order
-from spiderfs.core.schedule import PlannedEpoch, Schedule
+from spiderfs.core.schedule import Schedule
 
 BLOCKS = "blocks"
 

@@ -21,8 +21,8 @@ from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Guided
 from spiderfs.core.hints import Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy
-from spiderfs.core.schedule import PlannedEpoch
 
 Counts = NDArray[np.int64]
 

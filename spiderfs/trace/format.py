@@ -12,7 +12,7 @@ it.
 Users may also write a trace by hand, as text: one line `key size` for each access, where the key is any word and the
 size is in bytes; `#` starts a comment.
 
-The module is long so that the writer and the reader of the format stand side by side.
+The module is long because the writer and the reader of the format belong side by side.
 """
 
 from __future__ import annotations

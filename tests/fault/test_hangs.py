@@ -28,7 +28,8 @@ import json, os, sys, select, time
 from pathlib import Path
 import numpy as np
 from spiderfs.protocol import Batch, Hello
-from trainer_hook.client import Client, Declaration
+from trainer_hook.client import Client
+from trainer_hook.sample_list import Declaration
 from trainer_hook.mounts import socket_finder
 
 point = Path(sys.argv[1])

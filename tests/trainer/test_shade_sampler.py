@@ -163,7 +163,7 @@ def test_goes_on_where_it_was() -> None:
 
 
 def test_repeats_are_at_least_one() -> None:
-    with pytest.raises(ValueError, match="1, or more"):
+    with pytest.raises(ValueError, match="1 or more"):
         ShadeSampler(10, repeats=0.5)
 
 

@@ -31,7 +31,8 @@ from pathlib import Path
 import numpy as np
 from spiderfs import client as around_fuse
 from spiderfs.protocol import Batch, EpochEnd, Hello
-from trainer_hook.client import Client, Declaration
+from trainer_hook.client import Client
+from trainer_hook.sample_list import Declaration
 from trainer_hook.mounts import socket_finder
 
 point, seed, samples = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])

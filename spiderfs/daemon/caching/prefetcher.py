@@ -26,7 +26,8 @@ import trio
 
 from spiderfs.core.concurrency import Concurrency
 from spiderfs.core.events import FETCHED, UNSTORED
-from spiderfs.core.schedule import PlannedEpoch, PlannedReader
+from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.schedule import PlannedReader
 from spiderfs.core.window import LEAST, Window
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SpiderfsError, Stale, StoreCorrupt

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import trio
 
-from spiderfs.core.schedule import PlannedEpoch
+from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.ratio import SectionRatio

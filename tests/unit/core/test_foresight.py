@@ -15,8 +15,8 @@ from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.guided import Guided
 from spiderfs.core.hints import Hub
+from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key, Policy
-from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.policies import mountable_policies
 from spiderfs.policies.belady import Belady
 from spiderfs.policies.lru import LRU

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spiderfs.core import schedule as module
+from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.schedule import (
     AHEAD_MIN,
     BEHIND,
     BELIEVED_AGAIN,
     FIRST_PACE_S,
-    PlannedEpoch,
     PlannedReader,
     Schedule,
 )
@@ -24,7 +24,7 @@ from spiderfs.core.schedule import (
 FILES = 12
 # The files of two samples are not known.
 KEYS = [0, *range(101, 101 + FILES - 2), 0]
-PLACE_OF = {key: place for place, key in enumerate(KEYS) if key}
+INDEX_OF = {key: index for index, key in enumerate(KEYS) if key}
 STRANGER = 999
 ORDERS = st.one_of(
     st.permutations(range(FILES)),
@@ -33,7 +33,7 @@ ORDERS = st.one_of(
 
 
 def planned(number: int, order: list[int], start: int = 0) -> PlannedEpoch:
-    return PlannedEpoch(number, KEYS, PLACE_OF, np.array(order, np.uint32), start)
+    return PlannedEpoch(number, KEYS, INDEX_OF, np.array(order, np.uint32), start)
 
 
 def of_files(number: int, order: list[int], start: int = 0, files: int = 0) -> PlannedEpoch:
@@ -123,10 +123,10 @@ class ReaderAgainstModel(RuleBasedStateMachine):
     @rule(sample=st.integers(0, FILES - 1))
     def opened(self, sample: int) -> None:
         key = KEYS[sample]
-        before = {other: self.reader.next_use_s(other) for other in PLACE_OF}
+        before = {other: self.reader.next_use_s(other) for other in INDEX_OF}
         changed = self.reader.opened(key, 0.0, False)
-        after = {other: self.reader.next_use_s(other) for other in PLACE_OF}
-        assert {other for other in PLACE_OF if before[other] != after[other]} <= set(changed)
+        after = {other: self.reader.next_use_s(other) for other in INDEX_OF}
+        assert {other for other in INDEX_OF if before[other] != after[other]} <= set(changed)
         if not key:
             assert changed == []
             return
@@ -192,7 +192,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         assert self.reader.reached == self.reached
         assert self.reader.finished == (self.reached >= len(self.orders[self.number]))
         anchored = self.reader.time_of(0)
-        for key, sample in PLACE_OF.items():
+        for key, sample in INDEX_OF.items():
             use_s, position = self.reader.next_use_s(key), self.next_use(sample)
             assert (use_s is None) == (position is None)
             if use_s is not None and position is not None:

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import NOTHING, Engine
 from spiderfs.core.hints import Epoch, Labels, Pinning, Scored
+from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key
-from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
 from spiderfs.policies.parts.pins import PINNED, pinned_limit

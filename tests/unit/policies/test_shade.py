@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import NOTHING, Changes, Engine
 from spiderfs.core.hints import Epoch, Hub, Ratio, Scored
+from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES
-from spiderfs.core.schedule import PlannedEpoch
 from spiderfs.policies import shade
 from spiderfs.policies.shade import Shade
 from spiderfs.simulation.replay import replay

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spiderfs.core.engine import BLOCKS
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
-from spiderfs.core.schedule import PlannedEpoch
+from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.daemon.caching.cache_control import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, CacheControl
 from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters

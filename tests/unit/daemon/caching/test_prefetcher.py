@@ -15,8 +15,9 @@ import trio
 import trio.testing
 
 from spiderfs.core.events import HIT, REFUSED, Access
+from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
-from spiderfs.core.schedule import PROVEN_OPENS, PlannedEpoch, PlannedReader
+from spiderfs.core.schedule import PROVEN_OPENS, PlannedReader
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES, Bell, Prefetcher
 from spiderfs.errors import SourceUnavailable, StoreError, StoreFull

@@ -1,0 +1,88 @@
+"""The plan of one epoch of one reader, and which of its positions are pending.
+
+A **position** is the number of a draw in its epoch. A position is **pending** until the reader opens its sample for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from spiderfs.core.policy import Key
+
+Numbers = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedEpoch:
+    """The draws of one epoch of one reader. Making this object costs a sort; any thread may do it.
+
+    A sample is named by its index in the list.
+    """
+
+    number: int
+    keys: Sequence[Key]
+    """The file of each sample of the list; 0 if it is not known."""
+    index_of: Mapping[Key, int]
+    """The index of each file's sample."""
+    order: Numbers
+    """The index of the sample at each position of the epoch."""
+    following: Numbers = field(init=False)
+    """For each position the next position of the same sample, or the number of positions if there is none."""
+    head: Numbers = field(init=False)
+    """For each sample its first pending position, or the number of positions if none is pending."""
+    start: int = 0
+    """The position at which the reader begins."""
+    repeats: bool = field(init=False)
+    """Whether a sample is drawn more than once."""
+
+    def __post_init__(self) -> None:
+        total = len(self.order)
+        rest = self.order[self.start :]
+        by_sample = (np.argsort(rest, kind="stable") + self.start).astype(np.uint32)
+        sorted_samples = self.order[by_sample]
+        again = sorted_samples[1:] == sorted_samples[:-1]
+        following = np.full(total, total, np.uint32)
+        following[by_sample[:-1][again]] = by_sample[1:][again]
+        head = np.full(len(self.keys), total, np.uint32)
+        if len(rest):
+            first = np.concatenate(([True], ~again))
+            head[sorted_samples[first]] = by_sample[first]
+        object.__setattr__(self, "repeats", bool(again.any()))
+        object.__setattr__(self, "following", following)
+        object.__setattr__(self, "head", head)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def next_position(self, key: Key) -> int | None:
+        """The first pending position of a file's sample; None if there is none, or if the list lacks the file."""
+        sample = self.index_of.get(key)
+        if sample is None:
+            return None
+        position = int(self.head[sample])
+        return position if position < len(self.order) else None
+
+    def pending(self, position: int) -> bool:
+        """Whether no open has used up this position."""
+        return int(self.head[self.order[position]]) <= position
+
+    def key(self, position: int) -> Key:
+        """The file of the sample at a position."""
+        return self.keys[int(self.order[position])]
+
+    def use_up(self, position: int) -> Key:
+        """Make a position no longer pending, the first pending one of its sample. Returns the file of the sample."""
+        self.head[self.order[position]] = self.following[position]
+        return self.key(position)
+
+    def give_up(self) -> None:
+        """Make all positions no longer pending."""
+        self.head.fill(len(self.order))
+
+    def same_draws(self, other: PlannedEpoch) -> bool:
+        """Whether both are the same epoch with the same draws, wherever they start."""
+        return self.number == other.number and np.array_equal(self.order, other.order)

@@ -61,9 +61,8 @@ def attach(
 
     `samples` has a pair (path, label) for each index of the data set, in order; give it if the data set has neither
     `.samples` nor `.imgs`. `lookahead` is the number of further batches that the loop takes before the model sees a
-    batch; give it if that number is not 0 and the model gets copies of the batches, as in a loop that copies batches to
-    its device ahead of time (`attribution.py`). With `plan`, each epoch of the loader is published, as
-    `trainer_hook.plan` does it; `draw_ahead` is explained there.
+    batch; give it if that is not 0 and the model gets copies of the batches (`attribution.py`). With `plan`, each epoch
+    of the loader is published, as `trainer_hook.plan` does it; `draw_ahead` is explained there.
 
     Without a mount or a daemon this logs one warning, and the training goes on; a later failure of the hook does not
     stop the training either. Raises ValueError for arguments, a model or a loader that can never work.

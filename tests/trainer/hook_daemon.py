@@ -1,4 +1,4 @@
-"""A hook server with a sink that remembers, in a thread, for trainers that do not speak trio."""
+"""A hook server that runs in a thread and remembers the messages that it gets, for tests without trio."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class HookDaemon:
-    """Looks like a mount at `mount`: its control file names the socket. Use as a context manager, again and again."""
+    """A directory `mount` that the hook takes for a mount: its control file names the socket.
+
+    It is a context manager that can be entered several times.
+    """
 
     def __init__(self, mount: Path, sink: RecordingSink | None = None, limits: ServerLimits | None = None) -> None:
         self.mount = mount

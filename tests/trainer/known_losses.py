@@ -1,4 +1,4 @@
-"""A training without a model: the losses are known, and each read is noted."""
+"""A training without a model: it knows the loss of each sample, and notes what each read returned."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Training:
             until(lambda: self._client.counts["sent"] >= self._batches)
         self._client.epoch_end(EpochEnd(self._epoch, 0.5))
         self._epoch += 1
-        # An answer comes after what was said before it was acted on.
+        # The daemon answers after it has acted on the earlier messages.
         self._client.scores("train", 20.0)
 
     def pin(self, indices: npt.NDArray[np.int64]) -> int | None:
         return self._client.pin("train", indices, 20.0)
 
     def until_redirected(self, mount: Mounted, more_than: float) -> None:
-        """Train on until so many reads were redirected; for two seconds each name means what it last did."""
+        """Train until so many reads were redirected; a name keeps its meaning for two seconds."""
 
         def enough() -> bool:
             self.epoch()

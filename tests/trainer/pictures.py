@@ -51,11 +51,11 @@ class Classifier(nn.Sequential):
 
 
 def check_recorded(mount: Mounted, batches: int = EPOCHS * PICTURES // 8) -> None:
-    """The daemon knows the list, scored each of its samples, was told of every training batch, and of what is read."""
+    """Check that the daemon has the list, a score of each sample, every batch of the training, and the plans."""
     eventually(lambda: mount.metric("hook_batches") >= batches, what="all batches")
     assert mount.metric("hook_batches") == batches, "evaluation is not recorded"
     assert mount.metric("hook_malformed") == 0
-    # Of the first epoch, loader workers may open some files before the daemon has heard of a plan.
+    # In the first epoch loader workers may open some files before the daemon has got a plan.
     eventually(lambda: mount.metric("planned_opens") >= (EPOCHS - 1) * PICTURES, what="opens by plan")
     scores = eventually(lambda: mount.control("scores").read_text().splitlines(), what="scores")
     assert len(scores) == PICTURES

@@ -1,4 +1,4 @@
-"""Whatever goes wrong in the hook, the training it is in goes on; and what can be said without it is."""
+"""Whatever fails in the hook, the training goes on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
         (Planner, "_foresee"),
     ],
 )
-def test_a_failure_of_ours_ends_the_hook_and_not_the_training(
+def test_a_failure_of_the_hook_ends_the_hook_and_not_the_training(
     daemon: HookDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type, method: str
 ) -> None:
     expected = [labels.tolist() for _ in range(2) for _, labels in loader()]
@@ -81,7 +81,7 @@ def test_a_plan_that_fails_steps_aside_too(
     assert caplog.text.count(SAID) == 1
 
 
-def test_what_is_broken_is_not_entered_again() -> None:
+def test_a_broken_boundary_is_not_entered_again() -> None:
     boundary, calls = Boundary(), []
     assert boundary.enter(lambda: calls.append(1) or 5) == 5
     assert boundary.enter(lambda: 1 / 0) is None
@@ -89,7 +89,7 @@ def test_what_is_broken_is_not_entered_again() -> None:
     assert calls == [1]
 
 
-# -- what is no failure, and was one
+# -- cases that once failed
 
 
 def test_a_data_set_longer_than_its_samples(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:

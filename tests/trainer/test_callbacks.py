@@ -1,4 +1,4 @@
-"""What the callbacks need of packages that need not be there."""
+"""The callbacks without the packages that they are for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from trainer_hook import hugging_face_callback
 
 
-def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_says_which_package_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match="none of these packages is installed: transformers"):
         hugging_face_callback(tmp_path)

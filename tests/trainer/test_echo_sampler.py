@@ -1,4 +1,4 @@
-"""Echoing: each sample equally often in a cycle, its uses within the window, known ahead, few bytes with a plan."""
+"""Echoing: a cycle draws each sample equally often and within its window; with a plan it reads few origin bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_cycle_draws_each_sample_equally_often(samples: int, times: int, windo
 
 
 @given(st.integers(100, 2_000), st.integers(2, 4), st.floats(0.05, 0.5))
-def test_uses_lie_within_the_window(samples: int, times: int, window: float) -> None:
+def test_all_draws_of_a_sample_lie_within_the_window(samples: int, times: int, window: float) -> None:
     drawn = np.array(cycle_of(EchoSampler(samples, times=times, window=window), times))
     first_use = np.zeros(len(drawn), bool)
     first_use[np.unique(drawn, return_index=True)[1]] = True
@@ -83,7 +83,7 @@ def test_resumes_where_it_was(samples: int, taken: int, epochs: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"times": 0}, {"window": 0}, {"window": 1.5}, {"samples": 0}])
-def test_refuses_what_makes_no_sense(wrong: dict[str, int]) -> None:
+def test_refuses_impossible_options(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"at least 1|at least one|share"):
         EchoSampler(**{"samples": 4, **wrong})
 
@@ -96,7 +96,7 @@ def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon) -> N
         for epoch in range(3):
             for _ in data:
                 pass
-            # A plan that nobody has heard when the next epoch begins is not sent any more.
+            # A plan that was not sent before the next epoch begins is not sent at all.
             known = {*range(epoch + 2)}
             until(lambda known=known: {each.epoch for _, each in daemon.sink.plans} == known)  # type: ignore[misc]
     published = {each.epoch: each.order.tolist() for _, each in daemon.sink.plans}
@@ -123,7 +123,7 @@ def test_ranks_share_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("times", [2, 3, 4])
-def test_with_next_use_known_the_source_is_read_once_in_a_cycle(times: int) -> None:
+def test_with_a_plan_the_source_is_read_once_in_a_cycle(times: int) -> None:
     samples, cached = 2_000, 0.2
     sampler = EchoSampler(samples, times=times, window=cached)
     drawn = [index for _ in range(3) for index in cycle_of(sampler, times)]

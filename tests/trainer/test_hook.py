@@ -1,4 +1,4 @@
-"""The hook in real trainings: whatever the loop does, an embedding is filed under the sample it is of."""
+"""The hook in real trainings: whatever the loop does, an embedding is sent as that of the right sample."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_losses_are_the_cross_entropy_against_the_declared_labels(daemon: HookDa
     np.testing.assert_allclose(losses, expected.detach().numpy(), rtol=1e-2)
 
 
-def test_losses_of_ones_own(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_losses_that_the_training_gives(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
     model, batches = Network(), loader()
     hook = attach(daemon.mount, model, batches)
     for inputs, _ in batches:
@@ -152,7 +152,7 @@ def test_skipped_batches_do_not_shift_the_others(daemon: HookDaemon) -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_a_loop_that_takes_batches_ahead_says_so(daemon: HookDaemon, ahead: int) -> None:
+def test_a_loop_that_takes_batches_ahead_and_says_so(daemon: HookDaemon, ahead: int) -> None:
     def prefetched(batches: DataLoader[Any]) -> Iterator[Any]:
         waiting: list[Any] = []
         for batch in batches:
@@ -169,7 +169,7 @@ def test_a_loop_that_takes_batches_ahead_says_so(daemon: HookDaemon, ahead: int)
     assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
 
 
-def test_a_loop_that_takes_batches_ahead_unsaid_is_noticed(
+def test_a_loop_that_takes_batches_ahead_without_saying_so_is_noticed(
     daemon: HookDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, batches = Network(), loader()
@@ -185,7 +185,7 @@ def test_a_loop_that_takes_batches_ahead_unsaid_is_noticed(
     until(lambda: daemon.counted["hook_forwards_unmatched"] == BATCHES)
 
 
-def test_forwards_of_parts_are_put_together_and_others_left_out(daemon: HookDaemon) -> None:
+def test_forward_passes_of_parts_of_a_batch_are_put_together(daemon: HookDaemon) -> None:
     model, batches = Network().train(), loader(batch_size=10)
     hook = attach(daemon.mount, model, batches)
     for step, (inputs, _) in enumerate(batches):
@@ -275,7 +275,7 @@ def test_classifiers_over_positions_are_averaged(daemon: HookDaemon, shape: tupl
     )
 
 
-def test_numbers_that_are_not_finite_are_kept_back(daemon: HookDaemon) -> None:
+def test_numbers_that_are_not_finite_are_not_sent(daemon: HookDaemon) -> None:
     model, batches = Network(), loader(batch_size=SIZE)
     with torch.no_grad():
         model.classifier.weight.fill_(float("nan"))
@@ -317,7 +317,7 @@ def test_copies_of_the_model_are_not_recorded(daemon: HookDaemon, tmp_path: Path
     assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
 
 
-def test_what_can_never_work_is_said_at_once(tmp_path: Path) -> None:
+def test_arguments_that_can_never_work_are_refused_at_once(tmp_path: Path) -> None:
     class Stream(IterableDataset[int]):
         samples = (("a", 0),)
 
@@ -346,7 +346,7 @@ def test_what_can_never_work_is_said_at_once(tmp_path: Path) -> None:
             attach(tmp_path, *arguments, **options)  # type: ignore[arg-type]
 
 
-def test_says_when_it_sees_nothing(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_warns_when_the_classifier_does_not_run(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
     hook = attach(daemon.mount, Network(), loader(batch_size=1))
     for _ in train(Network(), iter(loader(batch_size=1))):
         pass
@@ -389,8 +389,8 @@ def test_two_ranks(daemon: HookDaemon) -> None:
     assert {trainer.pid for trainer in trainers} == pids
 
 
-def test_folds_need_not_be_closed(daemon: HookDaemon) -> None:
-    """A hook whose loader has gone is in nobody's way, also while its variable waits for the next one."""
+def test_hooks_of_earlier_folds_need_not_be_closed(daemon: HookDaemon) -> None:
+    """A hook whose loader was freed does not disturb the next one, even if a variable still refers to the hook."""
     for fold in range(4):
         model, batches = Network(), loader(Subset(Numbered(), range(fold, SIZE, 4)))
         hook = attach(daemon.mount, model, batches)
@@ -406,7 +406,7 @@ def test_folds_need_not_be_closed(daemon: HookDaemon) -> None:
     attach(daemon.mount, Network(), other).close()
 
 
-def test_a_hook_that_nobody_has_any_more_lets_go_of_the_daemon(daemon: HookDaemon) -> None:
+def test_a_freed_hook_disconnects_from_the_daemon(daemon: HookDaemon) -> None:
     def fit() -> weakref.ref[nn.Module]:
         model, batches = Network(), loader()
         attach(daemon.mount, model, batches)
@@ -420,7 +420,7 @@ def test_a_hook_that_nobody_has_any_more_lets_go_of_the_daemon(daemon: HookDaemo
     until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
 
 
-def test_with_the_daemon_gone_too(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_freed_hook_disconnects_from_a_dead_daemon_too(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
     model, batches = Network(), loader()
     hook = attach(daemon.mount, model, batches)
     until(lambda: bool(daemon.sink.lists))

@@ -1,4 +1,4 @@
-"""The hook's connection: a daemon that is slow, goes, comes back, or was never there costs the training nothing."""
+"""The hook's connection: the training never waits for a daemon that is slow, dies, comes back, or never existed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_finds_the_mount_above_a_directory(tmp_path: Path) -> None:
     assert socket_finder(inside, "/run/other.sock")() == Path("/run/other.sock")
 
 
-def test_a_long_list_comes_in_chunks(tmp_path: Path) -> None:
+def test_a_long_list_is_declared_in_several_messages(tmp_path: Path) -> None:
     with HookDaemon(tmp_path) as daemon:
         talking = client(tmp_path)
         talking.declare(declaration(150_000))
@@ -58,7 +58,7 @@ def test_a_long_list_comes_in_chunks(tmp_path: Path) -> None:
     assert (len(declared), declared.paths[149_999]) == (150_000, b"149999")
 
 
-def test_questions(tmp_path: Path) -> None:
+def test_requests_are_answered(tmp_path: Path) -> None:
     with HookDaemon(tmp_path, RecordingSink(scores_given=np.array([1, 2], np.float32))) as daemon:
         talking = client(tmp_path)
         talking.declare(declaration())
@@ -87,7 +87,7 @@ def test_a_daemon_that_was_never_there_costs_one_warning(tmp_path: Path, caplog:
     assert len(caplog.records) == 1
 
 
-def test_connects_again_and_says_everything_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_connects_again_and_sends_lists_and_plans_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     daemon = HookDaemon(tmp_path)
     with daemon:
@@ -110,7 +110,7 @@ def test_connects_again_and_says_everything_anew(tmp_path: Path, caplog: pytest.
     assert not daemon.counted["hook_malformed"]
 
 
-def test_what_is_withdrawn_is_not_said_anew(tmp_path: Path) -> None:
+def test_a_withdrawn_list_is_not_declared_again(tmp_path: Path) -> None:
     daemon = HookDaemon(tmp_path)
     with daemon:
         talking = client(tmp_path)
@@ -130,13 +130,13 @@ def test_what_is_withdrawn_is_not_said_anew(tmp_path: Path) -> None:
     assert not talking.counts["errors"]
 
 
-def test_of_a_list_withdrawn_before_it_was_declared_nothing_is_said(tmp_path: Path) -> None:
+def test_nothing_is_sent_of_a_list_that_was_withdrawn_before_it_was_declared(tmp_path: Path) -> None:
     daemon = HookDaemon(tmp_path)
     talking = client(tmp_path)
     for name in ("one", "two"):
         talking.declare(declaration(name=name))
     talking.plan(Plan("one", 0, 0, True, np.array([1, 0], np.uint32)))
-    # While it is connected, for what is left of a list is decided anew at each connection.
+    # The list is withdrawn while the client is connected, because each new connection declares all lists again.
     with daemon:
         until(lambda: len(daemon.sink.lists) == 2)
         talking.declare(declaration(name="three"))
@@ -149,7 +149,7 @@ def test_of_a_list_withdrawn_before_it_was_declared_nothing_is_said(tmp_path: Pa
     assert {plan.list for _, plan in daemon.sink.plans} == {"one"}
 
 
-def test_a_daemon_that_does_not_read_makes_batches_drop_and_nobody_wait(tmp_path: Path) -> None:
+def test_when_the_daemon_does_not_read_batches_are_dropped_and_the_training_does_not_wait(tmp_path: Path) -> None:
     control = tmp_path / ".spiderfs"
     control.mkdir()
     (control / "hook").write_bytes(bytes(tmp_path / "deaf.sock"))
@@ -170,7 +170,7 @@ def test_a_daemon_that_does_not_read_makes_batches_drop_and_nobody_wait(tmp_path
         talking._thread.join(20)
 
 
-def test_what_the_daemon_refuses_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_refusal_of_the_daemon_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with HookDaemon(tmp_path, RecordingSink(known=frozenset([b"0"])), ServerLimits(lists=1)) as daemon:
         talking = client(tmp_path)
         talking.declare(declaration())
@@ -190,7 +190,7 @@ def test_what_the_daemon_refuses_is_said_once(tmp_path: Path, caplog: pytest.Log
     assert talking.counts == {"errors": 2, "sent": 1, "not finite": 1, "unusable": 1}
 
 
-def test_the_trainer_needs_nothing_of_the_daemon() -> None:
+def test_the_hook_imports_nothing_of_the_daemon() -> None:
     daemon_side = "{'trio', 'lmdb', 'pydantic', 'prometheus_client', 'xxhash', 'click'}"
     program = (
         "import sys, trainer_hook\n"

@@ -1,4 +1,4 @@
-"""docs/HOOK_PROTOCOL.md: its byte examples are what the code says, and its tables name what there is."""
+"""docs/HOOK_PROTOCOL.md: its byte examples are what the code makes, and its tables name all messages and fields."""
 
 from __future__ import annotations
 

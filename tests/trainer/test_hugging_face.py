@@ -119,7 +119,7 @@ def test_two_forwards_a_batch(daemon: HookDaemon, options: dict[str, Any]) -> No
     assert sorted(recorded(daemon, EPOCHS * BATCHES)) == sorted([*range(SIZE)] * EPOCHS)
 
 
-def test_what_is_published_is_what_is_read(daemon: HookDaemon) -> None:
+def test_plans_are_what_the_training_reads(daemon: HookDaemon) -> None:
     trainer(daemon.mount, hugging_face_callback(daemon.mount)).train()
     read = recorded(daemon, EPOCHS * BATCHES)
     plans = [plan.order.tolist() for _, plan in daemon.sink.plans if plan.begun and len(plan.order)]
@@ -127,8 +127,8 @@ def test_what_is_published_is_what_is_read(daemon: HookDaemon) -> None:
 
 
 @pytest.mark.parametrize(("saved_after", "again"), [(BATCHES, 2 * BATCHES), (4, 2 * BATCHES)])
-def test_a_training_that_goes_on(daemon: HookDaemon, saved_after: int, again: int) -> None:
-    # In the middle of an epoch: the rest of it is read by a loader that nobody is told of.
+def test_a_training_that_resumes(daemon: HookDaemon, saved_after: int, again: int) -> None:
+    # A training that resumes in the middle of an epoch reads the rest through a loader that the hook does not know.
     saving = {"save_strategy": "steps", "save_steps": saved_after, "max_steps": saved_after}
     trainer(daemon.mount, hugging_face_callback(daemon.mount), **saving).train()
     recorded(daemon, saved_after)
@@ -154,11 +154,11 @@ def test_a_training_that_failed_can_be_begun_again(daemon: HookDaemon) -> None:
     until(lambda: len(daemon.sink.batches) == 2)
     daemon.sink.batches.clear()
     twice.train()
-    # The batch that failed is told of when its hook ends.
+    # The batch that failed is sent when its hook ends.
     assert len(recorded(daemon, EPOCHS * BATCHES + 1)) == EPOCHS * SIZE + 8
 
 
-def test_a_loop_of_ones_own_with_an_accelerator(daemon: HookDaemon) -> None:
+def test_a_users_own_loop_with_an_accelerator(daemon: HookDaemon) -> None:
     accelerator = Accelerator(cpu=True)
     model, batches = accelerator.prepare(Network(), loader())
     hook = attach(daemon.mount, model, batches)

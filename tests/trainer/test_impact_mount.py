@@ -1,4 +1,4 @@
-"""Trainings on mounts with `policy=impact`: who is given a stand-in, and what is kept over a remount."""
+"""Trainings on mounts with `policy=impact`: which reads get a stand-in, and what survives a remount."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> Path:
 OPTIONS: dict[str, object] = {"capacity": "48KiB", "policy": "impact"}
 
 
-def test_low_samples_are_lent_within_their_class_and_others_see_the_truth(source: Path, tmp_path: Path) -> None:
+def test_low_samples_stand_in_within_their_class_and_for_trainers_only(source: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with mounted(source, tmp_path, trace=trace, **OPTIONS) as mount:
         training = training_on(mount)
@@ -57,7 +57,7 @@ def test_low_samples_are_lent_within_their_class_and_others_see_the_truth(source
             assert max(wanted, given) < SAMPLES // 2, "samples of a high loss are read themselves"
         assert mount.metric("redirects") == sum(training.given[pair] for pair in lent)
         training.close()
-        # This process was the trainer; once it has left it is given what it asks for.
+        # This process was the trainer; after it has disconnected it gets each file itself.
         for number, name in enumerate(NAMES):
             truth = b"%08d" % number + bytes(900 + number)
             eventually(lambda name=name, truth=truth: (mount.point / name).read_bytes() == truth, what=name)  # type: ignore[misc]
@@ -84,7 +84,7 @@ def test_switched_off_and_on_while_it_trains(source: Path, tmp_path: Path) -> No
 
 
 class Files(Dataset[tuple[Tensor, int]]):
-    """Classes are learned at once, but for every fourth sample, of which nothing can be learned."""
+    """Pictures whose classes are learned at once, except that nothing can be learned from every fourth sample."""
 
     def __init__(self, root: Path) -> None:
         self.samples = [(root / name, int(label)) for name, label in zip(NAMES, LABELS, strict=True)]
@@ -123,15 +123,15 @@ def test_a_model_trains_on_the_harder_half(source: Path, tmp_path: Path, plan: b
         hard = sum(count for index, count in drawn.items() if index % 4 == 0)
         assert hard / drawn.total() > 0.3, "a quarter of the samples"
         if plan:
-            # What was evaluated in between was no part of any plan.
+            # The evaluations between epochs were not in any plan.
             assert b"NOT FOLLOWED" not in eventually(mount.control("plan").read_bytes, what="the plan")
             assert mount.metric("planned_opens") > 200
         assert hook.counts["errors"] == hook.counts["unmatched"] == 0
         hook.close()
 
 
-def test_what_is_evaluated_is_held_in_the_cache_until_the_trainer_leaves(source: Path, tmp_path: Path) -> None:
-    # Slow enough for the manager to hear of a file before four others have pushed it out of so small a landing.
+def test_evaluated_samples_are_pinned_until_the_trainer_disconnects(source: Path, tmp_path: Path) -> None:
+    # Reads are slow, so that the manager hears of a file before four others push it out of so small a landing.
     with mounted(source, tmp_path, plan="off", **OPTIONS, **{"source.latency_ms": 10}) as mount:
 
         def held() -> int:
@@ -169,7 +169,7 @@ def test_what_is_evaluated_is_held_in_the_cache_until_the_trainer_leaves(source:
         eventually(lambda: held() == 0, what="the end of the pins")
 
 
-def test_a_remount_holds_what_was_pinned_for_an_epoch(source: Path, tmp_path: Path) -> None:
+def test_pins_survive_a_remount_for_one_epoch(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **OPTIONS) as mount:
         training = training_on(mount)
         training.epoch()
@@ -193,7 +193,7 @@ def test_a_remount_holds_what_was_pinned_for_an_epoch(source: Path, tmp_path: Pa
         training.close()
 
 
-def test_a_remount_goes_on_with_its_list(source: Path, tmp_path: Path) -> None:
+def test_a_remount_goes_on_with_its_high_samples(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **OPTIONS) as mount:
         training = training_on(mount)
         for _ in range(3):

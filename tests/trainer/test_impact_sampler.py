@@ -26,7 +26,7 @@ LOSSES = np.linspace(0.1, 2, 100).astype(np.float32)
 
 
 class Daemon:
-    """As a client that is always answered; every other sample is cached."""
+    """A client whose requests are always answered; every other sample is cached."""
 
     def __init__(self, losses: npt.NDArray[np.float32]) -> None:
         self.losses = losses
@@ -50,7 +50,7 @@ def bound(sampler: ImpactSampler, losses: npt.NDArray[np.float32] = LOSSES) -> D
 
 
 class TestSubset:
-    def test_is_half_without_repetition_and_the_harder_the_likelier(self) -> None:
+    def test_is_half_of_the_samples_none_twice_and_the_harder_the_likelier(self) -> None:
         sampler = ImpactSampler(100, hybrid=False)
         bound(sampler)
         assert len(sampler) == 100
@@ -71,10 +71,10 @@ class TestSubset:
         if "coverage" in options:
             assert np.ptp(sampler.probabilities()) < 1e-8
 
-    def test_is_all_while_nothing_is_known(self) -> None:
+    def test_is_all_samples_while_there_are_no_scores(self) -> None:
         assert sorted(ImpactSampler(10)) == [*range(10)]
 
-    def test_the_next_is_not_known_ahead(self) -> None:
+    def test_the_next_epoch_is_not_known_before_it_begins(self) -> None:
         sampler = ImpactSampler(100, hybrid=False)
         bound(sampler)
         list(sampler)
@@ -88,14 +88,14 @@ class TestSubset:
         order = np.argsort(losses, kind="stable")
         assert (np.diff(chances[order]) >= -1e-6).all()
 
-    def test_options_that_make_no_sense(self) -> None:
+    def test_refuses_impossible_options(self) -> None:
         for options in ({"sharpness": 0}, {"warm_up": -1}):
             with pytest.raises(ValueError, match="or more"):
                 ImpactSampler(10, **options)  # type: ignore[arg-type]
 
 
 class TestWarmUp:
-    def test_finds_those_whose_rank_varies_and_ends_when_they_stay_the_same(self) -> None:
+    def test_finds_the_samples_whose_rank_varies_and_ends_when_they_stay_the_same(self) -> None:
         rng = np.random.default_rng(1)
         warm_up = WarmUp(100, 30)
         for _ in range(20):
@@ -116,7 +116,7 @@ class TestWarmUp:
         assert warm_up.over
         assert len(warm_up.unstable) == 10
 
-    def test_trains_on_all_until_then_and_re_evaluates_from_then_on(self) -> None:
+    def test_trains_on_all_samples_before_and_evaluates_some_again_after(self) -> None:
         sampler = ImpactSampler(100, warm_up=4)
         daemon = bound(sampler)
         asked: list[list[int]] = []
@@ -139,7 +139,7 @@ class TestWarmUp:
         # They were found to be the hardest.
         assert sampler.probabilities()[asked[-1]].min() > np.sort(sampler.probabilities())[-13]
 
-    def test_goes_on_where_it_was(self) -> None:
+    def test_resumes_where_it_was(self) -> None:
         sampler, again = ImpactSampler(100, warm_up=3, seed=1), ImpactSampler(100, warm_up=3, seed=1)
         daemon = bound(sampler)
         rng = np.random.default_rng(2)
@@ -159,7 +159,7 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
         yield daemon
 
 
-def test_the_hook_evaluates_with_the_model_as_it_is_and_changes_nothing(daemon: HookDaemon) -> None:
+def test_the_hook_evaluates_with_the_current_model_and_changes_nothing(daemon: HookDaemon) -> None:
     sampler = ImpactSampler(SIZE, warm_up=2)
     model, batches = Network(), loader(shuffle=False, sampler=sampler)
     model.body = nn.Dropout(0.5)
@@ -198,7 +198,7 @@ class Words(Dataset[dict[str, Tensor]]):
         return {"words": torch.zeros(8)}
 
 
-def test_what_cannot_be_evaluated_is_said_once_and_costs_nothing_else(
+def test_a_failed_evaluation_is_logged_once_and_the_training_goes_on(
     daemon: HookDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampler = ImpactSampler(SIZE, warm_up=2)

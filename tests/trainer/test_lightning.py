@@ -104,14 +104,14 @@ def test_every_sample_is_recorded_as_itself(
     gc.collect()
 
 
-def test_what_is_published_is_what_is_read(daemon: HookDaemon) -> None:
+def test_plans_are_what_the_training_reads(daemon: HookDaemon) -> None:
     trainer(daemon.mount, lightning_callback(daemon.mount)).fit(Module(Network()), loader(), loader(shuffle=False))
     read = recorded(daemon, EPOCHS * BATCHES)
     plans = [plan.order.tolist() for _, plan in daemon.sink.plans if plan.begun and len(plan.order)]
     assert plans == [read[first : first + SIZE] for first in range(0, EPOCHS * SIZE, SIZE)]
 
 
-def test_a_training_that_goes_on(daemon: HookDaemon) -> None:
+def test_a_training_that_resumes(daemon: HookDaemon) -> None:
     first = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=1)
     first.fit(Module(Network()), loader(), loader(shuffle=False))
     checkpoint = daemon.mount / "checkpoint"

@@ -46,7 +46,7 @@ def train_until_loaded(mount: Mounted, training: Training, packages: int) -> Non
     eventually(enough, within_s=120.0, what="packages")
 
 
-def test_packages_are_made_and_loaded_and_nobody_sees_them(source: Path, tmp_path: Path) -> None:
+def test_packages_are_made_and_loaded_and_readers_do_not_see_them(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, packages="source", **OPTIONS) as mount:
         training = training_on(mount)
         train_until_loaded(mount, training, 2)
@@ -126,7 +126,7 @@ def test_a_forged_directory_is_not_used(source: Path, tmp_path: Path) -> None:
         training.close()
 
 
-def test_it_is_off_unless_asked_for(source: Path, tmp_path: Path) -> None:
+def test_packages_are_off_by_default(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **OPTIONS) as mount:
         training = training_on(mount)
         for _ in range(3):

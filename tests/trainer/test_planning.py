@@ -254,7 +254,7 @@ def test_epochs_left_early_are_those_of_the_loader_without_a_plan(
     )
 
 
-def test_a_sampler_whose_generator_is_out_of_reach_is_not_planned(
+def test_a_sampler_that_shares_its_generator_with_a_copy_is_not_planned(
     daemon: HookDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     elsewhere = random.Random(1)
@@ -364,7 +364,7 @@ def test_the_iteration_that_began_last_is_the_one_planned(daemon: HookDaemon) ->
     assert len(begun(daemon)) == 2
 
 
-def test_after_the_daemon_was_away_the_plan_goes_on_where_the_training_is(daemon: HookDaemon) -> None:
+def test_when_the_daemon_comes_back_it_gets_the_plan_from_where_the_training_is(daemon: HookDaemon) -> None:
     batches = make(shuffle=True, generator=own())
     planning = trainer_hook.plan(daemon.mount, batches)
     taking = iter(batches)
@@ -383,7 +383,7 @@ def test_after_the_daemon_was_away_the_plan_goes_on_where_the_training_is(daemon
     daemon.__enter__()
 
 
-def test_a_daemon_that_comes_back_is_told_of_all_epochs_that_are_known_in_their_order(daemon: HookDaemon) -> None:
+def test_a_daemon_that_comes_back_gets_the_plans_of_all_known_epochs_in_order(daemon: HookDaemon) -> None:
     batches = make(sampler=WeightedRandomSampler(range(1, SIZE + 1), 60, generator=own()))
     with trainer_hook.plan(daemon.mount, batches):
         batches_of(batches)
@@ -401,7 +401,7 @@ def test_a_daemon_that_comes_back_is_told_of_all_epochs_that_are_known_in_their_
     assert told[5:8] == [(1, True), (2, False), (3, False)]
 
 
-def test_what_followed_a_mistake_is_foreseen_anew(daemon: HookDaemon) -> None:
+def test_the_epochs_after_a_wrong_plan_are_foreseen_again(daemon: HookDaemon) -> None:
     batches = make(sampler=WeightedRandomSampler(range(1, SIZE + 1), 60, generator=(generator := own())))
     with trainer_hook.plan(daemon.mount, batches):
         batches_of(batches)
@@ -445,7 +445,7 @@ def test_resuming_after_the_last_whole_batch_begins_the_next_epoch(
         hook.close()
 
 
-def test_a_sampler_that_resumes_yields_the_rest(daemon: HookDaemon) -> None:
+def test_a_sampler_that_resumes_draws_the_rest_of_its_epoch(daemon: HookDaemon) -> None:
     class Resuming(Sampler[int]):
         begin = 20
 
@@ -463,7 +463,7 @@ def test_a_sampler_that_resumes_yields_the_rest(daemon: HookDaemon) -> None:
             until(lambda begin=begin: begun(daemon)[-1:] == [[*range(begin, SIZE)]])  # type: ignore[misc]
 
 
-def test_epochs_that_are_not_what_was_foreseen(daemon: HookDaemon) -> None:
+def test_epochs_that_were_foreseen_wrongly(daemon: HookDaemon) -> None:
     """A training that never says its epoch repeats the first; one that jumps about is no longer foreseen."""
     for numbers, published in (([0, 0, 0, 0, 0], 5), ([0, 5, 3, 9, 2], 2)):
         sampler: Any = distributed()
@@ -482,7 +482,7 @@ def test_epochs_that_are_not_what_was_foreseen(daemon: HookDaemon) -> None:
             assert ahead[1].order.tolist() == ahead[4].order.tolist() == last_plan(daemon, True)[2]
 
 
-def test_what_cannot_be_planned_is_drawn_all_the_same(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loader_that_cannot_be_planned_draws_as_before(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
     class Endless(Sampler[int]):
         def __iter__(self) -> Iterator[int]:
             return iter(itertools.count())
@@ -546,7 +546,7 @@ def test_a_loader_is_followed_once(daemon: HookDaemon) -> None:
         trainer_hook.plan(daemon.mount, DataLoader(torch.zeros(3)))  # type: ignore[arg-type]
 
 
-def test_a_process_is_one_trainer_whatever_it_reads(daemon: HookDaemon) -> None:
+def test_a_process_is_one_trainer_for_all_its_loaders(daemon: HookDaemon) -> None:
     model, training, held_out = Network(), loader(), make()
     hook = trainer_hook.attach(daemon.mount, model, training)
     with pytest.raises(ValueError, match="is called 'train'"):

@@ -55,7 +55,7 @@ def simulated(trace: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", ["spider", "lru"])
-def test_radii_are_tried_out_on_a_recorded_training(source: Path, tmp_path: Path, policy: str) -> None:
+def test_a_recorded_training_is_scored_anew_with_other_radii(source: Path, tmp_path: Path, policy: str) -> None:
     # Without stand-ins every sample is read, and its embedding recorded, whatever the policy was.
     trace = recorded(source, tmp_path / policy, policy=policy, substitute="off", **SHARED)
     assert len(read_trace(trace).accuracies()["1"]) == EPOCHS
@@ -70,7 +70,7 @@ def test_radii_are_tried_out_on_a_recorded_training(source: Path, tmp_path: Path
         assert simulated(trace)["results"][0]["redirects"] == redirects["auto"]
 
 
-def test_with_stand_ins_the_scores_are_those_of_what_was_served(source: Path, tmp_path: Path) -> None:
+def test_with_stand_ins_the_scores_are_those_of_the_samples_that_were_served(source: Path, tmp_path: Path) -> None:
     trace = recorded(source, tmp_path / "mount", substitute_when="miss", radius=0.8, **SHARED)
     assert (read_trace(trace).records["kind"] == Kind.REDIRECT).any()
     (scoring,) = simulated(trace, "--radius", "0.8")["scorings"]

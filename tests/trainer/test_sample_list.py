@@ -1,4 +1,4 @@
-"""Which files and classes a list has, whatever a data set's samples look like."""
+"""The files and classes of a list, for all kinds of data sets."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Data:
         Data([("/m/a/1.png", 0, "more"), ("/m/b/2.png", 1, "more")]),
     ],
 )
-def test_samples_of_any_make(dataset: Data) -> None:
+def test_samples_of_all_kinds_of_data_sets(dataset: Data) -> None:
     declared = declaration(dataset, Path("/m"), Path("/m"), "train", "train")
     assert (declared.paths, declared.labels.tolist()) == ([b"a/1.png", b"b/2.png"], [0, 1])
 
@@ -74,7 +74,7 @@ def test_samples_without_labels() -> None:
 
 
 @pytest.mark.parametrize("samples", [[{"path": "a"}], [7, 8]])
-def test_what_are_no_samples_is_said(samples: Any) -> None:
+def test_invalid_samples_are_refused(samples: Any) -> None:
     with pytest.raises(ValueError, match=r"give samples="):
         declaration(Data(samples), Path("/m"), Path("/m"), "train", "train")
 
@@ -86,7 +86,7 @@ def paths(root: Path, directory: Path, *names: str) -> list[bytes]:
     return declaration(None, root, directory, "train", "train", [(name, 0) for name in names]).paths
 
 
-def test_paths_lead_into_the_mount_by_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_may_lead_into_the_mount_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount = tmp_path / "mount"
     (mount / "train" / "cat").mkdir(parents=True)
     (mount / "train" / "cat" / "1.png").touch()

@@ -29,12 +29,12 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
 
 
 def with_scores(sampler: SpiderSampler, scores: Any) -> SpiderSampler:
-    """Without a daemon: as if it had answered this at each epoch's begin."""
+    """Let the sampler draw as if a daemon had answered with these scores when each epoch began."""
     sampler._ask = lambda timeout_s: np.asarray(scores, np.float32)  # type: ignore[method-assign]
     return sampler
 
 
-def test_without_scores_an_epoch_sees_every_sample() -> None:
+def test_without_scores_an_epoch_draws_every_sample() -> None:
     sampler = SpiderSampler(SIZE, seed=1)
     first, second = list(sampler), list(sampler)
     assert sorted(first) == sorted(second) == [*range(SIZE)]
@@ -88,7 +88,7 @@ def test_resumes_where_it_was(draws: int, taken: int, scored: bool) -> None:
     resumed.load_state_dict(stopped.state_dict())
     rest = [*resumed]
     if len(begun) in (0, draws):
-        # Nothing was drawn yet, or an epoch was complete: the next one is whole.
+        # Nothing was drawn yet, or an epoch was complete: the next epoch begins at its start.
         assert begun + rest == expected[: len(begun) + draws]
     else:
         assert begun + rest == expected[:draws]
@@ -115,7 +115,7 @@ def test_a_state_of_another_data_set_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("samples", "options"), [(0, {}), (1, {"draws": 0}), (1, {"coverage": 1.5})])
-def test_options_that_make_no_sense(samples: int, options: dict[str, Any]) -> None:
+def test_refuses_impossible_options(samples: int, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"at least one|between 0 and 1"):
         SpiderSampler(samples, **options)
 
@@ -174,7 +174,7 @@ def _rank(rank: int, mount: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_ranks_share_one_list(daemon: HookDaemon) -> None:
+def test_ranks_share_the_draws_of_an_epoch(daemon: HookDaemon) -> None:
     in_two_ranks(_rank, daemon.mount)
     until(lambda: len(daemon.sink.plans) == 2)
     plans = {trainer.rank: plan.order.tolist() for trainer, plan in daemon.sink.plans}

@@ -27,7 +27,7 @@ SCORES = np.linspace(0.1, 2, SIZE).astype(np.float32)
 
 
 class Daemon:
-    """As a client that is always answered."""
+    """A client whose requests are always answered."""
 
     def __init__(self, scores: npt.ArrayLike, cached: npt.ArrayLike | None) -> None:
         self._scores = np.asarray(scores, np.float32)
@@ -77,7 +77,7 @@ class TestTrend:
     st.lists(st.tuples(st.floats(0.125, 10, width=32), st.booleans()), min_size=2, max_size=40),
     st.floats(1, 5),
 )
-def test_what_is_cached_and_hard_is_drawn_so_many_times_as_often(
+def test_cached_and_hard_samples_are_drawn_so_many_times_as_often(
     samples: list[tuple[float, bool]], repeats: float
 ) -> None:
     scores = np.array([score for score, _ in samples], np.float32)
@@ -109,7 +109,7 @@ class TestDraws:
         assert sampler.repeats == 1
         assert self.shares(sampler)[0] == pytest.approx(40 / 124.5, abs=0.01)
 
-    def test_repeats_while_it_does(self) -> None:
+    def test_repeats_while_the_training_improves(self) -> None:
         sampler = bound(ShadeSampler(103, draws=50_000, coverage=0, repeats=2), self.scores, self.cached, improves=True)
         assert sampler.repeats == 2
         share, seen = self.shares(sampler)
@@ -126,7 +126,7 @@ class TestDraws:
         sampler = bound(ShadeSampler(103, draws=50_000, coverage=1, repeats=9), self.scores, self.cached, improves=True)
         assert self.shares(sampler)[0] == pytest.approx(20 / 103, abs=0.01)
 
-    def test_without_word_of_the_cache_it_draws_by_scores(self) -> None:
+    def test_draws_by_scores_when_the_cached_samples_are_not_known(self) -> None:
         sampler = bound(ShadeSampler(103, draws=50_000, coverage=0), self.scores, None, improves=True)
         assert self.shares(sampler)[0] == pytest.approx(40 / 124.5, abs=0.01)
 
@@ -142,7 +142,7 @@ class TestDraws:
 def test_the_loss_is_that_of_the_whole_set_however_it_was_drawn() -> None:
     sampler = bound(ShadeSampler(103, coverage=0), TestDraws.scores, TestDraws.cached, improves=True)
     drawn = np.array(list(sampler), np.uint32)
-    # Those that are repeated have a loss of 4, all others of 1: on the average 1.58.
+    # The repeated samples have a loss of 4 and all others of 1: the mean is 1.58.
     sampler.trained(drawn, np.where(drawn < 20, 4, 1).astype(np.float16))
     sampler.epoch_end(0.5)
     assert sampler.trend.losses[-1] == pytest.approx(1.58, abs=0.35)
@@ -151,7 +151,7 @@ def test_the_loss_is_that_of_the_whole_set_however_it_was_drawn() -> None:
     assert len(sampler.trend.losses) == 3
 
 
-def test_goes_on_where_it_was() -> None:
+def test_resumes_where_it_was() -> None:
     sampler, again = (ShadeSampler(103, seed=2) for _ in range(2))
     bound(sampler, TestDraws.scores, TestDraws.cached, improves=True)
     begun = iter(sampler)
@@ -173,7 +173,7 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
         yield daemon
 
 
-def test_the_hook_tells_it_losses_and_accuracies(daemon: HookDaemon) -> None:
+def test_the_hook_passes_losses_and_accuracies(daemon: HookDaemon) -> None:
     sampler = ShadeSampler(SIZE)
     model, batches = Network(), loader(shuffle=False, sampler=sampler)
     hook = attach(daemon.mount, model, batches, plan=False)
@@ -188,7 +188,7 @@ def test_the_hook_tells_it_losses_and_accuracies(daemon: HookDaemon) -> None:
     assert len(sampler.trend.losses) == 3
     assert all(0 < loss < 3 for loss in sampler.trend.losses)
     asked = Counter(name for name, _ in daemon.sink.calls)
-    # Two epochs made a trend, which the third epoch was drawn by.
+    # The third epoch was drawn by the trend of the first two.
     assert (asked["scores"], asked["cached"]) == (3, 1)
 
 
@@ -198,7 +198,7 @@ EASY, HARD = 60, 20
 
 
 class Files(Dataset[tuple[Tensor, int]]):
-    """Of the last of these files nothing can be learned."""
+    """Files of which the last ones teach nothing."""
 
     def __init__(self, root: Path) -> None:
         self.samples = [(root / f"train/{number:03d}", number % 2) for number in range(EASY + HARD)]
@@ -249,7 +249,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("plan", [False, True])
-def test_a_training_keeps_and_repeats_what_is_hard(source: Path, tmp_path: Path, plan: bool) -> None:
+def test_hard_samples_are_cached_and_repeated(source: Path, tmp_path: Path, plan: bool) -> None:
     options: dict[str, object] = {"capacity": "24KiB", "policy": "shade", "plan": "on" if plan else "off"}
     with mounted(source, tmp_path, **options) as mount:
         training = Training(mount, plan)
@@ -263,7 +263,7 @@ def test_a_training_keeps_and_repeats_what_is_hard(source: Path, tmp_path: Path,
             assert hard / training.drawn.total() > 0.3
             kept = cached(mount)
             assert sum(number >= EASY for number in kept) >= 0.4 * len(kept)
-        # Another policy knows nothing of ranks, and knows them again when it is shade's turn.
+        # Under another policy ranks are not used; when shade is chosen again, it has them again.
         eventually(lambda: len(mount.control("scores").read_bytes().splitlines()) == EASY + HARD, what="scores")
         mount.control("config").write_bytes(b"policy=spider\n")
         eventually(lambda: mount.control("scores").read_bytes() == b"", what="no scores of a graph")

@@ -1,4 +1,4 @@
-"""Two trainers and plain readers on one mount: trainers get stand-ins of the same label, all others the truth."""
+"""Two trainers and plain readers on one mount: trainers get stand-ins of the same label, others each file itself."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Training:
         return found
 
     def told(self) -> dict[str, Any]:
-        """Let it end its epoch and say what it was given."""
+        """Let the trainer end its epoch and report what each read returned."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -143,7 +143,7 @@ def source(tmp_path: Path) -> Path:
     source = tmp_path / "source"
     for name in [*lists()[0], *(f"val/{number:03d}" for number in range(10))]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        # Each of its own size and content, and the first line says which.
+        # Each file has its own size and content, and its first line names it.
         (source / name).write_bytes(name.encode() + b"\n" + bytes(name[-1] * (500 + 13 * int(name[-3:])), "ascii"))
     return source
 
@@ -160,7 +160,9 @@ OPTIONS: dict[str, object] = {"capacity": "20KiB", "policy": "spider", "ratio_st
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_trainers_get_their_own_label_and_others_the_truth(source: Path, tmp_path: Path, workers: int) -> None:
+def test_stand_ins_have_the_trainers_own_label_and_other_readers_get_none(
+    source: Path, tmp_path: Path, workers: int
+) -> None:
     one, two = lists()
     with mounted(source, tmp_path, workers=workers, **OPTIONS) as mount:
         with (
@@ -180,12 +182,12 @@ def test_trainers_get_their_own_label_and_others_the_truth(source: Path, tmp_pat
         assert all(any(wanted != given for wanted, given in each["given"]) for each in found)
         assert (report.wrong, report.errors) == ([], [])
         assert report.reads >= len(one) + 10
-        # Who comes after them is given what is asked for, whatever the kernel still knows.
+        # A reader that comes after them gets each file itself, whatever the kernel has cached.
         for name in one:
             assert (mount.point / name).read_bytes() == (source / name).read_bytes()
 
 
-def test_trainers_around_fuse_get_the_same(source: Path, tmp_path: Path) -> None:
+def test_trainers_that_read_around_fuse_get_the_same_stand_ins(source: Path, tmp_path: Path) -> None:
     one, two = lists()
     with mounted(source, tmp_path, **OPTIONS) as mount:
         with (
@@ -221,7 +223,7 @@ json.dump(sorted(seen), sys.stdout)
 
 
 def as_nobody(point: Path, names: list[str], until: Callable[[], object]) -> list[list[str]]:
-    """What another user is given for these files while something comes true."""
+    """What another user reads from these files until a condition becomes true."""
     command = [sys.executable, "-I", "-S", "-c", _NOBODY, json.dumps([str(point / name) for name in names])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -262,7 +264,7 @@ def test_stand_ins_are_only_those_that_the_reader_could_open(source: Path, tmp_p
         # The directory is open still.
         eventually(lambda: foreign(as_nobody(mount.point, open_names, redirects)), what="stand-ins from that directory")
         (source / "train/closed").chmod(0o700)
-        # For so long the kernel would believe the old mode too.
+        # The kernel would trust the old mode for as long.
         wait = time.monotonic() + 1.5
         eventually(lambda: time.monotonic() > wait)
 
@@ -276,7 +278,7 @@ def test_stand_ins_are_only_those_that_the_reader_could_open(source: Path, tmp_p
         assert foreign(trainer.told()["given"]), "root may open all of them"
 
 
-def test_switched_off_nobody_is_redirected(source: Path, tmp_path: Path) -> None:
+def test_switched_off_no_trainer_is_redirected(source: Path, tmp_path: Path) -> None:
     with (
         mounted(source, tmp_path, substitute="off", **OPTIONS) as mount,
         training(mount.point, 1, lists()[0]) as trainer,
@@ -303,7 +305,7 @@ def test_a_remount_keeps_scores_and_a_dead_manager_is_survived(source: Path, tmp
         trainer.end()
 
 
-def test_the_ratio_can_be_pinned(source: Path, tmp_path: Path) -> None:
+def test_the_ratio_can_be_fixed(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **OPTIONS) as mount:
         ratio = mount.control("ratio")
         ratio.write_bytes(b"0.25\n")
@@ -316,7 +318,7 @@ def test_the_ratio_can_be_pinned(source: Path, tmp_path: Path) -> None:
                 ratio.write_bytes(nonsense)
 
 
-def test_a_name_that_the_kernel_knew_is_asked_for_again(source: Path, tmp_path: Path) -> None:
+def test_the_kernel_looks_up_a_name_again_when_it_gets_a_stand_in(source: Path, tmp_path: Path) -> None:
     # The trainer looks every name up before there are hubs, with a TTL that never ends: without invalidation it would
     # be given the file itself for ever.
     with mounted(source, tmp_path, ttl="inf", **OPTIONS) as mount:

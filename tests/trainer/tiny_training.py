@@ -1,4 +1,4 @@
-"""A data set whose samples say who they are, and a training on it."""
+"""A data set whose samples can be told by their content, and a training on it."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_without_a_mount_nothing_waits(tmp_path: Path, caplog: pytest.LogCapture
     assert caplog.text.count("cannot be reached") == 1
 
 
-def test_in_a_forked_child_nothing_waits_and_it_is_said(daemon: HookDaemon) -> None:
+def test_in_a_forked_child_nothing_waits_and_one_warning_says_so(daemon: HookDaemon) -> None:
     model, batches = Network(), loader(shuffle=False, sampler=SpiderSampler(SIZE))
     hook = attach(daemon.mount, model, batches)
     reading, writing = os.pipe()
@@ -93,7 +93,7 @@ def test_a_dead_mount_is_a_warning(
     assert caplog.text.count("cannot be reached") == 1
 
 
-def test_by_a_link_to_a_part_of_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_through_a_link_to_a_part_of_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mount" / "train").mkdir(parents=True)
     (tmp_path / "data").symlink_to(tmp_path / "mount" / "train")
     monkeypatch.chdir(tmp_path)
@@ -104,7 +104,9 @@ def test_by_a_link_to_a_part_of_the_mount(tmp_path: Path, monkeypatch: pytest.Mo
         assert {bytes(declared.paths[0]) for _, declared in daemon.sink.lists} == {b"train/class0/0.png"}
 
 
-def test_before_another_tool_makes_a_loader_of_it_is_said(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_attaching_before_a_tool_makes_a_new_loader_is_logged(
+    daemon: HookDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
     model, batches = Network(), loader()
     hook = attach(daemon.mount, model, batches)
     prepared, others = Accelerator(cpu=True).prepare(model, batches)
@@ -112,7 +114,7 @@ def test_before_another_tool_makes_a_loader_of_it_is_said(daemon: HookDaemon, ca
         for _ in train(prepared, others):
             pass
     hook.close()
-    assert caplog.text.count("attach after what makes new loaders (Accelerator.prepare)") == 1
+    assert caplog.text.count("attach after the call that makes new loaders (Accelerator.prepare)") == 1
     assert not daemon.sink.batches
 
 
@@ -129,7 +131,7 @@ def test_copies_of_a_followed_loader_are_plain_loaders(daemon: HookDaemon) -> No
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_traced_and_exported(daemon: HookDaemon) -> None:
+def test_a_model_can_be_traced_and_exported(daemon: HookDaemon) -> None:
     model, batches, rows = Network(), loader(), torch.ones(8, WIDTH)
     hook = attach(daemon.mount, model, batches)
     traced = torch.jit.trace(model, rows)  # type: ignore[attr-defined, no-untyped-call]

@@ -1,14 +1,14 @@
-"""Trains a small network on real images over a slow line, in five ways, and compares.
+"""Trains a small network on real images over a slow line in five ways, and compares them.
 
-The data lies behind a slow line, simulated by `spiderfs.sources.slow`: through spiderfs as `-o source.latency_ms=...`,
-without it by the same class, used directly in the data loader's workers. The ways: straight from the source, through a
-mount that evicts what was used longest ago, through a plain spiderfs mount, through one that is told what the loader
-will read, and through one that the trainer's hook guides. The first four see the same bytes in the same order and start
-from the same weights, so they must end with the same accuracy; only the waiting differs. With the hook the sampler
-prefers what is important: there the accuracy is a result, not a check.
+`spiderfs.sources.slow` simulates the slow line: a mount uses it by `-o source.latency_ms=...`, and without spiderfs the
+loader's workers use the same class themselves. The five ways are: straight from the source; through a mount that evicts
+what was used longest ago; through a mount with default options; through a mount that gets the loader's plan; and
+through a mount that a hook guides. The first four read the same bytes in the same order and start from the same
+weights, so they must reach the same accuracy, and only the waiting differs. With the hook, the sampler prefers
+important samples, so the accuracy is a result there and not a check.
 
-Run it with scripts/demo, which installs what is missing. Whatever ends it (Ctrl-C included), the mounts are unmounted,
-the data loader's workers end, and the temporary directory goes.
+Run it with scripts/demo, which installs what is missing. Whatever ends the demo, Ctrl-C included: the mounts are
+unmounted, the loader's workers end, and the temporary directory is deleted.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from rich.table import Table
 from torch import nn
 from torch.utils.data import DataLoader
 
+from spiderfs.linux.mounts import mounts
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
@@ -47,13 +48,15 @@ from trainer_hook import Hook, Planning, SpiderSampler, attach, plan
 
 ROOT = Path(__file__).resolve().parent.parent
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
-MADE_PIXELS = 96  # scikit-learn's digits have 8 x 8; drawn larger they make files of a real image's kind, about 4 kB
+MADE_PIXELS = (
+    96  # scikit-learn's digits have 8 x 8 pixels; drawn larger, they make files like real images, of about 4 kB
+)
 CACHED_SHARE = 0.20
 HELD_OUT_EVERY = 5
 COMMAND_PATIENCE_S = 60.0  # mounting and unmounting take about a second
-# The ways of training, as the tables and the plot name them; all but the first through a mount of that name.
+# The names of the ways of training in the tables and in the plot; each but the first has a mount of that name.
 DIRECT, LRU, PLAIN, PLANNED, GUIDED = "direct", "lru", "plain", "plan", "hook"
-MOUNTS = {LRU: "lru", PLAIN: "spider", PLANNED: "spider", GUIDED: "spider"}  # and their policies
+MOUNTS = {LRU: "lru", PLAIN: "spider", PLANNED: "spider", GUIDED: "spider"}  # the policy of each mount
 COLOURS = {DIRECT: "#7f7f7f", LRU: "#1f77b4", PLAIN: "#ff7f0e", PLANNED: "#9467bd", GUIDED: "#2ca02c"}
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
@@ -81,7 +84,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Row:
-    """One epoch, and what it asked of the cache and of the source."""
+    """One epoch, with its hit ratio and its origin bytes."""
 
     epoch: Epoch
     hit_ratio: float
@@ -90,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Counts:
-    """What has been asked of the cache, and what the cache has asked of the source, so far."""
+    """The mount's counts so far: opens, hits, and bytes read from the source."""
 
     opens: int
     hits: int
@@ -98,10 +101,10 @@ class Counts:
 
 
 class SlowReader:
-    """Reads samples over the slow line without any cache; every loader worker opens the line for itself.
+    """Reads samples over the slow line without a cache; every loader worker opens the line for itself.
 
-    The versions come from one listing beforehand, so a read costs one exchange with the source and no stat: as little
-    as reading without a cache can cost.
+    One listing finds out all versions beforehand, so a read costs one request to the source and no stat, which is the
+    least that reading without a cache can cost.
     """
 
     def __init__(self, root: Path, samples: list[str], line: Line, state: Path) -> None:
@@ -122,7 +125,7 @@ class SlowReader:
 
 
 class PlanObserver:
-    """Tells the mount what the loader will read, and nothing else."""
+    """Publishes plans of what the loader will read, without a hook."""
 
     sampler = None
 
@@ -168,7 +171,7 @@ def observer_for(name: str, mountpoint: Path, samples: int) -> PlanObserver | Ho
 
 
 def make_digits(root: Path) -> None:
-    """scikit-learn's 1,797 handwritten digits as CLASS/NNNN.png."""
+    """Write scikit-learn's 1,797 handwritten digits as CLASS/NNNN.png."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -180,7 +183,7 @@ def make_digits(root: Path) -> None:
 
 
 def list_images(root: Path) -> list[str]:
-    """Every image below `root`, as CLASS/NAME, sorted."""
+    """All images below `root` as CLASS/NAME, sorted."""
     return sorted(
         f"{directory.name}/{entry.name}"
         for directory in os.scandir(root)
@@ -191,7 +194,7 @@ def list_images(root: Path) -> list[str]:
 
 
 def find_samples(root: Path, limit: int) -> Data:
-    """The image folder `root`, or a seeded draw of `limit` of its images (0: all), with a part held out."""
+    """The images below `root`, or a random choice of `limit` of them (0 means all), with a part held out."""
     paths = list_images(root)
     random.Random(SEED).shuffle(paths)
     if limit:
@@ -209,13 +212,13 @@ def find_samples(root: Path, limit: int) -> Data:
 
 
 def mount_counts(mountpoint: Path) -> Counts:
-    """The only place that knows the names in stats.json."""
+    """Read the counts from the control file stats.json."""
     metrics = json.loads((mountpoint / ".spiderfs" / "stats.json").read_text())["metrics"]
     return Counts(metrics["opens"], metrics["opens_hit"], metrics["origin_bytes"])
 
 
 def command(*words: str | Path) -> None:
-    """Show a spiderfs command as one would type it, and run it; raises SubprocessError if it fails or hangs."""
+    """Print a spiderfs command as a user would type it, and run it; raises SubprocessError if it fails or hangs."""
     console.print("[bold]$ spiderfs", shlex.join(map(str, words)), soft_wrap=True, highlight=False)
     subprocess.run([SPIDERFS, *words], check=True, timeout=COMMAND_PATIENCE_S)
 
@@ -235,7 +238,7 @@ def mounted(source: Path, scratch: Path, name: str, line: Line, capacity_bytes: 
         command("mount", source, mountpoint, "-o", ",".join(f"{name}={value}" for name, value in options.items()))
         yield mountpoint
     finally:
-        end_loader_workers()  # else the mount is busy
+        end_loader_workers()  # as long as they live, the mount is busy
         if is_mounted(mountpoint):
             command("umount", mountpoint)
 
@@ -245,8 +248,8 @@ def mountpoint_of(scratch: Path, name: str) -> Path:
 
 
 def is_mounted(mountpoint: Path) -> bool:
-    """From the kernel's table: a stat of the mount point could hang with the mount."""
-    return any(line.split()[1] == str(mountpoint) for line in Path("/proc/self/mounts").read_text().splitlines())
+    """Whether something is mounted there, as the kernel's table says; a stat of the mount point could hang."""
+    return any(mount.mountpoint == mountpoint for mount in mounts())
 
 
 def train_through_mount(
@@ -255,7 +258,7 @@ def train_through_mount(
     def read(path: str) -> bytes:
         return (mountpoint / path).read_bytes()
 
-    # As every image-folder data set does, list the folder first: so the mount learns all names at once.
+    # Every image-folder data set lists the folder first, and so the mount learns all names at once.
     if not set(data.training) <= set(list_images(mountpoint)):
         raise SystemExit("demo: the mount does not show the files of its source")
     before = mount_counts(mountpoint)
@@ -267,7 +270,7 @@ def train_through_mount(
 
 
 def train_directly(data: Data, held_out: ImageFolder, read: SlowReader, epochs: int) -> Iterator[Row]:
-    # Nothing is cached, and every file is read whole, once: what that costs is known without counting.
+    # Nothing is cached and every file is read once as a whole, so the bytes are known without counting.
     bytes_per_sample = data.training_bytes / len(data.training)
     for epoch in train(ImageFolder(data.training, data.classes, read), held_out, epochs, console):
         yield Row(epoch, 0.0, bytes_per_sample)
@@ -324,7 +327,7 @@ def plot(ways: dict[str, list[Row]], path: Path) -> None:
     for axis, (title, value) in zip(axes, panels, strict=True):
         for name, rows in ways.items():
             numbers = range(1, len(rows) + 1)
-            # The first four end with the same accuracy: markers of falling size show all of them.
+            # The first four have the same accuracy; their markers get smaller, so that all of them can be seen.
             size = 11 - 2 * list(ways).index(name)
             axis.plot(numbers, [value(row) for row in rows], color=COLOURS[name], marker="o", ms=size, label=name)
         axis.set(title=title, xlabel="epoch", xticks=range(1, len(ways[DIRECT]) + 1))
@@ -338,13 +341,14 @@ def plot(ways: dict[str, list[Row]], path: Path) -> None:
 EXPECTATION = f"""\
 What to expect: where an epoch reads every sample exactly once, in random
 order, no policy can have more hits than the share of samples in the cache, here
-about {CACHED_SHARE:.0%}. The default policy reaches that without a trainer's hook ("plain");
-evicting what was used longest ago keeps a few percent. With one line in the
-training ("plan") the mount knows what will be read and fetches it in time:
-about as many bytes, but training hardly waits for them, from the first epoch
-on. With the hook, samples that matter are drawn more often and kept, so fewer
-bytes have to come at all. So few epochs of so small a set say little about
-accuracy: benchmarks/training/train.py measures that.
+about {CACHED_SHARE:.0%}. The default policy reaches that without a hook ("plain"), while
+evicting what was used longest ago has only a few percent. One more line in the
+training ("plan") tells the mount what will be read, and the mount fetches it in
+time: the bytes are about as many, but the training hardly waits for them, from
+the first epoch on. With the hook ("hook"), the sampler draws important samples
+more often and the cache keeps them, so fewer bytes have to be fetched at all.
+A few epochs of so small a set say little about accuracy;
+benchmarks/training/train.py measures that.
 """
 
 
@@ -364,7 +368,7 @@ def demo(arguments: argparse.Namespace, scratch: Path) -> None:
         f" {arguments.bandwidth_mb} MB/s; the cache holds {CACHED_SHARE:.0%} of the training bytes.",
         highlight=False,
     )
-    # Held-out samples come from the disk, past the cache: the figures are to be those of training alone.
+    # Held-out samples are read from the disk, not through the mount, so that the figures are those of training alone.
     held_out = ImageFolder(data.held_out, data.classes, lambda path: (root / path).read_bytes())
 
     reader = SlowReader(root, data.training, line, scratch / "line")
@@ -373,9 +377,9 @@ def demo(arguments: argparse.Namespace, scratch: Path) -> None:
     capacity = int(data.training_bytes * CACHED_SHARE)
     for name, title in (
         (LRU, "Through a mount that evicts what was used longest ago (policy=lru)"),
-        (PLAIN, "Through a spiderfs mount as it comes, without the trainer's hook"),
-        (PLANNED, "Through a spiderfs mount that is told what the loader will read"),
-        (GUIDED, "Through a spiderfs mount, with the trainer's hook and its sampler"),
+        (PLAIN, "Through a spiderfs mount with default options, without a hook"),
+        (PLANNED, "Through a spiderfs mount that gets plans of what the loader will read"),
+        (GUIDED, "Through a spiderfs mount, with the hook and its sampler"),
     ):
         with mounted(root, scratch, name, line, capacity) as mountpoint:
             observer = observer_for(name, mountpoint, len(data.training))
@@ -416,36 +420,36 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--samples", type=int, default=2000, help="how many images to use, 0 for all (default %(default)s)"
     )
-    parser.add_argument("--epochs", type=int, default=4, help="at least 2 (default %(default)s)")
-    parser.add_argument("--latency-ms", type=float, default=10, help="of the slow source (default %(default)s)")
+    parser.add_argument("--epochs", type=int, default=4, help="number of epochs, at least 2 (default %(default)s)")
+    parser.add_argument("--latency-ms", type=float, default=10, help="latency of the slow source (default %(default)s)")
     parser.add_argument(
-        "--bandwidth-mb", type=int, default=20, help="of the slow source, per second (default %(default)s)"
+        "--bandwidth-mb", type=int, default=20, help="megabytes per second of the slow source (default %(default)s)"
     )
     parser.add_argument(
         "--plot",
         type=Path,
         metavar="FILE",
         default=Path(tempfile.gettempdir()) / f"spiderfs-demo-{getpass.getuser()}.png",
-        help="where the plot goes (default %(default)s)",
+        help="write the plot to FILE (default %(default)s)",
     )
     arguments = parser.parse_args()
     if arguments.data is not None and not arguments.data.is_dir():
         parser.error(f"{arguments.data} is not a directory")
     if not os.access(arguments.plot if arguments.plot.exists() else arguments.plot.parent, os.W_OK):
-        parser.error(f"{arguments.plot} cannot be written: name another file with --plot")
+        parser.error(f"{arguments.plot} cannot be written: choose another file with --plot")
     if arguments.epochs < 2:
-        parser.error("the first epoch only fills the cache: give --epochs 2 or more")
+        parser.error("the first epoch only fills the cache: choose --epochs 2 or more")
     return arguments
 
 
 def terminated(_signal: int, _frame: object) -> None:
-    # Unwinds through every context, so that nothing is left behind.
+    # The exception ends every open context, so that nothing is left behind.
     raise KeyboardInterrupt
 
 
 def main() -> int:
     arguments = parse_arguments()
-    # SIGINT too: a shell that starts this in the background has it ignored.
+    # SIGINT is set too, because a shell makes the programs that it starts in the background ignore it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, terminated)
     scratch = Path(tempfile.mkdtemp(prefix="spiderfs-demo."))
@@ -460,7 +464,7 @@ def main() -> int:
     finally:
         for mountpoint in (mountpoint_of(scratch, name) for name in MOUNTS):
             if is_mounted(mountpoint):
-                # Only after `spiderfs umount` failed: let the mount go at least as soon as nobody uses it.
+                # `spiderfs umount` has failed; a lazy unmount ends the mount as soon as nobody uses it.
                 subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=False)
         shutil.rmtree(scratch, ignore_errors=True)
     return 0

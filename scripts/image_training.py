@@ -1,4 +1,4 @@
-"""An ordinary PyTorch training of a small network on an image folder. Nothing in here knows about spiderfs."""
+"""An ordinary PyTorch training of a small network on an image folder, which knows nothing of spiderfs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 LOADER_WORKERS = 2
-WORKER_PATIENCE_S = 5.0  # a worker in the middle of a read that hangs cannot end before that does
+WORKER_PATIENCE_S = 5.0  # a loader worker cannot end while its read hangs
 BATCH = 32
-PIXELS = 32  # what the network sees, square
+PIXELS = 32  # width and height of the images for the network
 SEED = 7
 
 
@@ -30,11 +30,11 @@ class Epoch(NamedTuple):
 
 
 class Observer(Protocol):
-    """What may watch a training and choose its samples."""
+    """An object that watches a training and may choose its samples."""
 
     @property
     def sampler(self) -> Sampler[int] | None:
-        """None leaves the training its own."""
+        """The sampler for the training; with None the training uses its own."""
 
     def begin(self, model: nn.Module, loader: DataLoader[Any]) -> None: ...
 
@@ -71,8 +71,8 @@ def network(classes: int) -> nn.Module:
 def train(
     samples: ImageFolder, held_out: ImageFolder, epochs: int, console: Console, observer: Observer | None = None
 ) -> Iterator[Epoch]:
-    """Train, and yield after each epoch; with no other sampler, same weights and order of samples in each call."""
-    # So small a network gains nothing from more threads, and beside busy loader workers it loses.
+    """Train, and yield after each epoch; calls without an observer's sampler have the same weights and order."""
+    # More threads do not make so small a network faster, and beside busy loader workers they make it slower.
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     model = network(len(samples.classes))
@@ -115,12 +115,12 @@ def accuracy(model: nn.Module, samples: ImageFolder) -> float:
 
 
 def leave_signals_to_the_parent(_worker: int) -> None:
-    # Ctrl-C reaches every process of the terminal; the parent unwinds and ends its workers, without their tracebacks.
+    # Ctrl-C reaches every process of the terminal. The parent ends its loader workers, which should print no traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def end_loader_workers() -> None:
-    """After an interrupt: its traceback keeps the loader alive, and so its workers, who would go on reading."""
+    """End loader workers after an interrupt; its traceback keeps the loader alive, so they would go on reading."""
     for process in multiprocessing.active_children():
         process.terminate()
         process.join(WORKER_PATIENCE_S)

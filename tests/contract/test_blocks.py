@@ -148,7 +148,7 @@ def test_a_damaged_piece_is_not_served_and_the_others_are(content: LmdbContent) 
 
 
 @pytest.mark.parametrize("damage", [overwrite, truncate, Path.unlink])
-def test_whatever_happens_to_the_plain_file_is_put_right(content: LmdbContent, damage: Callable[[Path], None]) -> None:
+def test_damage_to_the_plain_file_is_repaired(content: LmdbContent, damage: Callable[[Path], None]) -> None:
     damage(land_all_of_it(content))
     key = ContentKey(FILE, 2)
     assert held(content, key) is None
@@ -175,7 +175,7 @@ def test_a_block_of_an_earlier_version_is_fetched_again(content: LmdbContent, tm
     content.close()
 
 
-def test_a_look_from_before_finds_nothing_wrong(content: LmdbContent) -> None:
+def test_an_earlier_look_finds_nothing_wrong(content: LmdbContent) -> None:
     land_all_of_it(content)
     key = ContentKey(FILE, 1)
     assert content.has(key)
@@ -195,7 +195,9 @@ def test_a_look_from_before_finds_nothing_wrong(content: LmdbContent) -> None:
 # -- handing out plain files
 
 
-def test_only_what_is_whole_and_was_verified_here_is_lent(content: LmdbContent, tmp_path: Path) -> None:
+def test_a_plain_file_is_handed_out_only_whole_and_verified_by_this_process(
+    content: LmdbContent, tmp_path: Path
+) -> None:
     assert content.plain_file(FILE, SIZE) is None
     path = land_all_of_it(content)
     fd = content.plain_file(FILE, SIZE)
@@ -219,7 +221,7 @@ def test_only_what_is_whole_and_was_verified_here_is_lent(content: LmdbContent, 
     content.close()
 
 
-def test_what_is_lent_keeps_its_bytes(content: LmdbContent) -> None:
+def test_a_plain_file_that_was_handed_out_keeps_its_bytes(content: LmdbContent) -> None:
     path = land_all_of_it(content)
     fd = content.plain_file(FILE, SIZE)
     assert fd is not None
@@ -239,7 +241,7 @@ def test_what_is_lent_keeps_its_bytes(content: LmdbContent) -> None:
     assert not path.exists()
 
 
-def test_none_is_lent_while_much_disk_is_kept_for_what_was_lent(content: LmdbContent) -> None:
+def test_no_plain_file_is_handed_out_while_earlier_ones_keep_much_disk(content: LmdbContent) -> None:
     content.set_capacity(20 * BLOCK_BYTES)
     for inode in (1, 2, 3):
         land_all_of_it(content, inode)
@@ -262,7 +264,7 @@ def test_none_is_lent_while_much_disk_is_kept_for_what_was_lent(content: LmdbCon
     assert has_plain_file(3), "the first has left the disk"
 
 
-def test_a_mapping_that_outlives_what_was_lent_keeps_its_bytes(content: LmdbContent) -> None:
+def test_a_mapping_that_outlives_its_plain_file_keeps_its_bytes(content: LmdbContent) -> None:
     payloads = [os.urandom(BLOCK_BYTES) for _ in range(3)]
     keys = [ContentKey(7, number) for number in (1, 2, 3)]
     assert content.land_all(list(zip(keys, payloads, strict=True))) == [True] * 3
@@ -290,7 +292,7 @@ def test_a_mapping_that_outlives_what_was_lent_keeps_its_bytes(content: LmdbCont
         libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(3 * BLOCK_BYTES))
 
 
-def test_who_frees_too_late_leaves_the_next_file_of_that_name(tmp_path: Path) -> None:
+def test_freeing_too_late_leaves_the_next_file_of_that_name(tmp_path: Path) -> None:
     files = BlockFiles(tmp_path)
     key = ContentKey(7, 1)
     assert files.can_free()
@@ -307,7 +309,7 @@ def test_who_frees_too_late_leaves_the_next_file_of_that_name(tmp_path: Path) ->
     files.close()
 
 
-def test_a_lent_descriptor_that_was_passed_on_keeps_the_bytes(content: LmdbContent) -> None:
+def test_a_descriptor_that_was_passed_on_keeps_the_bytes(content: LmdbContent) -> None:
     """As the kernel keeps the open file of a worker that dies."""
     path = land_all_of_it(content)
     fd = content.plain_file(FILE, SIZE)
@@ -410,7 +412,7 @@ def assert_no_stray_bytes(content: LmdbContent) -> None:
     assert not any(content._files.stray(inode, blocks) for inode, blocks in recorded.items())
 
 
-def test_a_file_that_is_taken_away_from_who_waits_for_it(content: LmdbContent) -> None:
+def test_a_file_that_is_removed_while_a_process_waits_for_it(content: LmdbContent) -> None:
     content._takes_blocks()
     path, key = plain(content), ContentKey(FILE, 1)
     with open(path, "wb") as taken:

@@ -461,7 +461,7 @@ def test_a_missing_name_is_missing(subject: Subject, tree: Tree) -> None:
     assert error_of(subject.scan, tree.shown(b"absent")) == errno.ENOENT
 
 
-def test_what_is_not_a_directory_has_nothing_below_it(subject: Subject, tree: Tree) -> None:
+def test_a_file_has_nothing_below_it(subject: Subject, tree: Tree) -> None:
     path = tree.put(b"file", b"x")
     assert error_of(subject.scan, path) == errno.ENOTDIR
 
@@ -539,7 +539,7 @@ def test_symbolic_links_are_shown_as_they_are(subject: Subject, tree: Tree, targ
     assert subject.scan(tree.shown())[b"link"] == shown
 
 
-def test_only_a_link_can_be_read_as_one(subject: Subject, tree: Tree) -> None:
+def test_only_a_symbolic_link_can_be_read_as_a_link(subject: Subject, tree: Tree) -> None:
     assert error_of(subject.readlink, tree.put(b"file", b"x")) == errno.EINVAL
 
 

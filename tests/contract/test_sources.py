@@ -154,7 +154,7 @@ def test_names_need_not_be_utf8(subject: Subject) -> None:
     "path",
     [b"missing", b"d/missing", b"missing/missing", b"n" * 5000, b"..", b"d/../d/file", b"d/", b"./d", b"d\0", b"."],
 )
-def test_what_is_not_there_is_not_found(subject: Subject, path: bytes) -> None:
+def test_a_missing_path_is_not_found(subject: Subject, path: bytes) -> None:
     subject.tree.add(b"d/file", b"x")
     for ask in (subject.source.stat, subject.source.readlink, subject.source.listxattr):
         with pytest.raises(SourceNotFound):

@@ -61,7 +61,7 @@ def test_a_new_store_is_empty_and_takes_nothing(tmp_path: Path) -> None:
         content.close()
 
 
-def test_what_is_released_is_the_next_to_go(content: Content) -> None:
+def test_released_records_leave_the_cache_first(content: Content) -> None:
     for key in (A, B, C):
         assert content.land(key, bytes(100))
     content.apply((), [Keep(A, "samples", 1.0), Keep(C, "blocks", 2.0)])
@@ -100,7 +100,7 @@ def test_every_record_comes_once_while_others_come_and_go(content: Content, monk
     assert found == sorted(set(found))
 
 
-def test_what_landed_can_be_read(content: Content) -> None:
+def test_a_landed_record_can_be_read(content: Content) -> None:
     assert not content.has(A)
     assert content.read(A) is None
     assert content.member(A) is None
@@ -127,7 +127,7 @@ def test_landing_drops_what_landed_first(content: Content) -> None:
     assert content.usage().used_bytes == 1000
 
 
-def test_what_is_kept_is_not_pushed_out(content: Content) -> None:
+def test_a_member_is_not_pushed_out_by_a_landing_record(content: Content) -> None:
     content.land(A, bytes(600))
     assert content.apply((), [Keep(A, "samples", 2.5)]) == []
     assert content.member(A) == Member(A, 600, "samples", 2.5)

@@ -1,4 +1,4 @@
-"""Makes a cell of the fault table happen on a mount of its own, and says what did not hold.
+"""Makes the faults of a cell of the table happen on a mount of its own, and lists what did not hold.
 
 The way of a cell: mount; readers and a training read, and check every byte; the source gets its state and the victim
 its signal; one reader is killed meanwhile; everybody must get on, and no call may outlast its limit. With the source
@@ -39,13 +39,13 @@ from mounting import (
 SIZES = {f"class{number % 3}/{number:02d}": 9_000 + 1_700 * number for number in range(36)} | {
     f"large/{name}": 2 * MIB + 777 for name in "ab"
 }
-# Less than there is, so that something is always fetched; a large file is read by blocks.
+# The cache is smaller than the files, so that something is always fetched; large files are read in blocks.
 OPTIONS = {"capacity": "1500KiB", "sample_max_bytes": "256KiB", "policy": "spider", "ttl": 0.2, "dir_ttl": 0}
 OPTIONS |= {"negative_ttl": 0, "source.attempts": 2, "ratio_start": 0.5, "ratio_end": 0.5}
 READERS = 2
-# Calls that each reader must have finished before the fault, and must finish that it began after it.
+# So many calls each reader must have finished before the fault, and so many it must begin and finish after it.
 CALLS_BEFORE, CALLS_AFTER = 25, 4
-# From the fault to the death of the reader that is killed: it is then in the middle of what the fault does to it.
+# One reader is killed so long after the fault, while it waits for what the fault holds up.
 KILL_AFTER_S = 0.3
 _TROUBLES = (
     r"(worker \d+|the manager) ended \((signal (9|15)|exit [01])\)",
@@ -60,14 +60,14 @@ _TROUBLES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """How long things take in these mounts; `slack_s` is what two busy cores may add to a limit."""
+    """The times of a cell; two busy cores may add `slack_s` to each limit."""
 
     timeout_s: float = 2.0
     stop_s: float = 20.0
     slack_s: float = 4.0
     workers: int = 0
     end_s: float = 20.0
-    """Within which an unmount, or a daemon that was told to end, must be done."""
+    """The seconds after which an unmount must have finished, and a daemon that was told to end must have ended."""
 
 
 # For the suite, and for a look. What a stop of 20 s shows beyond one of 3 is that nothing gives up on the way, which
@@ -85,7 +85,7 @@ class Outcome:
     errors: dict[str, float] = field(default_factory=dict)
     calls: int = 0
     killed_s: float = 0.0
-    """Until a reader that was killed had gone."""
+    """The seconds until a reader that was killed had ended."""
     end_s: float = 0.0
     took_s: float = 0.0
 
@@ -94,12 +94,14 @@ def write_source(source: Path) -> None:
     for name, size in SIZES.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(content(name, size))
-        # What has just been written is not kept.
+        # A mount does not cache a file that has just been written, so the files get an old mtime.
         os.utime(source / name, (1e9, 1e9))
 
 
 def run_all(cells: Sequence[Cell], scratch: Path, setting: Setting, jobs: int) -> Iterator[Outcome]:
-    """Each cell's outcome as it comes; mounts with one worker and with two take turns, unless the setting says."""
+    """Yield the outcome of each cell when it is known; unless the setting says how many, mounts have 1 and 2 workers in
+    turns.
+    """
     source = scratch / "source"
     write_source(source)
 
@@ -113,7 +115,7 @@ def run_all(cells: Sequence[Cell], scratch: Path, setting: Setting, jobs: int) -
 
 
 def run(cell: Cell, source: Path, place: Path, setting: Setting) -> Outcome:
-    """Never raises for what the product does wrong: that is among the outcome's `problems`."""
+    """Run a cell; an error of the product does not raise, but is one of the outcome's `problems`."""
     began = time.monotonic()
     outcome = Outcome(cell)
     place.mkdir(parents=True)
@@ -129,7 +131,7 @@ def run(cell: Cell, source: Path, place: Path, setting: Setting) -> Outcome:
 
 
 class _Program:
-    """A reading program, and how far it is."""
+    """A reading program and its progress."""
 
     def __init__(self, task: Task, mark: dict[str, str]) -> None:
         progress = Path(task.progress)
@@ -154,12 +156,12 @@ class _Program:
         return count
 
     def waits_s(self) -> float:
-        """For how long its present call has lasted."""
+        """The seconds for which its present call has lasted."""
         began: float = PROGRESS.unpack(self._progress.read_bytes())[1]
         return time.monotonic() - began if began else 0.0
 
     def mark(self) -> None:
-        """What it has done so far does not count for `got_on`; nor does the call that it is in."""
+        """Begin to count the calls for `got_on`, which leaves out the present call."""
         self._before = self.calls() + 1
 
     def got_on(self, calls: int) -> bool:
@@ -201,7 +203,7 @@ class _Trial:
         self._point = place / "mnt"
         self._log = place / "log"
         self._cache = place / "cache"
-        # Inherited by all that comes of the mount: see scripts/test.
+        # All processes of the mount inherit this mark: see scripts/test.
         self._mark = {"SPIDERFS_FAULT_CELL": os.fspath(place)}
         self._programs: list[_Program] = []
         self._doomed: _Program | None = None
@@ -235,7 +237,7 @@ class _Trial:
         return attach(self._source, self._point, self._cache, self._log, self._setting.workers)
 
     def _begin_reading(self) -> list[_Program]:
-        """The training comes last."""
+        """Start the readers, the training last."""
         for number, attached in enumerate((None,) * READERS + (self._cell.trainer,)):
             task = Task(os.fspath(self._point), SIZES, f"{self._place}/progress{number}", number, attached)
             self._programs.append(_Program(task, self._mark))
@@ -252,7 +254,7 @@ class _Trial:
             case "manager":
                 return [mount.manager()]
             case "reading process":
-                # The worker's and the manager's: what is fetched for readers and ahead of them.
+                # The reading processes of a worker and of the manager: they fetch for readers, and ahead of them.
                 return [eventually(lambda pid=pid: children(pid))[0] for pid in (mount.workers()[0], mount.manager())]
         return [training.process.pid]
 
@@ -283,7 +285,7 @@ class _Trial:
         self._doomed, self._killed_at = doomed, time.monotonic()
 
     def _watch_the_doomed(self) -> None:
-        """A reader that was killed has to be gone within the limit as well; for how long it is there still is kept."""
+        """Wait until a reader that was killed has ended, which must not take longer than the limit either."""
         if self._doomed is not None:
             self._outcome.killed_s = time.monotonic() - self._killed_at
             assert self._outcome.killed_s < self._limit_s, "a reader that was killed is there still"
@@ -291,7 +293,7 @@ class _Trial:
                 self._doomed = None
 
     def _check_whole(self, mount: Mounted, victims: list[int], descriptors: int) -> None:
-        """All processes of the mount are there again, and the supervisor holds no more than before."""
+        """Check that all processes of the mount live again and the supervisor has as many descriptors as before."""
         mount.workers()
         mount.manager()
         if self._cell.signal == "SIGSTOP" or self._cell.victim == "trainer":
@@ -310,7 +312,7 @@ class _Trial:
     def _take(self, report: Report, stopped: bool) -> None:
         outcome = self._outcome
         if stopped:
-            # It was not the mount that made it wait.
+            # The mount was not the reason for this wait.
             report.longest_s = 0.0
         outcome.calls += report.calls
         outcome.problems += [f"wrong bytes: {text}" for text in report.wrong[:3]]
@@ -355,7 +357,7 @@ class _Trial:
         self._outcome.problems += [f"logged: {line[24:300]}" for line in odd[:3]]
 
     def _serve_again(self) -> None:
-        """The next mount, of a source that is well, shows every byte."""
+        """Check that the next mount, of a source without faults, shows every byte."""
         mount = self._mount()
         for name, size in SIZES.items():
             if (self._point / name).read_bytes() != content(name, size):
@@ -368,7 +370,7 @@ class _Trial:
     # -- waiting
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Until a condition holds; every call of a reader that goes on meanwhile must keep to its limit."""
+        """Wait until a condition holds, while no call of a reader may take longer than its limit."""
         deadline = time.monotonic() + (CALLS_BEFORE + CALLS_AFTER) * self._limit_s
         while not condition():
             self._watch_readers()
@@ -405,7 +407,7 @@ class _Trial:
 
 
 def _marked(mark: dict[str, str]) -> list[int]:
-    """Processes with this mark in their environment, this one's own children aside that have ended."""
+    """The processes with this mark in their environment, without our own children that have ended."""
     ((name, value),) = mark.items()
     wanted = f"{name}={value}".encode()
     found = []

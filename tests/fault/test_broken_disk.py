@@ -1,4 +1,4 @@
-"""A cache disk that turns read-only under a mount: readers get what the source has, and new processes start over it."""
+"""A cache disk that turns read-only under a mount: readers get the source's bytes, and new processes still start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a
 
 
 class Disk:
-    """An ext4 file system in a file, which the kernel makes read-only when it is told of an error."""
+    """An ext4 file system in a file, which the kernel makes read-only after an error."""
 
     def __init__(self, directory: Path) -> None:
         image, self.point = directory / "image", directory / "disk"
@@ -47,7 +47,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_disk_that_turns_read_only_is_no_readers_error(disk: Disk, tmp_path: Path, workers: int) -> None:
+def test_a_disk_that_turns_read_only_causes_no_error_for_readers(disk: Disk, tmp_path: Path, workers: int) -> None:
     source = tmp_path / "source"
     (source / "sub").mkdir(parents=True)
     for number in range(20):
@@ -76,7 +76,7 @@ def test_a_disk_that_turns_read_only_is_no_readers_error(disk: Disk, tmp_path: P
         with pytest.raises(FileNotFoundError):
             (mount.point / "unseen 3").stat()
         os.getxattr(mount.point / "sub" / "1", "user.spiderfs.section")
-        # Those that come after them have to start over such a disk.
+        # The processes that replace them have to start with such a disk.
         for pid in mount.workers():
             os.kill(pid, signal.SIGKILL)
         everything_is_right()

@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def _overwrite(path: Path) -> None:
-    """Random bytes over most of the file but the first pages: all of the next, which hold something in any store."""
+    """Write random bytes over most of the file, but not over the first pages, and over all of the pages after these."""
     size = path.stat().st_size
     random = Random(1)
     with open(path, "r+b") as file:
@@ -48,7 +48,7 @@ def _overwrite(path: Path) -> None:
 
 
 def _truncate(path: Path) -> None:
-    # Of the names' file most is a reserve that holds nothing yet.
+    # Most of the file of names is a reserve that holds nothing yet.
     os.truncate(path, min(path.stat().st_size // 3 // 4096, 6) * 4096)
 
 
@@ -101,7 +101,7 @@ def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
             eventually(lambda: mount.metric("opens") > before + 2 * len(wanted), what="reads after the damage")
             seen = together(some)
         assert seen.wrong == []
-        # A handle that was open while the names were lost cannot be told any more what it means.
+        # The mount has forgotten what a handle means that was open while the names were lost.
         assert {kind for _, kind, _ in seen.errors} <= {"ESTALE"}
         with readers(2, mount.point, wanted, rounds=1) as some:
             seen = together(some)
@@ -109,9 +109,7 @@ def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
 
 
 @pytest.mark.parametrize(("what", "table"), [("content", "member"), ("names", "dentry")])
-def test_rows_that_are_not_what_was_written_cost_the_store_and_no_read(
-    source: Path, tmp_path: Path, what: str, table: str
-) -> None:
+def test_damaged_rows_cost_the_store_and_no_read(source: Path, tmp_path: Path, what: str, table: str) -> None:
     """LMDB itself finds nothing wrong with them."""
     wanted = write_files(source, {f"{number:03d}": 4_000 for number in range(20)})
     cache = tmp_path / "cache"
@@ -152,7 +150,7 @@ FULL = (
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_full_disk_costs_the_cache_and_no_read(source: Path, tmp_path: Path, workers: int) -> None:
-    """What is kept for names (32 MiB) is there; the rest of the disk is less than the files."""
+    """The disk has room for the reserve for names (32 MiB), and less room than the files need."""
     wanted = write_files(source, {f"{number:03d}": 200_000 for number in range(150)} | {"large": 20 << 20})
     with small_disk(tmp_path / "disk", "48M") as disk:
         cache = disk / "cache"
@@ -161,10 +159,10 @@ def test_a_full_disk_costs_the_cache_and_no_read(source: Path, tmp_path: Path, w
                 seen = together(some)
             assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
             assert mount.metric("store_failures") > 0
-            # One warning, however many files do not fit and processes notice.
+            # There is one warning, however many files do not fit and however many processes notice it.
             assert len(mount.logged("no space left for the cache|no room to keep for names")) == 1
             _everything_else_works(mount, wanted)
-            # New names are found too, and the capacity can be lowered to what there is.
+            # New names are found too, and the capacity can be lowered to the room that there is.
             (source / "new").write_bytes(b"new")
             assert (mount.point / "new").read_bytes() == b"new"
 
@@ -173,7 +171,7 @@ def _everything_else_works(mount: Mounted, wanted: dict[str, str]) -> None:
     for name in ("stats", "stats.json", "metrics", "config", "cache", "warm", "evict", "version"):
         assert mount.control(name).read_bytes()
     assert len(os.listdir(mount.point)) == len(wanted)
-    # What helps must not need the room that it makes.
+    # A change that makes room must not need that room itself.
     mount.change("capacity", "2MiB")
     assert "\ncapacity=2MiB" in mount.control("config").read_text()
     eventually(lambda: mount.metric("used_bytes") <= 2 << 20)
@@ -181,7 +179,7 @@ def _everything_else_works(mount: Mounted, wanted: dict[str, str]) -> None:
 
 
 def test_a_disk_without_any_room_left_keeps_known_names(source: Path, tmp_path: Path) -> None:
-    """Somebody else fills the disk to the last byte: what is known is read from the source."""
+    """Another program fills the disk to the last byte: files with known names are read from the source."""
     wanted = write_files(source, {f"{number:03d}": 100_000 for number in range(20)})
     with small_disk(tmp_path / "disk", "80M") as disk:
         cache = disk / "cache"
@@ -205,7 +203,7 @@ def test_a_disk_without_any_room_left_keeps_known_names(source: Path, tmp_path: 
 
 
 def test_a_file_larger_than_the_cache_can_hold_fills_no_disk(source: Path, tmp_path: Path) -> None:
-    """Files of the cache may have 256 MiB here; this one is larger, and sparse."""
+    """A file of the cache may have 256 MiB here; the source's file is larger, and sparse."""
     limit_bytes, size = 256 << 20, (500 << 20) + 5
     with open(source / "large", "wb") as file:
         file.write(b"begin")
@@ -241,7 +239,7 @@ def test_a_file_larger_than_the_cache_can_hold_fills_no_disk(source: Path, tmp_p
 
 
 def fill(disk: Path) -> None:
-    """Take the disk to the last byte."""
+    """Fill the disk to the last byte."""
     with open(disk / "filler", "ab", buffering=0) as filler, contextlib.suppress(OSError):
         while True:
             filler.write(bytes(4096))
@@ -255,7 +253,7 @@ def read_all(mount: Mounted, source: Path, names: Iterable[str]) -> None:
 
 @pytest.mark.parametrize("kind", ["files", "blocks"])
 def test_room_can_be_made_on_a_disk_without_any(source: Path, tmp_path: Path, kind: str) -> None:
-    """What is evicted needs pages of its own; a capacity that is refused is not shown as if it were taken."""
+    """Evicting a record needs pages of its own; a capacity that is refused is not shown as if it were accepted."""
     small = {f"{number:04d}": 3_000 for number in range(3000)}
     wanted = write_files(source, small if kind == "files" else {"large": 20 << 20})
     with small_disk(tmp_path / "disk", "160M") as disk:

@@ -1,4 +1,4 @@
-"""A source that fails, hangs or goes away: what is cached is served, what is not ends in an error within the limit."""
+"""A source that fails, hangs or is unreachable: cached files are served, others end in an error within the limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mounting import Mounted, eventually, mounted
 from reading import readers, together, write_files
 
 TIMEOUT_S = 1.0
-# Starting threads, the kernel and the interpreter on two busy cores.
+# What the start of threads, the kernel and the interpreter may add on two busy cores.
 SLACK_S = 4.0
 TROUBLES = ("the source has not answered within", r"the source is gone", r"the source failed", "the source hangs")
 SIZES = {f"{kind}/{number}": 5_000 for kind in ("cached", "other") for number in range(10)}
@@ -29,14 +29,14 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=[1, 2])
 def mount(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Iterator[Mounted]:
-    """Short names, so that every one of them has expired by the time the source fails; the kernel asks each time."""
+    """A mount whose names expire at once, so that all have expired when the source fails and the kernel always asks."""
     options = {"source.timeout_s": TIMEOUT_S, "source.attempts": 2, "ttl": 0, "negative_ttl": 0, "dir_ttl": 0}
     with mounted(source, tmp_path / "m", workers=request.param, allowed=TROUBLES, **options) as found:
         yield found
 
 
 def error_within(limit_s: float, path: Path) -> int:
-    """The errno of reading a file, which must come in time."""
+    """The errno with which reading a file fails, which must not take longer than the limit."""
     began = time.monotonic()
     with pytest.raises(OSError) as caught:  # noqa: PT011
         path.read_bytes()
@@ -66,7 +66,7 @@ def test_without_its_source_a_mount_serves_what_it_knows(mount: Mounted, source:
     eventually(lambda: _quick(lambda: read_all(mount, "cached", wanted), SLACK_S / 2))
     assert sorted(os.listdir(mount.point)) == ["cached", "other"]
     assert len(os.listdir(mount.point / "cached")) == 10
-    # A name that is known stays, and so do its attributes; one that is not known cannot be said to be missing.
+    # Known names keep their attributes; of an unknown name nobody can say that it is missing.
     assert (mount.point / "other/1").stat().st_size == 5_000
     assert error_within(limit_s, mount.point / "other/1") in allowed
     with pytest.raises(OSError) as caught:  # noqa: PT011
@@ -116,17 +116,17 @@ def test_readers_of_one_file_wait_no_longer_together_than_alone(mount: Mounted, 
     mount.change("source.hang", "off")
     assert len(answers) == 12
     assert {number for number, _ in answers} <= {errno.EIO, errno.ETIMEDOUT}
-    # A look-up and an open each may use up the limit; a file that another worker asks for is not waited for twice.
+    # A look-up and an open may each take the whole limit; nobody waits twice for a file that another worker fetches.
     assert max(seconds for _, seconds in answers) < 2 * TIMEOUT_S + SLACK_S
 
 
 def test_a_source_that_hangs_costs_readers_in_four_workers_one_limit(source: Path, tmp_path: Path) -> None:
-    """Each reader is answered by whichever worker is free, all want the same, and the kernel has them wait in line."""
+    """All readers want the same file, any free worker answers a reader, and the kernel lets readers wait in line."""
     write_files(source, {"small": 5_000, "large": 3 << 20})
     limit_s = 3.0
     options = {"source.timeout_s": limit_s, "source.attempts": 2, "sample_max_bytes": "1MiB", "read_ahead": 0}
     with mounted(source, tmp_path / "m", workers=4, allowed=TROUBLES, **options) as mount:
-        # Names and handles are there before the source hangs, so that it is one request that waits.
+        # Names and handles exist before the source hangs, so that only one request waits.
         assert len(list(os.scandir(mount.point))) == 2
         handles = [os.open(mount.point / "large", os.O_RDONLY) for _ in range(8)]
         mount.change("source.hang", "on")
@@ -189,7 +189,7 @@ def test_a_source_that_always_fails_gives_an_error_and_no_hang(source: Path, tmp
     with mounted(source, tmp_path / "m", allowed=TROUBLES, **options) as mount:
         assert len(list(os.scandir(mount.point / "cached"))) == 10
         mount.change("source.error_rate", 1)
-        # Two attempts and the pause between them, not the time limit.
+        # The error comes after two attempts and the pause between them, before the time limit.
         assert error_within(SLACK_S, mount.point / "cached/0") == errno.EIO
         mount.change("source.error_rate", 0)
         assert len((mount.point / "cached/0").read_bytes()) == 5_000

@@ -1,4 +1,4 @@
-"""A mount whose processes cannot live ends, and says where the reason is to be found."""
+"""A mount whose processes keep dying ends, and names the log with the reason."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_mount_that_cannot_begin_fails_and_names_its_log(tmp_path: Path) -> No
 
 @pytest.fixture
 def spiderfs_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have `mounted` use a `spiderfs` that does something first."""
+    """Let `mounted` use a program `spiderfs` that first runs the given code."""
 
     def begin(what: str) -> None:
         program = tmp_path / "spiderfs"
@@ -62,7 +62,7 @@ def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(
 ) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    # The pauses between deaths are a minute in all.
+    # The pauses between the deaths take a minute together.
     spiderfs_after("from spiderfs.daemon import restarts; restarts.LONGEST_PAUSE_S = restarts.FIRST_PAUSE_S")
     with mounted(source, tmp_path / "m", allowed=(r".* ended \(signal 9\)", "giving up, the log .* says why")) as mount:
         for deaths in range(1, 21):
@@ -72,7 +72,7 @@ def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(
                 eventually(lambda worker=worker: mount.workers() != [worker], what="another worker")
         assert mount.supervisor.ended(PATIENCE_S)
         assert mount.logged("giving up")
-        # Whoever reads it must not take the empty directory underneath for an empty data set.
+        # A reader must not take the empty directory below the mount for an empty data set.
         for look in (os.listdir, os.statvfs):
             with pytest.raises(OSError) as caught:  # noqa: PT011
                 look(mount.point)
@@ -113,7 +113,7 @@ def little_memory() -> Iterator[Path]:
 def test_a_mount_with_too_little_memory_goes_on(
     tmp_path: Path, little_memory: Path, spiderfs_after: Callable[[str], None]
 ) -> None:
-    """A successor that were asked for all that its predecessor died of would die of it too, and so the mount."""
+    """A new worker that got all requests of the one that ran out of memory would die too, and so would the mount."""
     (tmp_path / "source").mkdir()
     wanted = write_files(tmp_path / "source", {f"{number:02d}": 7 << 20 for number in range(16)})
     spiderfs_after(f"import os; open('{little_memory}/cgroup.procs', 'w').write(str(os.getpid()))")
@@ -135,7 +135,7 @@ def test_a_mount_with_too_little_memory_goes_on(
 
 
 def test_a_process_that_does_not_begin_is_started_again(tmp_path: Path, spiderfs_after: Callable[[str], None]) -> None:
-    """As one that waits for a lock of the store which its dead holder has not given back."""
+    """Such a process waits, for example, for a lock of the store whose holder died without releasing it."""
     source, hang = tmp_path / "source", tmp_path / "hang"
     source.mkdir()
     wanted = write_files(source, {"one": 5_000})

@@ -1,4 +1,4 @@
-"""A source that hangs holds up only those who wait for it, and nothing of a mount outlives its supervisor."""
+"""A source that hangs holds up only the readers that wait for it, and no process of a mount outlives its supervisor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from reading import digest, readers, together
 
 CLASSES, EACH = 3, 40
 CLEANED = "took away what a crash had left mounted"
-# What nobody waits for takes milliseconds; two busy cores may add seconds. The pending look-up takes 30 s.
+# A call that waits for nothing takes milliseconds; two busy cores may add seconds. The pending look-up takes 30 s.
 QUICK_S = 5.0
 
-# Trains without reading: new embeddings of random samples make new hubs, and so new redirects, with every batch.
+# This program trains without reading: every batch has new random embeddings, which make new hubs and new redirects.
 _TRAINER = r"""
 import json, os, sys, select, time
 from pathlib import Path
@@ -46,7 +46,7 @@ while not select.select([0], [], [], 0.01)[0]:
     made = Batch("train", 0, number, chosen, vectors, None)
     client.batch(lambda: made)
     number += 1
-# All names were opened before there was a trainer, so the kernel believes what they mean.
+# All names were opened before the trainer came, so the kernel believes that it knows what they mean.
 said, label_of = (point / ".spiderfs/redirects").read_text(), dict(zip(names, labels.tolist()))
 given = {name: (point / name).read_bytes().split(b"\n")[0].decode() for name in names}
 print(json.dumps({"redirects": said, "given": given}), flush=True)
@@ -54,7 +54,7 @@ client.close()
 """
 
 
-# Reads a listing as ls(1) does, but without a stat of the directory, which the source has to answer.
+# This program lists a directory as ls(1) does, but without a stat of the directory, for which the source is asked.
 _LIST = """
 import ctypes, os, sys
 libc, names = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(1 << 16)
@@ -114,7 +114,7 @@ def seconds_of(*command: str | Path) -> float:
 
 @contextlib.contextmanager
 def training_over_a_hanging_source(mount: Mounted) -> Iterator[subprocess.Popen[str]]:
-    """A trainer whose redirects change, and in each of its directories a look-up that waits for the source."""
+    """Run a trainer whose redirects change, while in each of its directories a look-up waits for the source."""
     for path in sorted(mount.point.glob("train/*/*")):
         path.read_bytes()
     with program(sys.executable, "-c", _TRAINER, mount.point) as trainer, contextlib.ExitStack() as waiting:
@@ -139,7 +139,7 @@ def test_a_pending_look_up_holds_up_nobody_who_knows_the_names(source: Path, tmp
         for _ in range(3):
             for label in range(CLASSES):
                 assert seconds_of(sys.executable, "-c", _LIST, mount.point / "train" / str(label)) < QUICK_S
-        # What is cached must stay so while it is read: the manager goes on with the batches that wait for it.
+        # All files must stay cached while they are read, and the manager still works on batches that wait.
         trainer.send_signal(signal.SIGSTOP)
         looks: list[list[str]] = []
 
@@ -149,7 +149,7 @@ def test_a_pending_look_up_holds_up_nobody_who_knows_the_names(source: Path, tmp
             return len(looks) > 10 and all(look == looks[-1] for look in looks[-10:])
 
         eventually(at_rest, what="the end of the batches")
-        # One that has just landed is offered to the policy when it is read, and another one may have to go for it.
+        # A file that has just landed is offered to the policy when it is read, and may push out another file.
         cached = [line for line in looks[-1] if not line.startswith("landing")]
         assert cached
         assert seconds_of("cat", *(mount.point / line.split()[-1] for line in cached)) < QUICK_S
@@ -193,9 +193,7 @@ def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_name_that_the_kernel_believes_is_given_its_stand_in_all_the_same(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_a_name_that_the_kernel_believes_still_gets_its_stand_in(source: Path, tmp_path: Path, workers: int) -> None:
     with mounted(source, tmp_path / "m", workers=workers, **OPTIONS) as mount:
         for path in sorted(mount.point.glob("train/*/*")):
             path.read_bytes()

@@ -1,4 +1,4 @@
-"""Processes of a mount that die: readers must not notice a worker or the manager, and never hang."""
+"""Processes of a mount that die: readers must not notice the death of a worker or the manager, and never hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mounting import PATIENCE_S, Mounted, children, eventually, is_running, moun
 from reading import readers, together, write_files
 
 FILES = 60
-# Small ones, one of the kernel's largest READ, and one that is read by blocks.
+# Small files, a file as long as the kernel's largest READ, and a file that is read in blocks.
 SIZES = {f"dir{number % 3}/{number}": 3_000 + number * 997 for number in range(FILES)} | {
     "large": (9 << 20) + 17,
     "medium": 1 << 20,
@@ -24,7 +24,7 @@ SIZES = {f"dir{number % 3}/{number}": 3_000 + number * 997 for number in range(F
 # A read waits for a new worker (fork and start: 0.1 s idle, 1 s on two busy cores) some times over, when it is killed
 # again before it has answered. Beyond this it is a hang.
 LONGEST_READ_S = 15.0
-# What the kernel, the source's thread and the readers themselves may add on two busy cores.
+# The seconds that the kernel, the source's thread and the readers themselves may add on two busy cores.
 LONGEST_QUIET_READ_S = 5.0
 CLEANED = "took away what a crash had left mounted"
 RESTARTS = (r"worker \d+ ended \(signal 9\)", r"the manager ended \(signal 9\)")
@@ -38,7 +38,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("workers", "latency_ms"), [(1, 0), (2, 0), (2, 10)])
 def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, workers: int, latency_ms: int) -> None:
-    """With a slow source a killed worker always leaves requests behind; without, it dies between and in them."""
+    """With a slow source a killed worker always leaves requests behind; else it dies during or between them."""
     wanted = write_files(source, SIZES)
     random = Random(workers)
     kills = 15  # fewer than the 20 deaths a minute at which the supervisor gives up
@@ -49,7 +49,7 @@ def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, work
                 before = mount.metric("opens")
                 victim = random.choice(mount.workers())
                 os.kill(victim, signal.SIGKILL)
-                # Until it has ended it could be chosen once more, and killing it again does nothing.
+                # Until a worker has ended it could be chosen again, and killing it twice does nothing.
                 eventually(lambda victim=victim: not is_running(victim), what="the worker's end")
                 eventually(lambda before=before: mount.metric("opens") > before + 3, what="reads after the kill")
             seen = together(all_readers)
@@ -61,7 +61,7 @@ def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, work
         assert mount.metric("resends") >= 1
 
 
-def test_a_worker_goes_with_the_process_that_reads_for_it(source: Path, tmp_path: Path) -> None:
+def test_a_worker_ends_with_its_reading_process(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, SIZES)
     allowed = (r"worker 0 ended \(exit 1\)", "the process ends")
     with mounted(source, tmp_path / "m", allowed=allowed, capacity="6MiB", source__latency_ms=10) as mount:
@@ -109,7 +109,7 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
         pids = [*mount.workers(), mount.manager()]
         with readers(4, mount.point, wanted) as all_readers:
             mount.supervisor.signal(signal.SIGKILL)
-            # No input is closed: each reader must end by the error that it gets.
+            # The readers' inputs stay open, so each reader must end by the error that it gets.
             for reader in all_readers:
                 assert reader.process.wait(PATIENCE_S) == 0
             seen = together(all_readers)
@@ -144,7 +144,7 @@ for path in sys.argv[1:]:
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_no_worker_freezes_when_requests_vanish(source: Path, tmp_path: Path, workers: int) -> None:
-    """Readers that are killed take their requests out of the queue between a worker's look and its read(2)."""
+    """Readers that are killed remove their requests from the queue between a worker's poll and its read(2)."""
     wanted = write_files(source, SIZES)
     paths = [name for name in wanted if name != "large"][:8]
     with mounted(source, tmp_path / "m", workers=workers, ttl=0.01) as mount:
@@ -168,7 +168,7 @@ def test_no_worker_freezes_when_requests_vanish(source: Path, tmp_path: Path, wo
 
 
 def _all_workers_idle(mount: Mounted) -> bool:
-    """Whether every worker sleeps in epoll: one frozen in read(2) of the FUSE descriptor would sit there for good."""
+    """Check that every worker sleeps in epoll; a worker frozen in read(2) of the FUSE descriptor would never wake."""
     for pid in mount.workers():
         eventually(
             lambda pid=pid: (
@@ -188,7 +188,7 @@ def test_no_read_waits_long_under_light_or_heavy_load(source: Path, tmp_path: Pa
             seen = together(light)
         assert (seen.wrong, seen.errors) == ([], [])
         assert seen.longest_s < LONGEST_QUIET_READ_S
-        # One request at a time with pauses: who freezes does so when another worker has taken the only request.
+        # Requests come one at a time with pauses; a worker would freeze after another worker took the only request.
         longest_s = 0.0
         for name in wanted:
             began = time.monotonic()

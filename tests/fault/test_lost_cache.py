@@ -1,4 +1,4 @@
-"""A cache directory that disappears under a mount costs readers nothing; and memory that is too small, only time."""
+"""A mount whose cache directory disappears: readers do not notice it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def delete(directory: Path) -> None:
-    """Also while the processes of the mount write into it."""
+    """Delete a directory, even while processes of the mount write into it."""
 
     def deleted() -> bool:
         shutil.rmtree(directory, ignore_errors=True)
@@ -48,12 +48,12 @@ def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss
         with readers(2, mount.point, wanted) as some:
             eventually(lambda: mount.metric("opens") > len(wanted), what="reads before")
             LOSSES[loss](mount.cache)
-            eventually(lambda: mount.logged(GONE), what="a word of it in the log")
+            eventually(lambda: mount.logged(GONE), what="a message in the log")
             before = mount.metric("opens")
             eventually(lambda: mount.metric("opens") > before + 2 * len(wanted), what="reads after")
             seen = together(some)
         assert seen.wrong == []
-        # A handle that was open while the names were lost cannot be told any more what it means.
+        # The mount has forgotten what a handle means that was open while the names were lost.
         assert {kind for _, kind, _ in seen.errors} <= {"ESTALE"}
         assert mount.metric("worker_restarts") == workers
         assert mount.metric("manager_restarts") == 1

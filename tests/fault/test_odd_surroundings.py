@@ -1,4 +1,4 @@
-"""What surrounds a mount is not as it should be: it mounts, ends and says what is the matter all the same."""
+"""Odd surroundings of a mount: it still mounts and ends, and its messages name what is wrong."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_mount_without_standard_descriptors_says_that_it_mounts(source: Path, 
         assert run_spiderfs("umount", point).returncode == 0
 
 
-def test_what_else_shows_the_mount_is_named_at_once(source: Path, tmp_path: Path) -> None:
+def test_umount_names_the_other_mount_points_of_a_mount_at_once(source: Path, tmp_path: Path) -> None:
     bound = tmp_path / "bound"
     bound.mkdir()
     with mounted(source, tmp_path / "m") as mount:
@@ -59,9 +59,11 @@ def test_what_else_shows_the_mount_is_named_at_once(source: Path, tmp_path: Path
         eventually(mount.supervisor.ended, what="the end of the daemon")
 
 
-def test_another_users_mount_is_not_called_none(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_mount_is_not_reported_as_missing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with mounted(source, tmp_path / "m") as mount:
-        # As fusermount3 answers whoever has not mounted it.
+        # fusermount3 gives this answer to a user who has not mounted it.
         monkeypatch.setattr("os.geteuid", lambda: 65534)
         monkeypatch.setattr(mounts, "_fusermount", lambda path, lazy: errno.EINVAL)
         with pytest.raises(MountError, match="may not unmount"):

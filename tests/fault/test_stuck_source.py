@@ -1,4 +1,4 @@
-"""Threads that not even SIGKILL ends, for they wait in the kernel for the source: nobody waits for them.
+"""Threads that wait in the kernel for the source, so that not even SIGKILL ends them: nobody waits for such threads.
 
 The source is a spiderfs mount itself, whose own source hangs: what a FUSE daemon has taken and not answered, the kernel
 waits for whatever happens to the asker (request_wait_answer in fs/fuse/dev.c), as on a hard NFS mount of old.
@@ -19,7 +19,7 @@ from mounting import Mounted, children, eventually, mounted, options_text, run_s
 from reading import readers, together, write_files
 
 TIMEOUT_S = 1.0
-# Two busy cores, and the second in which the supervisor looks for children of which it is told nothing.
+# What two busy cores may add, and the second after which the supervisor looks for children that ended without a signal.
 SLACK_S = 6.0
 TROUBLES = (
     "has not answered within|left this unanswered",
@@ -33,7 +33,7 @@ CACHED, OTHERS = ([f"{kind}/{number}" for number in range(4)] for kind in ("cach
 
 
 def is_stuck(pid: int) -> bool:
-    """Whether a process that was killed is there still, for the sake of a thread that waits in the kernel."""
+    """Whether a process that was killed still exists because one of its threads waits in the kernel."""
     states = []
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
@@ -53,20 +53,20 @@ def error_within(limit_s: float, call: Callable[[], object]) -> int:
 def files(tmp_path: Path) -> dict[str, str]:
     wanted = write_files(tmp_path / "files", dict.fromkeys([*CACHED, *OTHERS], 5_000))
     for name in wanted:
-        os.utime(tmp_path / "files" / name, (1e9, 1e9))  # what has just been written is not kept
+        os.utime(tmp_path / "files" / name, (1e9, 1e9))  # a mount does not cache a file that has just been written
     return wanted
 
 
 @pytest.fixture
 def below(tmp_path: Path, files: dict[str, str]) -> Iterator[Mounted]:
-    """The source: a mount that answers, until `source.hang` is set, and never again when it is taken away by then."""
+    """The source: a mount that answers until `source.hang` is set; if it is detached then, it never answers again."""
     options = {"source.timeout_s": 3600, "allowed": ["is in use: it is detached"], **EVERY_TIME}
     with mounted(tmp_path / "files", tmp_path / "below", **options) as mount:
         yield mount
 
 
 def make_stuck(below: Mounted, mount: Mounted) -> list[int]:
-    """The processes of the mount that have asked the source in vain."""
+    """The processes of the mount that wait in vain for the source."""
     below.change("source.hang", "on")
     mount.control("warm").write_text("other\n")
     assert error_within(2 * TIMEOUT_S + SLACK_S, (mount.point / OTHERS[0]).read_bytes) == errno.ETIMEDOUT
@@ -74,7 +74,7 @@ def make_stuck(below: Mounted, mount: Mounted) -> list[int]:
     return [worker, manager, *children(worker), *children(manager)]
 
 
-# Who is not root can end a connection only where the system has mounted what does that (docs/ARCHITECTURE.md).
+# An ordinary user can end a connection only if the system has mounted fusectl (docs/ARCHITECTURE.md).
 _WITH_ABORT = pytest.mark.skipif(
     os.geteuid() != 0 and not os.listdir("/sys/fs/fuse/connections"), reason="nobody has mounted fusectl"
 )
@@ -83,7 +83,7 @@ _WITH_ABORT = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "victim", ["nobody", pytest.param("supervisor", marks=_WITH_ABORT), "worker", "its reading process", "manager"]
 )
-def test_what_cannot_end_is_waited_for_by_nobody(
+def test_nobody_waits_for_a_process_that_cannot_end(
     tmp_path: Path, files: dict[str, str], below: Mounted, victim: str
 ) -> None:
     cache = tmp_path / "cache"
@@ -113,7 +113,7 @@ def test_what_cannot_end_is_waited_for_by_nobody(
             assert time.monotonic() - began < SLACK_S
         assert mount.supervisor.ended(SLACK_S)
         assert any(is_stuck(pid) for pid in asked)
-        # What hangs is taken away, and the same files are shown at its place by a source that is well.
+        # The hanging mount is detached, and another source shows the same files at its path.
         unmount(below.point, "-l")
         with mounted(tmp_path / "files", tmp_path / "well", point=below.point):
             with (
@@ -124,7 +124,10 @@ def test_what_cannot_end_is_waited_for_by_nobody(
             assert (seen.wrong, seen.errors, seen.reads) == ([], [], len(files))
         assert any(is_stuck(pid) for pid in asked), "nobody has waited for them"
     below.supervisor.signal(signal.SIGKILL)
-    eventually(lambda: not any(is_stuck(pid) for pid in asked), what="their end, once the source has gone")
+    eventually(
+        lambda: not any(is_stuck(pid) for pid in asked),
+        what="the end of the stuck processes after the end of the source",
+    )
 
 
 def test_a_mount_over_a_source_that_hangs_says_so(tmp_path: Path, below: Mounted) -> None:

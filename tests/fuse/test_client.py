@@ -113,7 +113,7 @@ def subject(request: pytest.FixtureRequest, mount: Mounted) -> Subject:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_the_bytes_are_the_sources(subject: Subject, source: Path, name: str) -> None:
+def test_the_bytes_are_those_of_the_source(subject: Subject, source: Path, name: str) -> None:
     wanted = (source / name).read_bytes()
     assert subject.read(subject.mount.point / name) == wanted
     with subject.counted(2 if name != "large" else 0):
@@ -181,7 +181,7 @@ def test_text(subject: Subject, source: Path, more: dict[str, str]) -> None:
         assert (file.readline(), file.read(), file.encoding) == (real.readline(), real.read(), real.encoding)
 
 
-def test_unbuffered_and_updating_are_the_mounts(mount: Mounted) -> None:
+def test_unbuffered_and_updating_files_are_opened_through_the_mount(mount: Mounted) -> None:
     with client.open(mount.point / "one", "rb", buffering=0) as file:
         assert isinstance(file, io.FileIO)
     with pytest.raises(ValueError, match="binary mode"):
@@ -200,7 +200,7 @@ def test_unbuffered_and_updating_are_the_mounts(mount: Mounted) -> None:
     "path",
     ["none", "train", "", "one/below", "none/none", "broken", "x" * 256, "nul\0", ".spiderfs", ".spiderfs/none"],
 )
-def test_errors_are_the_mounts(subject: Subject, path: str) -> None:
+def test_errors_are_those_of_the_mount(subject: Subject, path: str) -> None:
     # With os.path.join, for Path refuses some of them itself.
     whole = os.path.join(subject.mount.point, path)
     errors = []

@@ -1,4 +1,4 @@
-"""The files under MOUNTPOINT/.spiderfs, as a user meets them."""
+"""The control files in MOUNTPOINT/.spiderfs, as a user reads and writes them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def cached(mount: Mounted) -> set[str]:
     return {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
 
 
-def test_they_are_hidden_and_have_their_modes(mount: Mounted) -> None:
+def test_control_files_are_hidden_and_have_their_modes(mount: Mounted) -> None:
     assert sorted(os.listdir(mount.point)) == ["train", "val"]
     assert [name for _, names, _ in os.walk(mount.point) for name in names if "spiderfs" in name] == []
     directory = mount.point / ".spiderfs"
@@ -86,7 +86,7 @@ def test_they_are_hidden_and_have_their_modes(mount: Mounted) -> None:
 def test_stats_for_people_programs_and_prometheus(mount: Mounted, source: Path) -> None:
     read_files(mount)
     read_files(mount)
-    # Readers have their bytes before the store does.
+    # Readers get their bytes before the store does.
     eventually(lambda: mount.stats()["sections"]["importance"]["entries"] == len(SIZES))
     stats = mount.stats()
     assert stats["source"] == str(source)
@@ -125,7 +125,7 @@ def test_config_shows_every_option_and_changes_the_live_ones(mount: Mounted) -> 
 
 def _keeps_the_last_read(mount: Mounted) -> bool:
     names = sorted(SIZES)
-    # Workers report every 20 ms and not in step, so a little later is what counts as later.
+    # Each worker reports every 20 ms at its own times, so the order of close accesses is not known.
     read_files(mount, *names)
     read_files(mount, names[-1])
     found = cached(mount)
@@ -195,7 +195,7 @@ ODD_NAMES = [
 
 
 def test_every_name_can_be_warmed_and_evicted_as_it_is(tmp_path: Path) -> None:
-    """Each of them lies beside names that it would mean as a glob."""
+    """Each of these names lies beside other names that it would match as a glob."""
     source = tmp_path / "source"
     for name in (*ODD_NAMES, b"img1.jpg", b"whatX", b"dx/in", b"a b", b"line\nbreak"):
         path = Path(os.fsdecode(os.fsencode(source) + b"/" + name))
@@ -215,12 +215,12 @@ def test_every_name_can_be_warmed_and_evicted_as_it_is(tmp_path: Path) -> None:
                 assert names(mount) == set(), line
         mount.control("warm").write_bytes(b"\n".join(ODD_NAMES))
         eventually(lambda: names(mount) == set(ODD_NAMES))
-        # With its brackets escaped a name is a glob that means itself alone; a name that is not there is one, too.
+        # A name with escaped brackets is a glob that matches only itself, and so is a name that does not exist.
         mount.control("evict").write_bytes(b"img[[]1].jpg\nd[x]\nline?break\n")
         assert names(mount) == set(ODD_NAMES) - {b"img[1].jpg", b"d[x]/in"}
         mount.control("warm").write_bytes(b"img[0-9].jpg\nline?break\n")
         eventually(lambda: {b"img1.jpg", b"line\nbreak"} <= names(mount))
-        # One that has gone from the source, but is cached still, is there to be evicted.
+        # A file that was deleted at the source but is still cached can be evicted.
         (source / "*").unlink()
         mount.control("evict").write_bytes(b"*\n")
         assert b"*" not in names(mount)
@@ -228,7 +228,7 @@ def test_every_name_can_be_warmed_and_evicted_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_long_list_of_files_can_be_warmed(mount: Mounted) -> None:
-    """Longer than the kernel's largest write, so that lines are cut between two of them."""
+    """The list is longer than the kernel's largest write, so that lines are cut between two writes."""
     lines = [f"absent/{'x' * 100}{number}" for number in range(3000)]
     write(mount.control("warm"), "\n".join([*lines[:1500], *SIZES, *lines[1500:]]) + "\n")
     eventually(lambda: cached(mount) == set(SIZES))
@@ -271,5 +271,5 @@ def test_a_trace_is_recorded_and_can_be_simulated(source: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert f"{3 * len(SIZES)}" in done.stdout
     assert "belady" in done.stdout
-    # With room for all, two epochs of three are hits.
+    # If the cache has room for all files, two epochs of three are hits.
     assert re.search(r"66\.7|0\.667", done.stdout)

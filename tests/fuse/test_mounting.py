@@ -267,7 +267,9 @@ def test_paths_need_not_be_utf8(tmp_path: Path) -> None:
         ("ro,suid", "leave suid away"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(source: Path, tmp_path: Path, options: str, said: str) -> None:
+def test_an_unusable_option_or_path_is_refused_in_one_line(
+    source: Path, tmp_path: Path, options: str, said: str
+) -> None:
     point = tmp_path / "mnt"
     point.mkdir()
     chosen = [f"cache_dir={tmp_path}/cache", options.format(place=tmp_path)]
@@ -286,7 +288,7 @@ def test_what_cannot_be_used_is_one_line(source: Path, tmp_path: Path, options: 
         (b'cache_dir = "a\\u0000b"', "NUL"),
     ],
 )
-def test_a_file_of_options_that_is_none_is_one_line(
+def test_a_broken_file_of_options_is_refused_in_one_line(
     source: Path, tmp_path: Path, content: bytes | None, said: str
 ) -> None:
     toml = Path("/dev/zero")
@@ -448,7 +450,7 @@ def test_an_impossible_option_is_one_line(
         assert not mounts_at(point)
 
 
-def test_what_the_helpers_of_these_tests_promise(source: Path, tmp_path: Path) -> None:
+def test_a_failed_test_leaves_no_mount_and_no_process(source: Path, tmp_path: Path) -> None:
     """A failing test leaves neither a mount nor a process behind."""
     seen: list[int] = []
     with pytest.raises(ZeroDivisionError):

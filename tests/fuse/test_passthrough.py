@@ -1,4 +1,4 @@
-"""Large files that are cached as a whole: the kernel reads them out of the cache by itself, and nobody can tell."""
+"""Large files that are cached as a whole: the kernel reads them from the cache by itself, and no reader notices."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def figures(mount: Mounted) -> dict[str, int]:
 
 
 def made_whole(mount: Mounted, name: str = "large") -> bytes:
-    """Read once, so that all of it is in the cache and the next open passes through."""
+    """Read a file once, so that all of it is cached and the next open passes through."""
     content = (mount.point / name).read_bytes()
     assert content == (mount.source / name).read_bytes()
     eventually(lambda: os.getxattr(mount.point / name, "user.spiderfs.state") == b"cached")
@@ -78,7 +78,7 @@ def _passes(mount: Mounted, name: str) -> bool:
 
 
 def kernel_holds(mount: Mounted) -> bool:
-    """Whether some inode is read by the kernel itself, as far as the worker has written it down."""
+    """Whether the worker has noted that the kernel reads some inode by itself."""
     return any(CacheLayout(mount.cache).run.backing_files())
 
 
@@ -86,7 +86,7 @@ def plain_files(mount: Mounted) -> list[Path]:
     return list((CacheLayout(mount.cache).content / BLOCKS_DIRECTORY).iterdir())
 
 
-def test_it_is_read_without_the_daemon(mount: Mounted) -> None:
+def test_a_cached_large_file_is_read_without_the_daemon(mount: Mounted) -> None:
     content = made_whole(mount)
     before = figures(mount)
     path = mount.point / "large"
@@ -112,7 +112,7 @@ def test_it_is_read_without_the_daemon(mount: Mounted) -> None:
     eventually(lambda: not kernel_holds(mount), what="the end of the last handle")
 
 
-def test_it_can_be_sent_and_copied(mount: Mounted, tmp_path: Path) -> None:
+def test_a_large_file_can_be_sent_and_copied(mount: Mounted, tmp_path: Path) -> None:
     content = made_whole(mount)
     before = figures(mount)
     with opened(mount.point / "large") as fd, open(tmp_path / "sent", "wb") as sent:
@@ -149,7 +149,7 @@ def test_handles_of_one_inode_are_of_one_kind(mount: Mounted) -> None:
     with opened(path) as passing:
         mount.control("evict").write_text("large\n")
         eventually(lambda: mount.metric("used_bytes") == 0)
-        # What is not in the cache any more is still read by the kernel beside who has it open.
+        # The kernel still reads a file that is not cached any more, if another reader has it open.
         with opened(path) as beside:
             assert os.pread(beside, BYTES, 0) == os.pread(passing, BYTES, 0) == content
     assert kernel_holds(mount), "for those who come back soon"
@@ -158,7 +158,7 @@ def test_handles_of_one_inode_are_of_one_kind(mount: Mounted) -> None:
     assert figures(mount)["origin_reads"] > before["origin_reads"]
 
 
-def test_what_is_evicted_while_it_is_open_keeps_its_bytes(mount: Mounted) -> None:
+def test_a_file_that_is_evicted_while_it_is_open_keeps_its_bytes(mount: Mounted) -> None:
     content = made_whole(mount)
     with opened(mount.point / "large") as fd:
         mount.control("evict").write_text("large\n")
@@ -214,7 +214,7 @@ def test_a_killed_worker_is_not_noticed(mount: Mounted) -> None:
         os.kill(worker, signal.SIGKILL)
         assert os.pread(old, BYTES, 0) == content
         eventually(lambda: mount.metric("worker_restarts") == 1)
-        # The kernel has a handle of each kind that the new worker has never heard of.
+        # The kernel has handles of both kinds of which the new worker knows nothing.
         for _ in range(3):
             assert path.read_bytes() == content
             assert (mount.point / "other").read_bytes() == other
@@ -249,7 +249,7 @@ def test_a_killed_daemon_leaves_handles_that_go_on(source: Path, tmp_path: Path)
 
 
 def test_blocks_that_were_read_once_are_kept(mount: Mounted) -> None:
-    """Those too that read-ahead brought and that were read before they were in the store."""
+    """This holds also for blocks that read-ahead fetched and that were read before they were in the store."""
     assert (mount.point / "large").read_bytes() == (mount.source / "large").read_bytes()
     eventually(lambda: mount.stats()["sections"].get("blocks", {}).get("bytes") == BYTES)
     assert mount.metric("landing_lost") == 0
@@ -311,7 +311,7 @@ def test_policies_hear_of_what_the_kernel_reads(mount: Mounted) -> None:
     before = mount.metric("events_folded")
 
     def heard() -> bool:
-        # At most once a second, and then an event for each block.
+        # The worker looks at most once a second, and then sends an event for each block.
         with opened(mount.point / "large"):
             return mount.metric("events_folded") >= before + 13
 
@@ -324,7 +324,7 @@ import importlib, os, pkgutil, sys, time
 import click, lmdb, pydantic, spiderfs.cli.main, spiderfs.cli.mount, spiderfs.cli.umount, spiderfs.daemon.supervisor
 from spiderfs.policies import mountable_policies
 mountable_policies()
-# Modules that lmdb imports when it opens something may lie where only root can read them.
+# lmdb imports modules when it opens an environment, and these may lie where only root can read them.
 for module in pkgutil.iter_modules(lmdb.__path__, "lmdb."):
     if not module.name.endswith(("__main__", "tool", "cffi")):
         importlib.import_module(module.name)
@@ -342,7 +342,7 @@ run("mount", source, point, "-o", options)
 try:
     wanted = open(f"{source}/large", "rb").read()
     deadline = time.monotonic() + 30
-    # Not before all of it is in the store.
+    # The next open must come after all of the file is in the store.
     while "does not read large files by itself" not in open(log).read():
         assert open(f"{point}/large", "rb").read() == wanted
         assert time.monotonic() < deadline, "it was not tried"

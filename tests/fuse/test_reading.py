@@ -113,7 +113,7 @@ def test_64_threads_of_one_file_share_one_fetch(source: Path, tmp_path: Path, na
         assert mount.metric("origin_bytes") == len(content)
 
 
-def test_what_an_open_has_fetched_needs_no_read(tmp_path: Path) -> None:
+def test_bytes_that_an_open_has_fetched_need_no_read(tmp_path: Path) -> None:
     """The kernel has been given it; but not while another handle's READ may have locked its pages."""
     (tmp_path / "source").mkdir()
     sizes = {"a": 100_001, "b": 4096, "c": 1}
@@ -148,7 +148,7 @@ def _forget_bytes(mount: Mounted, name: str) -> None:
     eventually(evicted, what="its eviction")
 
 
-def test_what_was_just_read_shows_in_what_is_said_of_it(tmp_path: Path) -> None:
+def test_state_and_metrics_count_a_file_that_was_just_read(tmp_path: Path) -> None:
     """Whoever reads from the source answers the open, and the worker hears of it later."""
     source = tmp_path / "source"
     source.mkdir()

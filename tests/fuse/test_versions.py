@@ -124,9 +124,7 @@ def test_each_open_of_a_version_that_has_not_settled_reads_it_anew(source: Path,
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_was_read_with_a_look_up_is_for_the_open_after_it_alone(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_bytes_that_a_look_up_has_read_serve_only_the_next_open(source: Path, tmp_path: Path, workers: int) -> None:
     """Names are believed for an hour: each open finds out that there is another version, and looks it up anew."""
     with mounted(source, tmp_path / "place", workers=workers) as mount:
         for number in range(200):
@@ -135,7 +133,7 @@ def test_what_was_read_with_a_look_up_is_for_the_open_after_it_alone(
             assert (mount.point / "file").read_bytes() == content
 
 
-def test_who_has_a_version_open_that_had_not_settled_keeps_it(source: Path, tmp_path: Path) -> None:
+def test_a_provisional_version_is_kept_for_who_has_it_open(source: Path, tmp_path: Path) -> None:
     (source / "gone").touch()
     os.utime(source / "gone", (1, 1))
     with mounted(source, tmp_path / "place", ttl="0s") as mount:

@@ -113,7 +113,7 @@ def _array(draw: st.DrawFn, name: str, dtype: str, shape: list[int]) -> np.ndarr
 
 @examples(25)
 @given(said=st.lists(frames(), min_size=1, max_size=12), greets=st.integers(0, 9), leaves=st.booleans())
-def test_trainers_may_say_anything(mount: Mounted, said: list[bytes], greets: int, leaves: bool) -> None:
+def test_trainers_may_send_any_messages(mount: Mounted, said: list[bytes], greets: int, leaves: bool) -> None:
     path = os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n"))
     with socket.socket(socket.AF_UNIX) as trainer:
         trainer.settimeout(PATIENCE_S)

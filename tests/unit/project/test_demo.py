@@ -15,4 +15,4 @@ def test_a_plot_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> Non
         [sys.executable, DEMO, "--plot", plot], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert f"{plot} cannot be written: name another file with --plot" in " ".join(done.stderr.split())
+    assert f"{plot} cannot be written: choose another file with --plot" in " ".join(done.stderr.split())

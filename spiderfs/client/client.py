@@ -2,9 +2,9 @@
 
 A `Client` belongs to one mount and may be used from any thread and after a fork. It finds the mount's cache by an
 attribute of the mount's root, holds it while it can be used, and looks for it anew when the kernel's mount table has
-changed, when the manager has gone, and after a fork. In between, and wherever there is no cache to be had (another
-user's, another pid namespace's, none), everything is opened through the mount. So a client is never less able than
-`open`, and errors are those of the mount.
+changed, when the manager has gone, and after a fork. While it has no cache (the mount is another user's, or of another
+pid namespace, or is gone), it opens everything through the mount. So a client can do all that `open` can, and every
+error is the mount's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Which files the kernel has open, and who may answer an OPEN that waits for the source.
+"""Which files the kernel has open, and which process may answer an OPEN that waits for the source.
 
-What was fetched for an open is handed to the kernel before the answer, which saves the reader a round trip: up to what
-the kernel would have asked for by itself. That call waits for pages that a READ of the file has locked, and a READ may
-wait for whoever makes the call; so it is made only while the kernel has no other handle of the file.
+The content that was fetched for an OPEN is given to the kernel before the answer (a **push**). That saves the reader a
+round trip, for a file no longer than what the kernel would have asked for by itself. A push waits for pages that a READ
+of the file has locked, and that READ may in turn wait for the process that pushes. So a file is pushed only while the
+kernel has no other handle of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _DIRECT_IO, _KEEP_CACHE = int(OpenFlag.DIRECT_IO), int(OpenFlag.KEEP_CACHE)
 class Handles:
     """Counts the handles of each inode, from before an open is answered until its RELEASE.
 
-    So there is none more in the kernel than is known here, but for those of a caller that was killed.
+    So the kernel has no more handles of an inode than are counted here, except those of a caller that was killed.
     """
 
     def __init__(self, sole: bool) -> None:
@@ -32,7 +33,7 @@ class Handles:
             self._count[inode] = self._count.get(inode, 0) + 1
 
     def close(self, inode: int) -> bool:
-        """One was released, or its open failed; says whether the kernel is known to have none of the inode now."""
+        """Note that a handle was released, or that its open failed; whether the kernel is known to have none now."""
         if (count := self._count.pop(inode, 1)) > 1:
             self._count[inode] = count - 1
         return self._sole and count == 1

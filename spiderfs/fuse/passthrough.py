@@ -1,15 +1,16 @@
 """Which files the kernel reads by itself, out of the plain file that the store has of them (FUSE passthrough).
 
-What the kernel demands (fs/fuse/iomode.c of Linux 6.9 and later): all handles of an inode at a time are cached ones, or
-all of them read from one and the same registered file; an open that is answered otherwise fails with EIO. So the first
-handle of an inode decides for those beside it. Handles are counted before the kernel has them, and until it has let go
-of them (`handles.py`).
+The kernel demands (fs/fuse/iomode.c of Linux 6.9 and later) that at any time either all handles of an inode are cached
+ones, or all of them read from one and the same registered file; an open that is answered otherwise fails with EIO. So
+the first handle of an inode decides for all that are opened beside it. Each handle is counted before the kernel has it,
+and until the kernel has let go of it (`handles.py`).
 
-A file that was registered stays as it is for who has mapped it, however long (`store/blocks.py`).
+A registered file stays as it is for a reader that has mapped it, however long the mapping lives (`store/blocks.py`).
 
-A worker that dies leaves handles behind whose inodes its successor has to know: each has a file of its own among those
-of the mount's run, made before the kernel hears of the handle. The successor knows neither how many handles there are,
-nor which inodes have cached ones. So it answers for the former as before for the rest of the mount, and begins none.
+A worker that dies leaves handles behind, and its successor has to know which inodes are passed through. So each such
+inode has a file in the mount's run directory, made before the kernel hears of the handle. The successor does not know
+how many handles there are, nor which inodes have cached handles. So it keeps passing these inodes through for the rest
+of the mount, and begins with no further one.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _BACKING_ID = struct.Struct("<I")
 # EPERM: not root, or the kernel has not offered it. ELOOP: the cache lies on an overlayfs. ENOTTY, EINVAL: Linux before
 # 6.9. Anything else may pass.
 _REFUSED = (errno.EPERM, errno.ELOOP, errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP)
-# Registering a file and giving it up takes 100 us, as long as the rest of an open; who opens it for every sample in it
-# finds it registered. So many files may be left like that.
+# Registering a file and giving it up takes 100 us, as long as the rest of an open. So a file stays registered for some
+# seconds after its last handle: a reader that opens it for every sample in it finds it registered. So many may stay.
 LINGER_S, _LINGERING = 2.0, 256
 
 
@@ -52,7 +53,7 @@ class BackingFiles(Protocol):
 
 
 class KernelBackingFiles:
-    """Those of the connection that `descriptor`, one of /dev/fuse, belongs to."""
+    """The backing files of one connection to the kernel; `descriptor` is an open /dev/fuse."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -37,7 +37,7 @@ TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone")
 ROOT_INODE = 1
 # Inodes below belong to the root and to control files.
 FIRST_INODE = 1 << 16
-# Set in the number under which the kernel is told of a version that is provisional (`filesystem.py`).
+# Set in the number under which the kernel is told of a provisional version (`provisional_files.py`).
 PROVISIONAL = 1 << 63
 
 _HASH_MASK = (1 << 63) - 1
@@ -51,8 +51,8 @@ _BEHIND = struct.Struct("<dd")  # by how much the source's clock is behind, and 
 _BEHIND_FACT = "clock behind"
 # A batch of rows is one transaction, and other writers wait for it: 2,000 names take about 10 ms.
 _BATCH_NAMES = 2000
-# How far behind the place of its hash a name may lie. Two names of one directory with the same 63 bits are never seen
-# in practice; this many are not even thinkable.
+# How far behind the position of its hash a name may lie. Two names of one directory with the same 63 bits are never
+# seen in practice; this many are not even thinkable.
 _PROBES = 64
 
 
@@ -79,7 +79,7 @@ class Node(NamedTuple):
 
 
 class Dentry(NamedTuple):
-    """What a name meant when it was last checked; `position` is its place in the directory's order."""
+    """What a name meant when it was last checked; `position` is where it lies in the directory's order."""
 
     name: bytes
     inode: int
@@ -101,7 +101,7 @@ class Listing(NamedTuple):
 
 
 class _Rows:
-    """What is to be written of a directory after a question that the source was asked, and has answered."""
+    """The rows to write of a directory, once the source has answered a question about it."""
 
     def __init__(self, parent: Node, asked_at: float, wall_clock: Callable[[], float]) -> None:
         self.parent = parent
@@ -109,7 +109,7 @@ class _Rows:
         self.answered_at = wall_clock()
         self._now = wall_clock
         self.rows: list[Row] = []
-        # Places that were given away in rows not yet written: positions by directory, inodes under 0.
+        # Positions (by directory) and inodes (by 0) that rows take which are not written yet.
         self.taken: dict[tuple[int, int], bytes] = {}
 
     def remove(self, known: Dentry) -> None:
@@ -154,7 +154,7 @@ class Catalogue:
             dentry = _dentry(hashed, row)
             if dentry.name == name:
                 return dentry
-        # Another name may have this hash, or may have had it before it vanished: look onwards, as `_place` did.
+        # Another name may have this hash, or may have had it before it vanished: look onwards, as `_add_name` did.
         start = hashed
         while rows := self._records.scan("dentry", _DENTRY_KEY.pack(parent, start), 1):
             (key, value), *_ = rows
@@ -216,7 +216,7 @@ class Catalogue:
         Returns what is known of the name then: something newer, if somebody else has asked later and was faster.
         """
         rows = _Rows(self.node(parent), now, self._now)
-        dentry = self._place(rows, self.find(parent, name), name, found)
+        dentry = self._add_name(rows, self.find(parent, name), name, found)
         self._records.put(rows.rows, ("dentry", rows.is_newer))
         return self.find(parent, name) or dentry
 
@@ -241,7 +241,7 @@ class Catalogue:
         known = {dentry.name: dentry for dentry in self._all_entries(parent)}
         rows = _Rows(node, now, self._now)
         for name, found in names:
-            self._place(rows, known.pop(name, None), name, found)
+            self._add_name(rows, known.pop(name, None), name, found)
             if len(rows.taken) >= _BATCH_NAMES:
                 self._records.put(rows.rows, ("dentry", rows.is_newer))
                 rows = _Rows(node, now, self._now)
@@ -275,7 +275,7 @@ class Catalogue:
     def directory_inode(self, path: bytes) -> int:
         return self._free_inode({}, path, None)[0] if path else ROOT_INODE
 
-    def _place(self, rows: _Rows, known: Dentry | None, name: bytes, found: SourceStat) -> Dentry:
+    def _add_name(self, rows: _Rows, known: Dentry | None, name: bytes, found: SourceStat) -> Dentry:
         """Add the rows of one name."""
         parent, taken = rows.parent, rows.taken
         path = join(parent.path, name)
@@ -319,7 +319,7 @@ class Catalogue:
     def _free_position(
         self, taken: dict[tuple[int, int], bytes], parent: int, name: bytes
     ) -> tuple[int, Dentry | None]:
-        """The place for a name that was not known, and what is there of it if somebody has recorded it since."""
+        """A free position for a name that was unknown, and the name's dentry if somebody has recorded it since."""
         position = _name_hash(name)
         while True:
             other = taken.get((parent, position))

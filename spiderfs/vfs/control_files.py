@@ -106,7 +106,7 @@ class Control:
 
     @property
     def client_terms(self) -> Path:
-        """Where readers around FUSE learn how to."""
+        """The file that tells clients how to read around FUSE (`shared/bypass_terms.py`)."""
         return self._run.client_terms
 
     def owns(self, inode: int) -> bool:

@@ -1,8 +1,8 @@
 """Which files and blocks are being fetched by some process of a mount: range locks on one file.
 
-The lock of a key lies at an offset drawn from it. The kernel frees the locks of a process that dies. Two keys with one
-offset only wait for each other, or are taken for each other where somebody asks. A thread may wait for one with a
-descriptor of its own (`linux/range_lock.py`).
+The lock of a key lies at an offset drawn from the key. The kernel frees the locks of a process that dies. If two keys
+have one offset, a fetch of one waits for that of the other, and `held` takes one for the other; nothing worse happens.
+A thread that waits for a lock does so with a descriptor of its own (`linux/range_lock.py`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _LOCK_OFFSETS = (1 << 62) - 1
 
 
 class FetchLock:
-    """A lock per key between the processes of a mount; those who only ask use `held` alone."""
+    """A lock per key between the processes of a mount; a process that only wants to know uses `held` alone."""
 
     def __init__(self, path: Path) -> None:
-        # To be made after a fork: who inherits it shares its locks.
+        # Make it after a fork: a process that inherits the descriptor shares its locks.
         try:
             self._file = open(path, "ab")  # noqa: SIM115
         except OSError:
-            # Of a disk that cannot be written to. Who has no lock in common with others fetches what they fetch too.
+            # The disk cannot be written to. Without a common lock, each process fetches what others fetch too.
             own = os.memfd_create("spiderfs-fetches")
             self._file = open(f"/proc/self/fd/{own}", "ab")  # noqa: SIM115
             os.close(own)
@@ -39,7 +39,7 @@ class FetchLock:
     def wait(self, key: ContentKey) -> None:
         """Block until no other process holds the key's lock; for a thread."""
         with open(f"/proc/self/fd/{self._file.fileno()}", "rb") as own:
-            # Shared, so that all who wait go on at once; it goes with the descriptor.
+            # A shared lock, so that all that wait go on at once; closing the descriptor frees it.
             lock_shared(own.fileno(), _offset(key), 1)
 
     def held(self, key: ContentKey) -> bool:

@@ -1,10 +1,10 @@
 """Making bytes local: one fetch per file or block, however many readers and processes ask for it.
 
-Within a process identical fetches share one flight (`SourceClient.shared`). Between processes a byte-range lock on one
-file per mount, at an offset drawn from the key, lets one of them fetch while the others wait and then find the record
-in the store; the kernel frees the lock of a process that dies. Waiting for another's fetch is part of the time that a
-reader waits for the source at most. A fetch is one question to a thread; its reader goes on with the bytes while they
-are put into the store (`landing.py`).
+Within a process identical fetches are made once (`SourceClient.shared`). Between processes a byte-range lock on one
+file per mount, at an offset drawn from the key, lets one process fetch while the others wait and then find the record
+in the store; the kernel frees the lock of a process that dies. The time for which a reader waits for another's fetch
+counts against its patience, as if it waited for the source. A fetch is one question to a thread; its reader goes on
+with the bytes while they are put into the store (`landing.py`).
 
 What was fetched also stays in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
 where the store had no room for them or has already let them go.
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 TRANSIT_BYTES = 32 << 20
 # After the disk was found full, fetches pass by the store for this long before one of them tries again.
 FULL_PAUSE_S = 10.0
-# Threads that wait for fetches of other processes; who finds none free waits for one of them.
+# Threads that wait for fetches of other processes; a reader that finds no thread free waits for one.
 _WAITING_THREADS = 64
 
 
@@ -78,7 +78,7 @@ class Episode:
 
 
 class Transit:
-    """The most recently fetched payloads, bounded in the bytes of memory that they take."""
+    """The payloads that were fetched last, as many as fit into a limit of memory."""
 
     def __init__(self, limit_bytes: int = TRANSIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -102,7 +102,7 @@ def _taken(payload: bytes) -> int:
 
 
 class Fetched:
-    """What was brought; `where` it lies is known once it has reached the store, or has not."""
+    """Bytes that were brought. `where` they lie is known once they have reached the store, or have failed to."""
 
     def __init__(self, payload: bytes, where: int | None = None) -> None:
         self.payload = payload
@@ -118,7 +118,7 @@ class Fetched:
                 tell(where)
 
     def when_settled(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` with where it lies, now or later; never, if the store turns out to be damaged."""
+        """Call `tell` with where the bytes lie, now or later; never, if the store turns out to be damaged."""
         if isinstance(self._where, int):
             tell(self._where)
         else:
@@ -243,15 +243,15 @@ class Fetcher:
     async def bring(
         self, node: Node, block: int = 0, delivery: Delivery | None = None, patience: Patience | None = None
     ) -> Fetched:
-        """The same for a reader, who does not care whether the bytes have reached the store yet.
+        """The same for a reader, which does not care whether the bytes have reached the store yet.
 
-        The delivery is made if this call is the one that reads them. Whatever is waited for, the source or another
-        process's fetch, takes no longer than the reader's patience, which began with the request: by default, now. What
-        is provisional never reaches the store.
+        `delivery` is used if this very call reads the bytes. The wait, for the source or for another process's fetch,
+        is no longer than the reader's patience, which began with the request (by default: begins now). The bytes of a
+        provisional version never reach the store.
         """
         key = ContentKey(node.inode, block)
-        # A look at the store sees it as of its first read, and pins old pages until it is ended. So none is open while
-        # something is waited for, in processes too that have no loop of requests to end it.
+        # A read transaction shows the store as of its first read, and pins old pages until it is ended. So none may be
+        # open during a wait. (A process that answers no requests has no loop that would end it.)
         self._content.end_read()
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
@@ -273,7 +273,7 @@ class Fetcher:
         self._counters.add("origin_reads")
         self._counters.add("origin_bytes", len(payload))
         if node.settles_at == math.inf:
-            # Under the handle of one open (`filesystem.py`), so that nobody else finds it there.
+            # The inode here is the handle of one open (`provisional_files.py`), so nobody else finds the bytes there.
             self._transit.put(key, payload)
         return Fetched(payload, UNSTORED)
 
@@ -296,8 +296,8 @@ class Fetcher:
                 raise self._client.timed_out(patience)
             if (found := self._landed_by_another(key)) is not None:
                 return found
-            # It failed, or the store has no room. All who waited now ask side by side: one after the other, the last
-            # would find no patience left.
+            # The other's fetch failed, or the store has no room. All that waited for it now ask the source side by
+            # side: if they asked one after the other, the last would have no patience left.
             self._interlock.try_hold(key)
         try:
             # It may have landed, and the lock been let go, since the caller looked.
@@ -325,8 +325,11 @@ class Fetcher:
         return fetched
 
     def _landed_by_another(self, key: ContentKey) -> Fetched | None:
-        """Counts no failures: who came here has met them. Raises StoreCorrupt."""
-        # One that another task has open may be an old one.
+        """The record, if another process has put it into the store. Raises StoreCorrupt.
+
+        Failures are not counted: the caller has met and counted them before.
+        """
+        # A read transaction that another task has open may be too old to show the record.
         self._content.end_read()
         try:
             payload = self._content.read(key)
@@ -342,7 +345,7 @@ class Fetcher:
         del self._on_their_way[key]
         self._interlock.let_go(key)
         if isinstance(outcome, StoreCorrupt):
-            # Nobody may be waiting for this one any more: the next who asks is told.
+            # Perhaps nobody waits for this fetch any more, so the next that asks the store is told.
             self._corrupt = outcome
             fetched.settle(outcome)
             return
@@ -350,7 +353,7 @@ class Fetcher:
             self._failed(outcome, landing=True)
             fetched.settle(UNSTORED)
             return
-        # Not before the pause is over: what was under way when the disk was found full may still have fitted.
+        # Only after the pause: a fetch that was under way when the disk was found full may still have fitted.
         if outcome and 0 < self._full_until <= time.monotonic():
             self._full_until = 0.0
             self._full_disk.end()

@@ -1,8 +1,8 @@
 """Putting what was fetched into the store, behind the reader's back and several records at a time.
 
-A transaction of the store costs as much as a record of 100 kB in it, and all who write wait for each other. So what was
-fetched while one transaction ran, and in the moment before it, is put there by the next. Its readers have their bytes
-by then. The records that wait are bounded in bytes: who brings more waits for room.
+A transaction of the store costs as much as a record of 100 kB in it, and all processes that write wait for each other.
+So records that are fetched while one transaction runs are collected, and the next transaction takes them all. Their
+readers have the bytes long before. The records that wait are limited in bytes; a fetch that brings more waits for room.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spiderfs.store.store import Content, ContentKey
 
 # What a crash loses at most, and what is held in memory beside the transit.
 WAITING_BYTES = 32 << 20
-# What a payload takes beside its bytes where it is kept by its key: head, key, place in a dictionary. Measured: 255.
+# What a payload in a dictionary takes beside its own bytes: its object, its key, its entry. Measured: 255.
 ENTRY_BYTES = 256
 # In one transaction, for which others wait: 8 MiB take some 10 ms.
 BATCH_BYTES = 8 << 20
@@ -37,7 +37,7 @@ class _Waiting(NamedTuple):
 
 
 class Landing:
-    """One process's way into landing; belongs to one trio run, whose end it does not outlive: `drain` first."""
+    """One process's way into landing, within one trio run; call `drain` before that run ends."""
 
     def __init__(self, content: Content, gather_s: float) -> None:
         self._content = content
@@ -49,14 +49,14 @@ class Landing:
         self._freed = trio.Event()
 
     async def put(self, key: ContentKey, payload: bytes, tell: Callable[[Outcome], None]) -> None:
-        """Have a record landed; waits for room alone. `tell` is called with the outcome on the loop's thread."""
+        """Have a record landed; waits only for room. `tell` is called with the outcome, on the loop's thread."""
         while self._bytes > WAITING_BYTES:
             await self._freed.wait()
         self._waiting.append(_Waiting(key, payload, tell))
         self._bytes += len(payload) + ENTRY_BYTES
         if not self._running:
             self._running = True
-            # Not in the reader's nursery: it ends with its request, and the record is to land whatever becomes of it.
+            # Not in the reader's nursery, which ends with the request: the record is to land whatever becomes of that.
             trio.lowlevel.spawn_system_task(self._run)
 
     async def drain(self) -> None:
@@ -88,5 +88,5 @@ class Landing:
         except StoreError as exc:
             if len(batch) == 1:
                 return [exc]
-        # One that does not fit on the disk any more must not cost the others their place.
+        # One record that no longer fits on the disk must not keep the others out.
         return [outcome for waiting in batch for outcome in self._land([waiting])]

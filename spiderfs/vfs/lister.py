@@ -33,7 +33,7 @@ class Lister:
             return self._catalogue.node(ROOT_INODE)
 
     async def directory(self, path: bytes) -> Node:
-        """A directory by its path, made known step by step; raises Stale or SourceError where it is none."""
+        """A directory by its path; those on the way to it become known. Raises Stale or SourceError if it is none."""
         node = await self.root()
         for name in path.split(b"/") if path else ():
             await self.complete(node, ttl_s=1.0)
@@ -63,7 +63,7 @@ class Lister:
     async def complete(self, node: Node, ttl_s: float) -> None:
         """Make sure that all names of a directory are known, as of at most `ttl_s` ago or by an unchanged mtime.
 
-        What is known must do while the source is unreachable; raises SourceUnavailable if nothing is.
+        While the source is unreachable an old listing must do; raises SourceUnavailable if there is none.
         """
         listing = self._catalogue.listing(node.inode)
         if listing is not None:
@@ -71,7 +71,7 @@ class Lister:
                 return
             fresh = await self.refresh(node)
             unchanged = fresh.stat.mtime_ns == listing.mtime_ns
-            # Who has just waited in vain for the attributes is not made to wait for a scan as well.
+            # A reader that has just waited in vain for the attributes need not wait for a scan as well.
             if not self._client.reachable or (unchanged and listing.is_settled):
                 return
         try:
@@ -84,7 +84,7 @@ class Lister:
 
     async def _scan(self, node: Node) -> None:
         now = self._now()
-        # Before the scan: what changes while it runs makes the mtime differ next time.
+        # Asked before the scan: a change during the scan then makes the mtime differ the next time.
         found = await self._client.stat(node.path)
         names = await self._client.scan(node.path)
         await trio.to_thread.run_sync(self._catalogue.record_listing, node.inode, names, found.mtime_ns, now)
@@ -92,7 +92,7 @@ class Lister:
     async def walk(self, wanted: Callable[[bytes], bool], ttl_s: float) -> AsyncGenerator[list[Node], None]:
         """All regular files, some at a time, of every directory whose path is `wanted`.
 
-        A directory that vanishes or cannot be read meanwhile is passed over by raising nothing: its files are left out.
+        A directory that vanishes meanwhile, or cannot be read, is left out without an error.
         """
         waiting = [await self.root()]
         while waiting:

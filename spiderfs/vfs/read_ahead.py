@@ -1,4 +1,4 @@
-"""Read-ahead for large files: who reads blocks in order gets the next ones fetched in parallel."""
+"""Read-ahead for large files: for a reader that reads blocks in order, the next ones are fetched in parallel."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ReadAhead:
         try:
             await self._fetcher.fetch(node, block)
         except SourceError as exc:
-            # Whoever reads the block will ask again and get the error.
+            # The reader of the block will ask for it again, and get the error then.
             log.debug("read-ahead of block %d: %s", block, exc)
         finally:
             self._started -= 1

@@ -35,7 +35,7 @@ class SpiderSampler(Sampler[int]):
 
     While there are no scores, an epoch is a random permutation. `coverage` is the share of the draws that are uniform,
     whatever the scores are. Multiply the losses by weights, too: with `hook.weights(clip=4.0)` and the default coverage
-    a training lost half a point of accuracy, and with neither of the two it lost four (docs/TRAINING.md).
+    a training lost 0.7 points of accuracy, and with neither of the two it lost four (docs/TRAINING.md).
 
     All ranks make the same draws, by the scores that rank 0 has got, and each rank takes every world_size-th of them.
     With one rank the next epoch is drawn while the current one runs, by the scores of that moment: when the share

@@ -177,3 +177,28 @@ def _all_of(path: Path) -> Iterator[Path]:
 def _raise(exc: OSError) -> None:
     if not isinstance(exc, FileNotFoundError):
         raise exc
+
+
+def bind_to_source(directories: CacheLayout, source: Path) -> None:
+    """Note the source that a cache directory belongs to: the first one; raises MountError for another one."""
+    path = os.fsencode(os.path.realpath(source))
+    try:
+        bound_to = directories.source.read_bytes().removesuffix(b"\n") if directories.source.exists() else path
+        if bound_to != path:
+            raise MountError(
+                f"the cache directory {directories.cache} holds the files of {os.fsdecode(bound_to)}: "
+                f"{CHOOSE_ANOTHER}, or delete it"
+            )
+        directories.source.write_bytes(path + b"\n")
+    except OSError as exc:
+        raise MountError(
+            f"the cache directory {directories.cache} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}"
+        ) from exc
+
+
+def same_file(path: Path, descriptor: int) -> bool:
+    """Whether a descriptor is of the file that lies there now."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False

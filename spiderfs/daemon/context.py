@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
@@ -12,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spiderfs.daemon.cache_directory import CHOOSE_ANOTHER
+from spiderfs.daemon.cache_directory import same_file
 from spiderfs.daemon.pipes.event_pipe import open_pipe
-from spiderfs.errors import MountError, SpiderfsError, StoreCorrupt, StoreError
+from spiderfs.errors import StoreCorrupt, StoreError
+from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import DIRECTORY
-from spiderfs.shared.bypass_terms import Terms, pid_namespace
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
@@ -31,20 +30,11 @@ from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES
 from spiderfs.vfs.catalogue import TABLES
 from spiderfs.vfs.pending_reads import PendingReads
-from spiderfs.vfs.permissions import Ownership
-from spiderfs.vfs.rules import Settings
 
 log = logging.getLogger(__name__)
 
 SUPERVISOR_ROW, MANAGER_ROW, FIRST_WORKER_ROW = 0, 1, 2
 _BACKLOG = 128
-
-
-def same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except OSError:
-        return False
 
 
 @dataclass
@@ -151,101 +141,8 @@ def open_run_directory(run: RunLayout) -> socket.socket:
     for leftover in run.directory.iterdir():
         leftover.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with _Short(run.control_socket) as address:
+    with socket_address(run.control_socket) as address:
         listener.bind(address)
     listener.listen(_BACKLOG)
     run.control_socket.chmod(0o600)
     return listener
-
-
-class _Short:
-    """An address for a Unix socket whose path may be longer than the 107 bytes that sockaddr_un holds (unix(7))."""
-
-    def __init__(self, path: Path) -> None:
-        self._directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._name = path.name
-
-    def __enter__(self) -> str:
-        return f"/proc/self/fd/{self._directory}/{self._name}"
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._directory)
-
-
-def socket_address(path: Path) -> _Short:
-    """Use as `with socket_address(path) as address: connect(address)`."""
-    return _Short(path)
-
-
-def settings_of(options: Options) -> Settings:
-    """The part of the options that requests depend on."""
-    return Settings(
-        ttl_s=options.ttl,
-        negative_ttl_s=options.negative_ttl,
-        dir_ttl_s=options.dir_ttl,
-        sample_max_bytes=options.sample_max_bytes,
-        wait_for_fetches=options.substitute_when == "late",
-        ownership=Ownership(options.uid, options.gid, options.file_mode, options.dir_mode),
-        checks_permissions=options.allow_other,
-    )
-
-
-def client_terms_of(options: Options) -> Terms:
-    """The part of the options that readers around FUSE depend on."""
-    settings = settings_of(options)
-    return Terms(
-        ttl_s=settings.ttl_s,
-        sample_max_bytes=settings.sample_max_bytes,
-        wait_for_fetches=settings.wait_for_fetches,
-        substitute=options.substitute,
-        checks_permissions=settings.checks_permissions,
-        pid_namespace=pid_namespace(),
-        **settings.ownership._asdict(),
-    )
-
-
-def publish_options(run: RunLayout, options: Options) -> None:
-    """Let every process know options that were changed live; raises SpiderfsError where that is not possible."""
-    text = json.dumps({row.name: row.value for row in options.as_table()})
-    temporary = run.options.with_suffix(".new")
-    try:
-        try:
-            temporary.write_text(text)
-            temporary.rename(run.options)
-        except OSError:
-            # The disk is full, and a smaller capacity may be what is told: the old file's block is there to be used.
-            temporary.unlink(missing_ok=True)
-            with open(run.options, "r+b", buffering=0) as file:
-                file.write(text.encode().ljust(run.options.stat().st_size))
-    except OSError as exc:
-        raise SpiderfsError(f"the options cannot be written to {run.directory} ({exc.strerror})") from exc
-
-
-def published_options(run: RunLayout, options: Options) -> Options:
-    """`options`, brought up to what was published last; as they are where that has gone with the cache directory."""
-    try:
-        values = json.loads(run.options.read_text())
-    except (OSError, ValueError) as exc:
-        log.warning("the options changed while mounted are lost (%s): set them again with spiderfs config", exc)
-        return options
-    for row in options.as_table():
-        if row.live and values[row.name] != row.value:
-            options = options.changed(row.name, values[row.name])
-    return options
-
-
-def bind_to_source(directories: CacheLayout, source: Path) -> None:
-    """A cache directory belongs to the source it was first used with; raises MountError for another one."""
-    path = os.fsencode(os.path.realpath(source))
-    try:
-        bound_to = directories.source.read_bytes().removesuffix(b"\n") if directories.source.exists() else path
-        if bound_to != path:
-            raise MountError(
-                f"the cache directory {directories.cache} holds the files of {os.fsdecode(bound_to)}: "
-                f"{CHOOSE_ANOTHER}, or delete it"
-            )
-        directories.source.write_bytes(path + b"\n")
-    except OSError as exc:
-        raise MountError(
-            f"the cache directory {directories.cache} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}"
-        ) from exc

@@ -27,13 +27,7 @@ from spiderfs.daemon.caching.prefetcher import Bell, Prefetcher
 from spiderfs.daemon.caching.superseded import Superseded
 from spiderfs.daemon.caching.survey import Survey
 from spiderfs.daemon.caching.warmer import Warmer
-from spiderfs.daemon.context import (
-    MANAGER_ROW,
-    MountContext,
-    client_terms_of,
-    publish_options,
-    published_options,
-)
+from spiderfs.daemon.context import MANAGER_ROW, MountContext
 from spiderfs.daemon.control import commands, lists, views
 from spiderfs.daemon.control.access_log import AccessLog
 from spiderfs.daemon.control.channel import answer_questions
@@ -42,6 +36,7 @@ from spiderfs.daemon.control.status import MountStatus
 from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render
 from spiderfs.daemon.pipes.client_pipe import ClientPipe
 from spiderfs.daemon.pipes.event_pipe import EventWriter, read_events
+from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.daemon.training.training import Training
 from spiderfs.errors import SpiderfsError, Stale, StoreError

@@ -29,20 +29,12 @@ from collections.abc import Callable
 from functools import partial
 
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
-from spiderfs.daemon.cache_directory import lock_cache_directory, real_path
+from spiderfs.daemon.cache_directory import bind_to_source, lock_cache_directory, real_path, same_file
 from spiderfs.daemon.child import live
-from spiderfs.daemon.context import (
-    FIRST_WORKER_ROW,
-    MANAGER_ROW,
-    SUPERVISOR_ROW,
-    MountContext,
-    bind_to_source,
-    create_context,
-    publish_options,
-    same_file,
-)
+from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext, create_context
 from spiderfs.daemon.guard import Guard
 from spiderfs.daemon.manager import manage
+from spiderfs.daemon.published_options import publish_options
 from spiderfs.daemon.restarts import Restarts
 from spiderfs.daemon.worker import work
 from spiderfs.errors import MountError, SpiderfsError

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import trio
 
-from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext, published_options, settings_of
+from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext
 from spiderfs.daemon.control.channel import ControlClient
 from spiderfs.daemon.pipes.event_pipe import EventWriter
+from spiderfs.daemon.published_options import published_options, settings_of
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Kernel, Serving
 from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import msgpack
 import trio
 
-from spiderfs.daemon.context import socket_address
 from spiderfs.errors import ConfigError, SpiderfsError, StoreCorrupt, TryAgain
+from spiderfs.linux.sockets import socket_address
 from spiderfs.store.environment import end_as_corrupt
 
 log = logging.getLogger(__name__)

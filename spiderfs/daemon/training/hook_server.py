@@ -16,11 +16,11 @@ from pathlib import Path
 
 import trio
 
-from spiderfs.daemon.context import socket_address
 from spiderfs.daemon.training.declaring import DeclaredBytes
 from spiderfs.daemon.training.hook_connection import Connection, HookSink, ServerLimits
 from spiderfs.daemon.training.trainer import Trainer, TrainerStatus
 from spiderfs.errors import SpiderfsError
+from spiderfs.linux.sockets import socket_address
 from spiderfs.protocol import Error
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from spiderfs.daemon.context import MountContext, create_context, publish_options, published_options
+from spiderfs.daemon.context import MountContext, create_context
 from spiderfs.daemon.manager import Manager
+from spiderfs.daemon.published_options import publish_options, published_options
 from spiderfs.errors import ConfigError, StoreFull
 from spiderfs.metrics import GAUGES
 from spiderfs.options.model import Options

@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("options", "vfs"),
     ("client", "fuse", "simulation"),
     ("daemon.background", "daemon.cache_directory", "daemon.child", "daemon.guard", "daemon.restarts", "daemon.pipes"),
+    ("daemon.published_options",),
     ("daemon.context",),
     ("daemon.caching",),
     ("daemon.training",),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from spiderfs.daemon.context import publish_options, published_options
 from spiderfs.daemon.control.live_options import LiveOptions
+from spiderfs.daemon.published_options import publish_options, published_options
 from spiderfs.errors import ConfigError, SpiderfsError, StoreFull
 from spiderfs.options.model import Options
 from spiderfs.shared.layout import RunLayout

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import trio
 
-from spiderfs.daemon.context import socket_address
 from spiderfs.daemon.training.hook_connection import ServerLimits
 from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.daemon.training.trainer import SamplePaths, Trainer, is_below_mount
 from spiderfs.errors import HookError
+from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import COUNTERS
 from spiderfs.protocol import (
     Batch,

@@ -19,10 +19,10 @@ from typing import Literal, NamedTuple
 
 from spiderfs.linux.process_table import Status, is_our_own, session_of, started_at, status_of
 from spiderfs.shared.attached_trainers import Attached
-from spiderfs.shared.redirect_table import stand_in_of, stand_ins_of
 from spiderfs.store.store import Records
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Credentials
+from spiderfs.vfs.redirect_table import stand_in_of, stand_ins_of
 from spiderfs.vfs.rules import Cached, Settings, is_at_hand
 
 LEASE_S = 2.0

@@ -9,9 +9,9 @@ import trio
 
 from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.daemon.training.scoring import BatchScoring
-from spiderfs.shared.redirect_table import each_redirect
 from spiderfs.store.store import Content, ContentKey, Member, Records
 from spiderfs.vfs.catalogue import Catalogue
+from spiderfs.vfs.redirect_table import each_redirect
 
 # The recall of the graph is judged by so many samples: 0.1 s for a million.
 _RECALL_SAMPLE = 256

@@ -18,9 +18,9 @@ from spiderfs.core.events import Access
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.known_lists import KnownLists
-from spiderfs.shared.redirect_table import redirect_row, redirect_rows
 from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Records
+from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 
 
 class RedirectPublisher:

@@ -27,13 +27,13 @@ from spiderfs.shared import bypass_terms
 from spiderfs.shared.attached_trainers import Attached, publish_trainers
 from spiderfs.shared.bypass_terms import Terms, pid_namespace, published_terms
 from spiderfs.shared.layout import DATA_FILE, CacheLayout
-from spiderfs.shared.redirect_table import redirect_row
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry
 from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.redirect_table import redirect_row
 
 TERMS = Terms(
     ttl_s=3600.0,
@@ -319,7 +319,7 @@ _REDIRECTING = """
 import sys
 from pathlib import Path
 from spiderfs.vfs.catalogue import TABLES
-from spiderfs.shared.redirect_table import redirect_row
+from spiderfs.vfs.redirect_table import redirect_row
 from spiderfs.store.records import LmdbRecords
 LmdbRecords(Path(sys.argv[1]), TABLES).put([redirect_row(*map(int, sys.argv[2:]))])
 """

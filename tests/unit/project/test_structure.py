@@ -18,9 +18,10 @@ PACKAGE = ROOT / "spiderfs"
 # types alone counts: who names another's types knows of it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("spiderfs", "errors"),
-    ("core", "linux", "metrics", "protocol", "scorer", "shared.layout"),
-    ("sources", "store", "policies.parts", "trace"),
-    ("packages", "policies", "shared"),
+    ("core", "linux", "metrics", "protocol", "scorer"),
+    ("policies.parts", "shared", "trace"),
+    ("policies", "sources", "store"),
+    ("packages",),
     ("options", "vfs"),
     ("client", "fuse", "simulation"),
     ("daemon.background", "daemon.cache_directory", "daemon.child", "daemon.guard", "daemon.restarts", "daemon.pipes"),
@@ -35,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS) for unit in units}
 # Folders whose modules have a layer each, or whose inner rooms have.
-OPENED = ("daemon", "policies", "shared")
+OPENED = ("daemon", "policies")
 
 # Who alone may import a library; whatever else needs it asks them.
 ONLY_IMPORTERS = {

@@ -13,12 +13,12 @@ import pytest
 
 from spiderfs.linux.process_table import started_at, status_of
 from spiderfs.shared.attached_trainers import Attached
-from spiderfs.shared.redirect_table import redirect_row
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.vfs.catalogue import TABLES
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Credentials, Ownership
+from spiderfs.vfs.redirect_table import redirect_row
 from spiderfs.vfs.redirects import IDENTITY_S, LEASE_S, NOTED_S, Redirects
 
 WANTED, GIVEN, OTHER = 70_001, 70_002, 70_003

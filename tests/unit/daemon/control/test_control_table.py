@@ -19,12 +19,12 @@ from spiderfs.daemon.training.known_list import ListStatus
 from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.errors import ConfigError, NotFound, StoreFull
 from spiderfs.metrics import SharedCounters
-from spiderfs.shared.redirect_table import redirect_row
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey, Keep
 from spiderfs.vfs.catalogue import TABLES, Catalogue
+from spiderfs.vfs.redirect_table import redirect_row
 
 # Their lists are some 3 MB.
 FILES = 30_000

@@ -11,10 +11,10 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.metrics import SharedCounters
-from spiderfs.shared.redirect_table import redirect_row, redirect_rows
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import MemoryContent, RecordingPolicy, known_list
 from spiderfs.vfs.catalogue import TABLES
+from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 
 
 class Harness:

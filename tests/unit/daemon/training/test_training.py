@@ -30,7 +30,6 @@ from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions
 from spiderfs.shared.attached_trainers import published_trainers
-from spiderfs.shared.redirect_table import redirect_rows
 from spiderfs.simulation.rescoring import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
@@ -40,6 +39,7 @@ from spiderfs.trace.format import Kind, read_trace
 from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.redirect_table import redirect_rows
 
 SAMPLES, SIZE = 40, 100
 

@@ -107,7 +107,7 @@ def test_a_data_set_longer_than_its_samples(daemon: HookDaemon, caplog: pytest.L
             pass
     hook.close()
     assert sorted(recorded(daemon, 2 * 6)) == sorted([*range(48)] * 2)
-    assert caplog.text.count("the list does not have") == 1
+    assert caplog.text.count("the loader reads samples that the list does not have") == 1
     assert not daemon.counted["hook_malformed"]
 
 

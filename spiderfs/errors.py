@@ -13,8 +13,7 @@
     │       └── SourceTimeout (ETIMEDOUT)
     ├── StoreError (EIO)               no reader gets one: the mount reads from the source instead
     │   ├── StoreFull (ENOSPC)         the disk, or LMDB's map, is full
-    │   ├── StoreDamaged (EIO)         a record is not what was written; its file must be fetched again
-    │   └── StoreCorrupt (EIO)         the store must be rebuilt
+    │   └── StoreDamaged (EIO)         a record is not what was written; its file must be fetched again
     ├── HookError (EIO)                a trainer sent something that cannot be used; no reader gets one
     │   └── ProtocolError (EPROTO)     a message of the hook protocol is malformed
     └── FileSystemError (EIO)          the mount itself answers with an error
@@ -30,6 +29,8 @@
         ├── NoRoom (ENOSPC)            the texts of open control files have no room, or take more than 2 GiB
         ├── Stale (ESTALE)
         └── TryAgain (EAGAIN)          the manager is being started again, or too many control files are open
+
+StoreCorrupt is not in this tree. It is for nobody on the way, like SystemExit: it ends the process that meets it.
 
 Each message is one line; it says what the user can do, if the user can do anything.
 """
@@ -98,8 +99,13 @@ class StoreDamaged(StoreError):
     errno = errno.EIO
 
 
-class StoreCorrupt(StoreError):
-    errno = errno.EIO
+class StoreCorrupt(BaseException):
+    """The store must be rebuilt, so this process must not go on with it.
+
+    No handler of ordinary errors catches this one. A worker or the manager ends of it (`daemon/child.py`); then the
+    supervisor wipes the store and starts both again, and the kernel hands out the unanswered requests once more, so no
+    reader sees an error. Only a reader's own process, which must not end, catches it (`spiderfs.client`).
+    """
 
 
 class HookError(SpiderfsError):

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from spiderfs.errors import Stale, StoreDamaged, StoreError
+from spiderfs.errors import Stale, StoreCorrupt, StoreDamaged, StoreError
 from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.shared.bypass_terms import Terms, hit_record, lost_record, opened_pipe, pid_namespace, published_terms
 from spiderfs.shared.editions import Edition, edition_of
@@ -233,7 +233,7 @@ class Cache:
             return self._serve(path, time.time())
         except StoreDamaged:
             raise
-        except (StoreError, OSError) as exc:
+        except (StoreError, StoreCorrupt, OSError) as exc:
             raise Gone(str(exc)) from exc
 
     def _serve(self, path: bytes, now: float) -> bytes | None:

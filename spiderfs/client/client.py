@@ -22,7 +22,7 @@ from typing import IO, Any
 from spiderfs.client.cache import STORES, Cache, Gone
 from spiderfs.client.cached_file import CachedFile
 from spiderfs.client.mount_table import TABLE
-from spiderfs.errors import StoreDamaged, StoreError
+from spiderfs.errors import StoreCorrupt, StoreDamaged, StoreError
 from spiderfs.linux.mounts import canonical
 from spiderfs.shared.bypass_terms import CLIENT_XATTR
 
@@ -176,7 +176,7 @@ class Client:
                 path = Path(os.fsdecode(os.getxattr(self._point, CLIENT_XATTR)))
                 # Somebody else's mounts come and go.
                 self._cache = held if held is not None and held.is_at(path) else Cache(path)
-        except (OSError, ValueError, KeyError, StoreError, Gone, MemoryError) as exc:
+        except (OSError, ValueError, KeyError, StoreError, StoreCorrupt, Gone, MemoryError) as exc:
             log.debug("%s cannot be read around FUSE: %s", self.mountpoint, exc)
             self._retry_at = time.monotonic() + RETRY_S
         self._state = state

@@ -28,7 +28,7 @@ def live(main: Callable[[], Awaitable[None]]) -> NoReturn:
     except BaseException as exc:
         status = 1
         if (damage := _damage_in(exc)) is not None:
-            log.error("%s", damage)
+            log.error("%s: it is rebuilt", damage)
             status = environment.EXIT_STORE_CORRUPT
         else:
             log.exception("the process ends")

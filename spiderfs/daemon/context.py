@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spiderfs.daemon.cache_directory import same_file
 from spiderfs.daemon.pipes.event_pipe import open_pipe
-from spiderfs.errors import StoreCorrupt, StoreError
+from spiderfs.errors import StoreError
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
@@ -98,8 +98,6 @@ class MountContext:
         """The store, as a disk that can only be read has it if need be; raises StoreError where there is none."""
         try:
             return LmdbContent(self.directories.content)
-        except StoreCorrupt:
-            raise
         except StoreError as exc:
             log.warning(
                 "%s: the mount goes on, and puts nothing into the cache; free the disk or make it writable", exc
@@ -111,8 +109,6 @@ class MountContext:
         for readonly in (False, True):
             try:
                 return SpareRecords(LmdbRecords(self.directories.names, TABLES, readonly), TABLES, self.spare_nodes)
-            except StoreCorrupt:
-                raise
             except StoreError as exc:
                 log.warning("%s: the mount goes on, and keeps new names in memory", exc)
         return SpareRecords(None, TABLES, self.spare_nodes)

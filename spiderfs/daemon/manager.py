@@ -43,7 +43,6 @@ from spiderfs.errors import SpiderfsError, Stale, StoreError
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
 from spiderfs.sources.client import Read
-from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.trace.recording import recording_to
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
@@ -203,8 +202,7 @@ class Manager:
     async def run(self, nursery: trio.Nursery) -> None:
         """Begin with what the store has, start all tasks, and wait for SIGTERM."""
         try:
-            with exit_if_corrupt():
-                self._cache.restore(self._capacity.budget_bytes, self._catalogue.fact(_STATE_FACT))
+            self._cache.restore(self._capacity.budget_bytes, self._catalogue.fact(_STATE_FACT))
         except StoreError as exc:
             # `reconcile` takes stock as soon as the disk allows it.
             log.warning("%s: nothing enters or leaves the cache until the disk can be written to", exc)
@@ -248,8 +246,7 @@ class Manager:
                 self._fold(events)
         try:
             self._training.scoring.save()
-            with exit_if_corrupt():
-                self._save()
+            self._save()
         except (SpiderfsError, OSError) as exc:
             log.warning("the order of the cached files could not be saved: %s", exc)
         if self._recording is not None:
@@ -271,8 +268,7 @@ class Manager:
 
     def _fold(self, events: list[Access]) -> None:
         try:
-            with exit_if_corrupt():
-                self._cache.fold(events)
+            self._cache.fold(events)
             self._training.note(events)
         except SpiderfsError as exc:
             # What was fetched stays in landing until it is pushed out; nobody waits for it to be kept.
@@ -309,19 +305,17 @@ class Manager:
             self._cache.engine.compare_paces(time.time())
             await self._training.declared_lists.let_go()
             await self._options.settle()
-            with exit_if_corrupt():
-                self._content.clear_dead_readers()
-                self._records.clear_dead_readers()
+            self._content.clear_dead_readers()
+            self._records.clear_dead_readers()
             self._reserve_room_for_names()
             await trio.sleep(HOUSEKEEPING_INTERVAL_S)
 
     def _free(self, killed: bool) -> None:
         """Give the disk back what blocks took that were dropped while they were in use, in a thread."""
         try:
-            with exit_if_corrupt():
-                if killed:
-                    self._content.sweep()
-                self._content.free()
+            if killed:
+                self._content.sweep()
+            self._content.free()
         except (SpiderfsError, OSError) as exc:
             log.warning("%s", exc)
         try:
@@ -348,9 +342,8 @@ class Manager:
             started = time.monotonic()
             try:
                 await self._training.scoring.save_in_thread()
-                with exit_if_corrupt():
-                    self._save()
-                    self._cache.reconcile()
+                self._save()
+                self._cache.reconcile()
             except (SpiderfsError, OSError) as exc:
                 log.warning("%s", exc)
             if self._recording is not None:

@@ -33,7 +33,6 @@ from spiderfs.errors import MountError, StoreCorrupt
 from spiderfs.fuse import wire
 from spiderfs.linux import mounts
 from spiderfs.metrics import Counters
-from spiderfs.store.environment import end_as_corrupt
 from spiderfs.vfs.answers import Caller
 
 log = logging.getLogger(__name__)
@@ -243,7 +242,7 @@ def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -
         if exc.errno == errno.EFAULT:
             # The kernel could not read the answer: a page of the store's map is gone. Whoever takes a look at it in
             # this process dies by SIGBUS; the supervisor has the request answered by another worker all the same.
-            end_as_corrupt(StoreCorrupt("a page of the cache is gone"))
+            raise StoreCorrupt("a page of the cache is gone") from exc
         # ENOENT: the caller was killed, or the request was handed out twice. ENODEV: unmounted.
         if exc.errno not in (errno.ENOENT, errno.ENODEV):
             log.warning("an answer was refused by the kernel: %s", exc)

@@ -193,9 +193,8 @@ class LmdbContent:
                     for (key, _), row in zip(records, rows, strict=True)
                 ]
                 write_usage(txn, usage, self._meta)
-        except StoreError as exc:
-            if not isinstance(exc, StoreCorrupt):
-                self._disown([key for key, _ in blocks])
+        except StoreError:
+            self._disown([key for key, _ in blocks])
             raise
         if too_far and not self._told_too_far:
             self._told_too_far = True
@@ -395,8 +394,6 @@ class LmdbContent:
         try:
             for inode, blocks in self._dropped(limit):
                 self._free(inode, blocks)
-        except StoreCorrupt:
-            raise
         except (StoreError, OSError) as exc:
             log.debug("what dropped blocks took is freed later: %s", exc)
 

@@ -7,8 +7,7 @@ is rebuilt, since it is only a cache. What makes that safe:
   another boot means that pages may be missing: the store is wiped.
 - `is_sound` walks the store in a forked child before anybody uses it, because damage shows as SIGBUS or abort as often
   as as an error. Before a mount it goes only as far as it gets in a moment, for a large cache must not delay it.
-- A store that turns out damaged later makes its process exit with EXIT_STORE_CORRUPT; the supervisor then wipes it and
-  starts the processes again, and the kernel hands the unanswered requests out once more.
+- If a store turns out to be damaged later, the process that notices ends with EXIT_STORE_CORRUPT (`StoreCorrupt`).
 
 Only this package imports lmdb. The daemon opens environments after fork, never before (py-lmdb, "Environment class").
 A reader's own process may fork when it likes: what it had opened to read is given up in the child, unclosed.
@@ -19,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import logging
 import math
 import os
 import shutil
@@ -28,14 +26,11 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import lmdb
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.shared.layout import BLOCKS_DIRECTORY, DATA_FILE, FORMAT_FILE, IN_USE_FILE
-
-log = logging.getLogger(__name__)
 
 # Address space, not disk: the file grows only as records are written. One figure for every process, because LMDB wants
 # them to agree. 4 TiB stays well inside the 128 TiB of a process.
@@ -116,7 +111,7 @@ _DAMAGE = (
 )
 
 
-def translate(exc: lmdb.Error) -> StoreError:
+def translate(exc: lmdb.Error) -> StoreError | StoreCorrupt:
     """The project's error for one of lmdb's."""
     if isinstance(exc, _DAMAGE):
         return StoreCorrupt(f"the cache is damaged ({exc})")
@@ -132,21 +127,6 @@ def translated_errors() -> Iterator[None]:
         yield
     except lmdb.Error as exc:
         raise translate(exc) from exc
-
-
-@contextlib.contextmanager
-def exit_if_corrupt() -> Iterator[None]:
-    """End the process, for the supervisor to rebuild the store, when it is found damaged; see the module's text."""
-    try:
-        yield
-    except StoreCorrupt as exc:
-        end_as_corrupt(exc)
-
-
-def end_as_corrupt(exc: StoreCorrupt) -> NoReturn:
-    log.error("%s: it is rebuilt", exc)
-    logging.shutdown()
-    os._exit(EXIT_STORE_CORRUPT)
 
 
 def boot_id() -> str:

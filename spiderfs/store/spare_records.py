@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import xxhash
 
-from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+from spiderfs.errors import StoreError, StoreFull
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Left, Row
@@ -102,8 +102,6 @@ class SpareRecords:
         if self._disk is not None:
             try:
                 self._disk.put([*self._held(), *rows] if self._spare is not None else rows, leave, unless)
-            except StoreCorrupt:
-                raise
             except StoreError as exc:
                 self._fails(exc)
             else:
@@ -143,8 +141,6 @@ class SpareRecords:
             return unknown
         try:
             return question(self._disk)
-        except StoreCorrupt:
-            raise
         except StoreError as exc:
             log.debug("%s: names are asked for at the source", exc)
             return unknown

@@ -177,8 +177,6 @@ class Fetcher:
             payload = self._content.read(key, offset, size)
             if payload is None and self._content.has(key):
                 self._counters.add("checksum_failures")
-        except StoreCorrupt:
-            raise
         except StoreError as exc:
             self._failed(exc)
             payload = None
@@ -195,8 +193,6 @@ class Fetcher:
             raise self._corrupt
         try:
             return self._content.has(key)
-        except StoreCorrupt:
-            raise
         except StoreError as exc:
             self._failed(exc)
             return False
@@ -213,8 +209,6 @@ class Fetcher:
         try:
             coming = sum(key.inode == inode for key in self._on_their_way)
             return self._content.blocks(inode) + coming
-        except StoreCorrupt:
-            raise
         except StoreError as exc:
             self._failed(exc)
             return 0
@@ -334,8 +328,6 @@ class Fetcher:
         try:
             payload = self._content.read(key)
             return None if payload is None else Fetched(bytes(payload), FETCHED)
-        except StoreCorrupt:
-            raise
         except StoreError:
             return None
         finally:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import trio
 
-from spiderfs.errors import StoreError
+from spiderfs.errors import StoreCorrupt, StoreError
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.store.store import Content, ContentKey
 
@@ -26,7 +26,7 @@ BATCH_BYTES = 8 << 20
 # How long records are collected. At 1,500 files a second that makes three of them a transaction.
 GATHER_S = 0.002
 
-Outcome = bool | StoreError
+Outcome = bool | StoreError | StoreCorrupt
 """Whether the record is in landing (False: it cannot fit), or why the store failed."""
 
 
@@ -73,7 +73,11 @@ class Landing:
             while self._waiting and (not batch or size + len(self._waiting[0].payload) <= BATCH_BYTES):
                 batch.append(self._waiting.popleft())
                 size += len(batch[-1].payload) + ENTRY_BYTES
-            outcomes = await self._thread.run(self._land, batch)
+            try:
+                outcomes = await self._thread.run(self._land, batch)
+            except StoreCorrupt as exc:
+                # This task belongs to nobody, so it has to tell those whose processes are to end of it.
+                outcomes = [exc] * len(batch)
             self._bytes -= size
             self._running = bool(self._waiting)
             self._freed.set()

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from spiderfs.core.events import FETCHED, HIT, OPENED
-from spiderfs.errors import Stale, StoreCorrupt, StoreError
+from spiderfs.errors import Stale, StoreError
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
@@ -150,8 +150,6 @@ class LargeFiles:
         """What the store answers about a file of this inode and its size; None if the store or the catalogue cannot."""
         try:
             return ask(inode, self._catalogue.node(inode).stat.size)
-        except StoreCorrupt:
-            raise
         except (StoreError, Stale) as exc:
             log.debug("inode %d is not passed through: %s", inode, exc)
             return None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spiderfs.errors import NoAttribute, StoreCorrupt, StoreError
+from spiderfs.errors import NoAttribute, StoreError
 from spiderfs.shared.bypass_terms import CLIENT_XATTR
 from spiderfs.sources.client import SourceClient
 from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey, Member
@@ -96,8 +96,6 @@ class Xattrs:
     def _member(self, node: Node) -> Member | None:
         try:
             return self._content.member(ContentKey(node.inode))
-        except StoreCorrupt:
-            raise
         except StoreError as exc:
             log.debug("%s: taken for not cached", exc)
             return None

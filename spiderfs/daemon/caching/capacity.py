@@ -11,7 +11,6 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.survey import Survey
 from spiderfs.errors import StoreError
 from spiderfs.options.model import Options
-from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.vfs.catalogue import Catalogue
 
 log = logging.getLogger(__name__)
@@ -58,9 +57,8 @@ class CacheCapacity:
 
     def _measured(self) -> None:
         try:
-            with exit_if_corrupt():
-                self._cache.set_capacity(self.budget_bytes)
-                if self._survey.done:
-                    self._catalogue.record_fact(_SOURCE_BYTES_FACT, _SOURCE_BYTES.pack(self._survey.source_bytes))
+            self._cache.set_capacity(self.budget_bytes)
+            if self._survey.done:
+                self._catalogue.record_fact(_SOURCE_BYTES_FACT, _SOURCE_BYTES.pack(self._survey.source_bytes))
         except StoreError as exc:
             log.warning("%s: the capacity stays as it is", exc)

@@ -27,7 +27,7 @@ import trio
 
 from spiderfs.core.restocked import Restocked
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, Stale, StoreCorrupt, StoreDamaged
+from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, Stale, StoreDamaged
 from spiderfs.metrics import Counters
 from spiderfs.packages.directory import DIRECTORY, PackageDirectory, is_ours
 from spiderfs.packages.format import (
@@ -42,7 +42,6 @@ from spiderfs.packages.format import (
 )
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.source import Source, Version
-from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Content, ContentKey
 from spiderfs.vfs.catalogue import Catalogue, Node
 from spiderfs.vfs.fetcher import Fetcher
@@ -224,24 +223,23 @@ class Packer:
 
     def _collect(self, policy: Restocked) -> None:
         """Copy the samples that were missed lately and have been fetched for their readers."""
-        with exit_if_corrupt():
-            for inode in islice(policy.missed_low(), _LOOKED_AT):
-                if self._collected_bytes >= self._package_bytes:
-                    break
-                if not isinstance(inode, int) or inode in self._packed or inode in self._collected:
-                    continue
-                here = self._fetcher.local(ContentKey(inode))
-                if here is None or not 0 < len(here) <= _LARGEST_SHARE * self._package_bytes:
-                    continue
-                try:
-                    node = self._catalogue.node(inode)
-                except Stale:
-                    continue
-                # A time has 64 bits in the index of a package.
-                if node.stat.size == len(here) and abs(node.stat.mtime_ns) < 1 << 63:
-                    self._collected[inode] = node, bytes(here)
-                    self._collected_bytes += len(here)
-            self._content.end_read()
+        for inode in islice(policy.missed_low(), _LOOKED_AT):
+            if self._collected_bytes >= self._package_bytes:
+                break
+            if not isinstance(inode, int) or inode in self._packed or inode in self._collected:
+                continue
+            here = self._fetcher.local(ContentKey(inode))
+            if here is None or not 0 < len(here) <= _LARGEST_SHARE * self._package_bytes:
+                continue
+            try:
+                node = self._catalogue.node(inode)
+            except Stale:
+                continue
+            # A time has 64 bits in the index of a package.
+            if node.stat.size == len(here) and abs(node.stat.mtime_ns) < 1 << 63:
+                self._collected[inode] = node, bytes(here)
+                self._collected_bytes += len(here)
+        self._content.end_read()
 
     async def _write(self) -> None:
         """Make a package of the copies, and write it to the source."""
@@ -339,8 +337,6 @@ class Packer:
             records.append((ContentKey(package.inodes[position]), payload))
         try:
             taken = sum([await self._take(some) for some in self._by_room(records)])
-        except StoreCorrupt:
-            raise
         except SpiderfsError as exc:
             log.debug("a package could not be stored: %s", exc)
             return
@@ -365,9 +361,8 @@ class Packer:
 
     async def _take(self, records: list[tuple[ContentKey, bytes]]) -> int:
         """Land these records and offer them to the engine; returns how many of them are cached now."""
-        with exit_if_corrupt():
-            landed = await trio.to_thread.run_sync(self._content.land_all, records)
-            inodes = [key.inode for (key, _), there in zip(records, landed, strict=True) if there]
-            self._cache.place(*inodes)
+        landed = await trio.to_thread.run_sync(self._content.land_all, records)
+        inodes = [key.inode for (key, _), there in zip(records, landed, strict=True) if there]
+        self._cache.place(*inodes)
         members = self._cache.engine.members
         return sum(inode in members for inode in inodes)

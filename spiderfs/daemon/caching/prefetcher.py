@@ -30,11 +30,10 @@ from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.schedule import PlannedReader
 from spiderfs.core.window import LEAST, Window
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.errors import SpiderfsError, Stale, StoreCorrupt
+from spiderfs.errors import SpiderfsError, Stale
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.sources.client import SourceClient
-from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Content, ContentKey
 from spiderfs.vfs.catalogue import Catalogue, Node
 from spiderfs.vfs.fetcher import Fetcher
@@ -193,15 +192,10 @@ class Prefetcher:
             while True:
                 self._bell.silence()
                 try:
-                    with exit_if_corrupt():
-                        self._keep_arrived()
-                        self._cache.expect(self.concurrency.limit if self._schedule.active else None)
-                        if (
-                            self._schedule.active
-                            and self._client.reachable
-                            and trio.current_time() >= self._full_until_s
-                        ):
-                            self._fetch_due(nursery)
+                    self._keep_arrived()
+                    self._cache.expect(self.concurrency.limit if self._schedule.active else None)
+                    if self._schedule.active and self._client.reachable and trio.current_time() >= self._full_until_s:
+                        self._fetch_due(nursery)
                 except SpiderfsError as exc:
                     log.warning("%s: nothing is fetched ahead for a moment", exc)
                     self._full_until_s = trio.current_time() + _STORE_PAUSE_S
@@ -315,8 +309,6 @@ class Prefetcher:
         started = trio.current_time()
         try:
             payload, where = await self._fetcher.fetch(node)
-        except StoreCorrupt:
-            raise
         except SpiderfsError as exc:
             self._failed[node.inode] = trio.current_time() + _FAILED_PAUSE_S
             log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)

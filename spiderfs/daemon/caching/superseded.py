@@ -20,7 +20,6 @@ import trio
 
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SpiderfsError, Stale
-from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Content
 from spiderfs.vfs.catalogue import Catalogue
 
@@ -49,8 +48,7 @@ class Superseded:
         while True:
             await trio.sleep(INTERVAL_S)
             try:
-                with exit_if_corrupt():
-                    await self.turn()
+                await self.turn()
             except SpiderfsError as exc:
                 log.debug("the table of gone inodes is looked at again later: %s", exc)
 

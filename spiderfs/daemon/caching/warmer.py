@@ -15,7 +15,7 @@ import trio
 
 from spiderfs.core.events import FETCHED, WARMED
 from spiderfs.daemon.caching.patterns import Pattern, Selection
-from spiderfs.errors import ConfigError, SpiderfsError, Stale, StoreCorrupt
+from spiderfs.errors import ConfigError, SpiderfsError, Stale
 from spiderfs.metrics import Counters
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey, Member
 from spiderfs.vfs.catalogue import Catalogue, Node
@@ -114,8 +114,6 @@ class Warmer:
         for pattern in patterns:
             try:
                 node = await self._named(pattern.path)
-            except StoreCorrupt:
-                raise
             except SpiderfsError as exc:
                 self._not_looked_up(pattern.path, exc)
                 continue
@@ -135,8 +133,6 @@ class Warmer:
                     for node in nodes:
                         if node.path in selection and node.path not in files:
                             yield node
-        except StoreCorrupt:
-            raise
         except SpiderfsError as exc:
             self._not_looked_up(b"", exc)
 
@@ -173,8 +169,6 @@ class Warmer:
                 self._bytes += len(payload)
                 if where == FETCHED:
                     self._note(node.inode, len(payload), WARMED, 0, block)
-        except StoreCorrupt:
-            raise
         except SpiderfsError as exc:
             self._failed += 1
             log.warning("warming %s: %s", os.fsdecode(node.path), exc)

@@ -22,9 +22,8 @@ from typing import Any, Protocol
 import msgpack
 import trio
 
-from spiderfs.errors import ConfigError, SpiderfsError, StoreCorrupt, TryAgain
+from spiderfs.errors import ConfigError, SpiderfsError, TryAgain
 from spiderfs.linux.sockets import socket_address
-from spiderfs.store.environment import end_as_corrupt
 
 log = logging.getLogger(__name__)
 
@@ -155,8 +154,6 @@ async def _say_alive(send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
 async def _outcome_of(act: Callable[[], Awaitable[None]]) -> dict[str, Any]:
     try:
         await act()
-    except StoreCorrupt as exc:
-        end_as_corrupt(exc)
     except ConfigError as exc:
         return {"refused": str(exc)}
     except SpiderfsError as exc:

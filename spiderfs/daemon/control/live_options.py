@@ -26,7 +26,6 @@ import trio
 
 from spiderfs.errors import SpiderfsError
 from spiderfs.options.model import Options
-from spiderfs.store.environment import exit_if_corrupt
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +80,7 @@ class LiveOptions:
         failed: list[str] = []
         for take_over in (self._publish, *self._components):
             try:
-                with exit_if_corrupt():
-                    take_over(options)
+                take_over(options)
             except (SpiderfsError, OSError) as exc:
                 failed.append(str(exc))
         if policy_has_changed:

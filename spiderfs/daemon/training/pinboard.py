@@ -21,7 +21,6 @@ from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.errors import Stale
 from spiderfs.policies.parts.pins import pinned_limit
-from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import Catalogue
 
@@ -111,6 +110,5 @@ class Pinboard:
 
     async def _place(self, changed: list[Key]) -> None:
         for first in range(0, len(changed), _AT_A_TIME):
-            with exit_if_corrupt():
-                self._cache.place(*(key for key in changed[first : first + _AT_A_TIME] if isinstance(key, int)))
+            self._cache.place(*(key for key in changed[first : first + _AT_A_TIME] if isinstance(key, int)))
             await trio.lowlevel.checkpoint()

@@ -15,7 +15,6 @@ import msgpack
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.options.model import Options
 from spiderfs.policies.parts.elastic import Elastic, ElasticOptions
-from spiderfs.store.environment import exit_if_corrupt
 
 PLANNED_RATIO = 0.98
 
@@ -90,8 +89,7 @@ class SectionRatio:
             ratio = max(ratio, PLANNED_RATIO)
         if ratio != policy.ratio:
             policy.set_ratio(ratio)
-            with exit_if_corrupt():
-                self._cache.settle()
+            self._cache.settle()
 
 
 def _elastic_options(options: Options) -> ElasticOptions:

@@ -18,7 +18,6 @@ from spiderfs.core.events import Access
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.known_lists import KnownLists
-from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.store.store import Records
 from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 
@@ -37,8 +36,7 @@ class RedirectPublisher:
     async def publish(self) -> None:
         """Write the redirects that have changed since the last time."""
         async with self._publishing:
-            with exit_if_corrupt():
-                await self._write_changes()
+            await self._write_changes()
 
     async def _write_changes(self) -> None:
         policy = self._cache.guided

@@ -35,7 +35,6 @@ from spiderfs.options.model import Options
 from spiderfs.protocol import Batch
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scoring
-from spiderfs.store.environment import exit_if_corrupt
 from spiderfs.trace.recording import Recording
 
 
@@ -149,8 +148,7 @@ class BatchScoring:
         policy.hub_found(hub)
         if self._recording is not None:
             self._recording.hub(now, hub, known_list.number)
-        with exit_if_corrupt():
-            self._cache.place(inode)
+        self._cache.place(inode)
 
     # -- epochs and policies
 

@@ -232,14 +232,6 @@ def test_a_flipped_byte_is_never_served_and_landing_again_repairs_it(tmp_path: P
     content.close()
 
 
-def test_a_process_that_meets_damage_ends_with_its_own_status() -> None:
-    def meet() -> None:
-        with environment.exit_if_corrupt():
-            raise StoreCorrupt("a page is missing")
-
-    assert in_child(meet) == environment.EXIT_STORE_CORRUPT
-
-
 def test_an_unusable_directory_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"no database" * 1000)
     with pytest.raises(StoreCorrupt):

@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
-
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.testing import make_older
 
@@ -275,7 +273,8 @@ def mounted(
     """Mount `source`; mount point, cache and log lie below the directory `place`, unless arguments name them.
 
     Before that, the source's files are made older (`settle`). When the context ends, the daemon is stopped, nothing may
-    stay mounted, and the log may hold no warnings but those that `allowed` names.
+    stay mounted, and the log may hold no warnings but those that `allowed` names. A mount with binding=pyfuse3 has one
+    worker, whatever `workers` says.
     """
     settle(source)
     place.mkdir(parents=True, exist_ok=True)
@@ -283,8 +282,8 @@ def mounted(
     # mkdir(exist_ok=True) would call stat on what a crash has left mounted there.
     if point.name not in os.listdir(point.parent):
         point.mkdir()
-    if workers > 1 and options.get("binding", binding) == "pyfuse3":
-        pytest.skip("pyfuse3 serves with one worker")
+    if options.get("binding", binding) == "pyfuse3":
+        workers = 1
     chosen = options_text({"cache_dir": cache, "log_file": log, "workers": workers, "binding": binding, **options})
     with ending(place, point, cache):
         done = run_spiderfs("mount", source, point, "-o", chosen)

@@ -77,7 +77,9 @@ class Snapshots:
 
     def remove(self, handle: int) -> None:
         self._unwritten.pop(handle, None)
-        self._run.snapshot(handle).unlink(missing_ok=True)
+        # Where the disk has turned read-only, the snapshot stays until the next mount.
+        with contextlib.suppress(OSError):
+            self._run.snapshot(handle).unlink(missing_ok=True)
 
     # -- what was written to a control file, and is not a whole line yet
 

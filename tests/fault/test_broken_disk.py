@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mounting import as_root, detach, eventually, mounted
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
+pytestmark = [pytest.mark.both_bindings, pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")]
 
 
 class Disk:

@@ -89,6 +89,7 @@ def test_a_store_damaged_between_mounts_serves_no_wrong_byte(
 
 @pytest.mark.parametrize("what", ["content", "names"])
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.both_bindings
 def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
     source: Path, tmp_path: Path, what: str, damage: str
 ) -> None:
@@ -149,6 +150,7 @@ FULL = (
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.both_bindings
 def test_a_full_disk_costs_the_cache_and_no_read(source: Path, tmp_path: Path, workers: int) -> None:
     """The disk has room for the reserve for names (32 MiB), and less room than the files need."""
     wanted = write_files(source, {f"{number:03d}": 200_000 for number in range(150)} | {"large": 20 << 20})

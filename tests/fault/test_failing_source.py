@@ -14,6 +14,8 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from reading import readers, together, write_files
 
+pytestmark = pytest.mark.both_bindings
+
 TIMEOUT_S = 1.0
 # What the start of threads, the kernel and the interpreter may add on two busy cores.
 SLACK_S = 4.0

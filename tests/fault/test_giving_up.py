@@ -57,6 +57,7 @@ def spiderfs_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return begin
 
 
+@pytest.mark.both_bindings
 def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(
     tmp_path: Path, spiderfs_after: Callable[[str], None]
 ) -> None:

@@ -57,6 +57,8 @@ client.close()
 # This program lists a directory as ls(1) does, but without a stat of the directory, for which the source is asked.
 _LIST = """
 import ctypes, os, sys
+
+pytestmark = pytest.mark.both_bindings
 libc, names = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(1 << 16)
 assert libc.getdents64(os.open(sys.argv[1], os.O_RDONLY), names, len(names)) > 0, os.strerror(ctypes.get_errno())
 """

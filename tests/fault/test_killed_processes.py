@@ -132,6 +132,8 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
 
 _VICTIM = """
 import os, sys, threading
+
+pytestmark = pytest.mark.both_bindings
 def read(path):
     while True:
         with open(path, "rb", buffering=0) as file:

@@ -83,6 +83,7 @@ _WITH_ABORT = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "victim", ["nobody", pytest.param("supervisor", marks=_WITH_ABORT), "worker", "its reading process", "manager"]
 )
+@pytest.mark.both_bindings
 def test_nobody_waits_for_a_process_that_cannot_end(
     tmp_path: Path, files: dict[str, str], below: Mounted, victim: str
 ) -> None:

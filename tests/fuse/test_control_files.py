@@ -19,6 +19,8 @@ from reading import write_files
 from spiderfs import __version__
 from spiderfs.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
+pytestmark = pytest.mark.both_bindings
+
 FILES = {
     "stats": 0o444,
     "stats.json": 0o444,

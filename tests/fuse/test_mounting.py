@@ -76,6 +76,7 @@ def test_a_cache_of_another_source_is_refused(source: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.both_bindings
 def test_a_signal_unmounts(source: Path, tmp_path: Path, number: int) -> None:
     with mounted(source, tmp_path / "m", workers=2) as mount:
         pids = [*mount.workers(), mount.manager()]
@@ -109,6 +110,7 @@ def test_the_foreground_ends_by_ctrl_c_and_logs_to_the_terminal(source: Path, tm
         assert not mounts_at(point)
 
 
+@pytest.mark.both_bindings
 def test_umount_and_status(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m") as mount:
         assert f"{source} on {mount.point}:" in run_spiderfs("status").stdout
@@ -123,6 +125,7 @@ def test_umount_and_status(source: Path, tmp_path: Path) -> None:
         assert_one_line(run_spiderfs("umount", mount.point), "no spiderfs mount is at")
 
 
+@pytest.mark.both_bindings
 def test_an_ordinary_umount_ends_the_daemon(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", workers=4) as mount:
         unmount(mount.point)
@@ -130,6 +133,7 @@ def test_an_ordinary_umount_ends_the_daemon(source: Path, tmp_path: Path) -> Non
         assert mount.logged("unmounted")
 
 
+@pytest.mark.both_bindings
 def test_open_files_are_served_for_a_while_after_a_lazy_unmount(source: Path, tmp_path: Path) -> None:
     content = os.urandom(100_000)
     (source / "later").write_bytes(content)
@@ -140,6 +144,7 @@ def test_open_files_are_served_for_a_while_after_a_lazy_unmount(source: Path, tm
         assert mount.supervisor.ended(30)
 
 
+@pytest.mark.both_bindings
 def test_mounting_over_the_source_itself(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, SIZES)
     cache = tmp_path / "cache"
@@ -299,6 +304,7 @@ def test_a_broken_file_of_options_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("word", ["exec", "noexec"])
+@pytest.mark.both_bindings
 def test_programs_run_unless_noexec_says_no(source: Path, tmp_path: Path, word: str) -> None:
     (source / "program").write_text("#!/bin/sh\necho ran\n")
     (source / "program").chmod(0o755)
@@ -336,6 +342,7 @@ def _open_to_all(path: Path) -> None:
             directory.chmod(directory.stat().st_mode | 0o055)
 
 
+@pytest.mark.both_bindings
 def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path) -> None:
     (source / "secret").write_bytes(b"for the owner")
     (source / "secret").chmod(0o600)
@@ -364,6 +371,7 @@ def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path
     assert seen[4:] == [denied, denied]
 
 
+@pytest.mark.both_bindings
 def test_without_allow_other_nobody_else_gets_in(source: Path, tmp_path: Path) -> None:
     (source / "file").chmod(0o644)
     source.chmod(0o755)
@@ -373,6 +381,7 @@ def test_without_allow_other_nobody_else_gets_in(source: Path, tmp_path: Path) -
         assert _as_nobody(mount.point / "file") == [os.strerror(errno.EACCES)]
 
 
+@pytest.mark.both_bindings
 def test_two_mounts_of_one_source_do_not_disturb_each_other(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "one") as one, mounted(source, tmp_path / "two", workers=2) as two:

@@ -29,7 +29,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def mount(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+def mount(
+    request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory, binding: str
+) -> Iterator[Mounted]:
     with mounted(source, tmp_path_factory.mktemp("m"), workers=request.param, capacity="40MiB", policy="lru") as found:
         yield found
 
@@ -171,6 +173,7 @@ def test_64_processes_of_one_file(mount: Mounted, source: Path) -> None:
     assert (seen.wrong, seen.errors, seen.reads) == ([], [], 128)
 
 
+@pytest.mark.kernel_binding("takes long")
 def test_a_file_larger_than_memory(mount: Mounted, source: Path) -> None:
     with open(source / "sparse", "wb") as file:
         file.truncate(SPARSE_BYTES)
@@ -187,6 +190,7 @@ def test_a_file_larger_than_memory(mount: Mounted, source: Path) -> None:
     assert stats["used_bytes"] <= stats["capacity_bytes"]
 
 
+@pytest.mark.kernel_binding("takes long")
 def test_300_megabytes_read_whole_through_a_small_cache(source: Path, tmp_path: Path) -> None:
     size = 300 << 20
     piece = Random(3).randbytes(1 << 20)
@@ -230,6 +234,8 @@ def test_read_ahead_hides_the_latency_of_a_sequential_reader_only(source: Path, 
 
 _SCAN = """
 import os, sys
+
+pytestmark = pytest.mark.both_bindings
 count = size = 0
 with os.scandir(sys.argv[1]) as entries:
     for entry in entries:
@@ -239,6 +245,7 @@ print(count, size)
 """
 
 
+@pytest.mark.kernel_binding("takes long")
 def test_a_scan_of_100000_files_asks_for_each_once(tmp_path: Path) -> None:
     count = 100_000
     directory = tmp_path / "source" / "images"

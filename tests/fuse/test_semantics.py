@@ -20,6 +20,8 @@ from typing import NamedTuple
 import pytest
 from mounting import settle
 
+pytestmark = pytest.mark.both_bindings
+
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "SEMANTICS.md"
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
 FILES = {"cat.txt": "a cat\n", "dog.txt": "a dog\n", "train/1.txt": "one\n", "train/2.txt": "two\n"}

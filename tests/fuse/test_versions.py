@@ -16,6 +16,8 @@ from mounting import eventually, mounted
 
 from spiderfs.client import Client
 
+pytestmark = pytest.mark.both_bindings
+
 YEAR_2400_S = 13_569_465_600
 # What a version needs to settle (`core/settling.py`), and some time for a busy machine.
 SETTLED_WITHIN_S = 20.0

@@ -160,6 +160,7 @@ OPTIONS: dict[str, object] = {"capacity": "20KiB", "policy": "spider", "ratio_st
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.both_bindings
 def test_stand_ins_have_the_trainers_own_label_and_other_readers_get_none(
     source: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -318,6 +319,7 @@ def test_the_ratio_can_be_fixed(source: Path, tmp_path: Path) -> None:
                 ratio.write_bytes(nonsense)
 
 
+@pytest.mark.both_bindings
 def test_the_kernel_looks_up_a_name_again_when_it_gets_a_stand_in(source: Path, tmp_path: Path) -> None:
     # The trainer looks every name up before there are hubs, with a TTL that never ends: without invalidation it would
     # be given the file itself for ever.

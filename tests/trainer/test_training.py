@@ -103,6 +103,7 @@ def plain_losses(images: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.both_bindings
 def test_training_over_a_mount_is_training(
     images: Path, plain_losses: list[float], tmp_path: Path, workers: int
 ) -> None:

@@ -1,0 +1,161 @@
+"""The binding that leaves the protocol to pyfuse3: a socket stands for the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyfuse3
+import pytest
+import trio
+
+from spiderfs.fuse import pyfuse3_binding, wire
+from spiderfs.fuse.handles import Handles
+from spiderfs.fuse.kernel import Serving
+from spiderfs.fuse.pyfuse3_binding import Pyfuse3Binding, looking_before_waiting
+from spiderfs.fuse.wire import Opcode
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import MemoryContent, MemorySource, bare_filesystem
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+
+PATIENCE_S = 10.0
+
+
+class Kernel:
+    """The other end of the descriptor: messages are kept apart, as those of /dev/fuse are."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(PATIENCE_S)
+        self.binding = Pyfuse3Binding(theirs.detach())
+        self._asked = 0
+
+    def ask(self, opcode: int, body: bytes = b"", inode: int = ROOT_INODE) -> tuple[int, bytes]:
+        """Error number and what follows."""
+        self._asked += 1
+        header = wire.IN_HEADER.pack(wire.IN_HEADER.size + len(body), opcode, self._asked, inode, 0, 0, 1, 0)
+        self.socket.send(header + body)
+        message = self.socket.recv(1 << 21)
+        length, error, number = wire.OUT_HEADER.unpack_from(message)
+        assert (length, number) == (len(message), self._asked)
+        return -error, message[wire.OUT_HEADER.size :]
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    made = Kernel()
+    yield made
+    made.socket.close()
+    made.binding.leave()
+
+
+def serve_until(kernel: Kernel, ask: Callable[[], object], place: Path, ticks: list[float] | None = None) -> None:
+    """Serve until `ask`, in a thread of its own, returns; meanwhile `ticks` gets the time every 5 ms."""
+    source = MemorySource()
+    source.add(b"file", b"content")
+    content = MemoryContent()
+    content.set_capacity(1 << 20)
+
+    async def tick() -> None:
+        while ticks is not None:
+            ticks.append(trio.current_time())
+            await trio.sleep(0.005)
+
+    async def live() -> None:
+        async with bare_filesystem(source, content, MemoryRecords(TABLES), place) as bare:
+            serving = Serving(bare.filesystem, bare.counters, content.end_read, Handles(sole=False))
+            with trio.fail_after(PATIENCE_S):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(tick)
+                    nursery.start_soon(kernel.binding.serve, serving)
+                    await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+                    nursery.cancel_scope.cancel()
+
+    trio.run(live)
+
+
+def test_requests_are_answered_and_their_errors_too(kernel: Kernel, tmp_path: Path) -> None:
+    def ask() -> None:
+        assert kernel.ask(Opcode.GETATTR, bytes(16))[0] == 0
+        status, entry = kernel.ask(Opcode.LOOKUP, b"file\0")
+        assert status == 0
+        inode = int.from_bytes(entry[:8], "little")
+        assert kernel.ask(Opcode.LOOKUP, b"none\0")[1][:8] == bytes(8)
+        status, opened = kernel.ask(Opcode.OPEN, bytes(8), inode)
+        handle = int.from_bytes(opened[:8], "little")
+        assert (status, handle) == (0, inode)
+        assert kernel.ask(Opcode.READ, struct.pack("<QQIIQII", handle, 3, 100, 0, 0, 0, 0), inode) == (0, b"tent")
+        assert kernel.ask(Opcode.MKDIR, struct.pack("<II", 0o755, 0) + b"new\0")[0] == errno.EROFS
+        assert kernel.ask(Opcode.GETXATTR, struct.pack("<II", 0, 0) + b"user.none\0", inode)[0] == errno.ENODATA
+        # Not asked again after this.
+        assert kernel.ask(25, struct.pack("<QIIQ", handle, 0, 0, 0), inode)[0] == errno.ENOSYS
+
+    serve_until(kernel, ask, tmp_path)
+
+
+def test_a_request_that_has_vanished_holds_nobody_up_for_long(
+    kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyfuse3 reads where nothing is, as when a reader was killed after the kernel had said that it waits."""
+    lies = 0
+
+    @contextlib.contextmanager
+    def lying(descriptor: int) -> Iterator[None]:
+        module = pyfuse3_binding.pyfuse3
+        wait = module._wait_fuse_readable
+
+        async def lie_now_and_then() -> bool:
+            nonlocal lies
+            if lies < 5:
+                lies += 1
+                return True
+            return bool(await wait())
+
+        monkeypatch.setattr(module, "_wait_fuse_readable", lie_now_and_then)
+        yield
+
+    monkeypatch.setattr(pyfuse3_binding, "looking_before_waiting", lying)
+    ticks: list[float] = []
+
+    def ask() -> None:
+        until = 10 * pyfuse3_binding._HELD_UP_S
+        with contextlib.suppress(TimeoutError):
+            kernel.socket.settimeout(until)
+            kernel.socket.recv(1)
+        kernel.socket.settimeout(PATIENCE_S)
+        assert kernel.ask(Opcode.GETATTR, bytes(16))[0] == 0
+
+    serve_until(kernel, ask, tmp_path, ticks)
+    assert lies == 5
+    # Nobody asked for anything while all five were held up, one after the other.
+    assert len(ticks) > 20
+
+
+def test_a_wait_of_another_kind_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def of_a_later_version(descriptor: int) -> bool:
+        return True
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for wait in (of_a_later_version, lambda: True, None):
+            monkeypatch.setattr(pyfuse3, "_wait_fuse_readable", wait)
+            with looking_before_waiting(ours.fileno()):
+                assert pyfuse3._wait_fuse_readable is wait
+
+
+def test_what_nobody_waits_for_any_more_is_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("pyfuse3")
+    before = logger.filters[:]
+    logger.addFilter(pyfuse3_binding._is_news)
+    try:
+        logger.error("fuse_read(): fuse_reply_* failed with %s", os.strerror(errno.ENOENT))
+        logger.error("fuse_read(): fuse_reply_* failed with %s", os.strerror(errno.EINVAL))
+    finally:
+        logger.filters[:] = before
+    assert [record.args for record in caplog.records] == [(os.strerror(errno.EINVAL),)]

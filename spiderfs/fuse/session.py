@@ -135,7 +135,10 @@ class _Desk:
 
     # Longer than other functions: every request passes through this loop, whose parts share its variables.
     async def attend(self) -> None:
-        """Take requests until the file system is unmounted; rest while another task does so."""
+        """Take requests until the file system is unmounted; rest while another task does so.
+
+        It is one function, since a warm request passes through most of it and a further coroutine costs 0.1 us.
+        """
         burst = 0
         woken = False
         pass_at = standby_until = 0.0

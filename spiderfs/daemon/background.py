@@ -27,14 +27,14 @@ def detach() -> Callable[[str], None] | None:
     In the parent, returns None when the child has said that it is ready, and raises MountError with its reason or if it
     dies without a word.
     """
-    # Else the pipe, or a file of the daemon's, becomes what the child takes for its standard input or output.
+    # Without these descriptors the pipe, or a file of the daemon, would become the child's standard input or output.
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(null)
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
-        # A line, not the end of the file: the daemon's children hold the pipe as well.
+        # The daemon's children hold the pipe as well, so this reads to the end of the line, not of the file.
         with open(reader, "rb") as answer:
             reason = answer.readline().decode(errors="replace").rstrip("\n")
         if reason == _READY:
@@ -50,7 +50,7 @@ def detach() -> Callable[[str], None] | None:
     unreported = [writer]
 
     def report(failure: str) -> None:
-        # Only once: afterwards the number may be that of another file.
+        # The report is sent once: after that the number may be that of another file.
         while unreported:
             answer = unreported.pop()
             os.write(answer, f"{failure or _READY}\n".encode(errors="replace"))
@@ -67,7 +67,7 @@ def notify_systemd(state: str) -> None:
     # A leading @ is an abstract address, written as a NUL byte (unix(7)).
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-            # Whoever is to hear it may not read.
+            # The process at the other end may not read.
             notify.settimeout(NOTIFY_S)
             notify.connect("\0" + address[1:] if address.startswith("@") else address)
             notify.sendall(state.encode())

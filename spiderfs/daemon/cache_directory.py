@@ -1,11 +1,12 @@
-"""The cache directory is its user's alone: made, checked and tightened before anything in it is believed.
+"""The cache directory is its user's alone: it is made, checked and closed to others before anything in it is used.
 
-Who can read it reads the source with the daemon's rights, and who can write to it says what readers get. So nothing in
-it may be open to anybody else, or have been put there by anybody else; root is no exception, for it would be made to
-believe an ordinary user's files. What an earlier version has left open to be read is closed.
+Whoever can read the cache directory reads the source with the daemon's rights, and whoever can write to it decides what
+readers get. So no file in it may be open to other users, or have been put there by other users. That holds for a mount
+of root too: root would otherwise believe the files of an ordinary user. If an earlier version has left files open to be
+read, they are closed.
 
-Who may write to a directory above could exchange it as a whole. The owners and groups of those are trusted, unless
-everybody could have made them (as in /tmp); everybody is not.
+A user who may write to a directory above could exchange the cache directory as a whole. The owners and groups of the
+directories above are trusted, unless everybody could have made such a directory (as in /tmp).
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _KNOWN = {*CacheLayout.FILES, *CacheLayout.DIRECTORIES, "lost+found"}
 
 
 def real_path(path: Path) -> Path:
-    """Where it lies, whatever links lead there; itself it may be one."""
+    """The path without links on the way; the last name may still be a link."""
     return Path(os.path.realpath(path.parent), path.name)
 
 
 def open_cache_directory(path: Path) -> int:
     """A descriptor of the directory's lock file; makes what is missing. `path` is real. Raises ConfigError.
 
-    From here on whatever this process and its children make is its user's alone.
+    From here on all files that this process and its children make are their user's alone.
     """
     os.umask(PRIVATE_UMASK)
     try:
@@ -47,7 +48,7 @@ def open_cache_directory(path: Path) -> int:
             )
         _check_above(path)
         path.mkdir(parents=True, exist_ok=True)
-        # By its descriptor, so that what was checked is what is closed.
+        # All goes by the descriptor, so that the directory that was checked is the one that is closed to others.
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             _close_to_others(path, directory)
@@ -102,8 +103,8 @@ def _what_to_do(path: Path, holder: bytes) -> str:
 
 
 def _check_above(path: Path) -> None:
-    """Nobody at large may exchange the directory as a whole, or one above it; those that are missing are ours."""
-    # Who has become root through sudo is not to be kept from a directory of theirs.
+    """Refuse a path of which any user could exchange a part; directories that are missing will be our own."""
+    # A user who has become root through sudo may use a directory of their own.
     trusted = {"0", str(os.geteuid()), os.environ.get("SUDO_UID")}
     anybody_makes = False
     for above in reversed(path.parents):
@@ -137,7 +138,7 @@ def _close_to_others(path: Path, directory: int) -> None:
             f"{CHOOSE_ANOTHER}, or delete it"
         )
     if mode & _OTHERS:
-        # Never one that has other uses: root may have named /var/cache.
+        # A directory that has other uses is never changed: root may have named /var/cache.
         if not _KNOWN.issuperset(os.listdir(directory)):
             raise ConfigError(
                 f"the cache directory {path} is open to others (mode {mode:04o}) and holds more than a cache: "
@@ -166,7 +167,7 @@ def tighten(path: Path) -> None:
 
 
 def _all_of(path: Path) -> Iterator[Path]:
-    """Each place before what is in it. What is in `run` goes before it is used, but for the directory itself."""
+    """Each directory before its entries. The entries of `run` are left out: a mount deletes them before it begins."""
     for name in (*CacheLayout.FILES, *CacheLayout.DIRECTORIES):
         if os.path.lexists(path / name):
             yield path / name

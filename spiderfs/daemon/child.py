@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def live(main: Callable[[], Awaitable[None]]) -> NoReturn:
-    """The whole life of a child; ends without unwinding, for a thread that hangs in the source cannot be joined."""
+    """Live the whole life of a child, and end without unwinding: a thread that hangs in the source cannot be joined."""
     status = 1
     try:
         # Only the supervisor acts on Ctrl-C in the terminal.
@@ -38,7 +38,7 @@ def live(main: Callable[[], Awaitable[None]]) -> NoReturn:
 
 
 def _damage_in(exc: BaseException) -> StoreCorrupt | None:
-    """The damage to the store because of which a process ends; None if it ends of something else."""
+    """The damage to the store that ends the process; None if something else ends it."""
     if isinstance(exc, BaseExceptionGroup):
         return next((damage for inner in exc.exceptions if (damage := _damage_in(inner))), None)
     return exc if isinstance(exc, StoreCorrupt) else None

@@ -1,10 +1,10 @@
 """The guard: a process that outlives the supervisor, then ends the connection to the kernel and unlocks the cache.
 
-The connection ends by itself when the last descriptor of /dev/fuse is closed, and the lock of the cache directory with
-the last one of it. A process that cannot be killed, because it waits in the kernel for a source that hangs, keeps both
-open, and the mount's readers and the next mount would wait as long as it does. The guard has no descriptor of
-/dev/fuse, touches neither source nor mount, and so is never held up. It is no child of the supervisor's and in a
-session of its own, so what is aimed at the supervisor's children does not meet it.
+The connection ends by itself when the last descriptor of /dev/fuse is closed, and the cache directory is unlocked when
+the last descriptor of its lock file is closed. A process that waits in the kernel for a source that hangs cannot be
+killed, and keeps both open; the mount's readers and the next mount would wait as long as this process does. The guard
+has no descriptor of /dev/fuse and touches neither source nor mount, so nothing holds it up. It is no child of the
+supervisor and has a session of its own, so a signal to the supervisor's children does not reach it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Guard:
         self.keep()
 
     def follow(self, lock: int) -> None:
-        """Unlock this one instead: another cache directory has taken the place of one that was lost."""
+        """Unlock this file instead: a new cache directory has taken the place of one that was lost."""
         self._lock = lock
-        # The guard so far goes on too, for the connection; nobody asks for the lock that it has.
+        # The guard that runs now stays, for the connection; no other process asks for the lock that it has.
         if self._alive >= 0:
             os.close(self._alive)
             self._alive = -1
@@ -55,9 +55,9 @@ class Guard:
 def _start(connection: int | None, lock: int) -> int:
     """A descriptor that is readable once the new guard has ended; raises OSError."""
     watched = os.pidfd_open(os.getpid())
-    # The guard has the only end that is left for writing, and writes nothing.
+    # The guard alone keeps the writing end, and writes nothing: the reading end is readable once the guard has ended.
     alive, held = os.pipe()
-    # Twice, so that the guard is not a child of this process.
+    # Forked twice, the guard is no child of this process.
     between = os.fork()
     if between == 0:
         try:
@@ -75,7 +75,7 @@ def _watch(watched: int, connection: int | None, lock: int, held: int) -> None:
     os.setsid()
     os.chdir("/")
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # Everything else: the descriptor of /dev/fuse, the terminal.
+    # All other descriptors are closed: that of /dev/fuse, and those of the terminal.
     last = 0
     for kept in sorted(fd for fd in (watched, connection, lock, held) if fd is not None):
         os.closerange(last, kept)
@@ -84,6 +84,7 @@ def _watch(watched: int, connection: int | None, lock: int, held: int) -> None:
     select.select([watched], [], [])
     if connection is not None:
         abort(connection)
-    # For all who have this open file: the kernel has killed the supervisor's children before it said that this one has
-    # ended, and what is left of them runs no instruction any more.
+    # This unlocks the file for all processes that share the descriptor. That is safe: the kernel killed the
+    # supervisor's children before it said that the supervisor has ended, and what is left of them runs no instruction
+    # any more.
     fcntl.flock(lock, fcntl.LOCK_UN)

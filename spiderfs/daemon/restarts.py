@@ -1,9 +1,9 @@
-"""When a process that has died is started again: at once if it had got on, else later and later, or not at all."""
+"""When a dead process starts again: at once if it had done something, else after longer and longer pauses, or never."""
 
 from __future__ import annotations
 
-# A process that died before it had done anything is likely to do so again. The first pause is that before the second
-# start in a row; each further pause is twice as long, up to the longest.
+# A process that died before it had done anything is likely to die so again. The first pause comes before the second
+# start in a row; each further pause is twice as long as the one before, up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 
 

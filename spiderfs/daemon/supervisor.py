@@ -1,18 +1,19 @@
 """The supervisor: mounts, forks workers and a manager, and starts again what dies. It does nothing else.
 
-It holds the FUSE descriptor and never answers a request, so it has no reason to die itself; if it is killed, the kernel
-kills its children (PR_SET_PDEATHSIG), the guard ends the connection and unlocks the cache directory (`guard.py`),
-readers get ENOTCONN and the next mount cleans up.
+The supervisor holds the FUSE descriptor and never answers a request, so it has no reason to die itself. If somebody
+kills it, the kernel kills its children (PR_SET_PDEATHSIG), the guard ends the connection and unlocks the cache
+directory (`guard.py`), readers get ENOTCONN and the next mount cleans up.
 
-What it does when a child ends:
+What the supervisor does when a child ends:
     worker, exit 0              the file system was unmounted: stop everything
     any, EXIT_STORE_CORRUPT     wipe the store, start all children again
     worker, anything else       start another one, and have the kernel hand out its requests again
     manager, anything else      start another one; reads go on meanwhile
-A crash may be a symptom of a damaged store (SIGBUS): then the store is walked first. If the cache directory was deleted
-or moved, it is made anew, and all children start again. Workers that keep dying without having answered anybody end
-the mount, with an error to readers, rather than making them wait for ever. A child has ended when its first thread has:
-others may wait in the source for as long as that hangs, and cannot be killed (`process_table.ended_status`).
+A crash may be a symptom of a damaged store (SIGBUS); then the supervisor walks the store first. If somebody deleted or
+moved the cache directory, the supervisor makes it anew and starts all children again. If workers keep dying without
+having answered any request, the mount ends: readers get an error, and need not wait for ever. A child counts as ended
+when its first thread has ended: other threads may wait in the source for as long as the source hangs, and cannot be
+killed (`process_table.ended_status`).
 """
 
 from __future__ import annotations
@@ -49,24 +50,25 @@ from spiderfs.trace.format import TraceWriter
 
 log = logging.getLogger(__name__)
 
-# After an unmount: how long open handles go on being served, and how long the manager may take to save.
+# After an unmount, workers serve open handles for so long, and the manager may take so long to save.
 DRAIN_S = 5.0
 SAVE_S = 10.0
-# How long the end of a killed process is waited for. One that has not ended by then waits in the kernel: for answers of
-# the mount, which the end of the connection ends, or for a source or a disk that hangs.
+# The supervisor waits so long for the end of a process that it has killed. A process that has not ended by then waits
+# in the kernel: for answers of the mount, until the connection ends, or for a source or a disk that hangs.
 KILLED_S = 5.0
-# Workers that die more often than this, without an answer to anybody in between, are not worth starting again.
+# After so many deaths of workers, with no request answered in between, the supervisor gives up.
 DEATHS = 20
 READY_POLL_S = 0.002
 # How often the supervisor looks for guard and cache directory, and for children whose end no signal reports.
 LOOK_S = 2.0
-# A process begins in 0.1 s, on two busy cores in 2. One that has not by then waits for a lock of the store whose holder
-# is dead: the kernel frees such locks (robust futexes), but not if it had no memory for that when it killed the holder,
-# as in a control group at its limit. The first process to open the store after all have closed it makes new locks.
+# A process begins in 0.1 s, on two busy cores in 2 s. A process that has not begun after START_S waits for a lock of
+# the store whose holder is dead. The kernel frees such locks (robust futexes), but not if it had no memory for that
+# when it killed the holder, as in a control group at its limit. When all processes have closed the store, the next one
+# to open it makes new locks.
 START_S = 10.0
-# This many in so short a time by a signal of _CRASHES are taken for damage to the store even if a walk finds none.
+# So many deaths by a signal of _CRASHES in so short a time mean a damaged store, even if a walk finds no damage.
 CRASHES, CRASHES_WITHIN_S = 4, 60.0
-# A manager that dies at once must not keep the processor busy; workers are waited for by readers.
+# A manager that dies at once must not keep the processor busy. Readers wait for workers, so these pause less.
 MANAGER_PAUSE_S = 0.5
 # Deaths by these may come from a page of the store that is not there.
 _CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
@@ -103,14 +105,14 @@ def run(options: Options, foreground: bool) -> int:
 
 
 def _serve(options: Options, foreground: bool, report: Callable[[str], None]) -> None:
-    # By its real path from here on: of links on the way only those are trusted that there are now.
+    # From here on the directory goes by its real path: whoever changes a link on the way later changes nothing here.
     options = options.model_copy(update={"cache_dir": real_path(options.cache_dir)})
     lock = lock_cache_directory(options.cache_dir, options.mountpoint)
     log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
     directories = CacheLayout(options.cache_dir)
     bind_to_source(directories, options.source)
     if options.trace is not None:
-        # Found out here, a trace that cannot be written is one line for the user; the manager goes on without it.
+        # Here the user gets one line about a trace that cannot be written; the manager only goes on without a trace.
         TraceWriter(options.trace).close()
     if mounts.clean_stale(options.mountpoint):
         log.warning("took away what a crash had left mounted at %s", options.mountpoint)
@@ -120,7 +122,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
         log.warning("the cache starts empty: %s", rebuilt)
         context.row(SUPERVISOR_ROW).add("store_rebuilds")
     publish_options(directories.run, options)
-    # Blocked from here on, so that none is lost between two waits; children unblock them.
+    # These signals are blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kernel = mount(options.binding, options.mountpoint, os.fspath(options.source), options.allow_other, options.exec)
     connection = mounts.open_abort(options.mountpoint)
@@ -289,7 +291,7 @@ class Supervisor:
     def _resend(self) -> None:
         self._counters.add("resends")
         if not self._kernel.resend():
-            # The dead worker's readers would wait for ever; an error is better.
+            # The readers of the dead worker would wait for ever, and an error is better for them.
             raise MountError("this kernel cannot hand requests out again (Linux 6.9 can): the mount ends")
 
     def _store_is_damaged(self, status: int) -> bool:
@@ -299,7 +301,7 @@ class Supervisor:
             return False
         self._crashes.append(time.monotonic())
         if len(self._crashes) == CRASHES and self._crashes[-1] - self._crashes[0] < CRASHES_WITHIN_S:
-            # The walk does not see LMDB's list of free pages, which crashes those who write.
+            # The walk does not see LMDB's list of free pages; damage there crashes the processes that write.
             self._crashes.clear()
             return True
         store = self._context.directories
@@ -313,13 +315,13 @@ class Supervisor:
         self._counters.add("store_rebuilds")
 
     def _end_all_and_start_again(self) -> None:
-        """Who is to be started anyway keeps its time, which is later where children keep dying."""
+        """A child that waits for its restart anyway keeps its time, which is later if children keep dying."""
         self._end_children(signal.SIGKILL, KILLED_S)
         latest = max(self._due.values(), default=time.monotonic())
         self._due = dict.fromkeys([_MANAGER, *range(self._context.options.workers)], latest)
 
     def _look_for_cache(self) -> None:
-        """If the cache directory was deleted or moved, or what lies in it, begin anew with what is there."""
+        """If the cache directory or a part of it was deleted or moved, begin anew with what is left."""
         context = self._context
         missing = context.lost_part(self._lock)
         if missing is None:
@@ -362,13 +364,13 @@ class Supervisor:
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _disconnect(self) -> None:
-        """Readers get an error from now on, whatever becomes of the children; without `abort`, once these end."""
+        """Give readers an error from now on; if the connection cannot be aborted, from when all children have ended."""
         if self._connection is not None:
             mounts.abort(self._connection)
         self._kernel.leave()
 
     def _end_children(self, number: int, patience_s: float, pids: list[int] | None = None) -> None:
-        """Send a signal to these children, or all; kill those that are still there after `patience_s`."""
+        """Send a signal to these children, or to all; kill the ones that are still there after `patience_s`."""
         going = [pid for pid in (self._children if pids is None else pids) if pid in self._children]
         for pid in going:
             os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""Who read what, lately: the memory behind `.spiderfs/log`, and the trace for `spiderfs simulate`."""
+"""The latest accesses, as `.spiderfs/log` shows them, and all accesses, as a trace for `spiderfs simulate` has them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from spiderfs.trace.recording import Recording
 
 log = logging.getLogger(__name__)
 
-# Accesses that the log begins with for somebody who looks only now.
+# For a reader who opens the log now, it begins with so many earlier accesses.
 REMEMBERED_ACCESSES = 1000
-# The file is written while somebody has looked at it within this time, and begun anew at this size: who follows it with
-# `tail -f` reads on, and a forgotten one costs nothing.
+# The log is written as long as somebody has looked at it within this time; a log that is forgotten costs nothing. At
+# this size the file begins anew, and a reader who follows it with `tail -f` reads on.
 WANTED_S = 60.0
 MAX_BYTES = 8 << 20
 
@@ -87,7 +87,7 @@ class AccessLog:
             with open(self._file, mode) as file:
                 file.writelines(lines)
         except OSError as exc:
-            # On a full disk these accesses are not shown; nothing else depends on them.
+            # A full disk costs the lines of these accesses, and nothing else depends on them.
             log.debug("the access log could not be written: %s", exc)
 
     def _is_wanted(self) -> bool:

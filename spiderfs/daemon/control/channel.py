@@ -1,13 +1,13 @@
 """Questions about control files, from a worker to the manager and back.
 
-One connection per question on a Unix stream socket. The question is one msgpack map, and the asker shuts its half down
-when it has said all. The answer is any number of maps with a piece of the `text` each, and a last one that says how it
-went: `done`, `refused` with the reason, or `failed`. So a text may be of any length, and neither side holds more of it
-than a piece. The supervisor made the listening socket, so a question asked while the manager is being started again
-waits in the backlog.
+A worker makes one connection to a Unix stream socket for each question. The question is one msgpack map; the worker
+then shuts down its half of the connection. The answer is any number of maps with a piece of the `text` each, and a last
+map that says how it went: `done`, `refused` with the reason, or `failed`. So a text may be of any length, and neither
+side holds more than a piece of it. The supervisor made the listening socket, so a question that is asked while the
+manager starts again waits in the backlog.
 
-Nothing that is asked here may end the manager: what a control file raises beyond what it should is logged, and its
-reader gets EIO.
+No question may end the manager: if a control file raises an error that it should not raise, the manager logs the error,
+and the reader gets EIO.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from spiderfs.linux.sockets import socket_address
 
 log = logging.getLogger(__name__)
 
-# Of a question, or of a piece of an answer. A list of files to warm may be long, but not endless.
+# The longest question, or piece of an answer. A list of files to warm may be long, but not endless.
 MAX_MESSAGE_BYTES = 64 << 20
-# For each piece. A manager that is long about something says that it is there still, with an empty one.
+# A worker waits so long for each piece. A manager that needs longer sends empty pieces, to say that it is still there.
 ANSWER_TIMEOUT_S = 30.0
 ALIVE_INTERVAL_S = 5.0
-# For the question, and for the asker to take each piece.
+# The manager waits so long for the question, and for the worker to take each piece.
 QUESTION_TIMEOUT_S = 10.0
 
-# What sending raises when the asker has gone, or takes nothing.
+# Sending raises these when the worker has gone, or takes nothing.
 _GIVEN_UP = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 Send = Callable[[bytes], Awaitable[None]]
@@ -49,7 +49,7 @@ class Answering(Protocol):
 
 
 class ControlClient:
-    """A worker's end: the ControlChannel of `Control`."""
+    """A worker's end of the channel: the ControlChannel of `vfs.control_files.Control`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class ControlClient:
                 async with await trio.open_unix_socket(address) as stream:
                     await stream.send_all(_packed(question))
                     await stream.send_eof()
-                    # A refusal quotes what the user wrote, and that need not be UTF-8.
+                    # A refusal quotes the text that the user wrote, which need not be UTF-8.
                     answers = msgpack.Unpacker(unicode_errors="surrogateescape", max_buffer_size=MAX_MESSAGE_BYTES)
                     async for received in stream:
                         answers.feed(received)
@@ -114,7 +114,7 @@ def _answering(table: Answering) -> Callable[[trio.SocketStream], Awaitable[None
         except trio.BrokenResourceError:
             log.debug("a control question was given up by its asker")
         except (ValueError, TypeError, KeyError) as exc:
-            # The socket is this user's own: most likely a worker that died in the middle of its question.
+            # Only this user reaches the socket; most likely a worker died in the middle of its question.
             log.info("a control question made no sense: %s", exc)
         else:
             async with trio.open_nursery() as nursery:
@@ -132,7 +132,7 @@ def _answering(table: Answering) -> Callable[[trio.SocketStream], Awaitable[None
 def _act(
     table: Answering, question: dict[str, Any], send: Callable[[dict[str, Any]], Awaitable[None]]
 ) -> Callable[[], Awaitable[None]]:
-    """What a question asks for; raises TypeError, KeyError for what is none."""
+    """What a question asks for; raises TypeError or KeyError if the message is no question."""
     if "render" in question:
         name = question["render"]
 

@@ -1,7 +1,8 @@
 """The manager's end of the FIFO into which readers that go around FUSE write what they served.
 
-It lives as long as the manager: a client that finds nobody at the other end reads through the mount until there is a
-new one. Clients never wait for it; what finds it full they count, and tell in the first record that fits.
+The FIFO lives as long as the manager. A client that finds no manager at the other end reads through the mount until
+there is a new FIFO. Clients never wait for the manager: a client counts the records that find the FIFO full, and tells
+their number in the next record that fits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class ClientPipe:
-    """Only who can read the store beside it can reach the FIFO: the mount's user, and root."""
+    """The manager's end; only users who can read the store can reach the FIFO: the mount's user, and root."""
 
     def __init__(self, run: RunLayout, terms: Terms, counters: Counters) -> None:
         self._terms = run.client_terms
@@ -46,17 +47,17 @@ class ClientPipe:
         self.change(terms)
 
     def change(self, terms: Terms) -> None:
-        """Let clients know what holds from now on."""
+        """Publish the terms that clients go by from now on."""
         try:
             publish_terms(self._terms, terms, self._name)
         except OSError as exc:
             log.warning("readers around FUSE do not learn of the options (%s)", exc.strerror)
-            # Rather none than old ones: without them they read through the mount.
+            # Clients must not go by old terms; without any terms they read through the mount.
             with contextlib.suppress(OSError):
                 self._terms.unlink()
 
     def read(self) -> list[Access]:
-        """What clients served since, counted, as events like the workers'; each was a hit."""
+        """The opens that clients served since the last call, as events like the workers'; all were hits."""
         records = read_events(self.fd)
         events = [record for record in records if record.inode]
         dropped = sum(record.size for record in records if not record.inode)

@@ -1,8 +1,8 @@
-"""The one-way road from the workers to the manager: a pipe that never makes a worker wait.
+"""The event pipe: workers tell the manager what was read, and never wait for it.
 
-Writes of up to PIPE_BUF bytes are atomic (pipe(7)), so many workers share one pipe and records never mix. A full pipe
-drops the batch and counts it: events are hints, the store is the truth. The supervisor keeps both ends open, so that a
-manager's death loses nothing that still fits into the pipe.
+Writes of up to PIPE_BUF bytes are atomic (pipe(7)), so many workers share one pipe and records never mix. If the pipe
+is full, a worker drops its batch and counts the events: events are hints, the store is the truth. The supervisor keeps
+both ends open, so the events that are in the pipe outlive the manager.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _time_s = attrgetter("time_s")
 def open_pipe() -> tuple[int, int]:
     """Read end and write end, both non-blocking."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    # An ordinary user who has used up his share of pipe memory keeps the 64 KiB that every pipe has.
+    # For a user who has used up the share of pipe memory, the pipe keeps the 64 KiB that every pipe has.
     with contextlib.suppress(PermissionError):
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     return reader, writer
@@ -61,11 +61,11 @@ class EventWriter:
 
 
 def read_events(fd: int) -> list[Access]:
-    """The events that wait, at most READ_EVENTS; empty if there are none."""
+    """The events that wait in the pipe, in the order of their times, at most READ_EVENTS."""
     try:
-        # A whole number of records: what the pipe holds is one too, so none is ever torn.
+        # The pipe holds whole records, and this reads a whole number of them, so no record is ever torn.
         waiting = os.read(fd, READ_EVENTS * ACCESS_RECORD.size)
     except BlockingIOError:
         waiting = b""
-    # Workers send batches; in the order of time, recency is what it was.
+    # Batches of several workers overlap in time; the policies need the order in which files were opened.
     return sorted(unpacked(waiting), key=_time_s)

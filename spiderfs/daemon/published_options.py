@@ -12,7 +12,7 @@ from spiderfs.options.model import Options
 from spiderfs.shared.bypass_terms import Terms, pid_namespace
 from spiderfs.shared.layout import RunLayout
 from spiderfs.vfs.permissions import Ownership
-from spiderfs.vfs.rules import Settings
+from spiderfs.vfs.rules import FOREVER_S, Settings
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ def settings_of(options: Options) -> Settings:
     """The part of the options that requests of the kernel depend on."""
     return Settings(
         ttl_s=options.ttl,
-        negative_ttl_s=options.negative_ttl,
-        dir_ttl_s=options.dir_ttl,
+        negative_ttl_s=min(options.negative_ttl, FOREVER_S),
+        dir_ttl_s=min(options.dir_ttl, FOREVER_S),
         sample_max_bytes=options.sample_max_bytes,
         wait_for_fetches=options.substitute_when == "late",
         ownership=Ownership(options.uid, options.gid, options.file_mode, options.dir_mode),

@@ -58,6 +58,17 @@ def test_a_file_of_any_time_is_shown(source: Path, tmp_path: Path, seconds: int)
         assert mount.metric("manager_restarts") == 0
 
 
+def test_everything_may_be_believed_for_ever(source: Path, tmp_path: Path) -> None:
+    (source / "directory").mkdir()
+    (source / "directory" / "file").write_bytes(b"content")
+    with mounted(source, tmp_path / "place", ttl="inf", negative_ttl="inf", dir_ttl="inf") as mount:
+        assert not (mount.point / "new").exists()
+        (source / "new").touch()
+        assert not (mount.point / "new").exists()
+        assert os.listdir(mount.point / "directory") == ["file"]
+        assert (mount.point / "directory" / "file").read_bytes() == b"content"
+
+
 @pytest.mark.parametrize("options", [{"ttl": "0s"}, {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}])
 def test_bytes_that_were_read_while_they_were_written_do_not_stay(
     source: Path, tmp_path: Path, options: dict[str, object]

@@ -15,6 +15,8 @@ IN_USE_FILE, FORMAT_FILE = "in-use", "format"
 DATA_FILE, BLOCKS_DIRECTORY, RESERVE_FILE = "data.mdb", "blocks", "reserve"
 
 _CLIENT_PIPE, _BACKING_FILE = "client-", "passthrough-"
+# A handle of a control file has its top bit set, and so 16 digits.
+_CONTROL_HANDLE = "[89a-f]" + "[0-9a-f]" * 15
 
 
 class CacheLayout:
@@ -61,9 +63,16 @@ class RunLayout:
         """What an open control file shows, or what was written to it so far."""
         return self.directory / f"{handle:x}"
 
+    def unfinished_snapshot(self, handle: int, worker: int) -> Path:
+        """The same while this worker is still writing it."""
+        return self.directory / f"{handle:x}.{worker}"
+
     def snapshots(self) -> Iterable[Path]:
-        # A handle of a control file has its top bit set, and so 16 digits.
-        return self.directory.glob("[89a-f]" + "[0-9a-f]" * 15)
+        """Unfinished ones too."""
+        return self.directory.glob(f"{_CONTROL_HANDLE}*")
+
+    def unfinished_snapshots(self, worker: int) -> Iterable[Path]:
+        return self.directory.glob(f"{_CONTROL_HANDLE}.{worker}")
 
     def client_pipe(self, token: str) -> Path:
         return self.directory / f"{_CLIENT_PIPE}{token}"

@@ -104,7 +104,7 @@ async def bare_filesystem(
             read_ahead=ReadAhead(nursery, fetcher, counters, READ_AHEAD_BLOCKS),
             redirects=redirects,
             brought=PendingReads(),
-            control=Control(control or NoManager(), run, os.getuid()),
+            control=Control(control or NoManager(), run, os.getuid(), worker=0),
             events=events,
             counters=counters,
             settings=settings or Settings(),

@@ -98,11 +98,11 @@ def is_control_handle(handle: int) -> bool:
 class Control:
     """Serves the directory; all workers share the snapshots and the log in `run`."""
 
-    def __init__(self, channel: ControlChannel, run: RunLayout, owner_uid: int) -> None:
+    def __init__(self, channel: ControlChannel, run: RunLayout, owner_uid: int, worker: int) -> None:
         self._channel = channel
         self._run = run
         self._owner_uid = owner_uid
-        self._snapshots = Snapshots(run)
+        self._snapshots = Snapshots(run, worker)
 
     @property
     def client_terms(self) -> Path:

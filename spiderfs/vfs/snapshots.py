@@ -7,6 +7,9 @@ gigabytes of the cache's disk, which the capacity does not count. The manager wr
 
 Where the disk has no room, a worker keeps a short text in memory. Another worker, which cannot see it, asks the manager
 again.
+
+A snapshot has another name until it is complete: no reader has the handle yet, and so none would ever close it if its
+worker died. The next process of this worker removes it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import contextlib
 import io
 import logging
 import time
-from pathlib import Path
 from typing import Self
 
 from spiderfs.errors import NoRoom, SpiderfsError, TryAgain
@@ -34,10 +36,15 @@ _WARNING_INTERVAL_S = 60.0
 
 
 class Snapshots:
-    def __init__(self, run: RunLayout) -> None:
+    def __init__(self, run: RunLayout, worker: int) -> None:
         self._run = run
+        self._worker = worker
         self._unwritten: dict[int, bytes] = {}
         self._warned_at_s = -_WARNING_INTERVAL_S
+        for path in run.unfinished_snapshots(worker):
+            # Where the disk has turned read-only, it stays until the next mount.
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def begin(self, handle: int) -> Snapshot:
         """A snapshot to be written piece by piece, as `with begin(handle) as snapshot`; raises TryAgain, NoRoom."""
@@ -45,7 +52,7 @@ class Snapshots:
         if number >= MAX_SNAPSHOTS:
             raise self._refusal(TryAgain(f"{MAX_SNAPSHOTS} of them are open: close some, and try again"))
         self._check(used_bytes)
-        return Snapshot(self, self._run.snapshot(handle), handle)
+        return Snapshot(self, self._run, self._worker, handle)
 
     def check(self) -> None:
         """Raise NoRoom if all snapshots together are longer than they may be."""
@@ -125,9 +132,10 @@ class Snapshot:
     Where the disk has no room for it, a short text is left in memory; for a long one NoRoom is raised.
     """
 
-    def __init__(self, snapshots: Snapshots, path: Path, handle: int) -> None:
+    def __init__(self, snapshots: Snapshots, run: RunLayout, worker: int, handle: int) -> None:
         self._snapshots = snapshots
-        self._path = path
+        self._path = run.unfinished_snapshot(handle, worker)
+        self._complete_path = run.snapshot(handle)
         self._handle = handle
         self._file: io.FileIO | None = None
         self._in_memory: bytearray | None = None
@@ -145,6 +153,9 @@ class Snapshot:
             self._give_file_up()
         elif self._file is not None:
             self._file.close()
+            # Where it has gone with the cache directory, the manager is asked again.
+            with contextlib.suppress(OSError):
+                self._path.rename(self._complete_path)
         elif self._in_memory is not None:
             self._snapshots.remember(self._handle, bytes(self._in_memory))
 

@@ -57,9 +57,9 @@ class Harness:
     def __init__(self, directory: Path) -> None:
         self.run = RunLayout(directory)
         self.manager = Manager()
-        self.control = Control(self.manager, self.run, OWNER)
+        self.control = Control(self.manager, self.run, OWNER, worker=0)
         # Another worker of the same mount.
-        self.other = Control(self.manager, self.run, OWNER)
+        self.other = Control(self.manager, self.run, OWNER, worker=1)
 
     async def open(self, name: bytes, flags: int = os.O_RDONLY, uid: int = OWNER) -> int:
         return await self.control.open(self.control.lookup(name).inode, flags, uid)
@@ -228,6 +228,28 @@ def test_a_manager_that_ends_in_the_middle_leaves_no_snapshot(tmp_path: Path) ->
         with pytest.raises(TryAgain):
             await harness.open(b"cache")
         assert harness.snapshots() == []
+
+    run(tmp_path, test)
+
+
+def test_a_worker_that_is_killed_in_the_middle_leaves_its_snapshot_to_its_successor(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        kept = await harness.open(b"stats")
+        killed: list[module.Snapshot] = []
+        for number, worker in enumerate((0, 0, 1)):
+            # Not left, as by a process that was killed.
+            snapshot = module.Snapshots(harness.run, worker).begin((1 << 63) + number).__enter__()
+            snapshot.write(b"the beginning")
+            killed.append(snapshot)
+            assert len(harness.snapshots()) == (2 if number < 2 else 3)
+        Control(harness.manager, harness.run, OWNER, worker=0)
+        assert len(harness.snapshots()) == 2, "the other worker goes on with its own"
+        Control(harness.manager, harness.run, OWNER, worker=1)
+        assert await harness.control.read(kept, 0, 100) == b"stats 1\n"
+        await harness.control.release(kept)
+        assert harness.snapshots() == []
+        for snapshot in killed:
+            snapshot.__exit__(TryAgain)
 
     run(tmp_path, test)
 

@@ -34,7 +34,7 @@ from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.store import Content, ContentKey
 from spiderfs.testing import Bare
-from spiderfs.vfs.answers import Caller
+from spiderfs.vfs.answer_types import Caller
 
 FILES = 1000
 FILE_BYTES = 2000

@@ -38,7 +38,7 @@ from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.hook_connection import ServerLimits
 from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.daemon.training.trainer import SampleList, Trainer
-from spiderfs.daemon.training.training import Training
+from spiderfs.daemon.training.wiring import Training
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, Hello

@@ -28,7 +28,7 @@ from spiderfs.daemon.caching.superseded import Superseded
 from spiderfs.daemon.caching.survey import Survey
 from spiderfs.daemon.caching.warmer import Warmer
 from spiderfs.daemon.context import MANAGER_ROW, MountContext
-from spiderfs.daemon.control import commands, lists, views
+from spiderfs.daemon.control import commands, long_views, views
 from spiderfs.daemon.control.access_log import AccessLog
 from spiderfs.daemon.control.channel import answer_questions
 from spiderfs.daemon.control.live_options import LiveOptions
@@ -38,7 +38,7 @@ from spiderfs.daemon.pipes.client_pipe import ClientPipe
 from spiderfs.daemon.pipes.event_pipe import EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.hook_server import HookServer, listen
-from spiderfs.daemon.training.training import Training
+from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import SpiderfsError, Stale, StoreError
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
@@ -169,10 +169,10 @@ class Manager:
             "hook": lambda: hook_socket,
             "version": views.version,
             "log": self._access_log.render,
-            "cache": lambda: lists.cached(content, catalogue, self._cache.score),
-            "redirects": lambda: lists.redirects(records, catalogue),
-            "scores": lambda: lists.scores(training.lists, training.scoring, catalogue),
-            "graph": lambda: lists.graph(training.lists, training.scoring),
+            "cache": lambda: long_views.cached(content, catalogue, self._cache.score),
+            "redirects": lambda: long_views.redirects(records, catalogue),
+            "scores": lambda: long_views.scores(training.lists, training.scoring, catalogue),
+            "graph": lambda: long_views.graph(training.lists, training.scoring),
         }
         acts: dict[str, Act] = {
             "config": partial(commands.change_config, self._options),

@@ -14,7 +14,7 @@ from spiderfs.fuse.passthrough import Passthrough, passing_out
 from spiderfs.fuse.session import Body, Handler
 from spiderfs.fuse.wire import Opcode, OpenFlag
 from spiderfs.metrics import Counters
-from spiderfs.vfs.answers import Caller
+from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.filesystem import Filesystem
 
 log = logging.getLogger(__name__)

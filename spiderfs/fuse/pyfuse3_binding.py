@@ -32,7 +32,7 @@ from spiderfs.errors import MountError, ReadOnly
 from spiderfs.fuse import session, wire
 from spiderfs.fuse.error_numbers import error_number
 from spiderfs.fuse.kernel import Serving
-from spiderfs.vfs.answers import Attributes, Caller, Entry
+from spiderfs.vfs.answer_types import Attributes, Caller, Entry
 
 log = logging.getLogger(__name__)
 
@@ -325,7 +325,7 @@ def looking_before_waiting(descriptor: int) -> Iterator[None]:
 
 
 async def _let_go_of_views(idle: Callable[[], None]) -> None:
-    """What an answer was a view of must not keep pages of the store from being used again while nobody asks."""
+    """Let go of the store's pages that answers were views of, so that they can be used again while nobody asks."""
     while True:
         await trio.sleep(_VIEW_S)
         idle()
@@ -336,5 +336,8 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """pyfuse3 takes an answer that nobody waits for any more for an error: its reader was killed, or has unmounted."""
+    """Whether to keep this log record.
+
+    False for pyfuse3's error about an answer that nobody waits for: its reader was killed, or has unmounted.
+    """
     return record.args not in ((os.strerror(errno.ENOENT),), (os.strerror(errno.ENODEV),))

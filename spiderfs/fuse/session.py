@@ -2,16 +2,16 @@
 
 The supervisor mounts and answers the kernel's INIT, then forks; each worker serves the inherited descriptor. A request
 that a worker took and did not answer is handed out again after FUSE_NOTIFY_RESEND (Linux >= 6.9), so a worker may be
-killed at any time. The descriptor is non-blocking: a worker that comes too late for a request finds nothing and waits
-on, and so does one whose request's caller was killed meanwhile.
+killed at any time. The descriptor is non-blocking: a worker goes on waiting if another worker was quicker to take the
+request, or if the request's caller was killed meanwhile.
 
-A handler is a coroutine, and most of them never wait: they are run where they were called, by the task that took the
-request, which then looks for the next one without a pass of trio's loop. That task is the **attendant**, and there is
-one at a time. When its handler does have to wait, it stays with it and starts another attendant. So a request costs a
-task only if it waits for something.
+A handler is a coroutine, and most handlers never wait. The task that takes a request runs its handler at once, and then
+looks for the next request without a pass of trio's loop. That task is the **attendant**, and there is one at a time.
+When a handler does have to wait, the attendant stays with this handler, and another task becomes the attendant. So a
+request costs a task only if it waits for something.
 
-While nothing but timers is under way in the process, the attendant also **stands by**: it waits for the next request by
-itself. That costs a tenth of a pass of trio's loop, and of several workers that wait so the kernel wakes one
+While nothing but timers is under way in the process, the attendant also **stands by**: it waits for the next request
+without trio. That costs a tenth of a pass of trio's loop. When several workers stand by, the kernel wakes one of them
 (EPOLLEXCLUSIVE, epoll_ctl(2)).
 """
 
@@ -33,24 +33,24 @@ from spiderfs.errors import MountError, StoreCorrupt
 from spiderfs.fuse import wire
 from spiderfs.linux import mounts
 from spiderfs.metrics import Counters
-from spiderfs.vfs.answers import Caller
+from spiderfs.vfs.answer_types import Caller
 
 log = logging.getLogger(__name__)
 
 Body = bytes | memoryview | None
-"""An answer without its header; None where the kernel expects none."""
+"""The body of an answer, without its header; None where the kernel expects no answer."""
 Handler = Callable[[int, memoryview, Caller, int], Coroutine[Any, Any, Body]]
-"""Answers one kind of request: inode, what came with the request, who asks, and the kernel's number of the request.
+"""Answers one kind of request; its arguments are the inode, the request's body, the caller and the request's number.
 
-What came with it may be looked at until the first await.
+The body may be looked at until the first await only.
 """
 
 # Requests that a worker answers at the same time; the others wait in the kernel. Readers that wait for a hanging source
 # hold one each and must not use up those that serve cached files.
 MAX_WAITING = 512
-# Requests in a row that are answered without a pass of trio's loop, which is where everything else gets on.
+# Requests in a row that are answered without a pass of trio's loop. Every other task waits for such a pass.
 BURST = 16
-# So late timers may be for standing by, and so long after the last request an attendant stands by at all.
+# An attendant stands by for STANDBY_S after the last request. Timers may be late by PASS_INTERVAL_S meanwhile.
 PASS_INTERVAL_S = 0.005
 STANDBY_S = 0.1
 _INIT_PATIENCE_MS = 10_000
@@ -71,7 +71,7 @@ def mount(at: Path, source: str, allow_other: bool, programs_run: bool) -> int:
 
 
 def resend(descriptor: int) -> bool:
-    """Ask the kernel to hand out again what was not answered; False where it cannot (Linux < 6.9)."""
+    """Ask the kernel to hand out unanswered requests again; False where it cannot (Linux < 6.9)."""
     try:
         os.write(descriptor, wire.resend())
     except OSError as exc:
@@ -91,8 +91,8 @@ async def serve(
 ) -> None:
     """Answer requests until the file system is unmounted.
 
-    `error_number` says what the kernel is told of an exception. `idle` is called before a request is looked for.
-    `at_rest` says whether nothing is under way for which trio's loop is needed, beside the requests themselves.
+    `error_number` gives the errno for an exception. `idle` is called before each look for a request. `at_rest` says
+    whether trio's loop has nothing to do but to wait for requests and timers.
     """
     with select.epoll() as arrivals:
         arrivals.register(descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
@@ -102,7 +102,7 @@ async def serve(
 
 
 class _Desk:
-    """Where a worker's attendant takes requests."""
+    """A worker's place for taking requests: its attendant, and the tasks that wait to attend again."""
 
     def __init__(
         self,
@@ -127,10 +127,11 @@ class _Desk:
         self._bodies = memoryview(self._buffer)[wire.IN_HEADER.size :]
         self._attended = True
         self._waiting = 0
-        # Attendants who have waited while others took their place. A new task costs 30 us, which a fetch would pay.
+        # Tasks that had to wait for an answer while other tasks became attendants; each may attend again. A new task
+        # costs 30 us, which a fetch would pay.
         self._resting = trio.lowlevel.ParkingLot()
         self._unmounted = False
-        # Told now and then: at each request it would take 0.1 us.
+        # Answers that the counters do not have yet: to add each one at once would take 0.1 us.
         self._answers = 0
 
     # Longer than other functions: every request passes through this loop, whose parts share its variables.
@@ -158,7 +159,7 @@ class _Desk:
                     await trio.lowlevel.wait_readable(self._descriptor)
                     woken = True
                 elif now >= pass_at:
-                    # Twice, for a timer that ends here is run with this task, in either order.
+                    # Two passes: the task whose timer ends in the first one may be run after this task.
                     for _ in range(2):
                         await trio.lowlevel.checkpoint()
                     pass_at = time.monotonic() + PASS_INTERVAL_S
@@ -172,7 +173,7 @@ class _Desk:
                     self._resting.unpark_all()
                     return
                 if exc.errno in (errno.ENOENT, errno.EINTR):
-                    continue  # the caller of this one was killed while it was being read
+                    continue  # the caller was killed while its request was being read
                 raise
             burst += 1
             woken = False
@@ -182,7 +183,7 @@ class _Desk:
             _, opcode, unique, inode, uid, gid, pid, _ = wire.IN_HEADER.unpack_from(self._buffer)
             handler = self._handlers.get(opcode)
             if handler is None:
-                # For most requests that is: do not ask again.
+                # To most kinds of requests the kernel takes ENOSYS as: do not ask again.
                 _write(self._descriptor, unique, errno.ENOSYS, b"")
                 continue
             answer = handler(inode, self._bodies[: length - wire.IN_HEADER.size], Caller(uid, gid, pid), unique)
@@ -222,14 +223,14 @@ class _Desk:
             self._answers = 0
 
     def _leave(self) -> None:
-        """The attendant has to wait: let another one take its place."""
+        """Let another task become the attendant, since this one has to wait."""
         self._waiting += 1
         self._attended = self._waiting < MAX_WAITING
         if self._attended and not self._resting.unpark():
             self._nursery.start_soon(self.attend)
 
     def _return(self) -> bool:
-        """Whether a task that has waited is to attend again at once."""
+        """Count the task as no longer waiting; returns whether it is to attend again at once."""
         self._waiting -= 1
         if self._attended:
             return False
@@ -243,8 +244,8 @@ def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -
         os.writev(descriptor, (header, body))
     except OSError as exc:
         if exc.errno == errno.EFAULT:
-            # The kernel could not read the answer: a page of the store's map is gone. Whoever takes a look at it in
-            # this process dies by SIGBUS; the supervisor has the request answered by another worker all the same.
+            # The kernel could not read the answer: a page of the store's map is gone. This process would die of SIGBUS
+            # if it read that page. The supervisor has another worker answer the request.
             raise StoreCorrupt("a page of the cache is gone") from exc
         # ENOENT: the caller was killed, or the request was handed out twice. ENODEV: unmounted.
         if exc.errno not in (errno.ENOENT, errno.ENODEV):
@@ -253,7 +254,7 @@ def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -
 
 @types.coroutine
 def _rest(answer: Coroutine[Any, Any, Body], trap: Any) -> Generator[Any, Any, Body]:
-    """Go on with a coroutine that was begun by hand and gave `trap`."""
+    """Go on with a coroutine that was begun by `send(None)` and has yielded `trap`."""
     try:
         while True:
             try:

@@ -13,7 +13,7 @@ from enum import IntEnum, IntFlag
 
 from spiderfs.errors import InvalidArgument
 from spiderfs.sources.source import split_time
-from spiderfs.vfs.answers import Attributes, Entry
+from spiderfs.vfs.answer_types import Attributes, Entry
 
 MAJOR, MINOR = 7, 40
 # struct fuse_in_header: length, opcode, unique, nodeid, uid, gid, pid, extension length.
@@ -25,23 +25,24 @@ OPEN_OUT = struct.Struct("<QIi")
 # struct fuse_read_in: handle, offset, size; the lock owner and the flags of the open do not matter here.
 READ_IN = struct.Struct("<QQI")
 WRITE_OUT = struct.Struct("<Ixxxx")
-# struct fuse_setattr_in: what is to be set, handle, size.
+# struct fuse_setattr_in: flags of the attributes to set, handle, size.
 SETATTR_IN = struct.Struct("<IxxxxQQ")
 FATTR_SIZE = 1 << 3
 GETXATTR_OUT = struct.Struct("<Ixxxx")
-# First of fuse_open_in (flags), fuse_access_in (mask) and fuse_getxattr_in (size).
+# The first field of fuse_open_in (flags), of fuse_access_in (mask) and of fuse_getxattr_in (size).
 FIRST_WORD = struct.Struct("<I")
-# First of fuse_release_in: the handle.
+# The first field of fuse_release_in: the handle.
 HANDLE = struct.Struct("<Q")
-# Length of the structures in front of a name or of data.
+# The length of the structure that comes before a name or data.
 WRITE_IN_BYTES = 40
 GETXATTR_IN_BYTES = 8
 _STATFS_OUT = struct.Struct("<5Q3I28x")
-# major, minor, read-ahead, flags, and what of the flags does not fit into 32 bits
+# struct fuse_init_in: major, minor, read-ahead, the lower 32 bits of the flags, the upper bits.
 _INIT_IN = struct.Struct("<IIIII")
 _INIT_IN_UNUSED_BYTES = 44
-# major, minor, read-ahead, flags, background requests, of them before congestion, largest write, time granularity,
-# pages of a request, alignment of mappings, further flags, file systems on top of each other
+# struct fuse_init_out: major, minor, read-ahead, lower flags, background requests, how many of them mean congestion,
+# largest write, time granularity, pages of a request, alignment of mappings, upper flags, depth of stacked file
+# systems.
 _INIT_OUT = struct.Struct("<IIIIHHIIHHII24x")
 _ATTR = struct.Struct("<QQQqqqIIIIIIIIII")
 _ENTRY = struct.Struct("<QQQQII" + _ATTR.format[1:])
@@ -51,16 +52,16 @@ _STORE = struct.Struct("<QQII")  # fuse_notify_store_out: inode, offset, size, p
 _FORGET_NAME = struct.Struct("<QII")  # fuse_notify_inval_entry_out: inode of the directory, length of the name, flags
 _DIRENT_PLUS_BYTES = _ENTRY.size + _DIRENT.size
 
-# The largest write, and what a buffer for requests must hold: no other request is longer.
+# The largest write, and the size of a buffer for requests: no request is longer than a write.
 MAX_WRITE_BYTES = 1 << 20
 REQUEST_BYTES = MAX_WRITE_BYTES + IN_HEADER.size + WRITE_IN_BYTES
 # The largest READ: 1 MiB, which the kernel allows ordinary users too.
 _MAX_PAGES = 256
-# Of a listing, as a reader's off_t can say it.
+# The last position of a listing that a reader's off_t can hold.
 MOST_POSITION = (1 << 63) - 1
-# Requests that nobody waits for (RELEASE, read-ahead) in the kernel at a time; its own 12 hold up eight readers.
+# The kernel's limit on requests in the background (RELEASE, read-ahead); its default of 12 makes eight readers wait.
 _MAX_BACKGROUND, _CONGESTED = 64, 48
-# What a kernel offers by default.
+# The read-ahead that a kernel offers by default.
 _READ_AHEAD_BYTES = 128 << 10
 # struct stat counts blocks of this size, whatever the file system's own (stat(2)).
 _STAT_BLOCK_BYTES = 512
@@ -102,7 +103,7 @@ class Opcode(IntEnum):
 
 
 class Notice(IntEnum):
-    """What is told to the kernel unasked: an out header without a request, with this where an error would be."""
+    """A message to the kernel that answers no request: its out header has this number where an error would be."""
 
     INVAL_ENTRY = 3
     STORE = 4
@@ -150,7 +151,7 @@ _STACK_DEPTH = 1
 
 
 def unpacked(form: struct.Struct, body: memoryview) -> tuple[int, ...]:
-    """What a request's body begins with; raises InvalidArgument for one that is cut short."""
+    """Unpack the structure at the beginning of a request's body; raises InvalidArgument if the body is too short."""
     try:
         return form.unpack_from(body)
     except struct.error:
@@ -158,13 +159,13 @@ def unpacked(form: struct.Struct, body: memoryview) -> tuple[int, ...]:
 
 
 def init_again() -> bytes:
-    """INIT as a kernel would ask that offers what was taken of its offer: for libfuse, which wants to answer it."""
+    """The INIT of a kernel that offers just what spiderfs has accepted, for libfuse, which wants to answer an INIT."""
     body = _INIT_IN.pack(MAJOR, MINOR, _READ_AHEAD_BYTES, _WANTED & 0xFFFFFFFF, 0) + bytes(_INIT_IN_UNUSED_BYTES)
     return IN_HEADER.pack(IN_HEADER.size + len(body), Opcode.INIT, 2, 0, 0, 0, 0, 0) + body
 
 
 def init_out(body: memoryview) -> bytes:
-    """The answer to INIT: what of the kernel's offer is taken."""
+    """The answer to INIT: the part of the kernel's offer that spiderfs accepts."""
     _, _, read_ahead_bytes, offered, further = _INIT_IN.unpack_from(body)
     if offered & InitFlag.INIT_EXT:
         offered |= further << 32
@@ -197,7 +198,7 @@ def attr_out(found: Attributes) -> bytes:
 
 
 def _timeouts(entry_s: float, attributes_s: float) -> tuple[int, int, int, int]:
-    """Both in whole seconds, then what is left of both in nanoseconds."""
+    """Both times in whole seconds, then the rest of each in nanoseconds."""
     entry_whole, attributes_whole = int(entry_s), int(attributes_s)
     return (
         entry_whole,
@@ -269,11 +270,11 @@ def resend() -> bytes:
 
 
 def store(inode: int, size: int) -> bytes:
-    """What comes before `size` bytes, the first ones of a file, that the kernel is to have as if it had read them."""
+    """The head of a message that gives the kernel the first `size` bytes of a file, as if the kernel had read them."""
     return OUT_HEADER.pack(OUT_HEADER.size + _STORE.size + size, Notice.STORE, 0) + _STORE.pack(inode, 0, size, 0)
 
 
 def forget_name(parent: int, name: bytes) -> bytes:
-    """What makes the kernel look up a name anew the next time."""
+    """A message that makes the kernel forget a name, so that its next use is looked up."""
     body = _FORGET_NAME.pack(parent, len(name), 0) + name + b"\0"
     return OUT_HEADER.pack(OUT_HEADER.size + len(body), Notice.INVAL_ENTRY, 0) + body

@@ -14,14 +14,14 @@ from typing import NamedTuple
 class Attached(NamedTuple):
     """One attached trainer; `started` is the start time of its process in clock ticks.
 
-    `datasets` are the numbers of the lists by which the trainer may be given stand-ins: those of which it has sent
+    `list_numbers` are those of the lists whose stand-ins the trainer may be given: the lists of which it has sent
     batches.
     """
 
     number: int
     pid: int
     started: int
-    datasets: tuple[int, ...]
+    list_numbers: tuple[int, ...]
 
 
 def publish_trainers(path: Path, trainers: Iterable[Attached]) -> None:
@@ -42,4 +42,4 @@ def published_trainers(path: Path) -> list[Attached]:
         rows = json.loads(path.read_text())
     except FileNotFoundError:
         return []
-    return [Attached(number, pid, started, tuple(datasets)) for number, pid, started, datasets in rows]
+    return [Attached(number, pid, started, tuple(numbers)) for number, pid, started, numbers in rows]

@@ -69,7 +69,7 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
 
 
 class _List:
-    """A list and its scoring, as `daemon/training/dataset.py` has them for a mount."""
+    """A list and its scoring, as `daemon/training/known_list.py` has them for a mount."""
 
     def __init__(self, list_id: str, labels: Mapping[Key, int], scoring: str, options: ScorerOptions) -> None:
         self.labels = labels

@@ -18,7 +18,7 @@ from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Source
 from spiderfs.store.store import Content, Records
-from spiderfs.vfs.answers import EventSink
+from spiderfs.vfs.answer_types import EventSink
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.control_files import Control, ControlChannel
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock

@@ -36,7 +36,7 @@ from spiderfs.sources.client import SourceClient
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import Content, ContentKey
-from spiderfs.vfs.answers import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
+from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, Catalogue, Dentry, join
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.fetcher import Fetcher

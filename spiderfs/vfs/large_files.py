@@ -20,7 +20,7 @@ from spiderfs.errors import Stale, StoreError
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
-from spiderfs.vfs.answers import Caller, EventSink
+from spiderfs.vfs.answer_types import Caller, EventSink
 from spiderfs.vfs.catalogue import Catalogue, Node
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.on_demand import OnDemand

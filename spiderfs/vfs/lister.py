@@ -33,7 +33,11 @@ class Lister:
             return self._catalogue.node(ROOT_INODE)
 
     async def directory(self, path: bytes) -> Node:
-        """A directory by its path; those on the way to it become known. Raises Stale or SourceError if it is none."""
+        """The directory at a path.
+
+        This lists each directory above it, so that their names are in the catalogue. Raises Stale if there is no
+        directory, SourceError if the source fails.
+        """
         node = await self.root()
         for name in path.split(b"/") if path else ():
             await self.complete(node, ttl_s=1.0)

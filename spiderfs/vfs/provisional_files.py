@@ -19,7 +19,7 @@ from spiderfs.core.events import UNSTORED
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.metrics import Counters
 from spiderfs.store.store import ContentKey
-from spiderfs.vfs.answers import Caller, Opened
+from spiderfs.vfs.answer_types import Caller, Opened
 from spiderfs.vfs.catalogue import PROVISIONAL, Dentry, Node, join
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.large_files import LargeFiles

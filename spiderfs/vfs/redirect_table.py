@@ -19,9 +19,9 @@ _INODE = struct.Struct(">Q")
 _ROWS_AT_A_TIME = 1000
 
 
-def redirect_row(dataset: int, wanted: int, stand_in: int | None) -> Row:
-    """The row by which readers of the list `dataset` get `stand_in` for `wanted`; None deletes the row."""
-    return TABLE, _KEY.pack(wanted, dataset), None if stand_in is None else _INODE.pack(stand_in)
+def redirect_row(list_number: int, wanted: int, stand_in: int | None) -> Row:
+    """The row by which readers of a list get `stand_in` for `wanted`; None deletes the row."""
+    return TABLE, _KEY.pack(wanted, list_number), None if stand_in is None else _INODE.pack(stand_in)
 
 
 def redirect_rows(records: Records) -> list[tuple[int, int, int]]:
@@ -38,9 +38,9 @@ def each_redirect(records: Records) -> Iterator[tuple[int, int, int]]:
         start = rows[-1][0] + b"\0"
 
 
-def stand_in_of(records: Records, wanted: int, dataset: int) -> int | None:
+def stand_in_of(records: Records, wanted: int, list_number: int) -> int | None:
     """The stand-in that readers of one list may be given for an inode; None if there is none."""
-    row = records.get(TABLE, _KEY.pack(wanted, dataset))
+    row = records.get(TABLE, _KEY.pack(wanted, list_number))
     return None if row is None else int(_INODE.unpack(row)[0])
 
 

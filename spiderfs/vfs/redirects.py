@@ -1,8 +1,13 @@
-"""Which file a reader is given when it asks for one: the manager decides it, workers and clients look it up.
+"""Chooses for one thread between the file that it asks for and a stand-in; workers and clients both choose so.
 
-Only a thread of an attached trainer, or of a process below one, is ever given a stand-in; only for a sample of a list
-that this trainer has declared; and only another sample of that list with the same label (the manager writes no other
-rows). Everybody else, and every thread that cannot be identified, gets the file that it asks for.
+The policy decides which sample stands in for which, and the manager writes that into the table (`redirect_table.py`). A
+process that has such a row still has to choose: it finds out whether the thread belongs to a trainer, and whether the
+file itself is at hand. `stand_ins.py` asks this module at the look-ups and opens of a worker.
+
+A thread of an attached trainer, or of a process below one, may be given a stand-in. The stand-in is another sample,
+with the same label, of a list that this trainer has declared (the manager writes no other rows). Every other thread,
+and one that cannot be identified, gets the file that it asks for. With `substitute=all`, such a thread may be given the
+stand-ins of all attached trainers.
 
 A thread is identified by walking up /proc from it to a trainer's process. What was found holds for a second, because a
 thread's number may be used again for another one (proc_pid_status(5)). A trainer may be the first process of its pid
@@ -38,7 +43,7 @@ Who = Literal["off", "trainer", "all"]
 
 
 class Identity(NamedTuple):
-    """Whose thread it is, as far as is known, and until when that is believed; `status` is None if nothing is known."""
+    """The trainer of a thread and the thread's status, believed until `until`; None stands for what is not known."""
 
     trainer: Attached | None
     status: Status | None
@@ -46,7 +51,7 @@ class Identity(NamedTuple):
 
 
 class Redirects:
-    """One process's view of all redirects; `who` is the option `substitute`."""
+    """One process's view of all redirects."""
 
     def __init__(self, records: Records, reads: PendingReads, clock: Callable[[], float] = time.monotonic) -> None:
         self._records = records
@@ -63,6 +68,7 @@ class Redirects:
         """Whether anybody may be redirected at all."""
 
     def set_trainers(self, trainers: list[Attached], who: Who) -> None:
+        """Take over the attached trainers; `who` is the option `substitute`, which says to whom stand-ins are given."""
         self._trainers = trainers
         self._proc_is_ours = is_our_own()
         self._identities.clear()
@@ -107,8 +113,8 @@ class Redirects:
                 pass
         if trainer is None and self._who == "all" and self._trainers:
             # The reads count as nobody's (trainer 0), because no batch will come for them.
-            datasets = {number for trainer in self._trainers for number in trainer.datasets}
-            trainer = self._trainers[0]._replace(number=0, datasets=tuple(datasets))
+            list_numbers = {number for trainer in self._trainers for number in trainer.list_numbers}
+            trainer = self._trainers[0]._replace(number=0, list_numbers=tuple(list_numbers))
         return Identity(trainer, status, until)
 
     def _trainer_above(self, status: Status) -> Attached | None:
@@ -124,9 +130,9 @@ class Redirects:
         return None
 
     def reader_of(self, thread: int, inode: int) -> tuple[int, int, Attached | None]:
-        """Who opens a file: the trainer's number (0: no trainer), and the inode that it had asked for.
+        """The reader that opens a file: its trainer's number (0: no trainer), and the inode that it had asked for.
 
-        Also the trainer itself, if it has not just looked the file up, because the kernel still believed the name.
+        The third value is the trainer itself, if the kernel still believed the name and did not ask; else None.
         """
         if self.attended and (trainer := self.trainer_of(thread)) is not None:
             asked = self.wanted(thread, inode)
@@ -148,8 +154,8 @@ class Redirects:
         if lease is not None and lease[1] >= now:
             return lease[0]
         given = wanted
-        for dataset in trainer.datasets:
-            stand_in = stand_in_of(self._records, wanted, dataset)
+        for list_number in trainer.list_numbers:
+            stand_in = stand_in_of(self._records, wanted, list_number)
             if stand_in is not None:
                 given = wanted if at_hand(wanted) else stand_in
                 break
@@ -168,7 +174,7 @@ class Redirects:
         self._reads.put(thread, wanted, given, self._clock())
 
     def wanted(self, thread: int, given: int) -> int | None:
-        """What a thread that opens `given` had asked for; None if the kernel knew the name and did not ask."""
+        """The inode that the thread, which now opens `given`, had asked for; None if the kernel knew the name."""
         return self._reads.take(thread, given, self._clock() - NOTED_S)
 
 

@@ -45,7 +45,7 @@ class Believed(NamedTuple):
 
 
 class Cached(Protocol):
-    """What a process knows of cached files."""
+    """A process's knowledge of cached files."""
 
     def stored(self, inode: int) -> bool:
         """Whether the store has the small file with this inode."""
@@ -55,7 +55,7 @@ class Cached(Protocol):
 
 
 def left_s(checked_at: float, now: float, ttl_s: float) -> float:
-    """For how many seconds more a name is believed that was checked then; 0 or less: ask anew.
+    """How many more seconds to believe a name that was checked at `checked_at`; 0 or less: ask the source.
 
     A name that was checked in the future is not believed: the clock has been set back since. A name that was checked at
     the beginning of time (`Catalogue.expire`) is not believed either, whatever the TTL.

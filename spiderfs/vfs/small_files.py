@@ -9,7 +9,7 @@ from spiderfs.core.events import FETCHED, HIT
 from spiderfs.metrics import Counters
 from spiderfs.sources.delivery import Delivery
 from spiderfs.store.store import ContentKey
-from spiderfs.vfs.answers import Caller, EventSink, Opened
+from spiderfs.vfs.answer_types import Caller, EventSink, Opened
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.on_demand import OnDemand

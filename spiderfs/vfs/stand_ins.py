@@ -1,6 +1,9 @@
-"""Giving trainers stand-ins at a look-up: the one place where a name comes to mean another file.
+"""Gives trainers stand-ins at a worker's look-ups: the one place where a name comes to mean another file.
 
-So size, bytes and pages in the kernel agree for every reader: each inode still means one version of one file.
+`redirects.py` chooses the stand-in, for workers and for clients. This module does what only a worker has to do: it
+checks that the caller could have opened the stand-in by the stand-in's own path, and it sends an open back to the
+look-up when the kernel still believes the name. Since the look-up alone is redirected, each inode still means one
+version of one file, and size, bytes and pages in the kernel agree for every reader.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from spiderfs.errors import SourceError, Stale
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import ContentKey
-from spiderfs.vfs.answers import Caller
+from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import Catalogue, Dentry, Node
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.lister import Lister
@@ -42,7 +45,7 @@ class FetcherCache:
 
 
 class StandIns:
-    """One worker's; `settings` may be replaced at any time."""
+    """Gives the stand-ins of one worker; `settings` may be replaced at any time."""
 
     def __init__(
         self,

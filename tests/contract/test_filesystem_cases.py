@@ -29,7 +29,7 @@ from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Content, Records
 from spiderfs.testing import FakeKernel, MemoryContent, bare_filesystem
-from spiderfs.vfs.answers import Caller
+from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.permissions import Ownership
 from spiderfs.vfs.rules import Settings

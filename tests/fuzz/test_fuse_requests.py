@@ -24,7 +24,7 @@ from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import FakeKernel, MemoryContent, MemorySource, bare_filesystem
-from spiderfs.vfs.answers import Caller
+from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.control_files import CONTROL_INODE
 from spiderfs.vfs.filesystem import Filesystem

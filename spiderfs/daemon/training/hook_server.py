@@ -46,7 +46,10 @@ def listen(path: Path) -> socket.socket:
 
 
 class HookServer:
-    """`count` adds to a counter of `metrics.COUNTERS`, by its name."""
+    """Admits trainers that connect to the hook's socket, and passes their messages to `sink`.
+
+    `count` adds to a counter of `metrics.COUNTERS`, by its name.
+    """
 
     def __init__(
         self,

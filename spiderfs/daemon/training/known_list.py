@@ -32,7 +32,10 @@ _AT_A_TIME = 500
 
 @dataclass(frozen=True)
 class ListStatus:
-    """`left_out_share` is the share of rows that were not scored; `scoring_s` is the mean time to score a batch."""
+    """The status of one list, as control files show it.
+
+    `left_out_share` is the share of rows that were not scored; `scoring_s` is the mean time to score a batch.
+    """
 
     number: int
     name: str
@@ -42,7 +45,10 @@ class ListStatus:
 
 
 class KnownList:
-    """Sample i of the list is the file `inodes[i]`; 0 stands for an unknown file."""
+    """One list of samples that trainers have declared.
+
+    Sample i of the list is the file `inodes[i]`; inode 0 stands for an unknown file.
+    """
 
     def __init__(
         self, number: int, digest: str, samples: SampleList, inodes: npt.NDArray[np.uint64], directory: Path

@@ -5,7 +5,7 @@ callers that draw one after the other must write in the same order: all that is 
 names its list by the list's number, and only lists that are in memory have rows.
 
 The kernel is told nothing: it believes a name for the rest of its time. A reader that opens a file which has a stand-in
-by now is sent back to look the name up again (`vfs/filesystem.py`).
+by now is sent back to look the name up again (`StandIns.send_back` of `vfs/stand_ins.py`).
 """
 
 from __future__ import annotations

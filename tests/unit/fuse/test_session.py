@@ -19,7 +19,7 @@ from spiderfs.fuse import session, wire
 from spiderfs.fuse.session import BURST, Body, Handler
 from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import SharedCounters
-from spiderfs.vfs.answers import Caller
+from spiderfs.vfs.answer_types import Caller
 
 PATIENCE_S = 10.0
 

@@ -18,7 +18,7 @@ from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import MAX_SIZE, SourceStat
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import MemoryContent, MemorySource
-from spiderfs.vfs.answers import Attributes, Entry
+from spiderfs.vfs.answer_types import Attributes, Entry
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 

@@ -24,14 +24,14 @@ def test_rows_are_taken_away_again() -> None:
 def test_a_table_of_redirects_is_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.vfs.redirect_table._ROWS_AT_A_TIME", 3)
     records = MemoryRecords(TABLES)
-    rows = [(wanted, dataset, 7) for wanted in range(5) for dataset in (1, 2)]
-    records.put([redirect_row(dataset, wanted, given) for wanted, dataset, given in rows])
+    rows = [(wanted, number, 7) for wanted in range(5) for number in (1, 2)]
+    records.put([redirect_row(number, wanted, given) for wanted, number, given in rows])
     assert redirect_rows(records) == rows
 
 
 def test_the_stand_ins_of_one_inode_are_not_those_of_the_next() -> None:
     records = MemoryRecords(TABLES)
-    records.put([redirect_row(dataset, WANTED, GIVEN + dataset) for dataset in range(3)])
+    records.put([redirect_row(number, WANTED, GIVEN + number) for number in range(3)])
     records.put([redirect_row(0, WANTED + 1, OTHER)])
     assert stand_ins_of(records, WANTED, 64) == [GIVEN, GIVEN + 1, GIVEN + 2]
     assert stand_ins_of(records, WANTED, 2) == [GIVEN, GIVEN + 1]

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.control import lists
+from spiderfs.daemon.control import long_views
 from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render
 from spiderfs.daemon.training.known_list import ListStatus
 from spiderfs.daemon.training.known_lists import KnownLists
@@ -83,10 +83,10 @@ class Harness:
             pieces.append(piece)
 
         renders: dict[str, Render] = {
-            "cache": lambda: lists.cached(self.content, self.catalogue, self.cache.score),
-            "redirects": lambda: lists.redirects(self.records, self.catalogue),
-            "scores": lambda: lists.scores(self.lists, self.scoring, self.catalogue),
-            "graph": lambda: lists.graph(self.lists, self.scoring),
+            "cache": lambda: long_views.cached(self.content, self.catalogue, self.cache.score),
+            "redirects": lambda: long_views.redirects(self.records, self.catalogue),
+            "scores": lambda: long_views.scores(self.lists, self.scoring, self.catalogue),
+            "graph": lambda: long_views.graph(self.lists, self.scoring),
         }
         tracemalloc.start()
         try:

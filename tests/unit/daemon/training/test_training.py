@@ -21,7 +21,7 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.declared_lists import GRACE_S
 from spiderfs.daemon.training.known_list import KEPT_LISTS, KnownList
 from spiderfs.daemon.training.trainer import SampleList, SamplePaths, Trainer
-from spiderfs.daemon.training.training import Training
+from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import ProtocolError
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
@@ -126,7 +126,7 @@ def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> N
         assert await harness.declare() == 3
         assert [inode > 0 for inode in harness.inodes] == [True, False, False, False, True]
         (attached,) = published_trainers(harness.trainers_file)
-        assert (attached.pid, attached.datasets) == (os.getpid(), ())
+        assert (attached.pid, attached.list_numbers) == (os.getpid(), ())
         await harness.training.guide.detached(harness.trainer)
         assert published_trainers(harness.trainers_file) == []
 
@@ -140,13 +140,13 @@ def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> Non
         await harness.declare()
         await harness.batch(np.random.default_rng(3), [*range(8)])
         (attached,) = published_trainers(harness.trainers_file)
-        assert attached.datasets == (1,)
+        assert attached.list_numbers == (1,)
         await harness.training.guide.detached(harness.trainer)
         await harness.declare()
         await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3]))
         await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         (attached,) = published_trainers(harness.trainers_file)
-        assert attached.datasets == ()
+        assert attached.list_numbers == ()
         assert await harness.training.guide.scores(harness.trainer, harness.list) is not None
 
     run(tmp_path, test)

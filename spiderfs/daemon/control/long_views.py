@@ -1,4 +1,4 @@
-"""What the control files of any length say: each list comes in pieces, and other tasks run between two of them."""
+"""Views whose text may be of any length: each view comes in pieces, and other tasks run between two pieces."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def cached(content: Content, catalogue: Catalogue, score: Callable[[Conten
 
 
 async def redirects(records: Records, catalogue: Catalogue) -> AsyncGenerator[bytes]:
-    """Which stand-in trainers get for which sample now, with the number of the list."""
+    """Every redirect that workers know now: the number of its list, the sample, and the sample's stand-in."""
     published = each_redirect(records)
 
     def read() -> bytes:
@@ -76,7 +76,7 @@ async def scores(lists: KnownLists, batch_scoring: BatchScoring, catalogue: Cata
 
 
 async def graph(lists: KnownLists, batch_scoring: BatchScoring) -> AsyncGenerator[bytes]:
-    """What the scorer knows about each list: radius, neighbours, recall, time per batch."""
+    """Describes each list as its scorer knows it: radius, neighbours, recall, time per batch."""
     lines = []
     for known_list in lists:
         status = known_list.status()

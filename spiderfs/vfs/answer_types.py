@@ -1,4 +1,4 @@
-"""Who asks the file system for something, and what it answers: plain values, which each binding translates."""
+"""The types of the file system's questions and answers: plain values, which each binding translates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Caller(NamedTuple):
-    """Who asks for something; `pid` is the number of the thread."""
+    """The thread that asks for something; `pid` is its number."""
 
     uid: int
     gid: int
@@ -14,7 +14,7 @@ class Caller(NamedTuple):
 
 
 class Attributes(NamedTuple):
-    """What stat(2) says of an inode; the kernel may keep it for `timeout_s`."""
+    """The attributes of an inode, as stat(2) gives them; the kernel may keep them for `timeout_s`."""
 
     inode: int
     mode: int
@@ -26,7 +26,10 @@ class Attributes(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a name means, which the kernel may believe for `timeout_s`; inode 0 says that the name does not exist."""
+    """The answer to a look-up of a name, which the kernel may believe for `timeout_s`.
+
+    Inode 0 says that the name does not exist.
+    """
 
     attributes: Attributes
     timeout_s: float
@@ -48,7 +51,10 @@ class Opened(NamedTuple):
 
 
 class OpenedDirectory(NamedTuple):
-    """`keeps`: the kernel is to keep the listing that it reads; `kept`: the kernel may use the one that it has."""
+    """The answer to an opendir.
+
+    `keeps`: the kernel is to keep the listing that it reads. `kept`: the kernel may use the listing that it has.
+    """
 
     handle: int
     keeps: bool
@@ -56,7 +62,7 @@ class OpenedDirectory(NamedTuple):
 
 
 class EventSink(Protocol):
-    """Where the policies hear of what is read; see `core/events.py`."""
+    """Takes a note of each read, for the policies; see `core/events.py`."""
 
     def note(
         self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0

@@ -1,4 +1,4 @@
-"""All that a mount has for trainings: the parts, wired once, and what the manager tells them.
+"""Makes the parts that serve trainings, wires them together once, and passes on what the manager tells them.
 
     hook_server -> hook_connection -> guide -> trainers             who is attached, with which lists
                                                declared_lists       lists come into memory and leave it

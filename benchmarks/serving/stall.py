@@ -23,6 +23,8 @@ leaves out the first 16 batches of an epoch, in which the loader's workers ask f
 part draws with replacement by log-rank weights, with plans, at five sizes of the cache. It compares the bytes fetched
 with those of MIN for the same draws, and with those of a MIN that knows as many epochs as the daemon: the current one
 and two more.
+
+The module is long because the kinds of runs share one source, one reader and one row of figures.
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@ mount must show exactly what the source holds, and the daemon's memory, descript
 the end nothing of the daemon may be left, and its store must be whole.
 
 The exit status is 1 if anything was wrong; the seed and the last events are printed then.
+
+The module is long because it starts, judges and ends all that takes part in a run; readers, trainers and the daemon
+have modules of their own.
 """
 
 from __future__ import annotations

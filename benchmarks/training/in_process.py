@@ -4,6 +4,8 @@ Images are decoded once into memory. The engine, the policy, the scorer and the 
 are called in the order in which the daemon calls them. A batch teaches the embeddings of the samples that were served.
 Only time is missing: nobody waits, a stand-in is known at once, and bytes that were just fetched count as still in
 landing. Reads are AHEAD batches ahead of the training, as those of two loader workers are.
+
+The module is long because one class plays the whole daemon, whose calls must come in the daemon's order.
 """
 
 from __future__ import annotations

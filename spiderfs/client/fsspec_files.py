@@ -22,7 +22,10 @@ _TYPES = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
 
 
 class SpiderfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """`mountpoint` is what paths are below of; without it they are absolute paths of this machine."""
+    """The files of spiderfs mounts as a file system of fsspec.
+
+    Paths are relative to `mountpoint`; without it they are absolute paths on this machine.
+    """
 
     protocol = "spiderfs"
     root_marker = "/"

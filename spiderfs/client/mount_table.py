@@ -1,8 +1,8 @@
-"""The kernel's mount table, watched: what is mounted where is known without a look at the table for each file.
+"""Watches the kernel's mount table, so that it need not be read for each file.
 
-Reading `/proc/self/mountinfo` takes the kernel a tenth of a millisecond; epoll on it, which says whether something was
-mounted or unmounted since it last said so, a third of a microsecond (proc_pid_mounts(5)). What it says it says once, to
-whoever asks first, so a process has one table, and a child of fork another one.
+Reading `/proc/self/mountinfo` takes a tenth of a millisecond. An epoll on it, which says whether the table has changed
+since the last epoll, takes a third of a microsecond (proc_pid_mounts(5)). Each open file of the table tells of a change
+once, to the first thread that asks. So a process has one `MountTable`, and a child of fork opens the file again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spiderfs.linux.mounts import FSTYPE, MOUNT_TABLE, mounts
 
 
 class MountTable:
-    """`state` is a number that changes with the table, and in a child of fork; the rest is as of the last `state`."""
+    """The mount points of this process, as of the last call of `state`."""
 
     def __init__(self) -> None:
         self._state = 0
@@ -25,6 +25,7 @@ class MountTable:
         self._beginning = threading.Lock()
 
     def state(self) -> int:
+        """A number that changes whenever the table changes, and in a child of fork."""
         watch = self._watch
         if watch is None:
             self._begin()
@@ -33,7 +34,7 @@ class MountTable:
         return self._state
 
     def spiderfs_points(self) -> list[bytes]:
-        """Where a spiderfs mount is on top, the innermost first."""
+        """The mount points on which a spiderfs mount is the topmost one; the longest paths come first."""
         on_top = dict(self._points)
         return sorted((point for point, ours in on_top.items() if ours), key=len, reverse=True)
 
@@ -57,7 +58,7 @@ class MountTable:
 
     def _after_fork(self) -> None:
         self._beginning = threading.Lock()
-        # The child shares the parent's file, and would take its news away.
+        # The child shares the parent's open file: the kernel would tell the child of a change, and not the parent.
         if self._watch is not None:
             self._watch.close()
             os.close(self._file)

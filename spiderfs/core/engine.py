@@ -47,7 +47,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the store has to do: first all of `drop`, then all of `keep`."""
+    """The changes that the store has to make: first all of `drop`, then all of `keep`."""
 
     keep: tuple[tuple[Key, str], ...] = ()
     """Move the key to this section, from landing or from another section."""
@@ -96,7 +96,11 @@ class Engine:
         return MappingProxyType(self._section_entries)
 
     def opened(self, key: Key, size: int) -> Changes:
-        """Note that a sample was opened: a member is a hit; any other sample lies in landing and is a candidate."""
+        """Note that a sample was opened: an open of a member is a hit.
+
+        The caller must have put any other sample into landing; it is then a candidate, and the returned changes say
+        whether it is kept.
+        """
         if key in self._members:
             self._policy.hit(key, size)
             self._foresight.changed(key)
@@ -116,7 +120,7 @@ class Engine:
     def place(self, key: Key, size: int) -> Changes:
         """Put a sample into the section that the policy wants it in now, although nobody has opened it.
 
-        A member moves if it is in another section; a sample that is no member lies in landing and is a candidate.
+        A member moves if it is in another section. Any other sample is a candidate, as in `opened`.
         """
         member = self._members.get(key)
         if member is None:

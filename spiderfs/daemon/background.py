@@ -1,4 +1,4 @@
-"""Going to the background, saying when the mount is there, and where the log goes."""
+"""Puts the daemon into the background, reports when the mount is ready, and decides where the log goes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ log = logging.getLogger(__name__)
 
 
 def detach() -> Callable[[str], None] | None:
-    """Fork into the background; in the child, returns what to call once with an empty text, or why it failed.
+    """Fork the daemon into the background.
 
-    In the parent, returns None when the child has said that it is ready, and raises MountError with its reason or if it
-    dies without a word.
+    In the child, this returns a function: call it once, with an empty text if the mount is ready, else with the reason
+    of the failure. In the parent, this returns None as soon as the child has reported that it is ready. It raises
+    MountError with the reason that the child has reported, or if the child dies without a report.
     """
     # Without these descriptors the pipe, or a file of the daemon, would become the child's standard input or output.
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -50,7 +51,7 @@ def detach() -> Callable[[str], None] | None:
     unreported = [writer]
 
     def report(failure: str) -> None:
-        # The report is sent once: after that the number may be that of another file.
+        # The report is sent once: after that the descriptor's number may belong to another file.
         while unreported:
             answer = unreported.pop()
             os.write(answer, f"{failure or _READY}\n".encode(errors="replace"))
@@ -60,7 +61,10 @@ def detach() -> Callable[[str], None] | None:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd, if it started us (sd_notify(3)): READY=1, STOPPING=1; a mount lives and ends well without."""
+    """Tell systemd a state such as READY=1 or STOPPING=1 (sd_notify(3)), if systemd has started this process.
+
+    A failure is logged and does no other harm.
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -76,16 +80,17 @@ def notify_systemd(state: str) -> None:
 
 
 class _Printable(logging.Formatter):
-    """Messages that can be written down: the paths in them need not be UTF-8."""
+    """Formats messages so that they can be written as UTF-8, whatever bytes the paths in them have."""
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(record).encode(errors="backslashreplace").decode()
 
 
 def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bool) -> str:
-    """Log to `file`; else to the terminal in the foreground, and to syslog, or a file in the cache, behind it.
+    """Begin to log to `file`; returns the place of the log in words. Raises ConfigError if the file cannot be written.
 
-    Returns where that is, in words. Raises ConfigError where the file cannot be written.
+    Where `file` is None, a daemon in the foreground logs to the terminal. Any other daemon logs to syslog, or to a file
+    in the cache directory where there is no syslog.
     """
     handler: logging.Handler
     form = "%(asctime)s %(levelname)s %(processName)s[%(process)d] %(name)s: %(message)s"
@@ -98,7 +103,7 @@ def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bo
     else:
         file = file or CacheLayout(cache_dir).log
         try:
-            # Several processes append to it, so it can only be turned over while there is one.
+            # Several processes will append to the file. It can be renamed only now, while there is one process.
             if file.exists() and file.stat().st_size > _LOG_MAX_BYTES:
                 file.replace(file.with_name(file.name + ".1"))
             handler, place = logging.FileHandler(file), f"the log {file}"

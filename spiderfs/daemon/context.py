@@ -1,4 +1,4 @@
-"""What the processes of one mount have in common, made by the supervisor before it forks."""
+"""The things that all processes of one mount share; the supervisor makes them before it forks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MountContext:
         self.control_listener = listener
 
     def lost_part(self, lock: int) -> Path | None:
-        """What a mount in use cannot do without and is not there any more; `lock` is the descriptor of its lock."""
+        """A part of the cache directory that the mount needs and that is gone; `lock` is the descriptor of its lock."""
         layout = self.directories
         if not same_file(layout.lock, lock):
             return layout.cache if not layout.cache.is_dir() else layout.lock
@@ -73,10 +73,10 @@ class MountContext:
     def reading(
         self, before: Callable[[], object] = lambda: None, deliver_to: int | None = None, cautious: bool = False
     ) -> ReadProcess:
-        """A process that reads for this one; make it before any thread, and before a store is opened: it is forked.
+        """Fork the reading process of this process. Call this before any thread is made and before a store is opened.
 
-        It calls `before` first. `deliver_to` is the FUSE descriptor, for what waits there for the bytes. `cautious`:
-        see `ReadProcess`.
+        The reading process calls `before` first. It writes answers to requests that wait for the bytes to `deliver_to`,
+        the FUSE descriptor. `cautious`: see `ReadProcess`.
         """
         longest = max(self.options.sample_max_bytes, BLOCK_BYTES)
         return ReadProcess(self.source.everything, self.options.fetches, longest, before, deliver_to, cautious)
@@ -95,7 +95,7 @@ class MountContext:
         )
 
     def open_content(self) -> LmdbContent:
-        """The store, as a disk that can only be read has it if need be; raises StoreError where there is none."""
+        """Open the store, only for reading if its disk cannot be written; raises StoreError if there is no store."""
         try:
             return LmdbContent(self.directories.content)
         except StoreError as exc:
@@ -105,7 +105,7 @@ class MountContext:
             return LmdbContent(self.directories.content, readonly=True)
 
     def open_records(self) -> SpareRecords:
-        """The names, as far as the disk has them."""
+        """Open the records of names: on the disk if it can be read, else in memory alone."""
         for readonly in (False, True):
             try:
                 return SpareRecords(LmdbRecords(self.directories.names, TABLES, readonly), TABLES, self.spare_nodes)
@@ -115,7 +115,10 @@ class MountContext:
 
 
 def create_context(options: Options) -> MountContext:
-    """The caller holds the cache directory's lock and has claimed the store; raises ConfigError, MountError."""
+    """Make the context of a mount; raises ConfigError, MountError.
+
+    The caller must hold the cache directory's lock and have claimed the store.
+    """
     directories = CacheLayout(options.cache_dir)
     listener = open_run_directory(directories.run)
     faults = FaultState.create(directories.run.faults, **options.source_faults())
@@ -132,7 +135,7 @@ def create_context(options: Options) -> MountContext:
 
 
 def open_run_directory(run: RunLayout) -> socket.socket:
-    """Empty `run/`, or make it; returns the socket there for control questions. Raises OSError."""
+    """Make `run/` an empty directory, and return its socket for control questions; raises OSError."""
     run.directory.mkdir(mode=0o700, exist_ok=True)
     for leftover in run.directory.iterdir():
         leftover.unlink()

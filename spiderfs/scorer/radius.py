@@ -40,7 +40,7 @@ class Radius:
         return self._calibrated if self.fixed is None else self.fixed
 
     def observe(self, distances: Vectors) -> None:
-        """Remember distances between samples of the same label."""
+        """Remember distances between samples of the same label and, in the first epoch, compute the radius anew."""
         room = len(self._distances)
         latest = distances[-room:]
         self._distances[(self._seen + np.arange(len(latest))) % room] = latest

@@ -79,14 +79,17 @@ class BlockFiles:
     # -- reading
 
     def read(self, inode: int, offset: int, length: int) -> bytes:
-        """What lies there; fewer bytes, or none, if that is not there."""
+        """The bytes that lie there; fewer of them, or none, where the file or a part of it is missing."""
         try:
             return os.pread(self._opened(inode), length, offset)
         except OSError:
             return b""
 
     def forget(self, inode: int) -> None:
-        """Open the file anew for the next read: it may be another one by now."""
+        """Close the file that is kept open for this inode.
+
+        The next read then opens it by its path: another file may be there by now.
+        """
         fd = self._open.pop(inode, None)
         if fd is not None:
             os.close(fd)

@@ -35,7 +35,11 @@ INODES = "inode"
 
 
 class SharedRows:
-    """The latest rows of one table, as many as there is room for; make it before the processes that share it."""
+    """A hash table of rows that processes share; make it before forking them.
+
+    Each key has one slot of 512 bytes, which it shares with other keys. A row overwrites whatever is in its slot, and a
+    row that does not fit is dropped.
+    """
 
     _SLOTS, _SLOT_BYTES = 1 << 16, 512
     # By the checksum a row that another process is writing, or has written over, is recognised and passed over.
@@ -55,7 +59,7 @@ class SharedRows:
         self._map[-1] = value
 
     def put(self, key: bytes, value: bytes) -> None:
-        """A value that is too long is left out."""
+        """Put a row into its slot, unless its value is too long."""
         if self._HEAD.size + len(value) <= self._SLOT_BYTES:
             at = self._at(key)
             head = self._HEAD.pack(xxhash.xxh3_64_intdigest(key + value), len(value))

@@ -306,7 +306,10 @@ class Trace:
         return zip(indices.tolist(), kinds[indices].tolist(), before.tolist(), strict=True)
 
     def _numbers(self) -> NDArray[np.float64]:
-        """The number in the field `size` of every record; it means something only in some kinds."""
+        """The 8 bytes of the field `size` of every record, read as a float64.
+
+        Only records of the kinds that store a float there have a meaningful value.
+        """
         return self.records["size"].copy().view("<f8")
 
     def _batch_at(self, head: int) -> TracedBatch | None:

@@ -155,7 +155,11 @@ class CacheControl:
         return min(max(share, LANDING_FILES * self._largest_bytes), self._capacity_bytes // 2)
 
     def set_capacity(self, capacity_bytes: int) -> None:
-        """Evict down to this capacity now; if the store cannot, this raises StoreError and everything is as it was."""
+        """Evict down to this capacity now.
+
+        If the store cannot, this raises StoreError and the old capacity holds again; what was evicted by then stays
+        evicted.
+        """
         if capacity_bytes == self._capacity_bytes == self._content.usage().capacity_bytes:
             return
         with self._undone_on_failure():

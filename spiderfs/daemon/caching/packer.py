@@ -137,7 +137,10 @@ class Packer:
     # -- what there is
 
     async def _find(self) -> None:
-        """Learn of the packages that are at the source already."""
+        """Learn of the packages that are at the source already.
+
+        Damaged packages of this mount, and temporary files that crashes have left, are removed from the source.
+        """
         try:
             if not is_ours(await self._client.call(self._source.stat, DIRECTORY)):
                 self._ignore(DIRECTORY)

@@ -105,7 +105,7 @@ class Bell:
         self._rung.set()
 
     def silence(self) -> None:
-        """Wait for the next ring from now on."""
+        """Forget earlier rings: the next `wait` ends only at a ring that comes after this call."""
         self._rung = trio.Event()
 
     async def wait(self) -> None:

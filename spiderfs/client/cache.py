@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from spiderfs.errors import Stale, StoreCorrupt, StoreDamaged, StoreError
+from spiderfs.errors import StoreCorrupt, StoreDamaged, StoreError
 from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.shared.bypass_terms import Terms, hit_record, lost_record, opened_pipe, pid_namespace, published_terms
 from spiderfs.shared.editions import Edition, edition_of
@@ -272,9 +272,8 @@ class Cache:
 
     def _openable(self, stand_in: int, directory: bytes, now: float) -> Node | None:
         """The stand-in, if this process could open it by the stand-in's own path; it has passed `directory`."""
-        try:
-            node = self._catalogue.node(stand_in)
-        except Stale:
+        node = self._catalogue.known(stand_in)
+        if node is None:
             return None
         needed = directories_to_pass(self._who, self._settings.ownership, node.stat, node.path, directory)
         if needed is None or not all(self._directory(above, now) for above in needed):
@@ -295,8 +294,10 @@ class Cache:
     def _found_directory(self, path: bytes, now: float) -> Directory | None:
         ownership, ttl_s = self._settings.ownership, self._settings.ttl_s
         if not path:
-            root = self._catalogue.node(ROOT_INODE).stat
-            return Directory(ROOT_INODE, believed(now, ttl_s)) if ownership.may_pass(self._who, root) else None
+            root = self._catalogue.known(ROOT_INODE)
+            if root is None or not ownership.may_pass(self._who, root.stat):
+                return None
+            return Directory(ROOT_INODE, believed(now, ttl_s))
         above, _, name = path.rpartition(b"/")
         parent = self._directory(above, now)
         dentry = self._catalogue.find(parent.inode, name) if parent else None

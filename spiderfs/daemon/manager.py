@@ -39,7 +39,7 @@ from spiderfs.daemon.pipes.event_pipe import EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.daemon.training.wiring import Training
-from spiderfs.errors import SpiderfsError, Stale, StoreError
+from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
 from spiderfs.sources.client import Read
@@ -131,8 +131,8 @@ class Manager:
             run,
             options.access_log,
             recording,
-            self._path_of,
-            self._size_of,
+            catalogue.path_of,
+            catalogue.size_of,
             training.trainers.number_of_list,
         )
         self._recording = recording
@@ -274,18 +274,6 @@ class Manager:
             # What was fetched stays in landing until it is pushed out; nobody waits for it to be kept.
             log.warning("%s", exc)
         self._access_log.note(events)
-
-    def _path_of(self, inode: int) -> bytes:
-        try:
-            return self._catalogue.node(inode).path
-        except Stale:
-            return b"?"
-
-    def _size_of(self, inode: int) -> int:
-        try:
-            return self._catalogue.node(inode).stat.size
-        except Stale:
-            return 0
 
     async def _write_log(self) -> None:
         while True:

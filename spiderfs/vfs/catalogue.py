@@ -134,16 +134,32 @@ class Catalogue:
     # -- what is known
 
     def node(self, inode: int) -> Node:
-        """Raises Stale for an inode that nobody has recorded; a provisional version's number means the version."""
+        """What is recorded of an inode that the kernel names; raises Stale if nothing is recorded of it."""
+        node = self.known(inode)
+        if node is None:
+            raise Stale(f"inode {inode & ~PROVISIONAL} is not known (any more)")
+        return node
+
+    def known(self, inode: int) -> Node | None:
+        """What is recorded of an inode, if anything is; the number of a provisional version means the version."""
         inode &= ~PROVISIONAL
         row = self._records.get("inode", _INODE_KEY.pack(inode))
         if row is None:
-            raise Stale(f"inode {inode} is not known (any more)")
+            return None
         found, settles_at = _stat_of(row, 0)
         return Node(inode, row[_STAT.size :], found, settles_at)
 
+    def size_of(self, inode: int) -> int:
+        """The size of a file, 0 if nothing is recorded of it."""
+        node = self.known(inode)
+        return 0 if node is None else node.stat.size
+
+    def path_of(self, inode: int) -> bytes:
+        """The path of an inode, `?` if nothing is recorded of it."""
+        return self.paths([inode])[0]
+
     def paths(self, inodes: Iterable[int]) -> list[bytes]:
-        """The paths of many inodes, `?` for one that nobody has recorded."""
+        """The paths of many inodes, `?` for each of which nothing is recorded."""
         rows = self._records.get_many("inode", [_INODE_KEY.pack(inode) for inode in inodes])
         return [b"?" if row is None else row[_STAT.size :] for row in rows]
 
@@ -365,12 +381,11 @@ class Catalogue:
 
     def is_current(self, inode: int) -> bool:
         """Whether its path still means it, from the root on."""
-        try:
-            path = self.node(inode).path
-        except Stale:
+        node = self.known(inode)
+        if node is None:
             return False
         found = ROOT_INODE
-        for name in path.split(b"/") if path else ():
+        for name in node.path.split(b"/") if node.path else ():
             dentry = self.find(found, name)
             if dentry is None:
                 return False

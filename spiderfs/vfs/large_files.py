@@ -148,9 +148,12 @@ class LargeFiles:
 
     def _ask_store(self, inode: int, ask: Callable[[int, int], T]) -> T | None:
         """What the store answers about a file of this inode and its size; None if the store or the catalogue cannot."""
+        node = self._catalogue.known(inode)
+        if node is None:
+            return None
         try:
-            return ask(inode, self._catalogue.node(inode).stat.size)
-        except (StoreError, Stale) as exc:
+            return ask(inode, node.stat.size)
+        except StoreError as exc:
             log.debug("inode %d is not passed through: %s", inode, exc)
             return None
 

@@ -25,12 +25,12 @@ class Lister:
 
     async def root(self) -> Node:
         """The root of the source, which is recorded when it is met first."""
-        try:
-            return self._catalogue.node(ROOT_INODE)
-        except Stale:
-            found = await self._client.stat(b"")
-            await trio.to_thread.run_sync(self._catalogue.record_root, found)
-            return self._catalogue.node(ROOT_INODE)
+        known = self._catalogue.known(ROOT_INODE)
+        if known is not None:
+            return known
+        found = await self._client.stat(b"")
+        await trio.to_thread.run_sync(self._catalogue.record_root, found)
+        return self._catalogue.node(ROOT_INODE)
 
     async def directory(self, path: bytes) -> Node:
         """The directory at a path.

@@ -27,7 +27,7 @@ import trio
 
 from spiderfs.core.restocked import Restocked
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, Stale, StoreDamaged
+from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, StoreDamaged
 from spiderfs.metrics import Counters
 from spiderfs.packages.directory import DIRECTORY, PackageDirectory, is_ours
 from spiderfs.packages.format import (
@@ -234,12 +234,9 @@ class Packer:
             here = self._fetcher.local(ContentKey(inode))
             if here is None or not 0 < len(here) <= _LARGEST_SHARE * self._package_bytes:
                 continue
-            try:
-                node = self._catalogue.node(inode)
-            except Stale:
-                continue
+            node = self._catalogue.known(inode)
             # A time has 64 bits in the index of a package.
-            if node.stat.size == len(here) and abs(node.stat.mtime_ns) < 1 << 63:
+            if node is not None and node.stat.size == len(here) and abs(node.stat.mtime_ns) < 1 << 63:
                 self._collected[inode] = node, bytes(here)
                 self._collected_bytes += len(here)
         self._content.end_read()

@@ -30,7 +30,7 @@ from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.schedule import PlannedReader
 from spiderfs.core.window import LEAST, Window
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.errors import SpiderfsError, Stale
+from spiderfs.errors import SpiderfsError
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.sources.client import SourceClient
@@ -297,11 +297,8 @@ class Prefetcher:
 
     def _sample(self, inode: int) -> Node | None:
         """The file, if it is neither empty nor so large that it is read in blocks."""
-        try:
-            node = self._catalogue.node(inode)
-        except Stale:
-            return None
-        return node if 0 < node.stat.size <= self._sample_max_bytes else None
+        node = self._catalogue.known(inode)
+        return node if node is not None and 0 < node.stat.size <= self._sample_max_bytes else None
 
     # -- fetching
 

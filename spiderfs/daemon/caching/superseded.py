@@ -19,7 +19,7 @@ from collections.abc import Callable
 import trio
 
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.errors import SpiderfsError, Stale
+from spiderfs.errors import SpiderfsError
 from spiderfs.store.store import Content
 from spiderfs.vfs.catalogue import Catalogue
 
@@ -64,7 +64,5 @@ class Superseded:
 
     def _is_in_transit(self, inode: int) -> bool:
         """Whether readers may have this version open while it has no records, because it had not settled."""
-        try:
-            return abs(self._now() - self._catalogue.node(inode).settles_at) < _READ_WITHIN_S
-        except Stale:
-            return False
+        node = self._catalogue.known(inode)
+        return node is not None and abs(self._now() - node.settles_at) < _READ_WITHIN_S

@@ -19,7 +19,6 @@ from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.trainer import Trainer
-from spiderfs.errors import Stale
 from spiderfs.policies.parts.pins import pinned_limit
 from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import Catalogue
@@ -96,17 +95,11 @@ class Pinboard:
         for count, inode in enumerate(inodes):
             if count % _AT_A_TIME == 0:
                 await trio.lowlevel.checkpoint()
-            size = self._size_of(inode)
+            size = self._catalogue.size_of(inode)
             if taken + size <= room:
                 accepted.append(inode)
                 taken += size
         return accepted, taken
-
-    def _size_of(self, inode: int) -> int:
-        try:
-            return self._catalogue.node(inode).stat.size
-        except Stale:
-            return 0
 
     async def _place(self, changed: list[Key]) -> None:
         for first in range(0, len(changed), _AT_A_TIME):

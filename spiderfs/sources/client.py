@@ -1,4 +1,4 @@
-"""The asynchronous face of a source: time limits, retries, shared fetches, and whether the source is there at all.
+"""The asynchronous face of a source: time limits, retries, and whether the source is there at all.
 
 Every call runs in a thread, of this process or, for reads, of one beside it (`read_process.py`). A thread that hangs
 in the source cannot be ended, only abandoned; it keeps its slot until the system call returns. So waiting for a slot
@@ -17,10 +17,10 @@ One client belongs to one trio run. Its state changes only between awaits.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from os import statvfs_result
-from typing import Any, NamedTuple, TypeVar, TypeVarTuple
+from typing import NamedTuple, TypeVar, TypeVarTuple
 
 import trio
 
@@ -71,15 +71,6 @@ class Patience(NamedTuple):
     answers: int
 
 
-class _Fetch:
-    """One shared fetch in flight: what came of it, once `ended` is set; neither field means that it was cancelled."""
-
-    def __init__(self) -> None:
-        self.ended = trio.Event()
-        self.value: list[Any] = []
-        self.error: Exception | None = None
-
-
 class SourceClient:
     """Calls `source` in threads, within `limits`.
 
@@ -101,13 +92,12 @@ class SourceClient:
         self.source = source
         self._limits = limits
         self._random = rng
-        self._timeouts = timeouts or RecentTimeouts()
+        self.timeouts = timeouts or RecentTimeouts()
         self._on_event = on_event
         self._threads = WorkerThreads(limits.max_concurrent)
         self._read = read or self._read_in_thread
         # One of its own, for the others may all be held by calls that hang.
         self._probe_thread = WorkerThreads(1)
-        self._fetches: dict[Hashable, _Fetch] = {}
         self._unreachable = trio.Event()
         self._answers = 0
 
@@ -191,47 +181,6 @@ class SourceClient:
         self._on_event("source_timeouts")
         self._not_answered(patience)
         return SourceTimeout(f"the source has not answered within {limit_s or self._limits.timeout_s:g} s")
-
-    async def shared(self, key: Hashable, fetch: Callable[[], Awaitable[T]]) -> T:
-        """What `fetch` returns or raises, for everybody who asks for the same key while it runs.
-
-        The first to ask runs it. Who asks just after it has timed out, in whichever process, shares that too.
-        If the caller that runs it is cancelled, one of those who wait takes over with a fetch of its own.
-        """
-        while (running := self._fetches.get(key)) is not None:
-            await running.ended.wait()
-            if running.error is not None:
-                # From its own traceback each time: raised again as it is, it would grow by a frame for every waiter.
-                raise running.error.with_traceback(None)
-            if running.value:
-                value: T = running.value[0]
-                return value
-        if self._timeouts.has(key):
-            raise SourceTimeout("the source has just left this unanswered")
-        mine = self._fetches[key] = _Fetch()
-        try:
-            mine.value.append(await fetch())
-        except SourceTimeout as exc:
-            self._timeouts.note(key)
-            mine.error = exc
-            raise
-        except Exception as exc:
-            mine.error = exc
-            raise
-        finally:
-            del self._fetches[key]
-            mine.ended.set()
-        result: T = mine.value[0]
-        return result
-
-    @property
-    def busy(self) -> bool:
-        """Whether any shared fetch is running."""
-        return bool(self._fetches)
-
-    def fetching(self, key: Hashable) -> bool:
-        """Whether a shared fetch of this key is running."""
-        return key in self._fetches
 
     async def watch(self) -> None:
         """For ever: while the source is unreachable, ask it every `probe_interval_s` whether it is back."""

@@ -1,8 +1,8 @@
 """What spiderfs needs of the place the data lives in.
 
-A source is synchronous and thread-safe: `sources/client.py` calls it in threads and adds time limits, retries and
-sharing. Paths are bytes, relative to the root, without a leading or trailing slash; `b""` is the root. Names need not
-be UTF-8. Symbolic links are never followed. Only directories, regular files and symbolic links are shown.
+A source is synchronous and thread-safe: `sources/client.py` calls it in threads and adds time limits and retries. Paths
+are bytes, relative to the root, without a leading or trailing slash; `b""` is the root. Names need not be UTF-8.
+Symbolic links are never followed. Only directories, regular files and symbolic links are shown.
 
 Errors are those of `spiderfs.errors`: SourceNotFound only when the source positively says so; anything that could be a
 passing fault of the transport is SourceUnavailable.

@@ -1,10 +1,10 @@
 """Making bytes local: one fetch per file or block, however many readers and processes ask for it.
 
-Within a process identical fetches are made once (`SourceClient.shared`). Between processes a byte-range lock on one
-file per mount, at an offset drawn from the key, lets one process fetch while the others wait and then find the record
-in the store; the kernel frees the lock of a process that dies. The time for which a reader waits for another's fetch
-counts against its patience, as if it waited for the source. A fetch is one question to a thread; its reader goes on
-with the bytes while they are put into the store (`landing.py`).
+Within a process identical fetches are made once (`sources/single_flight.py`). Between processes a byte-range lock on
+one file per mount, at an offset drawn from the key, lets one process fetch while the others wait and then find the
+record in the store; the kernel frees the lock of a process that dies. The time for which a reader waits for another's
+fetch counts against its patience, as if it waited for the source. A fetch is one question to a thread; its reader goes
+on with the bytes while they are put into the store (`landing.py`).
 
 What was fetched also stays in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
 where the store had no room for them or has already let them go.
@@ -28,6 +28,7 @@ from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
+from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import Version
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
 from spiderfs.vfs.catalogue import Node
@@ -155,6 +156,7 @@ class Fetcher:
         self.caught_up = caught_up
         self._now = wall_clock
         self._client = client
+        self._flights = SingleFlight(client.timeouts)
         self._content = content
         self._interlock = interlock
         self._full_disk = full_disk
@@ -168,8 +170,8 @@ class Fetcher:
 
     @property
     def busy(self) -> bool:
-        """Whether something that was brought has yet to reach the store."""
-        return bool(self._on_their_way)
+        """Whether something is being fetched, or has yet to reach the store."""
+        return self._flights.busy or bool(self._on_their_way)
 
     def local(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | None:
         """Bytes of the payload if it is here, valid until the caller awaits; None: fetch it. Raises StoreCorrupt."""
@@ -199,7 +201,7 @@ class Fetcher:
 
     async def has_come(self, key: ContentKey) -> bool:
         """Whether a fetch that is under way here has brought its bytes, though this process had yet to hear of it."""
-        if not self._client.fetching(key):
+        if not self._flights.has(key):
             return False
         await self.caught_up()
         return self.stored(key)
@@ -223,7 +225,7 @@ class Fetcher:
 
     def under_way(self, key: ContentKey) -> bool:
         """Whether some process of the mount is fetching it."""
-        return self._client.fetching(key) or self._interlock.held(key)
+        return self._flights.has(key) or self._interlock.held(key)
 
     async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, int]:
         """Bring a whole file (block 0) or one block from the source into the store, unless another process just has.
@@ -254,7 +256,7 @@ class Fetcher:
             fetch = partial(self._fetch_provisional, key, node, offset, length, patience)
         else:
             fetch = partial(self._fetch_once, key, node.path, offset, length, node.version, delivery, patience)
-        return await self._client.shared(key, fetch)
+        return await self._flights.run(key, fetch)
 
     async def drain(self) -> None:
         """Return when everything that was brought has reached the store; call it before the process ends."""

@@ -34,6 +34,7 @@ from spiderfs.errors import (
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.delivery import Delivery
+from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import Content, ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
@@ -83,6 +84,7 @@ class Filesystem:
         """`brought`: see `ProvisionalFiles`. `scattered`: whether other processes may know names unknown here."""
         self._catalogue = catalogue
         self._client = client
+        self._flights = SingleFlight(client.timeouts)
         self._lister = lister
         self._fetcher = fetcher
         self._read_ahead = read_ahead
@@ -131,7 +133,7 @@ class Filesystem:
     @property
     def at_rest(self) -> bool:
         """Whether nothing is under way beside the requests that have yet to be answered."""
-        return not (self._client.busy or self._fetcher.busy or self._read_ahead.busy)
+        return not (self._flights.busy or self._lister.busy or self._fetcher.busy or self._read_ahead.busy)
 
     # -- names
 
@@ -151,7 +153,7 @@ class Filesystem:
         self._counters.add("lookups_source")
 
         async def ask() -> Dentry | None:
-            return await self._client.shared((parent, name), lambda: self._look_up_at_source(parent, name))
+            return await self._flights.run((parent, name), lambda: self._look_up_at_source(parent, name))
 
         try:
             found = await ask()
@@ -232,7 +234,7 @@ class Filesystem:
         if not stat.S_ISLNK(node.stat.mode):
             raise InvalidArgument("not a symbolic link")
         try:
-            return await self._client.shared(("link", inode), lambda: self._client.readlink(node.path))
+            return await self._flights.run(("link", inode), lambda: self._client.readlink(node.path))
         except (SourceNotFound, SourceChanged) as exc:
             raise await self._on_demand.stale(node) from exc
 
@@ -358,7 +360,7 @@ class Filesystem:
 
     async def statfs(self) -> os.statvfs_result:
         try:
-            self._statvfs = await self._client.shared("statfs", self._client.statvfs)
+            self._statvfs = await self._flights.run("statfs", self._client.statvfs)
         except SourceUnavailable:
             # Sizes as they were once known are of more use to df(1) than an error.
             if self._statvfs is None:

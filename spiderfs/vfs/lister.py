@@ -11,6 +11,7 @@ import trio
 
 from spiderfs.errors import SourceError, SourceNotADirectory, SourceNotFound, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceClient
+from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.vfs.catalogue import ROOT_INODE, Catalogue, Node, join
 
 # Names taken from the catalogue at a time by a walk.
@@ -21,7 +22,13 @@ class Lister:
     def __init__(self, catalogue: Catalogue, client: SourceClient, wall_clock: Callable[[], float] = time.time) -> None:
         self._catalogue = catalogue
         self._client = client
+        self._flights = SingleFlight(client.timeouts)
         self._now = wall_clock
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being asked of the source."""
+        return self._flights.busy
 
     async def root(self) -> Node:
         """The root of the source, which is recorded when it is met first."""
@@ -55,7 +62,7 @@ class Lister:
         if not self._client.reachable:
             return node
         try:
-            found = await self._client.shared(("stat", node.inode), lambda: self._client.stat(node.path))
+            found = await self._flights.run(("stat", node.inode), lambda: self._client.stat(node.path))
         except SourceUnavailable:
             return node
         except (SourceNotFound, SourceNotADirectory) as exc:
@@ -79,7 +86,7 @@ class Lister:
             if not self._client.reachable or (unchanged and listing.is_settled):
                 return
         try:
-            await self._client.shared(("scan", node.inode), lambda: self._scan(node))
+            await self._flights.run(("scan", node.inode), lambda: self._scan(node))
         except SourceUnavailable:
             if listing is None:
                 raise

@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from spiderfs.errors import SourceChanged, SourceDenied, SourceNotFound, SourceT
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
-from spiderfs.sources.recent_timeouts import RecentTimeouts
 from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source
 from spiderfs.testing import MemorySource
@@ -35,15 +34,12 @@ class Harness:
         self.faults = FaultState.create(path)
         self.events: Counter[str] = Counter()
 
-    def client(
-        self, limits: SourceLimits = QUICK, source: Source | None = None, timeouts: RecentTimeouts | None = None
-    ) -> SourceClient:
+    def client(self, limits: SourceLimits = QUICK, source: Source | None = None) -> SourceClient:
         return SourceClient(
             source or SlowSource(self.memory, self.faults),
             limits,
             rng=random.Random(1),
             on_event=lambda event: self.events.update([event]),
-            timeouts=timeouts,
         )
 
 
@@ -112,39 +108,6 @@ def test_attempts_are_bounded(harness: Harness) -> None:
 
     trio.run(main)
     assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
-
-
-def test_who_asks_just_after_a_timeout_shares_it(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in another process of the mount: the kernel asks for one reader after the other."""
-    harness.faults.set("hang", 1)
-    timeouts = RecentTimeouts()
-    asked: list[int] = []
-
-    async def main() -> None:
-        one, other = (harness.client(timeouts=timeouts) for _ in range(2))
-
-        async def ask(client: SourceClient, name: bytes) -> None:
-            async def stat() -> None:
-                asked.append(1)
-                await client.stat(name)
-
-            with pytest.raises(SourceTimeout):
-                await client.shared((1, name), stat)
-
-        await ask(one, b"file")
-        began = trio.current_time()
-        for client in (one, other):
-            await ask(client, b"file")
-        assert trio.current_time() - began < QUICK.timeout_s / 2
-        assert asked == [1]
-        assert other.reachable, "it has not asked by itself"
-        await ask(other, b"another")
-        assert asked == [1, 1]
-        monkeypatch.setattr("spiderfs.sources.recent_timeouts.SHARED_S", 0.0)
-        harness.faults.set("hang", 0)
-        assert await one.shared((1, b"file"), lambda: one.stat(b"file"))
-
-    trio.run(main)
 
 
 @pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied, SourceChanged])
@@ -325,103 +288,6 @@ def test_an_answer_makes_it_reachable_again(harness: Harness) -> None:
         assert client.reachable
 
     trio.run(main)
-
-
-class Fetch:
-    """A fetch that a test lets through when it likes."""
-
-    def __init__(self, outcome: bytes | Exception = b"bytes") -> None:
-        self.outcome = outcome
-        self.started = 0
-        self.go = trio.Event()
-
-    async def __call__(self) -> bytes:
-        self.started += 1
-        await self.go.wait()
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return self.outcome
-
-
-def run_shared(harness: Harness, main: Callable[[SourceClient], Awaitable[None]]) -> None:
-    async def with_client() -> None:
-        await main(harness.client())
-
-    trio.run(with_client, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_identical_fetches_are_shared(harness: Harness) -> None:
-    async def main(client: SourceClient) -> None:
-        fetch, got = Fetch(), []
-
-        async def ask() -> None:
-            got.append(await client.shared(("inode", 0), fetch))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(10):
-                nursery.start_soon(ask)
-            await trio.testing.wait_all_tasks_blocked()
-            fetch.go.set()
-        assert got == [b"bytes"] * 10
-        assert fetch.started == 1
-        await client.shared(("inode", 0), fetch)
-        assert fetch.started == 2, "a fetch that has ended is not remembered"
-
-    run_shared(harness, main)
-
-
-def test_different_keys_are_not_shared(harness: Harness) -> None:
-    async def main(client: SourceClient) -> None:
-        first, second = Fetch(b"1"), Fetch(b"2")
-        first.go.set()
-        second.go.set()
-        assert await client.shared(1, first) == b"1"
-        assert await client.shared(2, second) == b"2"
-
-    run_shared(harness, main)
-
-
-def test_an_error_goes_to_all_who_wait(harness: Harness) -> None:
-    async def main(client: SourceClient) -> None:
-        fetch, errors = Fetch(SourceChanged("changed")), []
-
-        async def ask() -> None:
-            with pytest.raises(SourceChanged) as caught:
-                await client.shared("key", fetch)
-            errors.append(str(caught.value))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(10):
-                nursery.start_soon(ask)
-            await trio.testing.wait_all_tasks_blocked()
-            fetch.go.set()
-        assert errors == ["changed"] * 10
-        assert fetch.started == 1
-
-    run_shared(harness, main)
-
-
-@pytest.mark.parametrize("cancelled", [0, 1])
-def test_cancelling_one_does_not_fail_the_others(harness: Harness, cancelled: int) -> None:
-    async def main(client: SourceClient) -> None:
-        fetch, got = Fetch(), []
-        scopes = [trio.CancelScope() for _ in range(4)]
-
-        async def ask(number: int) -> None:
-            with scopes[number]:
-                got.append((number, await client.shared("key", fetch)))
-
-        async with trio.open_nursery() as nursery:
-            for number in range(4):
-                nursery.start_soon(ask, number)
-                await trio.testing.wait_all_tasks_blocked()
-            scopes[cancelled].cancel()
-            await trio.testing.wait_all_tasks_blocked()
-            fetch.go.set()
-        assert sorted(got) == [(number, b"bytes") for number in range(4) if number != cancelled]
-        assert fetch.started == (2 if cancelled == 0 else 1)
-
-    run_shared(harness, main)
 
 
 @pytest.mark.parametrize(

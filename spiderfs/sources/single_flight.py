@@ -1,0 +1,71 @@
+"""Sharing identical questions: while one is asked, all others who ask the same thing wait for its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, TypeVar
+
+import trio
+
+from spiderfs.errors import SourceTimeout
+from spiderfs.sources.recent_timeouts import RecentTimeouts
+
+T = TypeVar("T")
+
+
+class _Flight:
+    """One question in flight: what came of it, once `ended` is set; neither field means that it was cancelled."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.value: list[Any] = []
+        self.error: Exception | None = None
+
+
+class SingleFlight:
+    """Belongs to one trio run; `timeouts` are shared by all processes of a mount."""
+
+    def __init__(self, timeouts: RecentTimeouts) -> None:
+        self._timeouts = timeouts
+        self._flights: dict[Hashable, _Flight] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether any question is in flight."""
+        return bool(self._flights)
+
+    def has(self, key: Hashable) -> bool:
+        """Whether the question with this key is in flight."""
+        return key in self._flights
+
+    async def run(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` returns or raises, for everybody who comes with the same key while it runs.
+
+        The first to come runs it. Whoever comes just after it has timed out, in any process, gets that timeout too. If
+        the caller that runs it is cancelled, one of those who wait takes over, and runs an `ask` of its own.
+        """
+        while (flight := self._flights.get(key)) is not None:
+            await flight.ended.wait()
+            if flight.error is not None:
+                # The traceback begins anew each time: otherwise it would grow by a frame for every one who waits.
+                raise flight.error.with_traceback(None)
+            if flight.value:
+                value: T = flight.value[0]
+                return value
+        if self._timeouts.has(key):
+            raise SourceTimeout("the source has just left this unanswered")
+        mine = self._flights[key] = _Flight()
+        try:
+            mine.value.append(await ask())
+        except SourceTimeout as exc:
+            self._timeouts.note(key)
+            mine.error = exc
+            raise
+        except Exception as exc:
+            mine.error = exc
+            raise
+        finally:
+            del self._flights[key]
+            mine.ended.set()
+        result: T = mine.value[0]
+        return result

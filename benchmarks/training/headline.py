@@ -27,13 +27,14 @@ COMPUTING, WAITING, BYTES = "#4c956c", "#d68c45", "#5b7db1"
 
 
 class Bar(NamedTuple):
-    """Means over seeds of the epochs after the first, which fills the cache; top-1 after the last."""
+    """Means over seeds of the epochs after the first, which fills the cache; top-1 after the last, with deviation."""
 
     name: str
     seconds: float
     waiting_seconds: float
     origin_share: float
     top1: float
+    top1_deviation: float
     times_as_fast: float
 
 
@@ -45,6 +46,7 @@ def bars(result: dict[str, Any]) -> list[Bar]:
     baseline = by_way[next(iter(WAYS))]
     for way, name in WAYS.items():
         runs = by_way[way]
+        top1 = [epochs[-1]["top1"] for epochs in runs.values()]
         later = [epoch for epochs in runs.values() for epoch in epochs[1:]]
         faster = [
             statistics.fmean(epoch["seconds"] for epoch in baseline[seed][1:])
@@ -57,7 +59,8 @@ def bars(result: dict[str, Any]) -> list[Bar]:
                 statistics.fmean(epoch["seconds"] for epoch in later),
                 statistics.fmean(epoch["seconds"] * epoch["waiting_share"] for epoch in later),
                 statistics.fmean(epoch["origin_share"] for epoch in later),
-                statistics.fmean(epochs[-1]["top1"] for epochs in runs.values()),
+                statistics.fmean(top1),
+                statistics.stdev(top1),
                 statistics.fmean(faster),
             )
         )
@@ -68,7 +71,8 @@ def conditions(result: dict[str, Any]) -> str:
     extent = result["extent"]
     size = f"{extent['training']:,} images, {extent['epochs']} epochs, {extent['seeds']} seeds"
     cached = f"{100 * result['cached_share']:.0f} % of the data cached"
-    return f"{size}; source {result['latency_ms']:g} ms away; {cached}; {result['machine']['cores']} cores"
+    readers = f"{result['loader_workers']} loader workers on {result['machine']['cores']} cores"
+    return f"{size}; source {result['latency_ms']:g} ms away; {cached}; {readers}"
 
 
 def draw(shown: list[Bar], text: str, path: Path) -> None:
@@ -89,9 +93,9 @@ def draw(shown: list[Bar], text: str, path: Path) -> None:
     time.legend(frameon=False, loc="lower right", fontsize=9)
     traffic.barh(names, [bar.origin_share for bar in shown], color=BYTES)
     for bar in shown:
-        note = f"{bar.origin_share:.2f}; top-1 {100 * bar.top1:.1f} %"
+        note = f"{bar.origin_share:.2f}; top-1 {100 * bar.top1:.1f} ± {100 * bar.top1_deviation:.1f} %"
         traffic.text(bar.origin_share + 0.01, bar.name, note, va="center", fontsize=9)
-    traffic.set(title="bytes read from the source in an epoch, in data sets", xlim=(0, 1.35))
+    traffic.set(title="bytes read from the source in an epoch, in data sets", xlim=(0, 1.55))
     for axis in (time, traffic):
         axis.spines[["top", "right"]].set_visible(False)
     time.invert_yaxis()
@@ -108,7 +112,7 @@ def main() -> None:
         print(
             f"{bar.name}: {bar.seconds:.1f} s an epoch, {bar.waiting_seconds:.1f} s of it waiting, "
             f"{bar.times_as_fast:.1f} times as fast, {bar.origin_share:.2f} data sets read, "
-            f"top-1 {100 * bar.top1:.1f} %"
+            f"top-1 {100 * bar.top1:.1f} ± {100 * bar.top1_deviation:.1f} %"
         )
     print(conditions(result))
     draw(shown, conditions(result), PICTURE)

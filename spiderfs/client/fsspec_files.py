@@ -1,8 +1,7 @@
 """Mounts as a file system of fsspec: `spiderfs:///mnt/data/train/1.jpg`, or a path below the option `mountpoint`.
 
 Names and attributes come through the mount, bytes through the client. Read-only: what would change something raises
-OSError with EROFS, as on the mount. Only importer of fsspec; `pip install 'spiderfs[fsspec]'` has it and registers the
-protocol.
+OSError with EROFS, as on the mount. Only importer of fsspec; the extra `fsspec` has it and registers the protocol.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ def _pyfuse3() -> Callable[[int], Kernel]:
         from spiderfs.fuse.pyfuse3_binding import Pyfuse3Binding
     except ImportError as exc:
         raise MountError(
-            f"binding=pyfuse3 cannot be used here ({exc}): install spiderfs[pyfuse3], or mount with -o binding=kernel"
+            f"binding=pyfuse3 cannot be used here ({exc}): "
+            "run `pip install '.[pyfuse3]'` in a checkout of spiderfs, or mount with -o binding=kernel"
         ) from exc
     return Pyfuse3Binding
 

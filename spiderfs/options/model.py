@@ -123,8 +123,8 @@ class Options(BaseModel):
     )
     binding: Literal["kernel", "pyfuse3"] = Field(
         default="kernel",
-        description="what speaks to the kernel: spiderfs itself, or pyfuse3 (`pip install spiderfs[pyfuse3]`) with one"
-        " worker, and without kept listings and passthrough",
+        description="what speaks to the kernel: spiderfs itself, or pyfuse3 (see docs/BINDINGS.md) with one worker,"
+        " and without kept listings and passthrough",
         examples=["pyfuse3"],
     )
     workers: int = Field(

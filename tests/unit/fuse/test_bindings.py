@@ -24,7 +24,7 @@ def test_without_pyfuse3_nothing_is_mounted_and_one_sentence_says_why(
     monkeypatch.setitem(sys.modules, "pyfuse3", None)
     monkeypatch.delitem(sys.modules, "spiderfs.fuse.pyfuse3_binding", raising=False)
     monkeypatch.setattr(session, "mount", lambda *arguments: pytest.fail("mounted"))
-    with pytest.raises(MountError, match=r"install spiderfs\[pyfuse3\], or mount with -o binding=kernel$"):
+    with pytest.raises(MountError, match=r"\[pyfuse3\]'` in a checkout of spiderfs, or mount with -o binding=kernel$"):
         mount("pyfuse3", tmp_path, "source", allow_other=False, programs_run=True)
 
 

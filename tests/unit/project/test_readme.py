@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 from benchmarks.training.headline import RESULT, bars, conditions
@@ -30,12 +31,34 @@ def test_its_headline_is_the_kept_result() -> None:
     )
     assert planned.top1 == baseline.top1, "the README says that the accuracy is the same"
     assert all(bar.origin_share < baseline.origin_share / 2 for bar in sampled), "less than half of the bytes"
+    spider, echo = (bar.origin_share / planned.origin_share for bar in sampled)
+    assert f"{spider:.2f} and {echo:.2f} of the plan's" in TEXT
+    hits = statistics.fmean(
+        epoch["hit_ratio"] for run in result["runs"] if run["configuration"] == "lru" for epoch in run["epochs"][1:]
+    )
+    assert f"({hits:.0%} hits)".replace("%", " %") in TEXT
+    assert f"CIFAR-10, {result['training_bytes'] / 1e6:.1f} MB" in TEXT
+    assert (result["loader_workers"], result["bandwidth"]) == (2, None), "two loader workers, unlimited bandwidth"
     extent = result["extent"]
     assert f"{extent['training']:,} small images" in TEXT
     assert f"{extent['epochs']} epochs" in TEXT
     assert f"{result['latency_ms']:g} ms" in TEXT
     assert f"{result['cached_share']:.0%}".replace("%", " %") in TEXT
     assert "2 cores" in conditions(result)
+
+
+def test_what_samplers_cost_is_the_kept_result() -> None:
+    """Points of top-1 less than uniform sampling of the same seed, over six seeds of the longer training."""
+    top1: dict[str, dict[int, float]] = {}
+    for run in json.loads((ROOT / "docs/results/accuracy.json").read_text())["runs"]:
+        top1.setdefault(run["configuration"], {})[run["seed"]] = 100 * run["top1"]
+    lost = {
+        name: [top1["uniform"][seed] - reached for seed, reached in top1[name].items()]
+        for name in ("weights + coverage 0.3", "echo 2")
+    }
+    assert {len(points) for points in lost.values()} == {6}
+    spider, echo = (f"{statistics.fmean(points):.1f} ± {statistics.stdev(points):.1f}" for points in lost.values())
+    assert f"over six seeds, they lost {spider} (with weighted losses) and {echo} points" in " ".join(TEXT.split())
 
 
 def test_its_figures_of_serving_are_kept_results() -> None:

@@ -1,4 +1,4 @@
-"""The supervisor: mounts, forks workers and a manager, and starts again what dies. It does nothing else.
+"""The supervisor mounts, forks workers and a manager, and replaces those that die. It does nothing else.
 
 The supervisor holds the FUSE descriptor and never answers a request, so it has no reason to die itself. If somebody
 kills it, the kernel kills its children (PR_SET_PDEATHSIG), the guard ends the connection and unlocks the cache
@@ -105,7 +105,7 @@ def run(options: Options, foreground: bool) -> int:
 
 
 def _serve(options: Options, foreground: bool, report: Callable[[str], None]) -> None:
-    # From here on the directory goes by its real path: whoever changes a link on the way later changes nothing here.
+    # From here on the directory is named by its real path, which no later change of a link can lead elsewhere.
     options = options.model_copy(update={"cache_dir": real_path(options.cache_dir)})
     lock = lock_cache_directory(options.cache_dir, options.mountpoint)
     log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
@@ -140,7 +140,7 @@ class Supervisor:
         log_place: str,
         start_log: Callable[[], str],
     ) -> None:
-        """`connection`: see `mounts.open_abort`. `lock`: of the cache directory."""
+        """`connection`: see `mounts.open_abort`. `lock`: the descriptor of the cache directory's lock."""
         self._lock = lock
         self._log_place = log_place
         self._start_log = start_log
@@ -152,7 +152,7 @@ class Supervisor:
         self._children: dict[int, int] = {}  # pid -> worker index, or _MANAGER
         self._due: dict[int, float] = {}  # worker index, or _MANAGER -> when it is to be started again
         self._worker_restarts, self._manager_restarts = Restarts(DEATHS), Restarts()
-        # Worker index, or _MANAGER -> how often it has begun once the present one has; until when that is waited for.
+        # Worker index, or _MANAGER -> how often it will have begun when the present one has; the time limit for that.
         self._starts: dict[int, int] = {}
         self._late_at = math.inf
         self._crashes: deque[float] = deque(maxlen=CRASHES)
@@ -161,8 +161,8 @@ class Supervisor:
     def run(self, report: Callable[[str], None]) -> None:
         """Serve until unmounted or told to stop; children and mount are gone when this returns.
 
-        If it raises once the mount was ready, the mount stays and answers ENOTCONN: whoever reads it must not take the
-        empty directory underneath for an empty data set.
+        If this raises once the mount was ready, the mount stays and answers ENOTCONN: a reader must not take the empty
+        directory underneath for an empty data set.
         """
         failed = True
         try:
@@ -200,7 +200,7 @@ class Supervisor:
         live(partial(work, self._context, self._kernel, index, again))
 
     def _reap(self) -> list[tuple[int, int]]:
-        """(index, exit status as of os.waitstatus_to_exitcode) of every child that has ended."""
+        """Forget the children that have ended; returns index and os.waitstatus_to_exitcode of each."""
         ended = []
         while self._children:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -215,7 +215,10 @@ class Supervisor:
         return ended
 
     def _watch(self, report: Callable[[str], None]) -> None:
-        """`report` is called when all children are at work; one that cannot begin ends the mount."""
+        """Replace children that die, until unmounted or told to stop; raises MountError if a child cannot begin.
+
+        `report` is called with an empty text when all children are at work.
+        """
         while True:
             if not self._ready and self._all_at_work():
                 self._ready = True
@@ -261,7 +264,7 @@ class Supervisor:
         return max(0.0, min([LOOK_S, *(due - time.monotonic() for due in self._due.values())]))
 
     def _plan_restarts(self, ended: list[int]) -> None:
-        """Raises MountError if it is not worth starting these again."""
+        """Decide when to replace the children with these indices; raises MountError if workers keep dying."""
         totals = self._context.counters.totals()
         for index in ended:
             if index == _MANAGER:
@@ -315,7 +318,7 @@ class Supervisor:
         self._counters.add("store_rebuilds")
 
     def _end_all_and_start_again(self) -> None:
-        """A child that waits for its restart anyway keeps its time, which is later if children keep dying."""
+        """Kill all children, and start them again at once, or when the last of the planned restarts is due."""
         self._end_children(signal.SIGKILL, KILLED_S)
         latest = max(self._due.values(), default=time.monotonic())
         self._due = dict.fromkeys([_MANAGER, *range(self._context.options.workers)], latest)
@@ -364,7 +367,7 @@ class Supervisor:
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _disconnect(self) -> None:
-        """Give readers an error from now on; if the connection cannot be aborted, from when all children have ended."""
+        """Give readers an error from now on, or once all children have ended if the connection cannot be aborted."""
         if self._connection is not None:
             mounts.abort(self._connection)
         self._kernel.leave()

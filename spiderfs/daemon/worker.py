@@ -64,7 +64,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
     """Answer requests until the file system is unmounted; `again`: in the place of a worker that has died."""
     keep_freed_memory()
     counters = context.row(FIRST_WORKER_ROW + index)
-    # What a worker before this one has handed out is not known here.
+    # A worker that replaces another one does not know which handles the other one has given to the kernel.
     sole = context.options.workers == 1 and not counters.value("process_starts")
     if sole and kernel.descriptor is not None:
         reading = context.reading(deliver_to=kernel.descriptor, cautious=again)

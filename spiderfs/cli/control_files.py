@@ -72,5 +72,8 @@ def explained(mount: Mount, exc: OSError) -> MountError:
     if exc.errno in (errno.EACCES, errno.EPERM):
         return MountError(f"this user may not read {here}: run the command as the user who mounted it, or as root")
     if exc.errno == errno.EAGAIN:
-        return MountError(f"the manager of {here} is being started again: try again in a moment")
+        return MountError(
+            f"the control files of {here} cannot be used now: try again in a moment, and if that does not help,"
+            " see the daemon's log"
+        )
     return MountError(f"{here}/{CONTROL_DIR} cannot be used ({exc.strerror}): see the daemon's log")

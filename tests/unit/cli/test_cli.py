@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -18,7 +19,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from spiderfs import __version__
-from spiderfs.cli import umount
+from spiderfs.cli import control_files, umount
 from spiderfs.cli.main import COMMANDS, main
 from spiderfs.cli.watch import page, rates
 from spiderfs.linux import mounts
@@ -196,6 +197,19 @@ def test_config_says_why_it_refuses(mounted: Path, change: str, said: str) -> No
 def test_config_of_a_mount_that_fails(mounted: Path) -> None:
     (mounted / ".spiderfs" / "config").unlink()
     assert "cannot be used" in refusal("config", mounted)
+
+
+def test_a_control_file_that_cannot_be_opened_now_may_have_two_reasons(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(control_files, "within", refuse)
+    for command in ("status", "config"):
+        said = refusal(command, mounted)
+        assert "try again in a moment" in said
+        assert "the daemon's log" in said, "it says that too many are open"
 
 
 def test_umount_waits_for_the_daemon(mounted: Path, unmounted: list[bool], tmp_path: Path) -> None:

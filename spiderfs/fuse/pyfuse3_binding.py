@@ -28,7 +28,7 @@ from typing import Any, TypeVar, cast
 import pyfuse3
 import trio
 
-from spiderfs.errors import MountError, ReadOnly
+from spiderfs.errors import MountError, ReadOnly, StoreCorrupt
 from spiderfs.fuse import session, wire
 from spiderfs.fuse.error_numbers import error_number
 from spiderfs.fuse.kernel import Serving
@@ -336,8 +336,12 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether to keep this log record.
+    """Whether to keep this log record; raises StoreCorrupt for one that tells of a reader who would wait without end.
 
     False for pyfuse3's error about an answer that nobody waits for: its reader was killed, or has unmounted.
+    Of an answer that the kernel could not read, because a page of the store's map is gone, pyfuse3 does no more than
+    log it. What is raised here comes out of that request and ends the worker; the next one answers the reader.
     """
+    if record.args == (os.strerror(errno.EFAULT),):
+        raise StoreCorrupt("a page of the cache is gone")
     return record.args not in ((os.strerror(errno.ENOENT),), (os.strerror(errno.ENODEV),))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
 import os
 import socket
 import struct
@@ -15,6 +16,7 @@ import pyfuse3
 import pytest
 import trio
 
+from spiderfs.errors import StoreCorrupt
 from spiderfs.fuse import pyfuse3_binding, wire
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Serving
@@ -23,6 +25,7 @@ from spiderfs.fuse.wire import Opcode
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.filesystem import Filesystem
 
 PATIENCE_S = 10.0
 
@@ -135,6 +138,28 @@ def test_a_request_that_has_vanished_holds_nobody_up_for_long(
     assert lies == 5
     # Nobody asked for anything while all five were held up, one after the other.
     assert len(ticks) > 20
+
+
+def test_an_answer_that_the_kernel_cannot_read_ends_the_worker(
+    kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyfuse3 has given the request up by then; its reader would wait for ever."""
+    path = tmp_path / "mapped"
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    with open(path, "r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+        file.truncate(0)
+
+    async def gone(self: Filesystem, *arguments: int) -> memoryview:
+        return memoryview(mapped)
+
+    monkeypatch.setattr(Filesystem, "read", gone)
+
+    def ask() -> None:
+        kernel.ask(Opcode.READ, struct.pack("<QQIIQII", 5, 0, 100, 0, 0, 0, 0), 5)
+
+    with pytest.RaisesGroup(pytest.RaisesExc(StoreCorrupt), flatten_subgroups=True):
+        serve_until(kernel, ask, tmp_path / "place")
 
 
 def test_a_wait_of_another_kind_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

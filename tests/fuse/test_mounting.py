@@ -269,7 +269,7 @@ def test_paths_need_not_be_utf8(tmp_path: Path) -> None:
         ("cache_dir={place}/mnt/cache", "lies inside the mount point"),
         ("capacity=" + ODD, "is not a size"),
         (ODD, "unknown option"),
-        ("ro,suid", "leave suid away"),
+        ("ro,suid", "leave out suid"),
     ],
 )
 def test_an_unusable_option_or_path_is_refused_in_one_line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -220,6 +221,12 @@ def test_a_long_function_says_why_it_is_long(path: Path) -> None:
             assert above.startswith(REASON), (
                 f"line {first}: {function.name} has {length} lines; the line above must say why"
             )
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    # pytest imports each by its bare name, and refuses the second one as soon as both are in one run.
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_no_module_is_named_for_nothing() -> None:

@@ -2,14 +2,14 @@
 
 Every call runs in a thread, of this process or, for reads, of one beside it (`read_process.py`). A thread that hangs
 in the source cannot be ended, only abandoned; it keeps its slot until the system call returns. So waiting for a slot
-counts into the time limit, and a source that hangs costs every caller at most that limit, and each process at most
+counts against the time limit. A source that hangs costs every caller at most that limit, and each process at most
 `max_concurrent` threads (and one more, for the probe).
 
-An abandoned function may still finish later, and its effects then happen: whatever it stores must be valid by itself.
+An abandoned function may still finish later, and whatever it stores then must be valid by itself.
 
-`reachable` turns False when a call has used up its attempts or its time without the source having answered anybody
-meanwhile, and True with the next answer. "No such file" is an answer. While it is False, `watch` asks the source, one
-question at a time; callers are expected to serve what they know rather than wait.
+`reachable` turns False when a call has used up its attempts or its time, and the source has answered nobody meanwhile;
+it turns True with the next answer. "No such file" is an answer. While it is False, `watch` asks the source, one
+question at a time, and callers should serve what they know rather than wait.
 
 One client belongs to one trio run. Its state changes only between awaits.
 """
@@ -34,7 +34,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 Read = Callable[[bytes, int, int, Version, Delivery | None], Awaitable[bytes]]
-"""`Source.read`, asynchronous; it bounds by itself how many run at a time, and need not make the delivery."""
+"""An asynchronous `Source.read`. It limits by itself how many reads run at a time, and need not make the delivery."""
 
 
 # A timer is late by milliseconds, on two busy cores by tenths of a second; beyond this the process did not run.
@@ -65,7 +65,7 @@ class SourceLimits:
 
 
 class Patience(NamedTuple):
-    """Until when somebody may wait, and how many answers the source had given when the wait began."""
+    """How long one caller may wait: until this time. `answers` is the number of the source's answers when it began."""
 
     until: float
     answers: int
@@ -74,9 +74,9 @@ class Patience(NamedTuple):
 class SourceClient:
     """Calls `source` in threads, within `limits`.
 
-    `on_event` gets 'source_requests' for every attempt, 'source_retries' for every one but a call's first, and for a
-    call that the source did not answer either 'source_timeouts' or 'source_errors'. `read` takes the place of reading
-    in a thread of this process. `timeouts` is shared by all clients of a mount.
+    `on_event` gets 'source_requests' for every attempt, 'source_retries' for every attempt after a call's first, and
+    'source_timeouts' or 'source_errors' for every call that the source did not answer. If `read` is given, it reads in
+    place of a thread of this process. All clients of a mount share `timeouts`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SourceClient:
         self._on_event = on_event
         self._threads = WorkerThreads(limits.max_concurrent)
         self._read = read or self._read_in_thread
-        # One of its own, for the others may all be held by calls that hang.
+        # The probe has a thread of its own, because hanging calls may hold all others.
         self._probe_thread = WorkerThreads(1)
         self._unreachable = trio.Event()
         self._answers = 0
@@ -112,7 +112,7 @@ class SourceClient:
         return await self.call(lambda: list(self.source.scan(path)), timeout_s=self._limits.scan_timeout_s)
 
     def patience(self) -> Patience:
-        """The patience of a question that is asked at this moment, and may have to wait for others first."""
+        """The patience of a caller who begins to wait now, perhaps for other callers first."""
         return Patience(trio.current_time() + self._limits.timeout_s, self._answers)
 
     async def read(
@@ -140,9 +140,9 @@ class SourceClient:
         return await self.call(self.source.statvfs)
 
     async def call(self, function: Callable[[*Ts], T], *args: *Ts, timeout_s: float | None = None) -> T:
-        """Run any function that asks the source in a thread, and run it again when it raises SourceUnavailable.
+        """Run in a thread a function that asks the source, and run it again when it raises SourceUnavailable.
 
-        Raises SourceTimeout after `timeout_s`, by default the limits' own; other errors pass as they are.
+        Raises SourceTimeout after `timeout_s` (default: `timeout_s` of the limits). Other errors of the function pass.
         """
         limit_s = self._limits.timeout_s if timeout_s is None else timeout_s
         patience = Patience(trio.current_time() + limit_s, self._answers)
@@ -177,7 +177,7 @@ class SourceClient:
         raise self.timed_out(patience, limit_s)
 
     def timed_out(self, patience: Patience, limit_s: float | None = None) -> SourceTimeout:
-        """The error for whose patience is at an end, whether the question was asked or had to wait all the time."""
+        """The error for a caller whose patience has ended, whether its question was asked or never had its turn."""
         self._on_event("source_timeouts")
         self._not_answered(patience)
         return SourceTimeout(f"the source has not answered within {limit_s or self._limits.timeout_s:g} s")
@@ -197,7 +197,7 @@ class SourceClient:
             except SourceUnavailable:
                 return
             except SourceError:
-                pass  # an answer, if an unfriendly one
+                pass  # The source has answered, if with an error.
             self._answered()
 
     def _ask_for_a_sign(self) -> None:

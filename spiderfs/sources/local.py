@@ -72,7 +72,7 @@ class LocalSource:
 
     @property
     def root_fd(self) -> int:
-        """A descriptor of the root, for O_PATH; it stays this number, whatever it leads to by then."""
+        """An O_PATH descriptor of the root. The number stays the same when the root is opened again."""
         return self._root_fd
 
     def stat(self, path: bytes) -> SourceStat:
@@ -94,7 +94,7 @@ class LocalSource:
                     continue  # removed since the directory was read
                 if _is_shown(found.st_mode):
                     yield os.fsencode(entry.name), _source_stat(found)
-            # A removed directory that is still open lists as empty, and a dead root must not look like an empty one.
+            # A directory that was removed while it is open looks empty, and so does a dead root.
             _check_linked(fd)
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
@@ -192,7 +192,7 @@ class LocalSource:
         return True
 
     def _reopen_dead_root(self) -> None:
-        """Replace a dead root by what its path leads to now, for the next call."""
+        """Open a dead root by its path again, for the next call."""
         with self._reopen_lock:
             try:
                 if os.fstat(self._root_fd).st_nlink > 0 and _file_system_of(self._root_fd):
@@ -213,7 +213,7 @@ class LocalSource:
 
 
 def _source_stat(found: os.stat_result) -> SourceStat:
-    # A broken server may claim any size; the kernel takes a negative one for a huge one, and shows the file no more.
+    # A broken server may claim any size. The kernel would take a negative size for a huge one, and not show the file.
     return SourceStat(found.st_mode, found.st_uid, found.st_gid, max(found.st_size, 0), found.st_mtime_ns)
 
 

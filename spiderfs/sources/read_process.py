@@ -1,20 +1,21 @@
 """A process that reads from the source for another one.
 
-A read of a file is half a dozen system calls, and each of them hands the interpreter's lock to another thread and asks
-for it back, which costs more than the call: 75 futex(2) a fetch with the threads in the worker itself, 2 without. So
-the threads that read have an interpreter of their own, and the one that answers the kernel is given messages.
+To read a file takes half a dozen system calls. At each of them a thread hands the interpreter's lock to another thread
+and asks for it back, which costs more than the call: 75 futex(2) calls for each fetch if the threads are in the worker
+itself, 2 if they are not. So the threads that read have an interpreter of their own, and the process that answers the
+kernel exchanges messages with them.
 
-One slot of shared memory belongs to each read: a header, and behind it the path, then what came of it. Only the number
-of the slot goes through a pipe, one pipe there and one back; every record is 4 bytes, so none is torn (pipe(7)). All
-threads wait in the same pipe, and the kernel wakes one.
+Each read has one slot of shared memory: a header, then the path, and in its place later the result. Only the number of
+the slot goes through a pipe; there is one pipe for each direction. A number has 4 bytes, so none is torn (pipe(7)). All
+threads wait at the same pipe, and the kernel wakes one of them.
 
-A read may come with a **delivery**: the process then writes the bytes and an answer to a descriptor before it hands
-them over, so that who waits has them two wake-ups sooner. Whoever asks next may then ask about a read of which
-the parent has not heard yet. Deliveries are counted in shared memory before they are made: a parent that is to say what
-was read waits until it has `caught_up`.
+A read may come with a **delivery**: the reading process then writes the bytes and an answer to a descriptor before it
+reports to its parent, so that the reader has them two wake-ups sooner. The reader's next request may then be about a
+read of which the parent has not heard yet. So deliveries are counted in shared memory before they are made, and a
+parent that has to know what was read waits until it has `caught_up`.
 
-The process ends with its parent (PR_SET_PDEATHSIG, and the end of the pipe). When it dies itself the parent's `attend`
-or `watch` raises, and the parent is to end too: what it was asked for is asked for again by whoever comes after it.
+The reading process ends with its parent (PR_SET_PDEATHSIG, and the end of the pipe). If it dies first, the parent's
+`attend` or `watch` raises, and the parent must end too: its successor asks again for whatever is wanted.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ _REPLY = struct.Struct("<QB")
 _READ, _DELIVERED, _FAILED = 0, 1, 2
 _COUNT = struct.Struct("<Q")
 _HEADER_BYTES = 64
-# A cautious process does this many reads, times as many as it does at a time, before it does one more at a time.
+# A cautious process that makes n reads at a time makes n times this many of them before it makes n + 1 at a time.
 _STEADY_READS = 8
-# Or once a read has waited so long for the others.
+# It also makes one more at a time when a read has waited this long for the others.
 _HELD_BACK_S = 2.0
-# What a slot keeps of its memory between reads; 16 of them hold 16 MiB at most.
+# A slot gives its memory back after a read of more bytes than this; so 16 slots keep 16 MiB at most between reads.
 _KEPT_BYTES = 1 << 20
 _HELD_UP_S = 0.05
-# Nothing is fetched in between.
+# How soon the parent notices a reading process that was killed while it waits for the source.
 _WATCH_INTERVAL_S = 1.0
-# Numbers taken from the pipe at a time.
+# Bytes of slot numbers that are read from the pipe at a time.
 _MOST_REPLIES = 4096 * _NUMBER.size
 
 
@@ -74,11 +75,12 @@ class ReadProcess:
         deliver_to: int | None = None,
         cautious: bool = False,
     ) -> None:
-        """At most `limit` reads at a time of at most `longest` bytes; the new process calls `before` first.
+        """Fork a process that makes at most `limit` reads at a time, of at most `longest` bytes each.
 
-        Without the descriptor `deliver_to` no delivery is made. `cautious`: whoever read before may have died for want
-        of memory, so one at a time at first, and one more after each while without trouble. (16 readers of files of
-        7 MB in 150 MB of memory: each successor was asked for all 16 at once, and died of it too.)
+        The new process calls `before` first. It makes deliveries only if it has the descriptor `deliver_to`. A
+        `cautious` one makes one read at a time at first, and one more after each while without trouble, because its
+        predecessor may have died of a lack of memory. (Measured: 16 readers read files of 7 MB in 150 MB of memory;
+        each successor was asked for all 16 files at once, and died too.)
         """
         self._limit = limit
         self._most = 1 if cautious else limit
@@ -123,20 +125,20 @@ class ReadProcess:
     async def read(
         self, path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None = None
     ) -> bytes:
-        """As `Source.read`. When the caller is cancelled the read goes on, and keeps its slot until it returns.
+        """See `Source.read`. If the caller is cancelled, the read goes on and keeps its slot until it returns.
 
-        A delivery of other than `length` bytes is not made.
+        The delivery is made only if the read gives `length` bytes.
         """
         messages = None if delivery is None or self._deliver_to is None else delivery.messages(length)
         head, answer = messages or (b"", b"")
-        # Its slot has to hold the path, and what an error may say of it.
+        # The slot has to hold the path, or an error whose text has the path in it.
         if max(2 * len(path) + len(head) + len(answer), length) > self._longest:
             raise SourceUnavailable(f"{length} bytes of a path of {len(path)} are more than is read at a time")
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._free or self._limit - len(self._free) >= self._most:
             with trio.move_on_after(math.inf if self._most == self._limit else _HELD_BACK_S) as waiting:
                 await self._room.park()
-            # One that hangs must not hold up the others.
+            # A read that hangs must not hold up the others.
             if waiting.cancelled_caught and self._most < self._limit:
                 self._most += 1
         slot = self._free.pop()
@@ -149,7 +151,7 @@ class ReadProcess:
         if answer:
             self._delivering.add(slot)
         self._tasks[slot] = trio.lowlevel.current_task()
-        # Where the process has just ended, `attend` says so in a moment.
+        # If the process has just ended, `attend` raises in a moment.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._requests, _NUMBER.pack(slot))
 
@@ -168,23 +170,23 @@ class ReadProcess:
 
     @property
     def behind(self) -> bool:
-        """Whether a delivery has been made, or is being made, of which `attend` has not heard yet."""
+        """Whether the process has made, or is making, a delivery of which `attend` has not heard yet."""
         return bool(_COUNT.unpack_from(self._view, self._count_at)[0] != self._heard)
 
     async def caught_up(self) -> None:
-        """Return when those who wait for what has been delivered have been woken, and have gone on; or after a moment.
+        """Return when all callers of `read` whose bytes were delivered have gone on; at the latest after a moment.
 
-        A delivery that the descriptor holds up must not hold up this process too, which may be what it waits for.
+        If the descriptor holds up a delivery, it may be waiting for this very process, which then must not wait for it.
         """
         with trio.move_on_after(_HELD_UP_S):
             while self.behind:
                 await self._hearing.park()
-            # They may have been woken in the turn that this task was in, or is put into now, whose order is anyone's.
+            # trio may run this task before the tasks that were woken in the same turn; two turns later all have run.
             for _ in range(2):
                 await trio.lowlevel.checkpoint()
 
     async def attend(self) -> None:
-        """For ever: wake whoever has asked. Raises SourceUnavailable when the process has ended."""
+        """For ever: hand results to the callers of `read`. Raises SourceUnavailable when the process has ended."""
         while True:
             try:
                 replies = os.read(self._replies, _MOST_REPLIES)
@@ -206,16 +208,17 @@ class ReadProcess:
             self._hearing.unpark_all()
 
     async def watch(self) -> None:
-        """For ever: look whether the process has been killed. Raises SourceUnavailable when it has.
+        """For ever: look whether the process was killed. Raises SourceUnavailable when it was.
 
-        Threads of it that wait in the kernel for the source may keep its pipe open: then `attend` hears nothing.
+        Threads of the process that wait in the kernel for the source may keep its pipe open; then `attend` hears
+        nothing of its end.
         """
         while ended_status(self.pid) is None:
             await trio.sleep(_WATCH_INTERVAL_S)
         raise SourceUnavailable("the process that reads from the source was killed while it waited there")
 
     def close(self) -> None:
-        """For tests: a worker ends with its mount. The other process ends too, if it has not yet."""
+        """Close the pipes, which ends the process. Only tests need this: a worker ends with its mount."""
         os.close(self._requests)
         os.close(self._replies)
         self._view.release()
@@ -225,7 +228,7 @@ class ReadProcess:
         if size > _KEPT_BYTES:
             begin = slot * self._slot_bytes
             self._memory.madvise(mmap.MADV_REMOVE, begin, self._slot_bytes)
-        # The last one first: its memory is warm.
+        # The slot that was used last is used next: its memory is in the processor's cache.
         self._free.append(slot)
         if self._most < self._limit:
             self._steady += 1
@@ -268,13 +271,14 @@ class ReadProcess:
 
     def _deliver(self, head: bytes, content: bytes, answer: bytes) -> int:
         assert self._deliver_to is not None
-        # What the content is refused for (the kernel has no memory for it, or knows the file no more) is no harm.
+        # It does no harm if the kernel refuses the content: it has no memory for it, or does not know the file any
+        # more.
         with contextlib.suppress(OSError):
             os.writev(self._deliver_to, (head, content))
         try:
             os.write(self._deliver_to, answer)
         except OSError as exc:
-            # ENOENT: nobody waits any more. ENODEV: nor does anybody ask again.
+            # ENOENT: nobody waits any more. ENODEV: the file system is unmounted.
             if exc.errno not in (errno.ENOENT, errno.ENODEV):
                 return _READ
         return _DELIVERED

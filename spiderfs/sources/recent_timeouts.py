@@ -1,8 +1,9 @@
-"""Which questions the source has just left unanswered: known to all processes of a mount, in memory that they share.
+"""Questions that the source has just left unanswered; all processes of a mount know them, by memory that they share.
 
-Readers of one page, or of one name, wait for each other in the kernel: it sends the question of the second one when the
-first has failed. If each were asked anew for the whole time limit, the last of ten readers would wait ten times as long
-as it may. So whoever asks what somebody has just waited for in vain is told so at once.
+Readers of one page, or of one name, wait for each other in the kernel: it sends the second reader's question when the
+first reader's has failed. If the source were asked each of these questions for the whole time limit, the last of ten
+readers would wait ten times as long as allowed. So if a question has just been asked in vain, the next one who asks it
+gets the error at once.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _SLOT = struct.Struct("<qd")
 
 
 class RecentTimeouts:
-    """Make it before the fork, for only processes with the same hash seed find each other's notes.
+    """Make this before the fork: only processes with the same hash seed find each other's notes.
 
-    Two questions may share a slot, and then only the later one is known.
+    Two questions may share a slot; then only the later one is known.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,12 +31,12 @@ class RecentTimeouts:
         self._clock = clock
 
     def note(self, question: Hashable) -> None:
-        """Note that somebody has waited in vain for the answer."""
+        """Note that somebody has waited in vain for the answer to this question."""
         hashed = hash(question)
         _SLOT.pack_into(self._map, self._at(hashed), hashed, self._clock())
 
     def has(self, question: Hashable) -> bool:
-        """Whether somebody has just waited for it in vain."""
+        """Whether somebody has just waited in vain for the answer to this question."""
         hashed = hash(question)
         noted, at = _SLOT.unpack_from(self._map, self._at(hashed))
         return bool(noted == hashed and self._clock() - at < SHARED_S)

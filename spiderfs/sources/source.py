@@ -4,8 +4,8 @@ A source is synchronous and thread-safe: `sources/client.py` calls it in threads
 are bytes, relative to the root, without a leading or trailing slash; `b""` is the root. Names need not be UTF-8.
 Symbolic links are never followed. Only directories, regular files and symbolic links are shown.
 
-Errors are those of `spiderfs.errors`: SourceNotFound only when the source positively says so; anything that could be a
-passing fault of the transport is SourceUnavailable.
+The errors are those of `spiderfs.errors`. A source raises SourceNotFound only if it is certain that the name does not
+exist; for anything that may be a passing fault on the way it raises SourceUnavailable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 
 class Version(NamedTuple):
-    """What tells one version of a file's bytes from another."""
+    """Size and mtime, which tell one version of a file from another."""
 
     size: int
     mtime_ns: int

@@ -1,23 +1,25 @@
 """The bytes of large files' blocks: one sparse file for each inode, beside LMDB, which has their checksums.
 
-Block n of a file lies at the same place as in the file itself, so a file whose blocks are all here is there as a plain
-file, which the kernel can read without asking anybody.
+Block n lies at the same place in this file as in the file of the source. So once all blocks are in the cache, the cache
+has the whole content as a plain file, and the kernel can read that file without asking anybody.
 
-Which blocks are here is LMDB's to say, and bytes without a record mean nothing. What keeps both together are locks on
-the range of a block (`linux/range_lock.py`):
+LMDB's records say which blocks are in the cache; bytes without a record mean nothing. Locks on the range of a block
+keep records and bytes together (`linux/range_lock.py`):
 
-- Who lands a block holds its lock shared from before its bytes are written until its record is committed.
-- Who frees a block takes the lock exclusively, never waiting for it, and makes sure that there still is no record
-  before the hole is punched. Whoever finds it locked leaves the block for later.
-- Who hands a file out to the kernel holds all of it shared. The lock is that of the open file, which the kernel keeps
-  as long as it is registered.
+- A process that lands a block holds a shared lock on it from before it writes the bytes until the record is committed.
+- A process that frees a block takes an exclusive lock on it, and checks that there still is no record before it punches
+  the hole. It never waits for the lock: it leaves a locked block for later.
+- A process that hands a file out to the kernel holds a shared lock on the whole file. The lock belongs to the open
+  file, and the kernel keeps that open as long as the file is registered.
 
-A reader may have mapped what it has opened. A mapping is of the plain file itself, and outlives the reader's handle as
-well as the registration. So no hole is ever made in a file that was handed out; its mode says that it was. Its disk is
-freed as a whole, when no record of the file is left: unlinked, it stays as it is for those who have mapped it.
+A reader may map a file that it has opened. It then maps the plain file itself, and the mapping may live longer than the
+reader's handle and than the registration. So no hole is ever made in a file that was handed out; the mode of the file
+says whether it was. Such a file is freed as a whole, once no record of it is left: it is unlinked, and readers who have
+mapped it keep what they have mapped.
 
-A file without blocks is unlinked under an exclusive lock of the whole; who has locked a file that turns out to be
-unlinked opens it anew. Bytes that a killed process had written without a record are found by `stray`.
+A file without blocks is unlinked under an exclusive lock on the whole file. If a process has locked a file and then
+finds that the file is unlinked, it opens the file by its name again. `stray` finds bytes that a killed process had
+written without a record.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ log = logging.getLogger(__name__)
 # fallocate(2)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# What a file system says of a place that none of its files reaches: ext4 ends at 16 TiB, vfat at 4 GiB.
+# Errors of a write behind the end of the longest file that a file system can have: 16 TiB on ext4, 4 GiB on vfat.
 _TOO_FAR = (errno.EFBIG, errno.EOVERFLOW, errno.EINVAL)
 # Descriptors that are kept to read from; opening a file takes 5 us.
 _OPEN_FILES = 64
@@ -50,12 +52,12 @@ _STAT_BLOCK_BYTES = 512
 # A length of 0 means all of a file, however long it becomes (fcntl(2)).
 _WHOLE = (0, 0)
 _OWN = 0o600
-# The sticky bit means nothing to the kernel here; it stays with the file, whoever mounts next.
+# The mark is the sticky bit: the kernel gives it no meaning for files, and it stays there for the next mount.
 _HANDED_OUT = _OWN | stat.S_ISVTX
 
 
 class BlockFiles:
-    """`read` and `forget` belong to one thread, everything else may be called in any."""
+    """Call `read` and `forget` in one thread only; all other methods may be called in any thread."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -79,7 +81,7 @@ class BlockFiles:
     # -- reading
 
     def read(self, inode: int, offset: int, length: int) -> bytes:
-        """The bytes that lie there; fewer of them, or none, where the file or a part of it is missing."""
+        """The bytes at this place; fewer bytes, or none, if the file or a part of it is missing."""
         try:
             return os.pread(self._opened(inode), length, offset)
         except OSError:
@@ -105,9 +107,9 @@ class BlockFiles:
         return fd
 
     def hand_out(self, inode: int) -> int | None:
-        """A descriptor of the file, in which no hole is made from here on; None: not now.
+        """A descriptor of the file, for the caller to close, or None if the file cannot be handed out now.
 
-        Which blocks there are is to be asked afterwards. The caller closes it.
+        No hole is made in the file from now on. The caller must ask afterwards which blocks it has.
         """
         try:
             fd = os.open(self._path(inode), os.O_RDONLY | os.O_CLOEXEC)
@@ -133,10 +135,11 @@ class BlockFiles:
 
     @contextlib.contextmanager
     def writing(self, blocks: Iterable[tuple[ContentKey, bytes]]) -> Iterator[set[ContentKey]]:
-        """Write the bytes first, and keep them from being freed until the end, when their records are committed.
+        """Write the bytes of these blocks, and keep all of them from being freed until the `with` block ends.
 
-        Gives the blocks that lie farther in than this file system's files reach: it may have room for all others.
-        Raises StoreFull, StoreError; what had been written by then has to be freed.
+        The caller commits their records inside the `with` block. It is given the blocks that could not be written
+        because this file system has no files that long. Raises StoreFull, StoreError; then the caller must free what
+        was written.
         """
         held: dict[int, int] = {}
         too_far = set()
@@ -151,13 +154,13 @@ class BlockFiles:
                 os.close(fd)
 
     def _write(self, held: dict[int, int], key: ContentKey, payload: bytes) -> bool:
-        """Whether the file reaches so far."""
+        """Write one block; returns False if this file system has no files that long."""
         while True:
             fd = held.get(key.inode)
             if fd is None:
                 fd = held[key.inode] = os.open(self._path(key.inode), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN)
             lock_shared(fd, _start(key.block), BLOCK_BYTES)
-            # With a lock on any block of it nobody unlinks it.
+            # Nobody unlinks a file while anybody holds a lock on a block of it.
             if os.fstat(fd).st_nlink:
                 break
             os.close(held.pop(key.inode))
@@ -176,7 +179,7 @@ class BlockFiles:
 
     @contextlib.contextmanager
     def locked(self, inode: int, blocks: Iterable[int]) -> Iterator[Freeing]:
-        """Take the exclusive locks of these blocks as far as they are to be had without waiting, until the end."""
+        """Lock these blocks exclusively until the `with` block ends, up to the first one that is locked already."""
         try:
             fd = os.open(self._path(inode), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -186,23 +189,23 @@ class BlockFiles:
             mine = []
             for block in blocks:
                 if not try_lock(fd, _start(block), BLOCK_BYTES):
-                    # The kernel has the file, or another process writes to it, which takes but a moment.
+                    # The file is registered with the kernel, or another process writes to it at this moment.
                     break
                 mine.append(block)
-            # There may be another file of this name by now; whoever frees in that one opens it.
+            # An unlinked file is nobody's concern any more: there may be a new file with its name.
             yield Freeing(self._path(inode), fd, mine if os.fstat(fd).st_nlink else [])
         finally:
             os.close(fd)
 
     def inodes(self) -> list[int]:
-        """Of all files, in no order."""
+        """The inodes of all files, in no order."""
         try:
             return [int(name) for name in os.listdir(self.directory) if name.isdecimal()]
         except FileNotFoundError:
             return []
 
     def stray(self, inode: int, recorded: set[int]) -> list[int]:
-        """The blocks of which there are bytes but no record; of a file that is nothing but a name, block 1."""
+        """The blocks that have bytes and no record; for an empty file without records, block 1."""
         try:
             fd = os.open(self._path(inode), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -241,28 +244,28 @@ class BlockFiles:
 
 
 class Freeing:
-    """Blocks of one file of which nobody else can write or commit anything; `blocks` are those that could be locked."""
+    """Blocks of one file that this process has locked (`blocks`), so that nobody else writes or commits them."""
 
     def __init__(self, path: Path, fd: int | None, blocks: list[int]) -> None:
         self._path = path
         self._fd = fd  # None: there is no file
         self.blocks = blocks
         self.handed_out = fd is not None and _has_mark(os.fstat(fd))
-        """Whether somebody may have mapped it: it is freed as a whole, or not at all."""
+        """Whether somebody may have mapped the file: then it is freed as a whole, or not at all."""
 
     @property
     def is_current(self) -> bool:
-        """Whether it still is what has the name, or nothing has."""
+        """Whether no other file has taken this file's name."""
         return self._fd is not None or not self._path.exists()
 
     def punch(self, block: int) -> None:
-        """Give the disk back what the block takes; the caller knows that it has no record."""
+        """Give the room of a block back to the disk; the caller has checked that the block has no record."""
         if self._fd is not None:
             _punch(self._fd, block)
 
     def unlink(self, is_empty: Callable[[], bool]) -> None:
-        """Take away the file, unless somebody uses it in any way, or it turns out not to be empty after all."""
-        # With the lock, and while the file has its name, nobody gives the name to another one.
+        """Unlink the file, unless anybody has a lock on it, or `is_empty` says that it has blocks after all."""
+        # While this process holds the lock, and the file has its name, nobody gives the name to another file.
         if self._fd is not None and try_lock(self._fd, *_WHOLE) and os.fstat(self._fd).st_nlink and is_empty():
             self._path.unlink(missing_ok=True)
 

@@ -14,13 +14,14 @@ import xxhash
 
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 
-# What the kernel asks for at a time.
+# The kernel asks for at most this many bytes at a time.
 PIECE_BYTES = 128 << 10
 _LENGTH = struct.Struct("<Q")
 _HEADER_OF_ONE = struct.Struct("<QQ")
 _PIECES = BLOCK_BYTES // PIECE_BYTES
 _ALL = (1 << _PIECES) - 1
-# Large files of which it is remembered what is sound; forgetting them costs a pass through READ.
+# Files of which `SoundPieces` remembers anything. When it forgets a file, the file has to be read through READ once
+# more.
 _FILES = 65536
 
 
@@ -34,7 +35,7 @@ def header(payload: bytes) -> bytes:
 
 
 def header_bytes(value: memoryview) -> int:
-    """How much of a whole file's record is its header, as its length has it."""
+    """The length of the header of a whole file's record, as the length of its payload says."""
     length: int = _LENGTH.unpack_from(value)[0] if len(value) >= _LENGTH.size else 0
     return _LENGTH.size * (1 + -(-length // PIECE_BYTES))
 
@@ -87,7 +88,8 @@ def verified_elsewhere(
 class SoundPieces:
     """Which pieces of large files this process has written or verified; a bit for each.
 
-    Of two threads that say something about one block at a time, one may not be heard: less is known then, not more.
+    If two threads add pieces of one block at the same time, one addition may be lost: then too little is known, never
+    too much.
     """
 
     def __init__(self) -> None:
@@ -112,7 +114,7 @@ class SoundPieces:
             known[key.block - 1] = 0
 
     def whole(self, inode: int, size: int) -> bool:
-        """Whether every piece of a file of this size is among them."""
+        """Whether every piece of a file of this size is known to be sound."""
         known = self._files.get(inode)
         if known is None:
             return False

@@ -3,12 +3,12 @@
 Tables: `content` (inode, block) -> header + payload; `member` the same key -> size, sequence number, score, section;
 `queue` landing's sequence number -> key; `meta` -> usage and capacity, and by inode how many blocks are there. A whole
 file's payload follows its checksums, so that a read is a slice of the mapped pages and nothing is copied. A block's
-record is the header alone, its bytes lie in a file (`blocks.py`). `holes` has the keys of blocks whose record was
-dropped and whose bytes may still take disk: they are freed after the transaction, by whoever comes to it, so that
-nothing is lost with a process that dies.
+record is the header alone; the block's bytes lie in a file (`blocks.py`). `holes` has the keys of blocks whose record
+was dropped and whose bytes may still take disk. These bytes are freed after the transaction, by any process that gets
+to it, so that they are not lost with a process that dies.
 
-The module is long because the tables are changed together, in one transaction each, and agree only if all who change
-them are seen side by side.
+The module is long because each transaction changes several tables, and they agree only if one can see all changes side
+by side.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Member,
 
 log = logging.getLogger(__name__)
 
-# Blocks that are freed at once by who has dropped some, at 50 us each; the rest is left to who keeps house.
+# Whoever drops blocks frees this many at once, at 50 us each. The manager's housekeeping frees the rest.
 FREED_AT_ONCE = 32
-# In one look at the store, of which the pages cannot be used again meanwhile: 1 ms.
+# Members that are read in one transaction: 1 ms, in which LMDB cannot use freed pages again.
 _MEMBERS_AT_A_TIME = 1000
-# A transaction that drops records writes anew the pages in which they were noted, before what they took can be used
-# again: on a disk that is full to the last byte it fails. So some room is kept in a file of its own, for no other use.
+# A transaction that drops records first writes new copies of the pages that list them; only then can the room that they
+# took be used again. On a disk that is full to the last byte such a transaction fails. So a file of its own keeps some
+# room for this purpose.
 RESERVE_BYTES = 4 << 20
-# So many dropped records touch 300 pages at most, some 1 MiB.
+# This many dropped records touch 300 pages at most, some 1 MiB.
 _DROPPED_AT_A_TIME = 100
 # Evicted blocks of a plain file that was handed out keep their disk until all of the file is evicted. While such blocks
 # take more than this share of the capacity (those that are about to be freed included), no further file is handed out.
@@ -66,7 +67,7 @@ class LmdbContent:
     """The store of one cache directory; see `Content` for the contract and `store.py` for the theory."""
 
     def __init__(self, path: Path, readonly: bool = False) -> None:
-        """`readonly`: on a disk that cannot be written to; all that would write raises StoreError."""
+        """`readonly` is for a disk that cannot be written to: then all calls that write raise StoreError."""
         self._env = open_environment(path, TABLES, readonly)
         with translated_errors():
             self._content, self._member, self._queue, self._meta, self._holes = (
@@ -128,7 +129,8 @@ class LmdbContent:
         piece = verified_block(head)
         if piece is not None:
             return piece
-        # This look at the store may be an old one, and the block be gone, or have landed anew in another file.
+        # This transaction may be an old one: since it began, the block may have been dropped, or have landed again in
+        # another file.
         self.end_read()
         self._files.forget(key.inode)
         if (record := self._record(key)) is None:
@@ -176,7 +178,7 @@ class LmdbContent:
     def land_all(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[bool]:
         blocks = [record for record in records if record[0].block]
         takes_blocks = not blocks or self._takes_blocks()
-        # Outside the transaction, which others may wait for.
+        # The checksums are made before the transaction begins, because others may wait for it to end.
         rows = [
             (KEY.pack(*key), len(payload), header(payload) if key.block else header(payload) + payload)
             for key, payload in records
@@ -211,13 +213,13 @@ class LmdbContent:
         return landed
 
     def _disown(self, keys: list[ContentKey]) -> None:
-        """Free what was written of blocks, as far as they have no record."""
+        """Free the bytes that were written for these blocks, unless the blocks have records."""
         for inode, group in itertools.groupby(sorted(keys), key=lambda key: key.inode):
             with contextlib.suppress(StoreError, OSError):
                 self._free(inode, [key.block for key in group])
 
     def _takes_blocks(self) -> bool:
-        """What cannot be freed again is not taken."""
+        """Whether this file system can free parts of a file; if it cannot, no block is taken."""
         if self._can_free is None:
             self._can_free = self._files.can_free()
             if not self._can_free:
@@ -256,7 +258,8 @@ class LmdbContent:
         except StoreFull:
             if not drop:
                 raise
-        # What makes room must not need any: there is some in reserve, and then each step has what the last one freed.
+        # To make room takes room. The first step takes it from the reserve, each further step from what the one before
+        # it has freed.
         self._spend_reserve()
         for first in range(0, len(drop), _DROPPED_AT_A_TIME):
             self._apply(drop[first : first + _DROPPED_AT_A_TIME], ())
@@ -300,7 +303,7 @@ class LmdbContent:
                 before = None if record is None else MemberRow.of(packed, bytes(record))
                 if before is None or before.section == LANDING:
                     continue
-                # Under its own number, which is lower than those of all that has landed since.
+                # The record keeps its sequence number, which is lower than those of all records that landed later.
                 place = SEQUENCE.pack(before.sequence)
                 txn.put(packed, before._replace(score=0.0, section=LANDING).stored(packed), db=self._member)
                 txn.put(place, sealed(place, packed), db=self._queue)
@@ -320,7 +323,7 @@ class LmdbContent:
         self.free(FREED_AT_ONCE)
 
     def _set_capacity(self, capacity_bytes: int, limit: int | None = None) -> bool:
-        """Drop up to `limit` records of landing for it; whether it is done."""
+        """Set the capacity and drop up to `limit` records of landing; returns whether that was enough."""
         with translated_errors(), self._env.begin(write=True) as txn:
             usage = read_usage(txn, self._meta)
             usage[4] = capacity_bytes
@@ -329,9 +332,9 @@ class LmdbContent:
         return done
 
     def _shrink_landing(self, txn: lmdb.Transaction, usage: list[int], room: int, limit: int | None = None) -> bool:
-        """Drop what landed first until landing and the kept records fit into `room` bytes, or landing is empty.
+        """Drop the records that landed first, until landing and the kept records fit into `room` bytes.
 
-        Whether that is so before more than `limit` records would have to be dropped.
+        Returns whether they fit, or landing is empty, after at most `limit` records were dropped.
         """
         dropped = 0
         while usage[1] and usage[0] + usage[2] > room:
@@ -347,7 +350,7 @@ class LmdbContent:
         return True
 
     def _remove(self, txn: lmdb.Transaction, usage: list[int], packed: bytes) -> bool:
-        """Whether it was there, in the queue too if it had landed."""
+        """Remove a record. Returns whether it was in landing, and in the queue of landing too."""
         record = txn.get(packed, db=self._member)
         if record is None:
             return False
@@ -364,7 +367,7 @@ class LmdbContent:
         return bool(queued)
 
     def _count_block(self, txn: lmdb.Transaction, packed: bytes, change: int) -> None:
-        """Note that a file has a block more or less."""
+        """Add `change`, which is 1 or -1, to the number of a file's blocks."""
         inode = packed[: INODE.size]
         # Blocks of an earlier version of spiderfs are not counted: a count may be too low, and is never too high.
         write_block_count(txn, inode, block_count(txn, inode, self._meta) + change, self._meta)
@@ -372,7 +375,7 @@ class LmdbContent:
     # -- room for making room, in any thread
 
     def reserve(self) -> None:
-        """Take the reserve from the disk, if it is not there; raises OSError where the disk has no room for that."""
+        """Make the file that reserves room, if it does not exist; raises OSError if the disk has no room for it."""
         fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(fd).st_size < RESERVE_BYTES:
@@ -387,9 +390,9 @@ class LmdbContent:
     # -- giving back what blocks took, in any thread
 
     def free(self, limit: int | None = None) -> None:
-        """Give the disk back what dropped blocks took, `limit` blocks of a file at most; does not raise StoreFull.
+        """Give the room of dropped blocks back to the disk, `limit` blocks of a file at most; never raises StoreFull.
 
-        Files that were handed out, or that another process is writing to, are left for later.
+        It passes over files that were handed out, and files that another process is writing to.
         """
         try:
             for inode, blocks in self._dropped(limit):
@@ -398,7 +401,7 @@ class LmdbContent:
             log.debug("what dropped blocks took is freed later: %s", exc)
 
     def sweep(self) -> None:
-        """Free what processes that were killed had written without a record. Raises StoreError."""
+        """Free the bytes that killed processes have written without committing a record; raises StoreError."""
         for inode in self._files.inodes():
             with translated_errors(), self._env.begin(self._content) as txn:
                 recorded = set(blocks_of(txn, inode))
@@ -407,7 +410,7 @@ class LmdbContent:
                 self._free(inode, stray)
 
     def _dropped(self, limit: int | None) -> list[tuple[int, list[int]]]:
-        """By file, the blocks in `holes`; without files that were handed out and have records left."""
+        """The blocks in `holes`, by file; without the files that were handed out and still have records."""
         found = []
         with translated_errors(), self._env.begin(self._holes) as txn, txn.cursor() as cursor:
             more = cursor.first()
@@ -466,11 +469,11 @@ class LmdbContent:
             return Usage(*read_usage(txn, self._meta)[:5])
 
     def file_bytes(self) -> int:
-        """Bytes that LMDB's pages take on disk, free ones included, and those of blocks."""
+        """The bytes on disk of LMDB's pages, free pages included, and of all blocks."""
         return int((self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]) + self._files.disk_bytes()
 
     def clear_dead_readers(self) -> int:
-        """Free the slots of readers that were killed; returns how many."""
+        """Free the slots of readers that were killed; returns the number of slots."""
         with translated_errors():
             return int(self._env.reader_check())
 

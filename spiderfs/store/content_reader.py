@@ -13,7 +13,7 @@ from spiderfs.store.rows import KEY, TABLES
 
 
 class ContentReader:
-    """The whole files of a store that other processes write; for any thread, and across a fork (`environment.py`)."""
+    """Reads whole files from a store that others write; for any thread, and across a fork (`environment.py`)."""
 
     def __init__(self, path: Path) -> None:
         self._env = open_environment(path, TABLES, readonly=True)
@@ -25,10 +25,10 @@ class ContentReader:
             return txn.get(KEY.pack(inode, 0)) is not None
 
     def copy(self, inode: int) -> bytes | None:
-        """A file's bytes, verified; None if they are not there. Raises StoreDamaged, StoreError.
+        """A copy of a file's bytes, verified; None if the store does not have them. Raises StoreDamaged, StoreError.
 
-        They are copied first and verified after it: what was verified is what is returned, and it lies in the
-        processor's cache then.
+        The bytes are copied first and verified in the copy. So no later change of the map reaches the caller, and the
+        copy lies in the processor's cache when it is verified.
         """
         try:
             txn = self._env.begin(self._content, buffers=True)

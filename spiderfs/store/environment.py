@@ -5,12 +5,13 @@ is rebuilt, since it is only a cache. What makes that safe:
 
 - `claim` leaves a marker with the machine's boot id while the store is in use and `release` removes it. A marker of
   another boot means that pages may be missing: the store is wiped.
-- `is_sound` walks the store in a forked child before anybody uses it, because damage shows as SIGBUS or abort as often
-  as as an error. Before a mount it goes only as far as it gets in a moment, for a large cache must not delay it.
+- `is_sound` walks through the store in a forked child before anybody uses it, because damage shows as SIGBUS or abort()
+  as often as it shows as an error. Before a mount the walk ends after a moment, so that a large cache does not delay
+  it.
 - If a store turns out to be damaged later, the process that notices ends with EXIT_STORE_CORRUPT (`StoreCorrupt`).
 
 Only this package imports lmdb. The daemon opens environments after fork, never before (py-lmdb, "Environment class").
-A reader's own process may fork when it likes: what it had opened to read is given up in the child, unclosed.
+A reader's own process may fork at any time: the child gives up the environments that were open, without closing them.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ MAX_READERS = 1024
 # sysexits.h leaves 79 and up free.
 EXIT_STORE_CORRUPT = 79
 SOUNDNESS_TIMEOUT_S = 60.0
-# Every record costs the walk a page: 100,000 take 0.2 s from memory and 7 s from a cold SSD. What lies behind the limit
-# is verified when it is used, and a crash has the whole of it walked.
+# The walk reads a page for each record: 100,000 records take 0.2 s from memory and 7 s from a cold SSD. Records that
+# the walk does not reach are verified when they are used, and after a crash of a process the whole store is walked.
 CLAIM_WALK_S = 2.0
 
-# What the disk says when nothing more can be written; py-lmdb keeps the text alone. LMDB makes EIO of a write that was
-# cut short, as the last one before the disk is full is (mdb_page_flush: "TODO: Use which error code?").
+# Errors of a disk that is full; py-lmdb passes on their texts alone. LMDB turns a write that was cut short into EIO,
+# and the last write before a disk is full is cut short (mdb_page_flush: "TODO: Use which error code?").
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
-# How rows are packed; another number for every change of that. Without the file it is the first.
+# The format of rows; it gets a new number with each change. A store that says nothing has format 1.
 FORMAT = "2"
 
 
@@ -191,7 +192,7 @@ def is_sound(path: Path, walk_s: float = math.inf) -> bool:
     if child == 0:
         status = 1
         try:
-            # A crash is an expected answer here: no core file, no message of the Python runtime.
+            # A crash is an expected answer here, so it leaves no core file and no message of the Python runtime.
             for number in (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT):
                 signal.signal(number, signal.SIG_DFL)
             null = os.open(os.devnull, os.O_WRONLY)
@@ -206,7 +207,7 @@ def is_sound(path: Path, walk_s: float = math.inf) -> bool:
         if pid:
             return status == 0
         time.sleep(0.002)
-    # Not waited for: it may wait for the disk in the kernel. Whoever reaps children meets it.
+    # The child is not waited for here, because it may hang in the kernel; the supervisor reaps it later.
     os.kill(child, signal.SIGKILL)
     return False
 
@@ -222,8 +223,8 @@ def _walk(path: Path, until_s: float) -> None:
     last_page = int(env.info()["last_pgno"])
     if file_bytes < 2 * page_bytes or last_page < 1:
         raise StoreCorrupt("the file is too short")
-    # The last pages may never have been written, if nothing is in them; or the file was truncated, and then the walk
-    # finds by SIGBUS what is missing: a page of the tree, or one of a value.
+    # If the file is shorter than LMDB says, either the last pages are empty and were never written, or the file was
+    # truncated. The walk finds that out: it ends by SIGBUS where a page of the tree or of a value is missing.
     whole = file_bytes >= (last_page + 1) * page_bytes
     with env.begin(buffers=True) as txn:
         names = [bytes(name) for name, _ in txn.cursor()]

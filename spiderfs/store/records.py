@@ -43,7 +43,7 @@ class LmdbRecords:
 
     def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
         with translated_errors(), self._env.begin(write=True) as txn:
-            # What that reads beside this transaction is the last that was written.
+            # `unless` reads outside this transaction, and so sees all that was committed before it.
             if unless is not None and unless():
                 return
             for table, key, value in rows:
@@ -72,7 +72,7 @@ class LmdbRecords:
             return int(txn.stat(self._tables[table])["entries"])
 
     def reserve(self) -> None:
-        """Allocate the file ahead of its use; raises OSError where the disk has no room for that."""
+        """Allocate the file ahead of its use; raises OSError if the disk has no room for it."""
         used = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
         fd = os.open(self._data_file, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -82,7 +82,7 @@ class LmdbRecords:
             os.close(fd)
 
     def clear_dead_readers(self) -> int:
-        """Free the slots of readers that were killed; returns how many."""
+        """Free the slots of readers that were killed; returns the number of slots."""
         with translated_errors():
             return int(self._env.reader_check())
 

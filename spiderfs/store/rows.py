@@ -1,7 +1,8 @@
 """The rows of the store's tables: how keys and values are packed, and which blocks of a file a table has.
 
-LMDB notices that a page is missing, and not that bytes in it are others. So every row but a content, which has
-checksums of its own, is sealed: its key and its value are what was written, or the store is corrupt.
+LMDB notices a missing page, but not a changed byte in a page. So every row is sealed with a checksum of its key and its
+value; a row that does not match its seal means that the store is corrupt. Only the table of contents has no seals,
+because contents have checksums of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BLOCK_COUNT = struct.Struct("<I")
 TABLES = 5
 
 
-# Of 64 bits so many bytes: a damaged row passes once in four billion times.
+# Bytes that are kept of a checksum of 8 bytes: of four billion damaged rows one passes.
 SEAL_BYTES = 4
 
 
@@ -35,7 +36,7 @@ def sealed(key: bytes, value: bytes) -> bytes:
 
 
 def unsealed(key: bytes, stored: bytes) -> bytes:
-    """The value again; raises StoreCorrupt."""
+    """The value of a sealed row; raises StoreCorrupt if the row does not match its seal."""
     value = stored[:-SEAL_BYTES]
     if xxhash.xxh3_64_digest(key + value)[:SEAL_BYTES] != stored[-SEAL_BYTES:]:
         raise StoreCorrupt("the cache is damaged (a row is not what was written)")
@@ -50,7 +51,7 @@ class MemberRow(NamedTuple):
 
     @classmethod
     def of(cls, packed: bytes, stored: bytes) -> MemberRow:
-        """The row of this key; raises StoreCorrupt."""
+        """Unpack the row that is stored under this key; raises StoreCorrupt."""
         value = unsealed(packed, stored)
         size, sequence, score = _MEMBER.unpack_from(value)
         return cls(size, sequence, score, value[_MEMBER.size :].decode())
@@ -64,7 +65,7 @@ class MemberRow(NamedTuple):
 
 
 def key_of(packed: bytes) -> ContentKey:
-    """Raises StoreCorrupt."""
+    """Unpack a key; raises StoreCorrupt."""
     if len(packed) != KEY.size:
         raise StoreCorrupt(f"the cache is damaged (a key of {len(packed)} bytes)")
     return ContentKey(*KEY.unpack(packed))
@@ -75,7 +76,7 @@ def is_block(packed: bytes) -> bool:
 
 
 def block_count(txn: lmdb.Transaction, packed_inode: bytes, meta: lmdb._Database) -> int:
-    """How many blocks of a file are there."""
+    """The number of a file's blocks in the store."""
     found = txn.get(packed_inode, db=meta)
     return 0 if found is None else int(_BLOCK_COUNT.unpack(unsealed(packed_inode, bytes(found)))[0])
 

@@ -1,13 +1,14 @@
-"""Records of names that go on when their disk does not: what cannot be written there is kept in memory.
+"""Records of names for a disk that may fail: rows that the disk refuses are kept in memory.
 
-A disk that turns read-only, fails or is gone must not become a reader's error, and without its record no inode can be
-opened. So a write that the disk refuses goes into memory, over what the disk has; a read that fails finds what is
-there. As soon as the disk takes something again, it is given all of that too. Only a store that has to be rebuilt is an
-error.
+A disk that turns read-only, fails or vanishes must not become a reader's error, and no inode can be opened without its
+record. So a row that the disk refuses is kept in memory, where it hides the disk's row of the same key; if a read of
+the disk fails, the rows in memory are the answer. As soon as the disk accepts a write again, all rows in memory are
+written to it too.
 
-Each process has its own memory: what one worker has looked up over a broken disk another one looks up again. But the
-open that follows a look-up may come to another worker. So what inodes mean lies in memory that all processes share too,
-with a sign that there are such rows: what was listed for one worker may have to be listed again for another.
+Each process has rows of its own in memory, so a name that one worker has looked up while the disk is broken is looked
+up again by the next. But the open that follows a look-up may come to another worker. So the rows that say what inodes
+mean are also kept in memory that all processes share, with a flag that there are such rows: a directory that was listed
+for one worker may have to be listed again for another.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Some 300 MB. Beyond this a write fails: to forget other rows would leave names out of listings, which is worse.
+# This many rows take some 300 MB. One more is refused: to forget another row instead would leave a name out of a
+# listing, which is worse.
 MOST_ROWS = 1_000_000
 INODES = "inode"
 
@@ -42,7 +44,7 @@ class SharedRows:
     """
 
     _SLOTS, _SLOT_BYTES = 1 << 16, 512
-    # By the checksum a row that another process is writing, or has written over, is recognised and passed over.
+    # The checksum shows that another process is writing the row, or has written another row over it.
     _HEAD = struct.Struct("<QH")
 
     def __init__(self) -> None:
@@ -51,7 +53,7 @@ class SharedRows:
 
     @property
     def in_use(self) -> bool:
-        """Whether some process knows names that others do not."""
+        """Whether some process has names in memory that others do not have."""
         return self._map[-1] != 0
 
     @in_use.setter
@@ -85,7 +87,7 @@ class SpareRecords:
         self._shared = shared
         self._tables = tuple(tables)
         self._spare: MemoryRecords | None = None if disk else MemoryRecords(self._tables)
-        # Rows that the disk still has, and that were deleted.
+        # Keys of rows that were deleted, and that the disk still has.
         self._deleted: set[tuple[str, bytes]] = set()
 
     def get(self, table: str, key: bytes) -> bytes | None:
@@ -129,7 +131,7 @@ class SpareRecords:
         return self._ask(lambda disk: disk.count(table), 0) + spare
 
     def reserve(self) -> None:
-        """As `LmdbRecords.reserve`."""
+        """See `LmdbRecords.reserve`."""
         if self._disk is not None:
             self._disk.reserve()
 

@@ -62,20 +62,20 @@ class Content(Protocol):
         """Whether the record is there; does not touch its bytes."""
 
     def read(self, key: ContentKey, offset: int = 0, size: int | None = None) -> memoryview | bytes | None:
-        """Bytes of the payload from `offset` on, at most `size`, whose checksums were verified just now.
+        """At most `size` bytes of the payload from `offset` on; their checksums were verified just now.
 
-        Valid until `end_read`, or until another record is read; None if the record is absent, or found damaged in what
-        was asked for.
+        The bytes are valid until `end_read`, or until another record is read. None if the record is absent, or damaged
+        in the part that was asked for.
         """
 
     def end_read(self) -> None:
-        """Invalidate the views handed out; cheap when there are none."""
+        """Invalidate the views that `read` has given; this costs little if there are none."""
 
     def member(self, key: ContentKey) -> Member | None:
         """Section, size and score of one record."""
 
     def blocks(self, inode: int) -> int:
-        """How many blocks of a large file are here, without a look at each."""
+        """The number of blocks of a large file in the store; they are not looked at one by one."""
 
     def whole(self, inode: int, size: int) -> bool:
         """Whether all blocks of a large file are here, and every piece was written or verified by this process."""
@@ -83,38 +83,40 @@ class Content(Protocol):
     def plain_file(self, inode: int, size: int) -> int | None:
         """A descriptor of a plain file that has the bytes of the large file `inode`, for the caller to close.
 
-        None unless it is whole, or if dropped blocks of files that were handed out take too much disk. Nothing is taken
-        out of the plain file as long as it is open anywhere, whatever becomes of its records.
+        None unless the file is whole, or if dropped blocks of files that were handed out take too much disk. Nothing is
+        taken out of the plain file as long as it is open anywhere, whatever becomes of its records.
         """
 
     def land(self, key: ContentKey, payload: bytes) -> bool:
-        """Put a record into landing, dropping what landed first; False if it cannot fit beside what is kept.
+        """Put a record into landing, and drop the records that landed first to make room for it.
 
-        Storing a key again replaces its bytes in whatever section it lies. Raises StoreFull, StoreCorrupt.
+        Returns False if there is not enough room beside the records that are kept. A key that is stored again gets new
+        bytes in the section in which it lies. Raises StoreFull.
         """
 
     def land_all(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[bool]:
-        """Land them in this order, in one transaction; what `land` would have said of each."""
+        """Land these records in this order, in one transaction; returns what `land` would return for each."""
 
     def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
-        """Drop, then move to sections, in one transaction; returns the keeps that were no longer there."""
+        """Drop records, then move others to sections, in one transaction; returns the moves that found no record."""
 
     def keys(self, inode: int) -> list[ContentKey]:
         """The records of one file."""
 
     def release(self, keys: Iterable[ContentKey]) -> None:
-        """Move records back into landing, before all that landed later; what is there already, or nowhere, stays so."""
+        """Move records back into landing, before all that landed later; other keys are ignored."""
 
     def set_capacity(self, capacity_bytes: int) -> None:
-        """Change the budget; landing is emptied as far as needed, kept records are the engine's to drop first."""
+        """Change the capacity, and empty landing as far as needed; the engine drops kept records beforehand."""
 
     def members(self) -> Iterator[Member]:
-        """Every record, in the order in which they entered their section; of one moment, and so all in memory."""
+        """All records as of one moment, in the order in which they entered their section. All are held in memory."""
 
     def each_member(self) -> Iterator[Member]:
-        """Every record in the order of keys, some at a time, each time as they are then: for stores of any size.
+        """All records in the order of their keys, for stores of any size.
 
-        What is there all the while comes once. May go on in another thread at each step.
+        The records are read in pieces, and each piece shows the store as it is then. A record that stays in the store
+        meanwhile comes exactly once. Each step may run in another thread.
         """
 
     def usage(self) -> Usage: ...
@@ -123,9 +125,9 @@ class Content(Protocol):
 
 
 Row = tuple[str, bytes, bytes | None]
-"""Table, key, value; None instead of a value deletes."""
+"""Table, key, value; the value None deletes the row."""
 Left = tuple[str, Callable[[bytes], bool]]
-"""A table, and a test of an existing value: where it holds, the value is left as it is."""
+"""A table, and a test of a value in it: an existing value that passes the test is not replaced."""
 
 
 class Records(Protocol):
@@ -136,11 +138,11 @@ class Records(Protocol):
     def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
         """Write rows in one transaction, except where `leave` says to keep the value that is there.
 
-        `unless` is asked once nobody else can write, and says that nothing is to be written.
+        `unless` is called when nobody else can write any more; if it returns True, nothing is written.
         """
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """What `get` gives for each of these, in one look."""
+        """What `get` returns for each of these keys, all as of one moment."""
 
     def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Up to `limit` rows with key >= start, in order."""

@@ -1,9 +1,9 @@
-"""What spiderfs knows of the source's names: the map from names to inodes, and from inodes to what they mean.
+"""All names of the source that spiderfs has seen: which inode each name means, and what each inode means.
 
-An inode names one immutable version of one file: it is a 63-bit hash of (path, size, mtime_ns), a directory's of its
-path alone. Everything that is keyed by an inode (the page cache, open handles, cached bytes) therefore never mixes two
-versions. The catalogue only records what others found at the source, and asks nothing. With each version goes the time
-at which it has settled (`core/settling.py`).
+An inode stands for one version of one file, and a version never changes: the number is a 63-bit hash of (path, size,
+mtime_ns), for a directory of its path alone. So whatever is kept under an inode (pages of the kernel, open handles,
+cached bytes) never mixes two versions. The catalogue asks the source nothing; it records what others have found there,
+and for each version the time at which it settles (`core/settling.py`).
 
 Tables:
     inode   inode                      -> attributes, path          what a file handle means, for every worker
@@ -11,11 +11,11 @@ Tables:
     listing directory inode            -> when the directory was scanned, its mtime then, and when that has settled
     gone    inode                      -> nothing                   what a name meant, and does not mean any more
 
-Dentries lie in the order of their name's hash, which is also the position that readdir hands to the kernel: a listing
-goes on at the right place whatever came or went meanwhile. The `record` calls wait for LMDB's writer lock: call them in
-threads.
+Dentries lie in the order of the hash of their name. readdir gives this hash to the kernel as the position of the name,
+so a listing goes on at the right place whatever has come or gone meanwhile. The `record` calls wait for LMDB's writer
+lock: call them in threads.
 
-The module is long because what is noted, found and forgotten of a name is only seen to agree side by side.
+The module is long because one has to see side by side how a name is recorded, found and forgotten.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from spiderfs.store.store import Records, Row
 
 TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone")
 ROOT_INODE = 1
-# Inodes below belong to the root and to control files.
+# Lower inodes belong to the root and to control files.
 FIRST_INODE = 1 << 16
 # Set in the number under which the kernel is told of a provisional version (`provisional_files.py`).
 PROVISIONAL = 1 << 63
@@ -43,16 +43,17 @@ PROVISIONAL = 1 << 63
 _HASH_MASK = (1 << 63) - 1
 _INODE_KEY = struct.Struct(">Q")
 _DENTRY_KEY = struct.Struct(">QQ")
-# Mode, uid, gid, size; mtime in seconds and nanoseconds, as 64 bits of nanoseconds end in 2262; when it has settled.
+# Mode, uid, gid, size; mtime in seconds and nanoseconds, because 64 bits of nanoseconds end in 2262; the time of
+# settling.
 _STAT = struct.Struct("<IIIQqId")
 _DENTRY = struct.Struct("<Qd")  # inode, time of the last check in seconds since the epoch
 _LISTING = struct.Struct("<dqId")
-_BEHIND = struct.Struct("<dd")  # by how much the source's clock is behind, and when that was found out
+_BEHIND = struct.Struct("<dd")  # how many seconds the source's clock is behind, and the time when that was found out
 _BEHIND_FACT = "clock behind"
 # A batch of rows is one transaction, and other writers wait for it: 2,000 names take about 10 ms.
 _BATCH_NAMES = 2000
-# How far behind the position of its hash a name may lie. Two names of one directory with the same 63 bits are never
-# seen in practice; this many are not even thinkable.
+# A name whose position is taken lies at the next free one, at most this far behind. Not even two names of one directory
+# with the same hash of 63 bits are ever seen in practice.
 _PROBES = 64
 
 
@@ -96,7 +97,7 @@ class Listing(NamedTuple):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the same mtime later on says that the names are the same."""
+        """Whether the directory has the same names as long as it has the same mtime."""
         return self.scanned_at >= self.settles_at
 
 
@@ -109,7 +110,8 @@ class _Rows:
         self.answered_at = wall_clock()
         self._now = wall_clock
         self.rows: list[Row] = []
-        # Positions (by directory) and inodes (by 0) that rows take which are not written yet.
+        # Positions (under their directory) and inodes (under 0) that the rows here take; these rows are not written
+        # yet.
         self.taken: dict[tuple[int, int], bytes] = {}
 
     def remove(self, known: Dentry) -> None:
@@ -117,7 +119,10 @@ class _Rows:
         self.rows.append(("gone", _INODE_KEY.pack(known.inode), b""))
 
     def is_newer(self, row: bytes) -> bool:
-        """Whether a dentry was asked for later; not if that time has yet to come, because the clock was set back."""
+        """Whether the source was asked about this dentry later than about these rows.
+
+        A time in the future does not count: the clock was set back since.
+        """
         checked_at: float = _DENTRY.unpack_from(row)[1]
         return self.asked_at < checked_at <= self._now()
 
@@ -170,7 +175,8 @@ class Catalogue:
             dentry = _dentry(hashed, row)
             if dentry.name == name:
                 return dentry
-        # Another name may have this hash, or may have had it before it vanished: look onwards, as `_add_name` did.
+        # Another name may have this position, or may have had it before it vanished; then `_add_name` went on to the
+        # next.
         start = hashed
         while rows := self._records.scan("dentry", _DENTRY_KEY.pack(parent, start), 1):
             (key, value), *_ = rows
@@ -227,9 +233,10 @@ class Catalogue:
         self._records.put([("inode", _INODE_KEY.pack(ROOT_INODE), _node_row(b"", found, 0.0))])
 
     def record(self, parent: int, name: bytes, found: SourceStat, now: float) -> Dentry:
-        """Note that `name` was seen with these attributes, by a question that the source was asked at `now`.
+        """Note the attributes of `name`, about which the source was asked at `now`.
 
-        Returns what is known of the name then: something newer, if somebody else has asked later and was faster.
+        Returns what is recorded of the name afterwards: it is newer than `found` if somebody else asked later, and was
+        answered sooner.
         """
         rows = _Rows(self.node(parent), now, self._now)
         dentry = self._add_name(rows, self.find(parent, name), name, found)
@@ -237,7 +244,7 @@ class Catalogue:
         return self.find(parent, name) or dentry
 
     def record_gone(self, parent: int, name: bytes, now: float) -> None:
-        """Note that the source, asked at `now`, said that `name` does not exist."""
+        """Note that `name` does not exist; the source was asked about it at `now`."""
         known = self.find(parent, name)
         if known is not None:
             rows = _Rows(self.node(parent), now, self._now)
@@ -247,13 +254,13 @@ class Catalogue:
     def record_listing(
         self, parent: int, names: Iterable[tuple[bytes, SourceStat]], directory_mtime_ns: int, now: float
     ) -> None:
-        """Note a whole directory; names that are no longer in it are forgotten.
+        """Note all names of a directory, and delete the names that it no longer has.
 
-        `now` is the time at which the scan began: what another look-up has found since then stands.
+        The scan began at `now`: a name that a look-up has recorded since then stays as it is.
         """
         node, before = self.node(parent), self.listing(parent)
         answered_at = self._now()
-        # All at once rather than a look-up per name, which would take as long as the writing.
+        # All known names are read at once: one look-up for each name would take as long as to write them.
         known = {dentry.name: dentry for dentry in self._all_entries(parent)}
         rows = _Rows(node, now, self._now)
         for name, found in names:
@@ -319,13 +326,13 @@ class Catalogue:
         behind = 0.0
         if may_look_old(mtime_ns, size, asked_at) and (fact := self.fact(_BEHIND_FACT)) is not None:
             behind, found_at = _BEHIND.unpack(fact)
-            # Clocks are set right some day, and an old mtime may have been set by hand.
+            # Not for ever: somebody may have set the clock right since, or the mtime may have been set by hand.
             if not 0 <= answered_at - found_at <= MOST_BEHIND_S:
                 behind = 0.0
         return settles_at(mtime_ns, size, asked_at, answered_at, behind, known)
 
     def _compare_clocks(self, seen_at: float, mtime_ns: int) -> None:
-        """Learn from a change, which came about after something else was seen, how far the source's clock is behind."""
+        """Learn how far the source's clock is behind: a change has this mtime, and was made after `seen_at`."""
         behind = behind_s(seen_at, mtime_ns, self._now())
         if behind:
             fact = self.fact(_BEHIND_FACT)
@@ -353,9 +360,9 @@ class Catalogue:
     def _free_inode(
         self, taken: dict[tuple[int, int], bytes], path: bytes, version: Version | None
     ) -> tuple[int, float | None]:
-        """The inode of this version of this path: its hash, or the next place that no other version has taken.
+        """The inode of this version of this path: its hash, or the next number that no other version has.
 
-        And when it has settled, if it is known already.
+        The second value is the time at which the version settles, if the version is known already.
         """
         inode = _version_hash(path, version)
         while True:
@@ -376,11 +383,11 @@ class Catalogue:
     # -- what is gone
 
     def gone(self, after: int, limit: int) -> list[int]:
-        """Up to `limit` inodes, behind `after`, that a name meant and no longer means, or did for a while."""
+        """Up to `limit` inodes above `after` that some name no longer means, or did not mean for a while."""
         return [_INODE_KEY.unpack(key)[0] for key, _ in self._records.scan("gone", _INODE_KEY.pack(after + 1), limit)]
 
     def is_current(self, inode: int) -> bool:
-        """Whether its path still means it, from the root on."""
+        """Whether the path of an inode still leads to that inode, from the root on."""
         node = self.known(inode)
         if node is None:
             return False
@@ -393,7 +400,7 @@ class Catalogue:
         return found == inode
 
     def forget(self, inodes: Iterable[int]) -> None:
-        """Delete what is known of inodes that are gone; of a directory its names first, some at a time."""
+        """Delete the records of inodes that are gone. The names of a directory go first, some at each call."""
         for inode in inodes:
             self._forget(inode)
 
@@ -409,7 +416,7 @@ class Catalogue:
             rows.append(("gone", _INODE_KEY.pack(entry.inode), b""))
         if not entries:
             rows = [(table, key, None) for table in ("listing", "inode", "gone")]
-        # Somebody may have found it again since.
+        # A look-up may have found the name again since.
         self._records.put(rows, unless=lambda: self.is_current(inode))
 
     # -- facts about the source as a whole

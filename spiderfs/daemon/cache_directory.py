@@ -180,20 +180,20 @@ def _raise(exc: OSError) -> None:
         raise exc
 
 
-def bind_to_source(directories: CacheLayout, source: Path) -> None:
+def bind_to_source(layout: CacheLayout, source: Path) -> None:
     """Note the source that a cache directory belongs to: the first one; raises MountError for another one."""
     path = os.fsencode(os.path.realpath(source))
     try:
-        bound_to = directories.source.read_bytes().removesuffix(b"\n") if directories.source.exists() else path
+        bound_to = layout.source.read_bytes().removesuffix(b"\n") if layout.source.exists() else path
         if bound_to != path:
             raise MountError(
-                f"the cache directory {directories.cache} holds the files of {os.fsdecode(bound_to)}: "
+                f"the cache directory {layout.cache} holds the files of {os.fsdecode(bound_to)}: "
                 f"{CHOOSE_ANOTHER}, or delete it"
             )
-        directories.source.write_bytes(path + b"\n")
+        layout.source.write_bytes(path + b"\n")
     except OSError as exc:
         raise MountError(
-            f"the cache directory {directories.cache} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}"
+            f"the cache directory {layout.cache} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}"
         ) from exc
 
 

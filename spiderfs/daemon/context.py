@@ -40,7 +40,7 @@ _BACKLOG = 128
 @dataclass
 class MountContext:
     options: Options
-    directories: CacheLayout
+    layout: CacheLayout
     source: OpenedSource
     counters: SharedCounters
     event_reader: int
@@ -55,13 +55,13 @@ class MountContext:
 
     def begin_run_directory(self) -> None:
         """Make `run/` anew, for processes that are started from now on; raises OSError."""
-        listener = open_run_directory(self.directories.run)
+        listener = open_run_directory(self.layout.run)
         self.control_listener.close()
         self.control_listener = listener
 
     def lost_part(self, lock: int) -> Path | None:
         """A part of the cache directory that the mount needs and that is gone; `lock` is the descriptor of its lock."""
-        layout = self.directories
+        layout = self.layout
         if not same_file(layout.lock, lock):
             return layout.cache if not layout.cache.is_dir() else layout.lock
         needed = (layout.run.control_socket, *(environment / DATA_FILE for environment in layout.environments))
@@ -97,18 +97,18 @@ class MountContext:
     def open_content(self) -> LmdbContent:
         """Open the store, only for reading if its disk cannot be written; raises StoreError if there is no store."""
         try:
-            return LmdbContent(self.directories.content)
+            return LmdbContent(self.layout.content)
         except StoreError as exc:
             log.warning(
                 "%s: the mount goes on, and puts nothing into the cache; free the disk or make it writable", exc
             )
-            return LmdbContent(self.directories.content, readonly=True)
+            return LmdbContent(self.layout.content, readonly=True)
 
     def open_records(self) -> SpareRecords:
         """Open the records of names: on the disk if it can be read, else in memory alone."""
         for readonly in (False, True):
             try:
-                return SpareRecords(LmdbRecords(self.directories.names, TABLES, readonly), TABLES, self.spare_nodes)
+                return SpareRecords(LmdbRecords(self.layout.names, TABLES, readonly), TABLES, self.spare_nodes)
             except StoreError as exc:
                 log.warning("%s: the mount goes on, and keeps new names in memory", exc)
         return SpareRecords(None, TABLES, self.spare_nodes)
@@ -119,13 +119,13 @@ def create_context(options: Options) -> MountContext:
 
     The caller must hold the cache directory's lock and have claimed the store.
     """
-    directories = CacheLayout(options.cache_dir)
-    listener = open_run_directory(directories.run)
-    faults = FaultState.create(directories.run.faults, **options.source_faults())
+    layout = CacheLayout(options.cache_dir)
+    listener = open_run_directory(layout.run)
+    faults = FaultState.create(layout.run.faults, **options.source_faults())
     reader, writer = open_pipe()
     return MountContext(
         options=options,
-        directories=directories,
+        layout=layout,
         source=open_source(os.fspath(options.source), faults, hidden=DIRECTORY),
         counters=SharedCounters(FIRST_WORKER_ROW + options.workers),
         event_reader=reader,

@@ -78,7 +78,7 @@ class Manager:
     def __init__(self, context: MountContext, read: Read) -> None:
         """`read` is how file content is read from the source: by a process beside this one."""
         self._context = context
-        directories, run = context.directories, context.directories.run
+        layout, run = context.layout, context.layout.run
         options = published_options(run, context.options)
         counters = self._counters = context.row(MANAGER_ROW)
         context.source.faults.change(options.source_faults())
@@ -109,7 +109,7 @@ class Manager:
             cache,
             counters,
             run.trainers,
-            directories.scores,
+            layout.scores,
             options,
             recording,
             self._bell.ring,
@@ -123,7 +123,7 @@ class Manager:
         self._warmer = Warmer(
             catalogue, lister, fetcher, content, counters, options.sample_max_bytes, self._events.note
         )
-        packages = PackageDirectory(context.source.root_fd, directories.package_key)
+        packages = PackageDirectory(context.source.root_fd, layout.package_key)
         self._packer = Packer(cache, catalogue, fetcher, client, context.source.everything, content, counters, packages)
 
         # Users look at all of it, and change it.
@@ -155,7 +155,7 @@ class Manager:
     def _control_table(self, options: Options) -> ControlTable:
         """What reading each control file shows, and what writing to it does."""
         content, records, catalogue, training = self._content, self._records, self._catalogue, self._training
-        hook_socket = os.fsencode(self._context.directories.run.hook_socket) + b"\n"
+        hook_socket = os.fsencode(self._context.layout.run.hook_socket) + b"\n"
         refusal = LastRefusal()
         renders: dict[str, Render] = {
             "stats": lambda: views.stats(self._status()),
@@ -229,7 +229,7 @@ class Manager:
 
     def _listen_for_trainers(self, nursery: trio.Nursery) -> None:
         try:
-            listener = listen(self._context.directories.run.hook_socket)
+            listener = listen(self._context.layout.run.hook_socket)
         except OSError as exc:
             log.warning(
                 "cannot make the hook's socket (%s): trainers cannot attach; make cache_dir writable, and mount again",

@@ -109,19 +109,19 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     options = options.model_copy(update={"cache_dir": real_path(options.cache_dir)})
     lock = lock_cache_directory(options.cache_dir, options.mountpoint)
     log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
-    directories = CacheLayout(options.cache_dir)
-    bind_to_source(directories, options.source)
+    layout = CacheLayout(options.cache_dir)
+    bind_to_source(layout, options.source)
     if options.trace is not None:
         # Here the user gets one line about a trace that cannot be written; the manager only goes on without a trace.
         TraceWriter(options.trace).close()
     if mounts.clean_stale(options.mountpoint):
         log.warning("took away what a crash had left mounted at %s", options.mountpoint)
     context = create_context(options)
-    rebuilt = environment.claim(directories.store)
+    rebuilt = environment.claim(layout.store)
     if rebuilt:
         log.warning("the cache starts empty: %s", rebuilt)
         context.row(SUPERVISOR_ROW).add("store_rebuilds")
-    publish_options(directories.run, options)
+    publish_options(layout.run, options)
     # These signals are blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kernel = mount(options.binding, options.mountpoint, os.fspath(options.source), options.allow_other, options.exec)
@@ -307,14 +307,13 @@ class Supervisor:
             # The walk does not see LMDB's list of free pages; damage there crashes the processes that write.
             self._crashes.clear()
             return True
-        store = self._context.directories
-        return not all(environment.is_sound(path) for path in (store.content, store.names) if path.exists())
+        return not all(environment.is_sound(path) for path in self._context.layout.environments if path.exists())
 
     def _rebuild(self) -> None:
         """Start over with an empty store; requests in flight are answered by the new workers."""
         log.warning("the cache is damaged and is built anew")
         self._end_all_and_start_again()
-        environment.wipe(self._context.directories.store)
+        environment.wipe(self._context.layout.store)
         self._counters.add("store_rebuilds")
 
     def _end_all_and_start_again(self) -> None:
@@ -331,13 +330,13 @@ class Supervisor:
             self._cache_is_lost = False
             return
         try:
-            if not same_file(context.directories.lock, self._lock):
+            if not same_file(context.layout.lock, self._lock):
                 lost = self._lock
                 self._lock = lock_cache_directory(context.options.cache_dir, context.options.mountpoint)
                 os.close(lost)
                 self._guard.follow(self._lock)
             self._log_place = self._start_log()
-            bind_to_source(context.directories, context.options.source)
+            bind_to_source(context.layout, context.options.source)
             context.begin_run_directory()
         except (SpiderfsError, OSError) as exc:
             if not self._cache_is_lost:
@@ -346,9 +345,9 @@ class Supervisor:
             return
         log.warning("%s has gone: the cache is made anew with what is left of it", missing)
         self._end_all_and_start_again()
-        if environment.claim(context.directories.store) or not context.directories.content.exists():
+        if environment.claim(context.layout.store) or not context.layout.content.exists():
             self._counters.add("store_rebuilds")
-        publish_options(context.directories.run, context.options)
+        publish_options(context.layout.run, context.options)
 
     # -- the end
 
@@ -359,7 +358,7 @@ class Supervisor:
         self._end_children(signal.SIGKILL, KILLED_S, workers)
         self._end_children(signal.SIGTERM, SAVE_S)
         try:
-            environment.release(self._context.directories.store)
+            environment.release(self._context.layout.store)
         except OSError as exc:
             log.warning("the cache could not be written to disk (%s): it is built anew after a power loss", exc)
         self._context.source.close()

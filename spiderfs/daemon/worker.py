@@ -71,10 +71,10 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
     else:
         reading = context.reading(before=kernel.leave, cautious=again)
     handles = Handles(sole)
-    directories = context.directories
+    layout = context.layout
     content, records = context.open_content(), context.open_records()
     client = context.client(counters, reading.read)
-    interlock = Interlock(directories.run.fetch_lock)
+    interlock = Interlock(layout.run.fetch_lock)
     events = EventWriter(context.event_writer, counters)
     catalogue = Catalogue(records)
     lister = Lister(catalogue, client)
@@ -82,13 +82,13 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         client,
         content,
         interlock,
-        Episode(directories.run.full_disk),
+        Episode(layout.run.full_disk),
         counters,
         alone=context.options.workers == 1,
         caught_up=reading.caught_up,
     )
     redirects = Redirects(records, context.pending_reads)
-    options = published_options(directories.run, context.options)
+    options = published_options(layout.run, context.options)
     async with trio.open_nursery() as nursery:
         filesystem = Filesystem(
             catalogue=catalogue,
@@ -99,7 +99,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             read_ahead=ReadAhead(nursery, fetcher, counters, context.options.read_ahead),
             redirects=redirects,
             brought=context.brought,
-            control=Control(ControlClient(directories.run.control_socket), directories.run, os.getuid(), index),
+            control=Control(ControlClient(layout.run.control_socket), layout.run, os.getuid(), index),
             events=events,
             counters=counters,
             settings=settings_of(options),
@@ -108,23 +108,23 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
 
         def follow_options() -> None:
             nonlocal options
-            options = published_options(directories.run, options)
+            options = published_options(layout.run, options)
             filesystem.settings = settings_of(options)
 
         def follow_trainers() -> None:
-            redirects.set_trainers(published_trainers(directories.run.trainers), context.options.substitute)
+            redirects.set_trainers(published_trainers(layout.run.trainers), context.options.substitute)
 
         await lister.root()
         nursery.start_soon(reading.attend)
         nursery.start_soon(reading.watch)
         nursery.start_soon(client.watch)
         nursery.start_soon(_report, events, client, counters)
-        nursery.start_soon(_follow, directories.run.options, OPTIONS_INTERVAL_S, follow_options)
-        nursery.start_soon(_follow, directories.run.trainers, FLUSH_INTERVAL_S, follow_trainers)
+        nursery.start_soon(_follow, layout.run.options, OPTIONS_INTERVAL_S, follow_options)
+        nursery.start_soon(_follow, layout.run.trainers, FLUSH_INTERVAL_S, follow_trainers)
         # Several workers do not know of each other's handles.
         passthrough = None
         if context.options.workers == 1 and kernel.descriptor is not None:
-            passthrough = Passthrough(KernelBackingFiles(kernel.descriptor), filesystem.large_files, directories.run)
+            passthrough = Passthrough(KernelBackingFiles(kernel.descriptor), filesystem.large_files, layout.run)
             nursery.start_soon(_tidy, passthrough)
         counters.add("process_starts")
         await kernel.serve(Serving(filesystem, counters, content.end_read, handles, passthrough))

@@ -38,8 +38,8 @@ class Mount:
             (directory / name).mkdir()
         options = Options(source=directory / "source", mountpoint=directory / "m", cache_dir=directory / "cache")
         self.context: MountContext = create_context(options)
-        environment.claim(self.context.directories.store)
-        publish_options(self.context.directories.run, options)
+        environment.claim(self.context.layout.store)
+        publish_options(self.context.layout.run, options)
         self.manager = self.next_manager()
 
     def next_manager(self) -> Manager:
@@ -67,7 +67,7 @@ class Mount:
         return b"".join(pieces).decode()
 
     def workers_options(self) -> Options:
-        return published_options(self.context.directories.run, self.context.options)
+        return published_options(self.context.layout.run, self.context.options)
 
     def check(self) -> None:
         """Every component of the manager, the faults and the clients' terms agree with what workers follow."""
@@ -78,7 +78,7 @@ class Mount:
         assert manager._prefetcher._leaves_stand_ins == (options.substitute_when == "miss")
         faults = self.context.source.faults
         assert {name: faults.get(name) for name in FAULTS} == options.source_faults()
-        terms, _ = published_terms(self.context.directories.run.client_terms)
+        terms, _ = published_terms(self.context.layout.run.client_terms)
         assert (terms.ttl_s, terms.wait_for_fetches) == (options.ttl, options.substitute_when == "late")
 
 

@@ -1,4 +1,4 @@
-"""How benchmarks show what they have measured, and how they keep it."""
+"""How benchmarks show their measurements, and how they keep them in files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch costs the scorer: milliseconds, bytes per sample and recall, over set size and dimension.
+"""The cost of a batch to the scorer: milliseconds, bytes per sample and recall, over set size and dimension.
 
     .venv/bin/python -m benchmarks.engine.scorer [--quick] [--large] [--json FILE]
 
@@ -146,7 +146,7 @@ def correlations_with_papers_k(samples: int, dimension: int) -> dict[int, float]
 
 @dataclass
 class Results:
-    """What has been measured so far, written to a file if --json names one."""
+    """The measurements so far, written to a file if --json names one."""
 
     path: Path | None
     rows: list[Row]

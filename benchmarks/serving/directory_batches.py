@@ -1,4 +1,4 @@
-"""What fetching small files directory by directory could save: what a path costs, and how many samples share one.
+"""The gain if small files were fetched by directory: the cost of a path, and how many samples share a directory.
 
     .venv/bin/python -m benchmarks.serving.directory_batches             some seconds
     .venv/bin/python -m benchmarks.serving.directory_batches --quick     a moment

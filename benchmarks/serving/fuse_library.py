@@ -1,4 +1,4 @@
-"""What each binding to the kernel costs: one file system, served over both, in turns.
+"""The cost of each binding to the kernel: one file system, served over both, in turns.
 
     .venv/bin/python -m benchmarks.serving.fuse_library             the whole measurement, about ten minutes
     .venv/bin/python -m benchmarks.serving.fuse_library --quick     under a minute, for a look
@@ -10,7 +10,7 @@ The same plain `Filesystem`, over a store of its own each, is served by (the dae
     pyfuse3-plain    the same, with pyfuse3's own wait
 
 All run in one process without manager, by the same interpreter with the same trio, and agree on the same things with
-the kernel at the mount. What pyfuse3 has no call for it does without: a listing kept by the kernel (FOPEN_CACHE_DIR).
+the kernel at the mount. There is one exception: pyfuse3 has no call for a listing kept by the kernel (FOPEN_CACHE_DIR).
 
 Systems take turns round by round, each round beginning with another one; a ratio is kernel by other within a round, its
 median and its range over the rounds. Before anything is measured, all must show the same names, sizes and times.
@@ -124,7 +124,7 @@ def check_alike(source: Path, peers: list[Mounted]) -> None:
 
 
 def cost_us(peer: Mounted, call: Callable[[], float], count: int) -> tuple[float, float]:
-    """What `call` gives, and microseconds of the daemon's processor time meanwhile for each of `count`."""
+    """Run `call`; returns its result, and the daemon's processor time meanwhile: microseconds for each of `count`."""
     processes = peer.processes()
     before_s = process_cost.cpu_seconds(processes)
     result = call()
@@ -219,7 +219,7 @@ def repeated(files: FileSet, times: int) -> FileSet:
 
 
 def tables(rows: list[Row]) -> Iterator[Table]:
-    """One for each thing that was done, with all that was measured of it."""
+    """One table for each operation that was measured, with all figures of that operation."""
     for what in dict.fromkeys(row.what for row in rows):
         shown_as = Table(title=what, title_justify="left", box=box.SIMPLE, show_edge=False, pad_edge=False)
         for heading in ("", "system", "median", "range", "kernel/it", "range"):

@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.serving.fuse_servers SYSTEM SOURCE MOUNTPOINT PLACE LATENCY_MS
 
 SYSTEM is one of SERVERS. One process, one event loop, in the foreground until it is unmounted; PLACE is a directory for
-its store. What is compared is described in fuse_library.py.
+its store. The docstring of fuse_library.py describes the comparison.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a process and all its descendants cost: CPU seconds and resident memory, read from /proc.
+"""The cost of a process and all its descendants: CPU seconds and resident memory, read from /proc.
 
 Processes are found by their parents' pids, never by name, so that another daemon of the same name is not counted and a
 process that renames itself is not missed.

@@ -1,4 +1,4 @@
-"""What each part of a cached request costs a worker, without the kernel: microseconds, the best of many rounds.
+"""The cost of each part of a cached request to a worker, without the kernel: microseconds, the best of many rounds.
 
     .venv/bin/python -m benchmarks.serving.request_path             some seconds
     .venv/bin/python -m benchmarks.serving.request_path --quick     a moment

@@ -1,4 +1,4 @@
-"""How long a training waits for a slow source, with and without a plan of what it will read.
+"""How long a training waits for a slow source, with and without a plan of its reads.
 
     .venv/bin/python -m benchmarks.serving.stall --json FILE     the whole measurement, about forty minutes
     .venv/bin/python -m benchmarks.serving.stall --quick         under a minute, for a look
@@ -168,7 +168,7 @@ class SlowReader:
 
 @dataclass
 class Training:
-    """What a loop over the loader does besides waiting for it."""
+    """The work that a loop over the loader does besides waiting for the loader."""
 
     data: Data
     step_s: float
@@ -296,7 +296,7 @@ def inodes_of(data: Data, point: Path) -> dict[int, int]:
 def told(
     configuration: Configuration, point: Path, loader: DataLoader[Any], training: Training, seed: int
 ) -> Iterator[None]:
-    """What the trainer tells the daemon in this configuration."""
+    """Tell the daemon, while the context lasts, all that the trainer of this configuration has to say."""
     if configuration.guided:
         hook = trainer_hook.attach(point, training.model, loader, plan=configuration.plan)
         training.end_epoch = hook.epoch_end

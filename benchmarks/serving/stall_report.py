@@ -1,4 +1,4 @@
-"""What the benchmark stall.py shows: how long each configuration waited, what it fetched, which targets it met."""
+"""The report of the benchmark stall.py: how long each configuration waited, what it fetched, which targets it met."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class Run:
 
     @property
     def of_min(self) -> float:
-        """Without the last epoch too: what is fetched for the one after it is not read any more.
+        """Without the last epoch too: samples that are fetched for the epoch after it are not read any more.
 
-        What is fetched ahead over the end of an epoch counts to the one before, so this may even be below 1.
+        Samples that are fetched ahead over the end of an epoch count to that epoch, so this may even be below 1.
         """
         return self._of(lambda epoch: epoch.min_bytes)
 

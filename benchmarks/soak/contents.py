@@ -81,8 +81,8 @@ def parsed(offset: int, wanted: int, data: bytes | bytearray) -> Range:
     found = np.frombuffer(view[head:tail], _CELL)
     first = offset + head
     zero = (found["version"] == 0) & (found["file"] == 0) & (found["offset"] == 0)
-    places = np.arange(whole, dtype=np.uint64) * np.uint64(CELL_BYTES) + np.uint64(first)
-    bad = np.flatnonzero(~zero & ((found["offset"] != places) | (found["version"] == 0)))
+    offsets = np.arange(whole, dtype=np.uint64) * np.uint64(CELL_BYTES) + np.uint64(first)
+    bad = np.flatnonzero(~zero & ((found["offset"] != offsets) | (found["version"] == 0)))
     wrong = ""
     if len(bad):
         at = int(bad[0])
@@ -100,7 +100,7 @@ def parsed(offset: int, wanted: int, data: bytes | bytearray) -> Range:
 
 @dataclass(frozen=True)
 class State:
-    """What a file holds from some time on; a size of -1 means that the file does not exist."""
+    """The content of a file from some time on; a size of -1 means that the file does not exist."""
 
     file: int
     size: int
@@ -187,7 +187,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a reader saw of one open file, or of a name."""
+    """The observation that a reader made of one open file, or of a name."""
 
     file: int
     way: str
@@ -201,7 +201,7 @@ class Seen:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Seen:
-        """What `as_row` has written."""
+        """The observation that `as_row` has written into this row. Takes `ranges` and `key` out of the row."""
         ranges = [
             Range(offset, wanted, length, [Run(*run) for run in runs], [(at, text) for at, text in odd], wrong)
             for offset, wanted, length, runs, odd, wrong in row.pop("ranges")

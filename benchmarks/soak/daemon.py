@@ -47,7 +47,7 @@ _CONTROL_FILES = ("cache", "config", "graph", "metrics", "plan", "ratio", "redir
 
 @dataclass(frozen=True)
 class Usage:
-    """What all processes of the daemon use together."""
+    """The resources that all processes of the daemon use together."""
 
     processes: int
     megabytes: float  # PSS, so that shared memory is counted once
@@ -158,7 +158,7 @@ class Daemon:
             self._set({"name": name, "value": value})
 
     def usage(self) -> tuple[Usage, list[str]]:
-        """What the daemon uses now, and a line for each thing that is too much or wrong."""
+        """The resources that the daemon uses now, and a line for each figure that is too high or wrong."""
         family = self.family()
         found = Usage(
             processes=len(family),

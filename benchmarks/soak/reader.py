@@ -1,7 +1,7 @@
 """A reader of a soak: it reads files in all ways that programs do, and writes a line about each read.
 
-Ends when its standard input does. What it waits for at the moment is in a file that the soak looks at (`Waits`), so
-that one that hangs is seen while it hangs.
+The reader ends when its standard input does. It names the call that it waits for in a file that the soak looks at
+(`Waits`), so that the soak sees a reader that hangs while it hangs.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class Reader:
     def _pieces(self, path: str) -> tuple[Key, list[Range]]:
         with self._opened(path) as descriptor:
             key = self._key(descriptor)
-            places = [self._rng.randrange(key.size + 100) for _ in range(self._rng.randrange(1, 4))]
-            return key, [self._pread(descriptor, at, self._rng.choice((1, 100, _PAGE, 70_000))) for at in places]
+            offsets = [self._rng.randrange(key.size + 100) for _ in range(self._rng.randrange(1, 4))]
+            return key, [self._pread(descriptor, at, self._rng.choice((1, 100, _PAGE, 70_000))) for at in offsets]
 
     def _held(self, path: str) -> tuple[Key, list[Range]]:
         with self._opened(path) as descriptor:

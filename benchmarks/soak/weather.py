@@ -1,4 +1,4 @@
-"""What has happened to a mount and when, and therefore which errors and which old answers its readers may get."""
+"""The troubles of a mount and their times, and therefore which errors and which old answers its readers may get."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Weather:
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
         with self._lock:
-            place = len(self._spans)
+            index = len(self._spans)
             began_s = time.monotonic()
             self._spans.append((what, began_s, math.inf))
         try:
             yield
         finally:
             with self._lock:
-                self._spans[place] = (what, began_s, time.monotonic())
+                self._spans[index] = (what, began_s, time.monotonic())
 
     def was(self, what: str, began_s: float, ended_s: float) -> bool:
         with self._lock:

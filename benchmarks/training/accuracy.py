@@ -1,4 +1,4 @@
-"""What the choices of the cache and of the sampler save, and how much accuracy they cost.
+"""How many bytes the choices of the cache and of the sampler save, and how much accuracy they cost.
 
     .venv/bin/python -m benchmarks.training.accuracy --data DIR --json FILE      all of it, more than an hour
     .venv/bin/python -m benchmarks.training.accuracy --data DIR --quick    under a minute, for a look
@@ -44,11 +44,11 @@ IMPORTANCE_ONLY = (1.0, 1.0)
 
 CONFIGURATIONS = {
     "uniform": Configuration(scores=None),
-    # These are uniform too, but read a sample several times shortly after each other.
+    # The next configurations are uniform too, but read a sample several times shortly after each other.
     "echo 2": Configuration(scores=None, sampler="echo 2"),
     "echo 3": Configuration(scores=None, sampler="echo 3"),
     "echo 4": Configuration(scores=None, sampler="echo 4"),
-    # These draw by importance, and no sample has a stand-in.
+    # The next configurations draw by importance, and no sample has a stand-in.
     "importance": Configuration(ratio=IMPORTANCE_ONLY),
     "coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, coverage=0.3),
     "coverage 1": Configuration(ratio=IMPORTANCE_ONLY, coverage=1.0),
@@ -66,7 +66,7 @@ CONFIGURATIONS = {
     "loss rank": Configuration(scores="rank", ratio=IMPORTANCE_ONLY),
     "loss + weights": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0),
     "loss + weights + coverage 0.3": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3),
-    # These have stand-ins.
+    # The next configurations have stand-ins.
     "spider": Configuration(),
     "ratio 90": Configuration(ratio=(0.9, 0.9)),
     "ratio 90-50": Configuration(ratio=(0.9, 0.5)),

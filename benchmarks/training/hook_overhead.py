@@ -1,4 +1,4 @@
-"""What the hook costs a training step: the same training with the hook and without it, step by step in turns.
+"""The cost of the hook to a training step: the same training with the hook and without it, step by step in turns.
 
     .venv/bin/python -m benchmarks.training.hook_overhead             about two minutes
     .venv/bin/python -m benchmarks.training.hook_overhead --quick     some ten seconds, for a look

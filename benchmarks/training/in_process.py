@@ -51,7 +51,7 @@ READER = "trainer"
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is trained, and with which cache; all defaults but that of `settled` are those of the product."""
+    """How a training is done, and with which cache; all defaults but that of `settled` are those of the product."""
 
     scores: str | None = "graph"
     """The scoring, by which the sampler draws and the cache keeps samples; None draws uniformly."""
@@ -181,7 +181,7 @@ class Cache:
             self.guided = made
             self.guided.listed(str(DATASET), dict(enumerate(labels)))
         self.engine = Engine(self.guided or POLICIES[configuration.unscored_policy](), capacity)
-        self._place_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
+        self._index_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
         self.elastic = Elastic(ElasticOptions(start=start, end=end))
         self.scorer: Scoring | None = None
         if configuration.scores:
@@ -213,8 +213,8 @@ class Cache:
     def plan(self, number: int, order: Sequence[int], begun: bool = True) -> None:
         """Give the engine the plan of an epoch that begins or, if `begun` is False, of the next epoch."""
         if self.configuration.planned:
-            places = np.array(order, np.uint32)
-            epoch = PlannedEpoch(number, range(len(self._sizes)), self._place_of, places)
+            indices = np.array(order, np.uint32)
+            epoch = PlannedEpoch(number, range(len(self._sizes)), self._index_of, indices)
             self.engine.plan(READER, str(DATASET), epoch, float(self._accesses), begun)
 
     def read(self, wanted: int) -> int:

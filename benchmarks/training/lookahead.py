@@ -124,12 +124,12 @@ def fetched_share(orders: list[npt.NDArray[np.uint32]], weights: npt.NDArray[np.
     samples = len(weights)
     engine = Engine(Spider(ratio=1.0), int(samples * SAMPLE_BYTES * CACHED_SHARE * (1 - variant.reserved)))
     keys: list[Key] = list(range(1, samples + 1))
-    place_of = {key: place for place, key in enumerate(keys)}
+    index_of = {key: index for index, key in enumerate(keys)}
     for key, weight in zip(keys, weights.tolist(), strict=True):
         engine.scored(key, weight)
     window = int(samples * CACHED_SHARE * variant.window)
     fetched = 0
-    epochs = [PlannedEpoch(number, keys, place_of, order) for number, order in enumerate(orders)]
+    epochs = [PlannedEpoch(number, keys, index_of, order) for number, order in enumerate(orders)]
     for number, epoch in enumerate(epochs):
         engine.plan(READER, LIST, epoch, 0.0)
         known_at = None if variant.known_from is None else int(variant.known_from * (samples - 1))
@@ -187,8 +187,8 @@ def fetched_by_mount(
         landing = min(landing, int(settings.expected_files * np.mean(sizes)))
     engine = Engine(Spider(ratio=1.0), capacity, max(landing, LANDING_FILES * max(sizes)))
     keys: list[Key] = list(range(1, len(sizes) + 1))
-    place_of = {key: place for place, key in enumerate(keys)}
-    epochs = [PlannedEpoch(number, keys, place_of, order) for number, order in enumerate(orders)]
+    index_of = {key: index for index, key in enumerate(keys)}
+    epochs = [PlannedEpoch(number, keys, index_of, order) for number, order in enumerate(orders)]
     window = int(settings.window(cached))
     fetched = 0
     for number, order in enumerate(orders[:-1]):

@@ -1,4 +1,4 @@
-"""What packages at the source save, for policy=impact on a source that is far away.
+"""The gain from packages at the source, for policy=impact on a source that is far away.
 
     .venv/bin/python -m benchmarks.training.packages --json FILE     some four minutes
     .venv/bin/python -m benchmarks.training.packages --quick         a minute, for a look

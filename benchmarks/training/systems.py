@@ -60,7 +60,7 @@ CACHED_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
 class System:
     configuration: Configuration
     epochs: float = 1.0
-    """How many epochs it trains, as a multiple of the others' number."""
+    """How many epochs this system trains, as a multiple of the others' number."""
 
 
 UNIFORM = System(Configuration(scores=None))
@@ -145,7 +145,7 @@ def trained(pool: Pool, configuration: Configuration, task: Task, epochs: int, p
 
 
 def through(cache: str, task: Task, run: Run, pool: Pool) -> Measured:
-    """What this cache would have served of a uniform training, whose draws do not depend on its cache."""
+    """The figures of this cache if it had served a uniform training, whose draws do not depend on its cache."""
     sampler = SpiderSampler(len(pool.sizes), seed=task.seed)
     lists = [list(sampler) for _ in run.epochs]
     capacity = pool.capacity(task.cached_share)
@@ -169,7 +169,7 @@ def through(cache: str, task: Task, run: Run, pool: Pool) -> Measured:
 
 
 def origin_shares(run: Run, cache: str, pool: Pool) -> list[float]:
-    """What this cache would have fetched in each epoch for the same draws, as a share of the data set's bytes."""
+    """The bytes that this cache would have fetched in each epoch for the same draws: shares of the data set's bytes."""
     by_epoch = zip(run.list_origin[cache], run.epochs, strict=True)
     return [origin * epoch.reads_share / mean_bytes_of(pool) for origin, epoch in by_epoch]
 

@@ -50,18 +50,18 @@ class Measured:
     mean_bytes: float
     """The mean size of a sample."""
     planned: list[float]
-    """What a MIN fetches in each epoch that knows an epoch's draws when the epoch begins."""
+    """The bytes fetched in each epoch by a MIN that knows an epoch's draws when the epoch begins."""
     foreseen: list[float]
-    """What a MIN fetches in each epoch that knows the whole training."""
+    """The bytes fetched in each epoch by a MIN that knows the whole training."""
 
     @property
     def origin(self) -> list[float]:
-        """What was fetched in each epoch."""
+        """The bytes fetched in each epoch."""
         return [epoch.origin_bytes_per_sample * epoch.reads_share / self.mean_bytes for epoch in self.epochs]
 
     @property
     def whole(self) -> float:
-        """What was fetched in the whole training, the first epoch included."""
+        """The bytes fetched in the whole training, the first epoch included."""
         return sum(self.origin)
 
     def settled(self, field: str) -> float:
@@ -136,7 +136,7 @@ def by_size(
 
 
 def show_costs(group: Group, size: float, console: Console) -> None:
-    """What whole trainings fetch and reach, at the size where all seeds were measured."""
+    """Print the bytes and the accuracy of whole trainings, at the size where all seeds were measured."""
     table = plain_table(
         f"Whole trainings with {size:.0%} cached: what they fetch, first epoch included, and reach",
         "",
@@ -185,7 +185,7 @@ def base_of(system: str) -> str:
 
 
 def at_equal_accuracy(group: Group, of: Measured) -> float | None:
-    """What uniform+plan fetches to reach the same accuracy; None if even its shortest training is more accurate."""
+    """The bytes that uniform+plan fetches for this accuracy; None if even its shortest training is more accurate."""
     points = sorted(
         (other.whole, other.top1)
         for (system, share), ran in group.items()

@@ -1,1 +1,1 @@
-"""What decides, in pure code: engine, policies' contract, plans, hints. No clock, file, socket or await."""
+"""All decisions, in pure code: engine, policies' contract, plans, hints. No clock, file, socket or await."""

@@ -288,7 +288,7 @@ class Engine:
         if victims is None:
             return NOTHING
         self._leave(victims)
-        # Whatever the blocks hold beyond their own share, the policy may take back.
+        # The policy may take back all room that blocks hold beyond their own share.
         borrowed = self._oldest_blocks(self._used_bytes + size - self._budget_bytes)
         self._leave(borrowed)
         self._admit(key, size, section)

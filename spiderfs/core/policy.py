@@ -84,7 +84,7 @@ class Policy(ABC):
 
     @abstractmethod
     def score(self, key: Key) -> float:
-        """What a sample is worth to the policy, in a unit of its own; higher is better, and 0 means unknown."""
+        """The worth of a sample to the policy, in a unit of its own; higher is better, and 0 means unknown."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

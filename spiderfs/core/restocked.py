@@ -17,7 +17,7 @@ from spiderfs.core.policy import Key
 
 
 class Restocked(ABC):
-    """What such a policy answers beside what every policy answers (`policy.py`)."""
+    """The questions that such a policy answers beside those that every policy answers (`policy.py`)."""
 
     @abstractmethod
     def ranks_low(self, key: Key) -> bool:

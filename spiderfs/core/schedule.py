@@ -30,7 +30,8 @@ from spiderfs.core.policy import Key
 
 # An open may use up a position so far behind the furthest one reached: 16 loader workers, 4 batches of 256 each.
 BEHIND = 16_384
-# And so far ahead of it: the samples that such workers have in hand, or an eighth of a long epoch.
+# An open may also use up a position so far ahead of the furthest one: the samples that such workers have in hand, or
+# an eighth of a long epoch.
 AHEAD_MIN = 512
 AHEAD_SHARE = 1 / 8
 # An open follows the plan if its position lies so close to where the reader is. If a reader reads in another random

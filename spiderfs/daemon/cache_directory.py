@@ -1,9 +1,9 @@
 """The cache directory is its user's alone: it is made, checked and closed to others before anything in it is used.
 
-Whoever can read the cache directory reads the source with the daemon's rights, and whoever can write to it decides what
-readers get. So no file in it may be open to other users, or have been put there by other users. That holds for a mount
-of root too: root would otherwise believe the files of an ordinary user. If an earlier version has left files open to be
-read, they are closed.
+A user who can read the cache directory reads the source with the daemon's rights, and a user who can write to it
+decides what readers get. So no file in it may be open to other users, or have been put there by other users. That holds
+for a mount of root too: root would otherwise believe the files of an ordinary user. If an earlier version has left
+files open to be read, they are closed.
 
 A user who may write to a directory above could exchange the cache directory as a whole. The owners and groups of the
 directories above are trusted, unless everybody could have made such a directory (as in /tmp).
@@ -25,7 +25,7 @@ CHOOSE_ANOTHER = "choose another one with -o cache_dir=DIR"
 _OTHERS = 0o077
 # A process id and a path.
 _HOLDER_BYTES = 16 + 4096
-# What is to be found in a cache directory, of this version or an earlier one, and what mkfs(8) leaves there.
+# The names in a cache directory of this or an earlier version of spiderfs, and the directory that mkfs(8) leaves there.
 _KNOWN = {*CacheLayout.FILES, *CacheLayout.DIRECTORIES, "lost+found"}
 
 

@@ -116,7 +116,7 @@ class Manager:
         )
         self._hook_server = HookServer(training.guide, counters.add)
 
-        # These fetch on their own.
+        # Prefetcher, warmer and packer fetch on their own.
         self._prefetcher = Prefetcher(
             cache, catalogue, fetcher, client, content, counters, options, self._bell, training.redirects.has_stand_in
         )
@@ -153,7 +153,7 @@ class Manager:
         self._reserve_failed = False
 
     def _control_table(self, options: Options) -> ControlTable:
-        """What reading each control file shows, and what writing to it does."""
+        """For each control file, the text that reading shows and the effect that writing has."""
         content, records, catalogue, training = self._content, self._records, self._catalogue, self._training
         hook_socket = os.fsencode(self._context.layout.run.hook_socket) + b"\n"
         refusal = LastRefusal()
@@ -271,7 +271,7 @@ class Manager:
             self._cache.fold(events)
             self._training.note(events)
         except SpiderfsError as exc:
-            # What was fetched stays in landing until it is pushed out; nobody waits for it to be kept.
+            # The fetched records stay in landing until they are pushed out; nobody waits until they are kept.
             log.warning("%s", exc)
         self._access_log.note(events)
 

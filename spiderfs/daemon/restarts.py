@@ -1,4 +1,4 @@
-"""When a dead process starts again: at once if it had done something, else after longer and longer pauses, or never."""
+"""When a dead process starts again: at once if it had done some work, else after longer and longer pauses, or never."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The supervisor holds the FUSE descriptor and never answers a request, so it has 
 kills it, the kernel kills its children (PR_SET_PDEATHSIG), the guard ends the connection and unlocks the cache
 directory (`guard.py`), readers get ENOTCONN and the next mount cleans up.
 
-What the supervisor does when a child ends:
+The supervisor acts in this way when a child ends:
     worker, exit 0              the file system was unmounted: stop everything
     any, EXIT_STORE_CORRUPT     wipe the store, start all children again
     worker, anything else       start another one, and have the kernel hand out its requests again

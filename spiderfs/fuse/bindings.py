@@ -33,5 +33,6 @@ def _pyfuse3() -> Callable[[int], Kernel]:
     return Pyfuse3Binding
 
 
-# What makes a `Kernel` of the descriptor of a mount; raises MountError where that is not installed.
+# Each function loads one binding and returns what makes a `Kernel` of the descriptor of a mount. It raises MountError
+# if the binding is not installed.
 BINDINGS: dict[str, Callable[[], Callable[[int], Kernel]]] = {"kernel": _kernel, "pyfuse3": _pyfuse3}

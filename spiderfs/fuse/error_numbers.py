@@ -1,4 +1,4 @@
-"""What the kernel is told of an exception, whichever binding tells it."""
+"""The error number that the kernel gets for an exception, with every binding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def error_number(exc: Exception, counters: Counters) -> int:
-    """The errno for what a handler has raised."""
+    """The errno for an exception of a handler. Logs an I/O error; logs and counts an exception that is not our own."""
     if isinstance(exc, SpiderfsError):
         if exc.errno == errno.EIO:
             log.warning("%s", exc)

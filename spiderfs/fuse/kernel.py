@@ -1,6 +1,6 @@
-"""The port to the kernel: all that the daemon asks of whatever speaks FUSE for it.
+"""The port to the kernel: all that the daemon asks of the code that speaks FUSE for it.
 
-What speaks it is called a **binding**; `kernel_binding.py` speaks the kernel's own protocol. The supervisor mounts and
+Such code is called a **binding**; `kernel_binding.py` speaks the kernel's own protocol. The supervisor mounts and
 makes one `Kernel` before it forks. A worker serves with it, every other process leaves it. `spiderfs.testing` has one
 for tests, without any mount.
 """
@@ -19,15 +19,15 @@ from spiderfs.vfs.filesystem import Filesystem
 
 @dataclass(frozen=True)
 class Serving:
-    """What a worker answers requests with."""
+    """The parts with which a worker answers requests."""
 
     filesystem: Filesystem
     counters: Counters
     idle: Callable[[], None]
-    """To be called before a request is looked for: what the last answer was a view of may go."""
+    """To be called before a request is looked for: the bytes of which the last answer was a view may go."""
     handles: Handles
     passthrough: Passthrough | None = None
-    """Where no other process answers."""
+    """Given only where no other process answers requests."""
 
 
 class Kernel(Protocol):

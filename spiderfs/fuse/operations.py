@@ -42,7 +42,7 @@ class Operations:
         self._passthrough = passthrough
 
     def handlers(self) -> dict[int, Handler]:
-        """By opcode. What is missing is answered with ENOSYS, after which the kernel does not ask again.
+        """The methods by opcode. A missing opcode is answered with ENOSYS, after which the kernel does not ask again.
 
         So FLUSH is missing on purpose: that saves a round trip at every close.
         """
@@ -175,7 +175,7 @@ class Operations:
         raise ReadOnly("spiderfs is read-only")
 
     def error_number(self, exc: Exception) -> int:
-        """What the kernel is told of an exception that a handler has raised."""
+        """The errno for an exception that a handler has raised; logs and counts as `error_numbers.py` does."""
         return error_number(exc, self._counters)
 
 

@@ -43,7 +43,7 @@ LINGER_S, _LINGERING = 2.0, 256
 
 
 class BackingFiles(Protocol):
-    """What the kernel is told of files that it may read."""
+    """The calls that tell the kernel of files that it may read by itself."""
 
     def register(self, fd: int) -> int:
         """Returns the number of the open file, more than 0, which `fd` need not stay open for; raises OSError."""
@@ -103,7 +103,7 @@ class Passthrough:
         self._numbers.update(run.backing_files())
 
     def opened(self, inode: int, may_begin: bool) -> int:
-        """Which backing file a new handle has to read from; 0: it is a cached one.
+        """Which backing file a new handle has to read from; 0: the handle is a cached one.
 
         `may_begin`: the kernel has no other handle of the inode, and the file is one to begin with.
         """

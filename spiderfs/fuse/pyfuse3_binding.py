@@ -133,7 +133,7 @@ def _answering(handler: F) -> F:
 class Answers(pyfuse3.Operations):
     """As `operations.Operations`: the same questions to `Filesystem`, and the same answers.
 
-    What is missing is answered with ENOSYS, after which the kernel does not ask again (FLUSH, FSYNC, POLL).
+    A missing method is answered with ENOSYS, after which the kernel does not ask again (FLUSH, FSYNC, POLL).
     """
 
     supports_dot_lookup = False
@@ -340,7 +340,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
     False for pyfuse3's error about an answer that nobody waits for: its reader was killed, or has unmounted.
     Of an answer that the kernel could not read, because a page of the store's map is gone, pyfuse3 does no more than
-    log it. What is raised here comes out of that request and ends the worker; the next one answers the reader.
+    log it. An exception raised here comes out of that request and ends the worker; the next one answers the reader.
     """
     if record.args == (os.strerror(errno.EFAULT),):
         raise StoreCorrupt("a page of the cache is gone")

@@ -1,4 +1,4 @@
-"""The radius: the distance below which two samples are neighbours. It is calibrated while the training runs.
+"""The radius: the distance below which two samples are neighbours. The radius is calibrated while the training runs.
 
 SpiderCache defines the radius as -ln(alpha)/lambda, and gives neither number. A bad radius makes all scores equal. A
 good radius follows the embeddings: here it is a quantile of the distances from a sample to those of its k nearest

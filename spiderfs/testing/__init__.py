@@ -1,4 +1,4 @@
-"""What tests and benchmarks use in place of the real parts, and the file system without a daemon around it.
+"""Parts that tests and benchmarks use in place of the real ones, and the file system without a daemon around it.
 
 `MemoryContent` and `MemorySource` pass the same contract tests as the store and the sources of a mount
 (`tests/contract`).

@@ -58,7 +58,7 @@ _PROBES = 64
 
 
 class Node(NamedTuple):
-    """What an inode means."""
+    """The meaning of an inode: one version of a file, or a directory."""
 
     inode: int
     path: bytes
@@ -80,7 +80,7 @@ class Node(NamedTuple):
 
 
 class Dentry(NamedTuple):
-    """What a name meant when it was last checked; `position` is where it lies in the directory's order."""
+    """The meaning of a name when it was last checked; `position` is where the name lies in the directory's order."""
 
     name: bytes
     inode: int
@@ -139,14 +139,14 @@ class Catalogue:
     # -- what is known
 
     def node(self, inode: int) -> Node:
-        """What is recorded of an inode that the kernel names; raises Stale if nothing is recorded of it."""
+        """The record of an inode that the kernel names; raises Stale if there is none."""
         node = self.known(inode)
         if node is None:
             raise Stale(f"inode {inode & ~PROVISIONAL} is not known (any more)")
         return node
 
     def known(self, inode: int) -> Node | None:
-        """What is recorded of an inode, if anything is; the number of a provisional version means the version."""
+        """The record of an inode, if there is one; the number of a provisional version means the version."""
         inode &= ~PROVISIONAL
         row = self._records.get("inode", _INODE_KEY.pack(inode))
         if row is None:
@@ -217,7 +217,7 @@ class Catalogue:
             after = entries[-1].position
 
     def listing(self, inode: int) -> Listing | None:
-        """When the directory was last scanned as a whole, if it ever was."""
+        """The last scan of the directory as a whole, if there ever was one."""
         row = self._records.get("listing", _INODE_KEY.pack(inode))
         if row is None:
             return None

@@ -82,9 +82,9 @@ class ControlAttributes(NamedTuple):
 
 class ControlChannel(Protocol):
     async def render(self, name: str, take: Callable[[bytes], None]) -> None:
-        """Hand `take` what reading the control file gives, piece by piece; raises TryAgain while there is no manager.
+        """Hand `take` the text of the control file, piece by piece; raises TryAgain while there is no manager.
 
-        What `take` raises ends it; it must be no OSError.
+        An exception of `take` ends the rendering; it must be no OSError.
         """
 
     async def apply(self, name: str, text: bytes) -> None:

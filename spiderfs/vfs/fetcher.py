@@ -6,7 +6,7 @@ record in the store; the kernel frees the lock of a process that dies. The time 
 fetch counts against its patience, as if it waited for the source. A fetch is one question to a thread; its reader goes
 on with the bytes while they are put into the store (`landing.py`).
 
-What was fetched also stays in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
+The fetched bytes also stay in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
 where the store had no room for them or has already let them go.
 """
 
@@ -103,7 +103,7 @@ def _taken(payload: bytes) -> int:
 
 
 class Fetched:
-    """Bytes that were brought. `where` they lie is known once they have reached the store, or have failed to."""
+    """Fetched bytes. `where` says where they lie; it is known once they have reached the store, or have failed to."""
 
     def __init__(self, payload: bytes, where: int | None = None) -> None:
         self.payload = payload
@@ -126,7 +126,7 @@ class Fetched:
             self._to_tell.append(tell)
 
     async def settled(self) -> int:
-        """Where it lies; raises StoreCorrupt."""
+        """Wait until it is known where the bytes lie, and return that; raises StoreCorrupt."""
         if self._where is None:
             await self._event.wait()
         if isinstance(self._where, StoreCorrupt):
@@ -216,21 +216,21 @@ class Fetcher:
             return 0
 
     def passing(self, key: ContentKey) -> bytes | None:
-        """What this process has fetched lately, wherever it is now."""
+        """The bytes of a record that this process has fetched lately, wherever they are now."""
         return self._transit.get(key)
 
     def on_its_way(self, key: ContentKey) -> Fetched | None:
-        """What was brought and has yet to reach the store."""
+        """The bytes that were fetched for this key and have yet to reach the store."""
         return self._on_their_way.get(key)
 
     def under_way(self, key: ContentKey) -> bool:
-        """Whether some process of the mount is fetching it."""
+        """Whether some process of the mount is fetching this key."""
         return self._flights.has(key) or self._interlock.held(key)
 
     async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, int]:
         """Bring a whole file (block 0) or one block from the source into the store, unless another process just has.
 
-        Also says where it lies now, as `core.events` has it: FETCHED (in landing), REFUSED or UNSTORED.
+        Also returns where the bytes lie now, as `core.events` has it: FETCHED (in landing), REFUSED or UNSTORED.
         Raises SourceError and StoreCorrupt.
         """
         fetched = await self.bring(node, block)
@@ -239,7 +239,7 @@ class Fetcher:
     async def bring(
         self, node: Node, block: int = 0, delivery: Delivery | None = None, patience: Patience | None = None
     ) -> Fetched:
-        """The same for a reader, which does not care whether the bytes have reached the store yet.
+        """Fetch as `fetch` does, for a reader, which does not care whether the bytes have reached the store yet.
 
         `delivery` is used if this very call reads the bytes. The wait, for the source or for another process's fetch,
         is no longer than the reader's patience, which began with the request (by default: begins now). The bytes of a
@@ -296,7 +296,7 @@ class Fetcher:
             # side: if they asked one after the other, the last would have no patience left.
             self._interlock.try_hold(key)
         try:
-            # It may have landed, and the lock been let go, since the caller looked.
+            # Since the caller looked, the record may have landed and the other process may have let the lock go.
             if (found := self._landed_by_another(key)) is not None:
                 return found
             payload = await self._client.read(path, offset, length, version, delivery, patience)

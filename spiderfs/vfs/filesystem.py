@@ -1,7 +1,7 @@
 """The file system, whoever speaks FUSE for it: names become inodes, inodes become bytes.
 
 The way of a read, one method each: `lookup` answers from the catalogue, or asks the source; `open` makes a small file
-local; `read` takes its bytes out of the store. What these three need is told where it belongs: who gets a stand-in
+local; `read` takes its bytes out of the store. Other modules hold what these three need: who gets a stand-in
 (`stand_ins.py`), files that are read as a whole (`small_files.py`) and in blocks (`large_files.py`), files that may
 still be written to (`provisional_files.py`), fetching (`fetcher.py`), and control files (`control_files.py`).
 
@@ -250,7 +250,7 @@ class Filesystem:
         await self._lister.complete(node, self._settings.dir_ttl_s)
         listing = self._catalogue.listing(inode)
         scanned_at = 0.0 if listing is None else listing.scanned_at
-        # What the kernel keeps was read after this worker had last made it drop what it had.
+        # The listing that the kernel keeps was read after this worker had last made the kernel drop an older one.
         kept = self._listings_kept.get(inode) == scanned_at
         if not kept:
             if len(self._listings_kept) >= _LISTINGS_KEPT:
@@ -282,9 +282,9 @@ class Filesystem:
     # -- contents
 
     async def open(self, inode: int, flags: int, caller: Caller, delivery: Delivery | None = None) -> Opened:
-        """Make a small file local. What reads it from the source may answer through `delivery` before this returns."""
+        """Make a small file local. The process that reads it may answer through `delivery` before this returns."""
         if self._control.owns(inode):
-            # What the control file says must include everything that has been read.
+            # The text of the control file must count every read until now.
             await self._fetcher.caught_up()
             return Opened(await self._control.open(inode, flags, caller.uid), direct_io=True)
         if flags & _WRITING:
@@ -332,7 +332,7 @@ class Filesystem:
         return await self._control.write(handle, data)
 
     async def truncate(self, inode: int) -> Attributes:
-        """What the shell does before it writes; only control files may be written."""
+        """Change nothing: the shell asks for this before it writes. Raises ReadOnly for all but control files."""
         if not self._control.owns(inode):
             raise ReadOnly("spiderfs is read-only")
         return self._control_attributes(self._control.getattr(inode))

@@ -17,13 +17,13 @@ from spiderfs.errors import StoreCorrupt, StoreError
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.store.store import Content, ContentKey
 
-# What a crash loses at most, and what is held in memory beside the transit.
+# So many bytes are held in memory beside the transit; a crash loses no more than these.
 WAITING_BYTES = 32 << 20
-# What a payload in a dictionary takes beside its own bytes: its object, its key, its entry. Measured: 255.
+# A payload in a dictionary takes so much beside its own bytes: its object, its key, its entry. Measured: 255.
 ENTRY_BYTES = 256
-# In one transaction, for which others wait: 8 MiB take some 10 ms.
+# The most that goes into one transaction, for which other processes wait: 8 MiB take some 10 ms.
 BATCH_BYTES = 8 << 20
-# How long records are collected. At 1,500 files a second that makes three of them a transaction.
+# How long records are collected. At 1,500 files a second that makes three records a transaction.
 GATHER_S = 0.002
 
 Outcome = bool | StoreError | StoreCorrupt

@@ -40,7 +40,7 @@ _PASSED_FILES = 4096
 
 
 class LargeFiles:
-    """One worker's."""
+    """The large files as one worker serves them."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class LargeFiles:
         return memoryview(fetched.payload)[offset : offset + size]
 
     def _note_block(self, node: Node, block: int, where: int) -> None:
-        # What one open alone sees of a provisional version is nothing that the policies could keep.
+        # The policies cannot keep a block of a provisional version, which one open alone sees.
         if node.settles_at != math.inf:
             size = min(BLOCK_BYTES, node.stat.size - (block - 1) * BLOCK_BYTES)
             self._events.note(node.inode, size, where, 0, block)
@@ -147,7 +147,7 @@ class LargeFiles:
         return bool(self._ask_store(inode, self._content.whole))
 
     def _ask_store(self, inode: int, ask: Callable[[int, int], T]) -> T | None:
-        """What the store answers about a file of this inode and its size; None if the store or the catalogue cannot."""
+        """The store's answer about a file of this inode and its size; None if the store or the catalogue has none."""
         node = self._catalogue.known(inode)
         if node is None:
             return None

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class OnDemand:
-    """All of these raise Stale for a version that the source no longer has, and SourceError."""
+    """Fetches for readers. All methods raise Stale for a version that the source no longer has, and SourceError."""
 
     def __init__(self, catalogue: Catalogue, client: SourceClient, fetcher: Fetcher, counters: Counters) -> None:
         self._catalogue = catalogue

@@ -1,4 +1,4 @@
-"""What a thread's latest look-up has found, kept for the open that follows it: memory that all workers share.
+"""The result of each thread's latest look-up, kept for the open that follows it: memory that all workers share.
 
 The kernel sends a look-up and then an open, perhaps to another worker, and the open only says which inode it opens. So
 the look-up leaves a note under the number of the thread: which file the thread had asked for, and which one it got.
@@ -31,9 +31,9 @@ class PendingReads:
         self._SLOT.pack_into(self._map, self._at(thread), thread, wanted, given, now)
 
     def take(self, thread: int, given: int, since: float) -> int | None:
-        """What the thread had asked for when it was given `given`, if it noted that no earlier than `since`.
+        """Take the thread's note: the inode that it had asked for when it was given `given`.
 
-        The note is gone afterwards.
+        None if the note says something else, or is from before `since`. The note is gone afterwards in any case.
         """
         at = self._at(thread)
         noted, wanted, was_given, when = self._SLOT.unpack_from(self._map, at)

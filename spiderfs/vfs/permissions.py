@@ -1,7 +1,7 @@
-"""Who may read what, by the owners and modes that a mount shows.
+"""The rights of readers, by the owners and modes that a mount shows.
 
-The kernel itself compares whoever opens a file by its path with these. With a stand-in it cannot: the reader has passed
-the directories above the file that it asked for, and only this module compares it with those above the stand-in.
+The kernel itself compares a reader that opens a file by its path with these. With a stand-in it cannot: the reader has
+passed the directories above the file that it asked for, and only this module compares it with those above the stand-in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANYBODY = Credentials(-1, frozenset(), may_read_all=True)
 
 
 class Ownership(NamedTuple):
-    """What the mount shows instead of the source's owner and permissions; None leaves them as they are."""
+    """The owner and permissions that the mount shows instead of the source's; None leaves those as they are."""
 
     uid: int | None = None
     gid: int | None = None

@@ -1,10 +1,10 @@
 """Opening and reading a **provisional version**, whose bytes may still change under it (`core/settling.py`).
 
 The kernel is told of such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
-than until it has settled; the next look-up then gives the inode itself. What one open reads of the version is kept from
-the store, from the pages that the kernel keeps of the settled version, and from every other open: its handle is a
-random number, and what it has fetched lies in transit under that number. Everywhere else (events, lists of samples,
-redirects) the version is its inode.
+than until it has settled; the next look-up then gives the inode itself. The bytes that one open reads of the version
+are kept from the store, from the pages that the kernel keeps of the settled version, and from every other open: the
+open's handle is a random number, and its fetched bytes lie in transit under that number. Everywhere else (events, lists
+of samples, redirects) the version is its inode.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, is_provisional
 from spiderfs.vfs.small_files import SmallFiles
 
-# How often a file may change while it is looked up, and how soon the open follows for which it was read.
+# How often a file may change while it is looked up, and within how many seconds the open follows for which the look-up
+# has read the file.
 _CHANGES, _BROUGHT_S = 8, 1.0
 # Handles with further bits are those of control files.
 _HANDLE_BITS = 62
 
 
 class ProvisionalFiles:
-    """One worker's; `brought` says which handle an open has to get whose look-up has read the file already.
+    """The provisional versions as one worker serves them.
 
+    `brought` says which handle an open has to get if its look-up has read the file already.
     `settings` may be replaced at any time.
     """
 
@@ -94,7 +96,7 @@ class ProvisionalFiles:
 
     async def open(self, node: Node, caller: Caller) -> Opened:
         """Read the file for this open alone."""
-        # What this thread's look-up has read is for this open, whichever worker answers it, and for no other one.
+        # The bytes that this thread's look-up has read are for this open alone, whichever worker answers it.
         brought = self._brought.take(caller.pid, node.inode | PROVISIONAL, time.monotonic() - _BROUGHT_S)
         handle = random.getrandbits(_HANDLE_BITS) if brought is None else brought
         if node.stat.size > self.settings.sample_max_bytes:
@@ -112,7 +114,7 @@ class ProvisionalFiles:
         return Opened(handle, direct_io=False, keeps_pages=False)
 
     async def read(self, node: Node, handle: int, offset: int, size: int) -> memoryview | bytes:
-        """What one open sees."""
+        """A piece of the version as one open sees it."""
         node = _for_one_open(node, handle)
         if node.stat.size > self.settings.sample_max_bytes:
             return await self._large_files.read(node, offset, size)

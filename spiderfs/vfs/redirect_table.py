@@ -1,7 +1,7 @@
 """The table of redirects: the manager writes its rows, and workers and clients read them at each look-up.
 
-A row says which inode is the stand-in for which other one, for readers of one list of samples. It lies in the store, so
-that a new worker knows all redirects at once, and no worker has to ask the manager.
+A row says which inode is the stand-in for which other one, for readers of one list of samples. The table lies in the
+store, so that a new worker knows all redirects at once, and no worker has to ask the manager.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def redirect_rows(records: Records) -> list[tuple[int, int, int]]:
 
 
 def each_redirect(records: Records) -> Iterator[tuple[int, int, int]]:
-    """The same for a table of any length: it is read in pieces, and each piece shows the table as it is then."""
+    """All redirects of a table of any length: it is read in pieces, and each piece shows the table as it is then."""
     start = b""
     while rows := records.scan(TABLE, start, _ROWS_AT_A_TIME):
         yield from ((*_KEY.unpack(key), _INODE.unpack(value)[0]) for key, value in rows)

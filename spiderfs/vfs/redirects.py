@@ -9,7 +9,7 @@ with the same label, of a list that this trainer has declared (the manager write
 and one that cannot be identified, gets the file that it asks for. With `substitute=all`, such a thread may be given the
 stand-ins of all attached trainers.
 
-A thread is identified by walking up /proc from it to a trainer's process. What was found holds for a second, because a
+A thread is identified by walking up /proc from it to a trainer's process. The result holds for a second, because a
 thread's number may be used again for another one (proc_pid_status(5)). A trainer may be the first process of its pid
 namespace, which the kernel makes the parent of the namespace's orphans; such an orphan, known by its other session,
 does not belong to the trainer. A choice holds for a short lease, so that a reader who asks for a file's attributes and

@@ -40,7 +40,7 @@ class Believed(NamedTuple):
         return self.since <= now < self.until
 
     def and_also(self, other: Believed) -> Believed:
-        """When both are believed."""
+        """The times at which both are believed."""
         return Believed(max(self.since, other.since), min(self.until, other.until))
 
 
@@ -65,7 +65,7 @@ def left_s(checked_at: float, now: float, ttl_s: float) -> float:
 
 
 def believed(checked_at: float, ttl_s: float) -> Believed:
-    """The same as two times: a name is believed at those for which `left_s` is more than 0."""
+    """The times at which a name is believed: those for which `left_s` is more than 0."""
     return Believed(checked_at, checked_at + min(ttl_s, FOREVER_S))
 
 

@@ -18,7 +18,7 @@ from spiderfs.vfs.stand_ins import StandIns
 
 
 class SmallFiles:
-    """One worker's."""
+    """The small files as one worker serves them."""
 
     def __init__(
         self,

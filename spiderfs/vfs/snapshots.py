@@ -42,7 +42,7 @@ class Snapshots:
         self._unwritten: dict[int, bytes] = {}
         self._warned_at_s = -_WARNING_INTERVAL_S
         for path in run.unfinished_snapshots(worker):
-            # Where the disk has turned read-only, it stays until the next mount.
+            # Where the disk has turned read-only, the snapshot stays until the next mount.
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -112,13 +112,13 @@ class Snapshots:
         """Number and bytes of all snapshots, of all workers."""
         sizes = []
         for path in self._run.snapshots():
-            # It may be released by now.
+            # The snapshot may be released by now.
             with contextlib.suppress(FileNotFoundError):
                 sizes.append(path.stat().st_size)
         return len(sizes), sum(sizes)
 
     def _refusal(self, error: SpiderfsError) -> SpiderfsError:
-        """The error, after a warning, for a reader sees no more of it than an errno."""
+        """Log a warning, at most one in `_WARNING_INTERVAL_S`, for a reader sees only an errno; returns the error."""
         now_s = time.monotonic()
         if now_s - self._warned_at_s >= _WARNING_INTERVAL_S:
             self._warned_at_s = now_s
@@ -153,7 +153,7 @@ class Snapshot:
             self._give_file_up()
         elif self._file is not None:
             self._file.close()
-            # Where it has gone with the cache directory, the manager is asked again.
+            # Where the file has gone with the cache directory, the manager is asked again.
             with contextlib.suppress(OSError):
                 self._path.rename(self._complete_path)
         elif self._in_memory is not None:

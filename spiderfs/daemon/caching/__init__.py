@@ -1,1 +1,1 @@
-"""What the manager does about the cache: keeps and drops records, warms, fetches ahead, measures the source."""
+"""The manager's work on the cache: it keeps and drops records, warms, fetches ahead, measures the source."""

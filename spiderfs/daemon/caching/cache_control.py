@@ -45,7 +45,7 @@ class SectionStatus:
 
 @dataclass(frozen=True)
 class CacheStatus:
-    """What the cache holds now; `sections` begin with landing."""
+    """The content of the cache now, in figures; `sections` begin with landing."""
 
     capacity_bytes: int
     used_bytes: int
@@ -79,7 +79,7 @@ class CacheControl:
         members = list(self._content.members())
         self._apply(self._learn(capacity_bytes, members, state))
         self._content.set_capacity(capacity_bytes)
-        # These were fetched just before the last manager died, or while there was none: they are still candidates.
+        # Records that were fetched just before the last manager died, or while there was none, are still candidates.
         waiting = [(_engine_key(member.key), member.size) for member in members if member.section == LANDING]
         self._apply(*(self._candidate(key, size) for key, size in waiting))
 
@@ -94,7 +94,7 @@ class CacheControl:
         return self.engine.restore(kept, _unpacked(state))
 
     def saved_state(self) -> bytes:
-        """What the engine knows of its members, for the next mount."""
+        """The engine's knowledge of its members, packed for the next mount."""
         packed: bytes = msgpack.packb(self.engine.state())
         return packed
 

@@ -1,9 +1,10 @@
 """Removes from the cache what the source has no longer: versions that were superseded, and names that are gone.
 
-Whoever finds out that a name means something else notes the old inode in the catalogue's table `gone`, in the same
-transaction. The manager works through this table, some inodes a second. It moves the records of an inode to the front
-of landing, so that they are evicted first when room is needed; until then a reader that has the file open reads on.
-When an inode has no record left, the catalogue forgets it, and a handle of it gets ESTALE, as it would from the source.
+A process that finds out that a name means something else notes the old inode in the catalogue's table `gone`, in the
+same transaction. The manager works through this table, some inodes a second. It moves the records of an inode to the
+front of landing, so that they are evicted first when room is needed; until then a reader that has the file open reads
+on. When an inode has no record left, the catalogue forgets it, and a handle of it gets ESTALE, as it would from the
+source.
 
 A version that was superseded before it had settled has no records. The bytes that its readers get are in transit and
 are found by the inode, so the catalogue forgets it only after a while. Of a directory, all names become gone first. An

@@ -1,1 +1,1 @@
-"""What the manager answers for control files, and the channel by which workers ask for it."""
+"""The manager's answers for control files, and the channel by which workers ask for them."""

@@ -132,7 +132,7 @@ def _answering(table: Answering) -> Callable[[trio.SocketStream], Awaitable[None
 def _act(
     table: Answering, question: dict[str, Any], send: Callable[[dict[str, Any]], Awaitable[None]]
 ) -> Callable[[], Awaitable[None]]:
-    """What a question asks for; raises TypeError or KeyError if the message is no question."""
+    """The action that a question asks for; raises TypeError or KeyError if the message is no question."""
     if "render" in question:
         name = question["render"]
 

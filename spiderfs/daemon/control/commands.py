@@ -1,4 +1,4 @@
-"""What writing to a control file does: each command takes the text, and a component that acts on it."""
+"""The effects of writing to control files: each command takes the text, and a component that acts on it."""
 
 from __future__ import annotations
 

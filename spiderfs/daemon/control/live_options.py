@@ -4,7 +4,7 @@ A change is published first: written to a file that all workers follow and from 
 component of this manager takes it over, in a fixed order. If one of them cannot, all of them and the file go back to
 the old options.
 
-What an error or a crash leaves behind:
+An error or a crash leaves this behind:
 
     the change cannot be published     nothing has changed
     a component refuses the change     the old options are published again and every component has them again; for a
@@ -52,7 +52,7 @@ class LiveOptions:
     async def change(self, settings: Iterable[tuple[str, str]]) -> None:
         """Change options by their names; raises SpiderfsError where that cannot be done, and then nothing has changed.
 
-        What was evicted for a smaller capacity stays evicted even so.
+        Samples that were evicted for a smaller capacity stay evicted even so.
         """
         async with self._changing:
             before = after = self.current

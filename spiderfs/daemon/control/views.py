@@ -1,4 +1,4 @@
-"""What the control files of a bounded size say: each view turns the status of a component into the text of a file."""
+"""The texts of control files of a bounded size: each view turns the status of a component into the text of a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spiderfs.options.units import round_size
 
 
 def stats(status: MountStatus) -> bytes:
-    """What a person wants to know at a glance."""
+    """The figures that a person wants to know at a glance."""
     options, cache, counters, gauges = status.options, status.cache, status.counters, status.gauges()
     opens = counters["opens"]
     rows = [
@@ -77,7 +77,7 @@ def _plan_line(plan: PlanStatus) -> str:
 
 
 def stats_json(status: MountStatus) -> bytes:
-    """The same for programs."""
+    """The same figures for programs."""
     options, cache = status.options, status.cache
     figures = {
         "version": __version__,
@@ -188,7 +188,7 @@ def warm(status: WarmerStatus) -> bytes:
 
 
 def evict(status: WarmerStatus) -> bytes:
-    """What the last request to evict files has dropped."""
+    """How many records the last request to evict files has dropped."""
     return f"{status.last_evicted} records evicted by the last request\n".encode()
 
 

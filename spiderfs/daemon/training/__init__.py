@@ -1,1 +1,1 @@
-"""What the manager does about trainers: hears them, scores batches, publishes redirects, pins."""
+"""The manager's work for trainers: it hears them, scores batches, publishes redirects, pins."""

@@ -62,7 +62,7 @@ class DeclaredLists:
         self._redirects = redirects
         self._scores_directory = scores_directory
         self._recording = recording
-        # When each list was first found without a trainer. A list that is being declared counts as used.
+        # The time at which each list was first found without a trainer. A list that is being declared counts as used.
         self._unused_since: dict[str, float] = {}
         self._declared_now: list[str] = []
 

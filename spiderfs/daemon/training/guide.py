@@ -1,6 +1,6 @@
 """Acts on what trainers say: each message goes to those whom it concerns, in the order in which things happen.
 
-The guide decides nothing itself. What has changed for readers is published last, so that a worker that sees a redirect
+The guide decides nothing itself. Changes for readers are published last, so that a worker that sees a redirect
 finds the stand-in in the cache.
 """
 

@@ -86,7 +86,7 @@ class HookSink(Protocol):
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """How much trainers may use."""
+    """The limits on the resources that trainers may use."""
 
     message: Limits = field(default_factory=Limits)
     # A machine has some 8 ranks; several trainings share a mount.

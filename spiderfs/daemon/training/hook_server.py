@@ -65,7 +65,7 @@ class HookServer:
         self.trainers: list[Trainer] = []
 
     def status(self) -> tuple[TrainerStatus, ...]:
-        """One for each trainer that is attached."""
+        """One status for each trainer that is attached."""
         return tuple(trainer.status() for trainer in self.trainers)
 
     async def serve(self, listener: socket.socket) -> None:

@@ -105,7 +105,10 @@ class BatchScoring:
             self._tell_hub(known_list, scored, now)
 
     def _rows(self, trainer: int, known_list: KnownList, batches: Sequence[Batch]) -> _Rows | None:
-        """What to score of these batches; None if no row is of a sample of the list."""
+        """Match the rows of these batches with the samples that were served; returns the rows to score.
+
+        Returns None if no row is of a sample of the list.
+        """
         served: list[Key] = []
         for batch in batches:
             served += self._served_samples.arrived(trainer, known_list.inodes[batch.indices].tolist())
@@ -186,7 +189,7 @@ class BatchScoring:
         return np.empty(0, np.float32) if scoring is None else scoring.to_draw_by()
 
     async def described(self, known_list: KnownList, sample: int) -> list[tuple[str, str]] | None:
-        """What people may want to know of a list's scoring; None before anything was scored.
+        """Figures of a list's scoring for people, by name; None before anything was scored.
 
         If the scoring has an index, this says which share of the neighbours the index finds: it is compared with all
         samples of the list, for `sample` of them.

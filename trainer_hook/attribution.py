@@ -100,7 +100,7 @@ class Found(Generic[Part]):
     input: Memory | None = None
     """The input of a forward pass that was attributed by exclusion."""
     part: Part | None = None
-    """What the forward pass showed of the new rows (`record`)."""
+    """The data of the new rows from the forward pass; `record` sets this."""
 
 
 class Attribution(Generic[Part]):
@@ -212,7 +212,7 @@ class Attribution(Generic[Part]):
         return found
 
     def record(self, found: Found[Part], part: Part) -> None:
-        """Note what a forward pass showed of its new rows."""
+        """Note the data of a forward pass's new rows."""
         found.part = part
         (found.batch.attributed if found.input is None else self._held).append(found)
 

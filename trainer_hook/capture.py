@@ -259,7 +259,7 @@ def to_host(tensor: Tensor) -> HostCopy:
     if tensor.device.type != "cuda":
         return HostCopy(tensor.cpu(), lambda: None)
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-    # Whoever waits for a blocking event sleeps, and leaves the core to the data loader.
+    # A thread that waits for a blocking event sleeps, and leaves the core to the data loader.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(tensor.device))
     return HostCopy(copy, event.synchronize)

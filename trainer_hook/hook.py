@@ -1,4 +1,4 @@
-"""What a training script uses: `attach`, and the `Hook` that it returns."""
+"""The interface for a training script: `attach`, and the `Hook` that it returns."""
 
 from __future__ import annotations
 

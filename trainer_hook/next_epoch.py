@@ -29,7 +29,7 @@ _WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def batches_of(index_sampler: Any, indices: Iterable[int]) -> list[Any] | None:
-    """What the loader's index sampler draws if its sampler draws `indices`; None if it is not one of torch's own."""
+    """The batches of a loader's index sampler if its sampler draws `indices`; None if it is not one of torch's own."""
     if not isinstance(index_sampler, BatchSampler):
         return list(indices)
     if type(index_sampler).__iter__ is not BatchSampler.__iter__:

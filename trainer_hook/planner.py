@@ -122,7 +122,7 @@ class Planner:
     # -- what the follower calls
 
     def draw(self, iteration: object) -> Iterator[Any]:
-        """What the index sampler draws for this iteration; to be called when the loader makes an iterator of it.
+        """The draws of the index sampler for this iteration; to be called when the loader makes an iterator of it.
 
         The sampler makes its own iterator now, because some samplers draw everything when they do; all else waits until
         the first batch is drawn.
@@ -177,7 +177,7 @@ class Planner:
                 foreseen = True
 
     def _as_rehearsed(self, iteration: object, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
-        """What the sampler draws; if that is not what was planned, its epochs are not planned any more."""
+        """The draws of the sampler; if they differ from the plan, its epochs are not planned any more."""
         for drawn in drawing:
             if self._publish and not _same(drawn, next(planned, drawn)):
                 self._give_up("its sampler draws something else than a copy of it did")

@@ -3,7 +3,7 @@
 `serve` gives the bytes of a file wherever a worker would answer from the cache at once, and None for everything else: a
 name that is unknown or whose TTL has passed, a version that has not settled, a symbolic link, a directory, a large
 file, a file that is not cached, a file that this process may not read. The caller then asks the mount, which knows all
-of that better. So this module asks nothing of the source and makes no errors: each error that a reader sees is the
+of these better. So this module asks nothing of the source and makes no errors: each error that a reader sees is the
 mount's own.
 
 The manager is told of each file that is served, as if it had been opened (`shared/bypass_terms.py`). If the manager has
@@ -11,8 +11,8 @@ gone, or the store cannot be used, `Gone` is raised and nothing is served.
 
 LMDB's environments belong to one process and are opened once in it: caches of one mount share them. An environment is
 closed once nothing refers to it, and not before, since another thread may be reading. After a fork, py-lmdb takes the
-parent's environments for open in the child too, which must neither use nor close them. So all are let go of before a
-fork, and parent and child open their own when they read again.
+parent's environments for open in the child too, which must neither use nor close them. So a process lets go of all its
+environments before a fork, and parent and child open their own when they read again.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Store:
         self.records = LmdbRecords(layout.names, TABLES, readonly=True)
 
     def __del__(self) -> None:
-        # By hand, for LMDB takes its time over it, in which other threads go on: only when this returns does the store
-        # leave the list of those that are open.
+        # Closing takes LMDB some time, in which other threads go on. The store is closed here because it leaves the
+        # list of open stores only when this method returns.
         self.closing = True
         if os.getpid() == self.pid:
             for part in ("content", "records"):
@@ -81,7 +81,7 @@ class Store:
 class Stores:
     """The stores that this process has open, each of them once."""
 
-    # What other threads are reading when one of them forks is microseconds of work, unless a disk hangs.
+    # When one thread forks, the reads of the others end within microseconds, unless a disk hangs.
     PATIENCE_S = 1.0
 
     def __init__(self) -> None:
@@ -112,21 +112,21 @@ class Stores:
         let_go()
         while len(self._open) and time.monotonic() < deadline:
             time.sleep(0.0001)
-            # A thread that had just been given one may have kept it since.
+            # A thread that had just been given a store may have kept it since.
             let_go()
 
     def after_fork(self) -> None:
         self._forking = False
 
     def in_child(self) -> None:
-        """Whoever held the lock does not exist here; neither do the stores of threads that did not finish."""
+        """Make a new lock and forget all stores: the threads that held them do not exist in a forked child."""
         self._opening = threading.Lock()
         self._open.clear()
         self._forking = False
 
 
 class Cached:
-    """What a client knows of cached files; as `rules.Cached`."""
+    """The cached files of a mount, as a client sees them; implements `rules.Cached`."""
 
     def __init__(self, content: ContentReader, fetches: FetchLock) -> None:
         self._content = content
@@ -179,7 +179,7 @@ class Cache:
         return os.getpid() == self._pid and os.geteuid() == self._user
 
     def abandon(self) -> None:
-        """Never close what another process opened: this one was forked behind Python's back."""
+        """Give the store up unclosed, because another process opened it: this one was forked behind Python's back."""
         if os.getpid() != self._pid:
             _ABANDONED.append(self._store)
 

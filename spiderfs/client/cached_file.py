@@ -21,14 +21,14 @@ class CachedFile(io.BytesIO):
         self._file: io.FileIO | None = None
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """As in a real file, a place before its beginning is an error; io.BytesIO would make it the beginning."""
+        """Move the position; a place before the beginning is an error, but io.BytesIO would go to the beginning."""
         start = {os.SEEK_CUR: self.tell(), os.SEEK_END: len(self._content)}.get(whence, 0)
         if start + offset < 0 and not self.closed:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return super().seek(offset, whence)
 
     def peek(self, size: int = 0, /) -> bytes:
-        """What comes next, without moving on."""
+        """The bytes from the present position on, without moving it."""
         return self._content[self.tell() :]
 
     def fileno(self) -> int:

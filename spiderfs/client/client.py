@@ -126,9 +126,9 @@ class Client:
         return given if given.startswith(b"/") else self._point + b"/" + given if given else self._point
 
     def cached(self, path: bytes, state: int | None = None) -> bytes | None:
-        """What the cache has for an absolute path, counted as an open of it; None if the mount has to be asked.
+        """The cached bytes of the file at an absolute path, counted as an open; None if the mount has to be asked.
 
-        `state` is that of the mount table, where the caller has just asked for it.
+        `state` is the mount table's, if the caller has just asked for it.
         """
         if state is None:
             state = TABLE.state()

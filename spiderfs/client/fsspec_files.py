@@ -1,7 +1,8 @@
 """Mounts as a file system of fsspec: `spiderfs:///mnt/data/train/1.jpg`, or a path below the option `mountpoint`.
 
-Names and attributes come through the mount, bytes through the client. Read-only: what would change something raises
-OSError with EROFS, as on the mount. Only importer of fsspec; the extra `fsspec` has it and registers the protocol.
+Names and attributes come through the mount, bytes through the client. Everything is read-only: a call that would change
+something raises OSError with EROFS, as on the mount. Only this module imports fsspec, which the extra `fsspec`
+installs; the entry point in pyproject.toml registers the protocol.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class SpiderfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         **kwargs: Any,
     ) -> IO[Any]:
         file: Any = client.open(self._place(path), mode)
-        # What fsspec's own file objects say of themselves.
+        # The file objects of fsspec's own file systems have this attribute too.
         file.size = len(file.getbuffer()) if isinstance(file, CachedFile) else os.fstat(file.fileno()).st_size
         return cast(IO[Any], file)
 
@@ -93,7 +94,7 @@ class SpiderfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         try:
             found = os.stat(place)
         except FileNotFoundError:
-            # A link that leads nowhere is there all the same.
+            # A link that leads nowhere exists all the same.
             found = os.lstat(place)
         return {
             "name": name,
@@ -106,7 +107,7 @@ class SpiderfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
             "ino": found.st_ino,
         }
 
-    # -- what would change something
+    # -- calls that would change something
 
     def _refuse(self, path: Any, *_: Any, **__: Any) -> NoReturn:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))

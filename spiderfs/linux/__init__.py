@@ -1,1 +1,1 @@
-"""What Linux offers and Python does not: mounts, locks of byte ranges, the process table, worker threads."""
+"""Services of Linux that Python does not offer: mounts, locks of byte ranges, the process table, worker threads."""

@@ -1,4 +1,4 @@
-"""What /proc says about processes and threads, by the numbers that they have in the daemon's pid namespace."""
+"""Facts from /proc about processes and threads, by the numbers that they have in the daemon's pid namespace."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class WorkerThreads:
         self._threads = 0
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """What the function returns or raises. If the caller is cancelled, the call goes on and keeps its thread."""
+        """Run the function in a thread and return its result. If the caller is cancelled, the call keeps its thread."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self._busy >= self._limit:
             await self._waiting.park()

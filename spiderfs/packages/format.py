@@ -7,8 +7,8 @@
 A package holds those versions of its files that the index names. The name of a package is made from the key and the
 seal of the header.
 
-**What is believed.** Whoever may write to the source's root may have put anything there, and every reader of the mount
-would get it. So all seals are made with a key (BLAKE2b, RFC 7693) that lies in the cache directory. The seal in the
+**Trust.** A user who may write to the source's root may have put anything there, and every reader of the mount would
+get it. So all seals are made with a key (BLAKE2b, RFC 7693) that lies in the cache directory. The seal in the
 header covers the header and the index. A package that was sealed with another key, by another mount for example, does
 not count.
 """

@@ -1,1 +1,1 @@
-"""What several processes, or several rooms, have to agree on."""
+"""Formats and paths on which several processes, or several rooms, have to agree."""

@@ -1,11 +1,11 @@
-"""What the manager and the readers that go around FUSE (`spiderfs.client`) tell each other.
+"""Messages between the manager and the readers that go around FUSE (`spiderfs.client`).
 
 The mount's root has an attribute (`CLIENT_XATTR`) with the path of the **terms**: a file in which the manager writes
 what a reader has to know to answer as a worker would, and the name of a FIFO beside it, which the manager makes for its
 own lifetime. A reader writes one record into it for each file that it serves itself. As long as somebody reads from the
 FIFO there is a manager, and so a mount; a write that fails with EPIPE says that both may be over.
 
-A client that does not know the version of what it is told leaves it, and reads through the mount.
+A client that does not know the version of the terms leaves them, and reads through the mount.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from spiderfs.core.events import ACCESS_RECORD, HIT
 
 VERSION = 1
 CLIENT_XATTR = "user.spiderfs.client"
-# They have some 300 bytes.
+# The terms have some 300 bytes.
 _TERMS_MAX_BYTES = 1 << 16
 
 
 class Terms(NamedTuple):
-    """What a worker knows from its options; most names are those of `rules.Settings` and `Ownership`."""
+    """The facts that a worker knows from its options; most names are those of `rules.Settings` and `Ownership`."""
 
     ttl_s: float
     sample_max_bytes: int
@@ -38,7 +38,7 @@ class Terms(NamedTuple):
     checks_permissions: bool
     """Whether the kernel compares readers with owners and modes (allow_other)."""
     pid_namespace: int
-    """That of the daemon, in which trainers' pids count and LMDB tells live readers from dead ones."""
+    """The namespace of the daemon, in which trainers' pids count and LMDB tells live readers from dead ones."""
 
 
 def pid_namespace() -> int:
@@ -46,7 +46,7 @@ def pid_namespace() -> int:
 
 
 def publish_terms(path: Path, terms: Terms, pipe: str) -> None:
-    """Let clients know, and under which name the FIFO lies beside the terms; raises OSError where the disk is full."""
+    """Write the terms for clients, with the name of the FIFO beside the file; raises OSError where the disk is full."""
     temporary = path.with_suffix(".new")
     try:
         temporary.write_text(json.dumps({"version": VERSION, "pipe": pipe, **terms._asdict()}))
@@ -56,10 +56,10 @@ def publish_terms(path: Path, terms: Terms, pipe: str) -> None:
 
 
 def published_terms(path: Path) -> tuple[Terms, str]:
-    """Terms, and the name of the FIFO; raises OSError, or ValueError for what is no terms of this user's mount.
+    """Terms, and the name of the FIFO; raises OSError, or ValueError if the file has no terms of this user's mount.
 
-    It is the mount that says where they lie, and anybody may make a mount that says it is one of spiderfs. What another
-    user has written is therefore believed by root alone, who may read any mount.
+    The mount says where its terms lie, and anybody may make a mount that claims to be one of spiderfs. So only root,
+    who may read any mount, believes terms that another user has written.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:

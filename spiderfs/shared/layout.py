@@ -60,15 +60,15 @@ class RunLayout:
         self.access_log_wanted = directory / "access.log.wanted"
 
     def snapshot(self, handle: int) -> Path:
-        """What an open control file shows, or what was written to it so far."""
+        """The file with the text that an open control file shows, or with the text written to it so far."""
         return self.directory / f"{handle:x}"
 
     def unfinished_snapshot(self, handle: int, worker: int) -> Path:
-        """The same while this worker is still writing it."""
+        """The same file while this worker is still writing it."""
         return self.directory / f"{handle:x}.{worker}"
 
     def snapshots(self) -> Iterable[Path]:
-        """Unfinished ones too."""
+        """The snapshots of all open control files, unfinished ones too."""
         return self.directory.glob(f"{_CONTROL_HANDLE}*")
 
     def unfinished_snapshots(self, worker: int) -> Iterable[Path]:

@@ -154,7 +154,7 @@ def rows(report: dict[str, Any]) -> list[ComparisonRow]:
 
 
 def caption(report: dict[str, Any]) -> str:
-    """What stands below the table of a comparison."""
+    """The text below the table of a comparison."""
     coverage = [epoch["coverage"] for epoch in report["results"][0]["epochs"]]
     text = (
         f"{report['accesses']:,} accesses to {report['distinct']:,} samples, {report['distinct_bytes']:,} bytes in all;"

@@ -40,7 +40,7 @@ def depends_on_neighbours(scoring: str) -> bool:
 
 
 def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
-    """What a scoring finds in a trace; raises UsageError if the trace has no embeddings, or is damaged."""
+    """The results of a scoring of a trace; raises UsageError if the trace has no embeddings, or is damaged."""
     if not trace.has_batches:
         raise UsageError(
             "the trace holds no embeddings, so nothing can be scored anew: record one with a trainer attached and"

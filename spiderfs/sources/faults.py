@@ -92,7 +92,7 @@ class FaultState:
                 self._values[_LINE_FREE] = 0.0
 
     def change(self, settings: Mapping[str, float]) -> None:
-        """Set those of the settings that are different now."""
+        """Set every one of these settings whose value differs from the present one."""
         for name, value in settings.items():
             if value != self.get(name):
                 self.set(name, value)

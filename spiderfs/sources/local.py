@@ -31,8 +31,8 @@ from spiderfs.errors import (
 )
 from spiderfs.sources.source import SourceStat, Version
 
-# What an errno says about the entry. Every other one (EIO, ESTALE, ETIMEDOUT, EMFILE ...) says nothing about it, only
-# that the answer could not be had: SourceUnavailable.
+# The errors that say something about the entry. Every other errno (EIO, ESTALE, ETIMEDOUT, EMFILE ...) says only that
+# there was no answer: SourceUnavailable.
 _ERRORS: dict[int, type[SourceError]] = {
     errno.ENOENT: SourceNotFound,
     errno.ENAMETOOLONG: SourceNotFound,

@@ -11,7 +11,7 @@ from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source
 
-# What makes a source of each kind, by the scheme that its name begins with; the name of a directory has no scheme.
+# The function that makes a source of each kind, by the scheme with which its name begins; a directory has no scheme.
 OPENERS = {"": LocalSource}
 
 

@@ -44,7 +44,7 @@ from spiderfs.sources.source import Source, Version, joined_time, split_time
 _PR_SET_PDEATHSIG = 1
 _NUMBER = struct.Struct("<I")
 # Request: offset, length, the version's size and mtime (seconds, nanoseconds); bytes of the path, of what a delivery
-# begins with, and of its answer. Reply: bytes, and what they are.
+# begins with, and of its answer. Reply: how many bytes, and of what kind they are.
 _REQUEST = struct.Struct("<QQQqIIHH")
 _REPLY = struct.Struct("<QB")
 _READ, _DELIVERED, _FAILED = 0, 1, 2

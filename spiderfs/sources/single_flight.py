@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _Flight:
-    """One question in flight: what came of it, once `ended` is set; neither field means that it was cancelled."""
+    """One question in flight: its value or its error, once `ended` is set; with neither, the question was cancelled."""
 
     def __init__(self) -> None:
         self.ended = trio.Event()
@@ -39,10 +39,10 @@ class SingleFlight:
         return key in self._flights
 
     async def run(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` returns or raises, for everybody who comes with the same key while it runs.
+        """Run `ask`, and share its result or error with all callers that come with the same key while it runs.
 
-        The first to come runs it. Whoever comes just after it has timed out, in any process, gets that timeout too. If
-        the caller that runs it is cancelled, one of those who wait takes over, and runs an `ask` of its own.
+        The first caller runs its `ask`. A caller that comes just after a timeout, in any process, gets that timeout
+        too. If the caller that runs `ask` is cancelled, one of those that wait takes over, and runs its own `ask`.
         """
         while (flight := self._flights.get(key)) is not None:
             await flight.ended.wait()

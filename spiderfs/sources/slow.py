@@ -82,7 +82,7 @@ class SlowSource:
         self._inner.close()
 
     def _exchange(self) -> None:
-        """One question and answer with the server: whatever it takes before the inner source may answer."""
+        """Take the time, or raise the error, of one question to the server, before the inner source may answer."""
         latency_s = self.faults.get("latency_ms") / 1000
         jitter = self.faults.get("latency_jitter")
         if latency_s and jitter:
@@ -98,7 +98,7 @@ class SlowSource:
             raise SourceUnavailable("the source failed (drawn by source.error_rate)")
 
     def _transfer(self, size: int, start: float) -> None:
-        """Hold the bytes back until the shared line has carried them."""
+        """Wait until the shared line has carried so many bytes."""
         self._wait(self.faults.reserve_line(size, start), while_same="bandwidth")
         self._fail_if_gone()
 

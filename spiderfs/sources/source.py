@@ -1,4 +1,4 @@
-"""What spiderfs needs of the place the data lives in.
+"""The contract of a source: the place in which the training data lies.
 
 A source is synchronous and thread-safe: `sources/client.py` calls it in threads and adds time limits and retries. Paths
 are bytes, relative to the root, without a leading or trailing slash; `b""` is the root. Names need not be UTF-8.

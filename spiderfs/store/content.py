@@ -48,7 +48,7 @@ from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Member,
 
 log = logging.getLogger(__name__)
 
-# Whoever drops blocks frees this many at once, at 50 us each. The manager's housekeeping frees the rest.
+# A process that drops blocks frees this many at once, at 50 us each. The manager's housekeeping frees the rest.
 FREED_AT_ONCE = 32
 # Members that are read in one transaction: 1 ms, in which LMDB cannot use freed pages again.
 _MEMBERS_AT_A_TIME = 1000
@@ -387,7 +387,7 @@ class LmdbContent:
         with contextlib.suppress(OSError):
             self._reserve.unlink()
 
-    # -- giving back what blocks took, in any thread
+    # -- giving the space of blocks back, in any thread
 
     def free(self, limit: int | None = None) -> None:
         """Give the room of dropped blocks back to the disk, `limit` blocks of a file at most; never raises StoreFull.

@@ -1,7 +1,7 @@
 """Opening LMDB so that neither a crash nor a damaged file can hurt a mount.
 
 spiderfs never syncs: a killed process loses nothing, since the pages are the kernel's, and after a power loss the cache
-is rebuilt, since it is only a cache. What makes that safe:
+is rebuilt, since it is only a cache. These rules make that safe:
 
 - `claim` leaves a marker with the machine's boot id while the store is in use and `release` removes it. A marker of
   another boot means that pages may be missing: the store is wiped.
@@ -64,7 +64,7 @@ def open_environment(path: Path, tables: int, readonly: bool = False) -> lmdb.En
             max_dbs=tables,
             readonly=readonly,
             create=not readonly,
-            # Of the directory; its files get what of this is no execution.
+            # This is the mode of the directory; its files get the same without the right to execute.
             mode=0o700,
             max_readers=MAX_READERS,
             # Ended read transactions are kept and renewed: one allocation and one lock less per request.
@@ -213,8 +213,8 @@ def is_sound(path: Path, walk_s: float = math.inf) -> bool:
 
 
 def _walk(path: Path, until_s: float) -> None:
-    # Without read-ahead, and below without values, of which py-lmdb touches every page: 2,000 records of 100 kB from a
-    # cold disk take 0.14 s then, and 3.6 s with their bytes.
+    # The walk has no read-ahead, and below it leaves out the values, since py-lmdb touches every page of a value: 2,000
+    # records of 100 kB from a cold disk take 0.14 s without their bytes, and 3.6 s with them.
     env = lmdb.open(
         os.fsencode(path), map_size=MAP_BYTES, max_dbs=16, readonly=True, lock=False, create=False, readahead=False
     )

@@ -1,4 +1,4 @@
-"""The store's contract for records, kept in memory: for what the disk has no room for, and for tests."""
+"""The store's contract for records, kept in memory: for records that the disk does not take, and for tests."""
 
 from __future__ import annotations
 

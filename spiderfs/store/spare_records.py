@@ -48,7 +48,7 @@ class SharedRows:
     _HEAD = struct.Struct("<QH")
 
     def __init__(self) -> None:
-        # Memory of which no page exists before it is written to.
+        # A page of this memory takes no room before something is written to it.
         self._map = mmap.mmap(-1, (self._SLOTS + 1) * self._SLOT_BYTES)
 
     @property

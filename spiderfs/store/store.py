@@ -1,11 +1,11 @@
-"""What the rest of spiderfs needs of its store: verified content, membership, and small ordered records.
+"""The contract of the store for the rest of spiderfs: verified content, membership, and small ordered records.
 
 Content is keyed by (inode, block): block 0 is the whole of a small file, block n >= 1 the n-th MiB of a large one, so a
 file that another limit makes large or small never finds the wrong kind of record. A record enters through the
 **landing** section, a first-in-first-out queue that lives inside the byte budget: any worker may `land` at any time,
-and makes room by dropping what landed first. The manager alone moves records out of landing into the sections of the
-engine, and drops them. `used <= capacity` therefore holds after every call, whichever process made it and whether or
-not the manager is alive.
+and makes room by dropping the records that landed first. The manager alone moves records out of landing into the
+sections of the engine, and drops them. `used <= capacity` therefore holds after every call, whichever process made it
+and whether or not the manager is alive.
 
 `read` and `plain_file` are for one thread per process (the event loop's); a view returned by `read` is valid until
 `end_read`, which the event loop calls before it sleeps, so that no read transaction outlives a request. Writing calls
@@ -78,7 +78,7 @@ class Content(Protocol):
         """The number of blocks of a large file in the store; they are not looked at one by one."""
 
     def whole(self, inode: int, size: int) -> bool:
-        """Whether all blocks of a large file are here, and every piece was written or verified by this process."""
+        """Whether the store has all blocks of a large file, and this process wrote or verified every piece."""
 
     def plain_file(self, inode: int, size: int) -> int | None:
         """A descriptor of a plain file that has the bytes of the large file `inode`, for the caller to close.
@@ -142,7 +142,7 @@ class Records(Protocol):
         """
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """What `get` returns for each of these keys, all as of one moment."""
+        """The value that `get` returns for each of these keys, all as of one moment."""
 
     def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Up to `limit` rows with key >= start, in order."""

@@ -17,6 +17,8 @@ import pytest
 from mounting import PATIENCE_S, Mounted, children, eventually, mounted, mounts_at, run_spiderfs
 from reading import digest, readers, together
 
+pytestmark = pytest.mark.both_bindings
+
 CLASSES, EACH = 3, 40
 CLEANED = "took away what a crash had left mounted"
 # A call that waits for nothing takes milliseconds; two busy cores may add seconds. The pending look-up takes 30 s.
@@ -58,7 +60,6 @@ client.close()
 _LIST = """
 import ctypes, os, sys
 
-pytestmark = pytest.mark.both_bindings
 libc, names = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(1 << 16)
 assert libc.getdents64(os.open(sys.argv[1], os.O_RDONLY), names, len(names)) > 0, os.strerror(ctypes.get_errno())
 """

@@ -15,6 +15,8 @@ import pytest
 from mounting import PATIENCE_S, Mounted, children, eventually, is_running, mounted, mounts_at, run_spiderfs
 from reading import readers, together, write_files
 
+pytestmark = pytest.mark.both_bindings
+
 FILES = 60
 # Small files, a file as long as the kernel's largest READ, and a file that is read in blocks.
 SIZES = {f"dir{number % 3}/{number}": 3_000 + number * 997 for number in range(FILES)} | {
@@ -132,8 +134,6 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
 
 _VICTIM = """
 import os, sys, threading
-
-pytestmark = pytest.mark.both_bindings
 def read(path):
     while True:
         with open(path, "rb", buffering=0) as file:

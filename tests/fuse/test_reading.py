@@ -16,6 +16,8 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from reading import readers, together, write_files
 
+pytestmark = pytest.mark.both_bindings
+
 SMALL_BYTES, LARGE_BYTES = 700_003, (21 << 20) + 4099
 SPARSE_BYTES = 64 << 30
 NAMES = ("small", "large")
@@ -234,8 +236,6 @@ def test_read_ahead_hides_the_latency_of_a_sequential_reader_only(source: Path, 
 
 _SCAN = """
 import os, sys
-
-pytestmark = pytest.mark.both_bindings
 count = size = 0
 with os.scandir(sys.argv[1]) as entries:
     for entry in entries:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,10 +39,23 @@ def add_numbers(parser: argparse.ArgumentParser, full: object, quick: object, **
         )
 
 
-def check_names(parser: argparse.ArgumentParser, chosen: Iterable[str], known: Iterable[str]) -> None:
-    """End the program with a message if a name was chosen that is not known."""
-    if unknown := set(chosen) - set(known):
-        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {','.join(known)}")
+def add_names(
+    parser: argparse.ArgumentParser, option: str, known: Iterable[str], purpose: str, default: Iterable[str] = ()
+) -> None:
+    """Add an option for some of the `known` names, as A,B; the result is a list. The help is the purpose, and names.
+
+    A comma before a space belongs to a name, as in "impact, twice the epochs".
+    """
+    known = list(known)
+
+    def chosen(text: str) -> list[str]:
+        names = re.split(r",(?! )", text)
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"there is no {', '.join(map(repr, unknown))}; choose from {shown}")
+        return names
+
+    shown = ",".join(known)
+    parser.add_argument(option, type=chosen, default=list(default), metavar="A,B", help=f"{purpose}, of {shown}")
 
 
 def _directory(text: str) -> Path:

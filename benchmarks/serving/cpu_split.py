@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.command import check_names, command_line
+from benchmarks.common.command import add_names, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.results import machine, plain_table, save
 from benchmarks.serving import process_cost
@@ -113,12 +113,9 @@ def plot(found: dict[str, dict[str, Split]], path: Path) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default {ROUNDS}, quick {QUICK_ROUNDS}")
-    parser.add_argument("--peers", default=",".join(PEERS), help="the systems to measure (default %(default)s)")
+    add_names(parser, "--peers", PEERS, "systems to measure (default all)", default=PEERS)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture to FILE")
-    arguments = parser.parse_args()
-    arguments.peers = arguments.peers.split(",")
-    check_names(parser, arguments.peers, PEERS)
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.common.command import add_data, add_numbers, check_names, command_line
+from benchmarks.common.command import add_data, add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.results import machine, plain_table, save
 from benchmarks.common.sources import write
@@ -301,11 +301,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     add_data(parser, "serve the files in DIR, in place of files that are made for the run")
     add_numbers(parser, FULL, QUICK, rounds="rounds", opens="opens")
-    parser.add_argument("--peers", default=",".join(PEERS), help="the systems to measure (default %(default)s)")
-    arguments = parser.parse_args()
-    arguments.peers = arguments.peers.split(",")
-    check_names(parser, arguments.peers, PEERS)
-    return arguments
+    add_names(parser, "--peers", PEERS, "systems to measure (default all)", default=PEERS)
+    return parser.parse_args()
 
 
 def main() -> int:

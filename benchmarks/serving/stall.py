@@ -49,7 +49,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import trainer_hook
-from benchmarks.common.command import add_data, add_numbers, check_names, command_line
+from benchmarks.common.command import add_data, add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
 from benchmarks.common.results import machine, save, verdict_table, wide_console
@@ -457,13 +457,9 @@ def parse_arguments() -> argparse.Namespace:
     add_data(parser, "read the files DIR/CLASS/NAME, in place of files that are made for the run")
     add_numbers(parser, FULL, QUICK, samples="samples", epochs="epochs", seeds="seeds")
     parser.add_argument("--factors", metavar="A,B", help="factors of the bandwidth (default 1.3,0.7; quick 1.3)")
-    parser.add_argument(
-        "--configs", default=",".join(CONFIGURATIONS), metavar="A,B", help="which to run (default %(default)s)"
-    )
+    add_names(parser, "--configs", CONFIGURATIONS, "to run (default all)", default=CONFIGURATIONS)
     parser.add_argument("--no-replacement", action="store_true", help="leave out the draws with replacement")
     arguments = parser.parse_args()
-    arguments.configs = [name for name in arguments.configs.split(",") if name]
-    check_names(parser, arguments.configs, CONFIGURATIONS)
     given = arguments.factors or (f"{ENOUGH}" if arguments.quick else f"{ENOUGH},{TOO_LITTLE}")
     arguments.factors = [float(factor) for factor in given.split(",")]
     extent = asdict(QUICK if arguments.quick else FULL)

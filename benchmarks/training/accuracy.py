@@ -30,7 +30,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.common.command import add_data, check_names, command_line
+from benchmarks.common.command import add_data, add_names, command_line
 from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import LIST_CACHES, MIN_BY_EPOCH
@@ -279,12 +279,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     add_data(parser, IMAGES, required=True)
     add_extent(parser, FULL, QUICK)
-    parser.add_argument("--configs", metavar="A,B", help=f"which to run, of {','.join(CONFIGURATIONS)}")
+    add_names(parser, "--configs", CONFIGURATIONS, f"to run (default all, quick {','.join(QUICK_CONFIGURATIONS)})")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture to FILE")
     arguments = parser.parse_args()
-    default = QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS
-    arguments.configs = arguments.configs.split(",") if arguments.configs else list(default)
-    check_names(parser, arguments.configs, CONFIGURATIONS)
+    arguments.configs = arguments.configs or list(QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS)
     arguments.extent = extent_of(parser, arguments, FULL, QUICK)
     return arguments
 

@@ -42,7 +42,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.common.command import add_data, check_names, command_line
+from benchmarks.common.command import add_data, add_names, command_line
 from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch, served
@@ -281,14 +281,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seeds-elsewhere", type=int, default=1, metavar="N", help="with all other sizes (default %(default)s)"
     )
-    parser.add_argument("--again", default="", metavar="A,B", help="systems to measure anew: shade,icache")
+    add_names(parser, "--again", SYSTEMS | WHY, "systems to measure anew")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture to FILE")
     arguments = parser.parse_args()
     arguments.extent = extent_of(parser, arguments, FULL, QUICK)
     default = (CACHED_SHARE,) if arguments.quick else CACHED_SHARES
     arguments.shares = [float(share) for share in arguments.shares.split(",")] if arguments.shares else list(default)
-    arguments.again = [name for name in arguments.again.split(",") if name]
-    check_names(parser, arguments.again, [*SYSTEMS, *WHY])
     return arguments
 
 

@@ -47,7 +47,7 @@ from rich.progress import Progress
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.common.command import add_data, check_names, command_line
+from benchmarks.common.command import add_data, add_names, command_line
 from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
@@ -294,7 +294,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     add_data(parser, IMAGES, required=True)
     add_extent(parser, FULL, QUICK)
-    parser.add_argument("--configs", metavar="A,B", help=f"which to run, of {','.join(CONFIGURATIONS)}")
+    add_names(parser, "--configs", CONFIGURATIONS, f"to run (default all, quick {','.join(QUICK_CONFIGURATIONS)})")
     parser.add_argument(
         "--latency-ms", type=float, default=6.0, metavar="MS", help="latency of the slow source (default %(default)s)"
     )
@@ -303,9 +303,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write train.png into DIR")
     arguments = parser.parse_args()
-    default = QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS
-    arguments.configs = arguments.configs.split(",") if arguments.configs else list(default)
-    check_names(parser, arguments.configs, CONFIGURATIONS)
+    arguments.configs = arguments.configs or list(QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS)
     arguments.extent = extent_of(parser, arguments, FULL, QUICK)
     for part in ("train", "test"):
         if not (arguments.data / part).is_dir():

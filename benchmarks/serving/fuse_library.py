@@ -34,6 +34,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.common.command import add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.results import machine, save
 from benchmarks.serving import process_cost
@@ -278,10 +279,8 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
 
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="less of everything: under a minute")
-    parser.add_argument("--rounds", type=int, help=f"default {FULL.rounds}, quick {QUICK.rounds}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
+    parser = command_line(__doc__)
+    add_numbers(parser, FULL, QUICK, rounds="rounds")
     arguments = parser.parse_args(words)
     if arguments.rounds is not None and arguments.rounds < 1:
         parser.error("at least one round")

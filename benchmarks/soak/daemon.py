@@ -33,8 +33,6 @@ PATIENCE_S = 20.0
 POLL_S = 0.05
 # After so long a daemon that was killed, or was told to end, must have ended.
 ENDING_S = 25.0
-# After so long without events the daemon has finished all its work.
-REST_S = 1.0
 # The most that a daemon may use: three workers, the manager, the reading process of each, and the supervisor.
 MOST_MB, MOST_DESCRIPTORS, MOST_THREADS, MOST_PROCESSES = 900, 400, 200, 12
 _NEVER = ("internal_errors", "checksum_failures", "store_rebuilds")

@@ -23,7 +23,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.common.lists import list_origin
-from benchmarks.training.training import BATCH, CACHED_SHARE, SAMPLERS, Data, Images, Steps, evaluate, network
+from benchmarks.training.training import (
+    CACHED_SHARE,
+    EVALUATED,
+    SAMPLERS,
+    SMALL,
+    Data,
+    Images,
+    Recipe,
+    Steps,
+    evaluate,
+)
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Guided
 from spiderfs.core.hints import Hub
@@ -304,45 +314,50 @@ class Training:
     """One training: its model, sampler and cache, used in the order in which a training through a mount uses them."""
 
     def __init__(
-        self, pool: Pool, configuration: Configuration, seed: int, epochs: int, trace: TraceWriter | None
+        self,
+        pool: Pool,
+        configuration: Configuration,
+        seed: int,
+        epochs: int,
+        trace: TraceWriter | None = None,
+        recipe: Recipe = SMALL,
     ) -> None:
         torch.manual_seed(seed)
         self.pool = pool
+        self.recipe = recipe
         self._configuration = configuration
         self._epochs = epochs
         self._samples = len(pool.sizes)
-        # A training takes half of the time that it takes with the other layout of memory.
-        model = network(pool.held_out.classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        assert isinstance(model, nn.Sequential)
+        model = recipe.network(pool.held_out.classes)
         self.model = model
         self._features, self._classifier = model[:-1], cast(nn.Linear, model[-1])
         self.capacity = pool.capacity(configuration.cached_share)
-        width = self._classifier.in_features
+        width = recipe.embedded(torch.zeros(1, self._classifier.in_features)).shape[1]
         self.cache = Cache(configuration, pool.labels.tolist(), pool.sizes, self.capacity, width, seed, trace=trace)
-        self._sampler = SAMPLERS[configuration.sampler](
+        self.sampler = SAMPLERS[configuration.sampler](
             self._samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled
         )
-        self._sampler.bind(cast(Client, self.cache), "train")
-        self._sampler.offer(self._evaluated)
-        self._steps = Steps(model, epochs, self._samples)
+        self.sampler.bind(cast(Client, self.cache), "train")
+        self.sampler.offer(self.evaluated)
+        self.steps = Steps(model, epochs, self._samples, recipe.batch, recipe.optimizer)
         self._part = replace(
             pool.held_out,
             images=pool.held_out.images[::EVALUATED_SHARE],
             labels=pool.held_out.labels[::EVALUATED_SHARE],
         )
-        self._rng = np.random.default_rng([seed, 2])
+        self.rng = np.random.default_rng([seed, 2])
 
     def epoch(self, number: int, stepped: Callable[[], None]) -> tuple[list[int], Epoch]:
         """Train for an epoch; returns the samples in the order in which they were read, and the epoch's figures."""
         self.model.train()
-        sampler, cache = self._sampler, self.cache
+        sampler, cache, batch = self.sampler, self.cache, self.recipe.batch
         drawn = list(sampler)
         cache.plan(number, drawn)
         read: list[int] = []
         trained_on: set[int] = set()
         ahead: deque[tuple[list[int], list[int]]] = deque()
-        settling = int(sampler.settled * len(drawn)) // BATCH * BATCH
-        batches = -(-len(drawn) // BATCH)
+        settling = int(sampler.settled * len(drawn)) // batch * batch
+        batches = -(-len(drawn) // batch)
         trained = 0
 
         def train_one() -> None:
@@ -350,9 +365,9 @@ class Training:
             self._step(*ahead.popleft())
             stepped()
             trained += 1
-            self._steps.taken(number - 1, trained, batches)
+            self.steps.taken(number - 1, trained, batches)
 
-        for wanted in in_batches(drawn, cache, self._configuration.oversampling, self._rng):
+        for wanted in in_batches(drawn, cache, batch, self._configuration.oversampling, self.rng):
             if len(read) == settling and sampler.settled < 1:
                 following = sampler.draw_ahead()
                 if following is not None:
@@ -378,40 +393,57 @@ class Training:
             served_share=trained_on / self._samples,
             redirected_share=counts.redirects / counts.opens,
             ratio=self.cache.ratio,
-            top1=evaluate(self.model, self._part),
+            top1=self.top1(self._part),
             reads_share=counts.opens / self._samples,
         )
 
-    def _evaluated(self, samples: NDArray[np.int64]) -> NDArray[np.float32]:
+    def top1(self, held_out: Data) -> float:
+        """The accuracy on these held-out images."""
+        with self.recipe.precision():
+            return evaluate(self.model, held_out, self.recipe.prepared)
+
+    def evaluated(self, samples: NDArray[np.int64]) -> NDArray[np.float32]:
         """Evaluate samples as the hook does: they are read as all others, and their losses are learned."""
-        cache, pool = self.cache, self.pool
+        cache = self.cache
         opens, hits, redirects = cache.counts.opens, cache.counts.hits, cache.counts.redirects
-        served = torch.tensor([cache.read(sample) for sample in samples.tolist()])
+        served = [cache.read(sample) for sample in samples.tolist()]
         cache.counts.opens, cache.counts.hits, cache.counts.redirects = opens, hits, redirects
         self.model.eval()
         with torch.no_grad():
-            embeddings = self._features(pool.images[served])
-            losses = nn.functional.cross_entropy(
-                self._classifier(embeddings), pool.labels[served], reduction="none"
-            ).numpy()
+            losses = torch.cat(
+                [self._learned(served[first : first + EVALUATED]) for first in range(0, len(served), EVALUATED)]
+            )
         self.model.train()
-        cache.learn(served.numpy(), embeddings.half().numpy(), losses)
+        found: NDArray[np.float32] = losses.cpu().numpy()
+        return found
+
+    def _learned(self, served: list[int]) -> Tensor:
+        """The losses of these samples by the model as it is, which the cache learns too."""
+        embeddings, losses = self._forward(served, self.recipe.prepared)
+        self._learn(served, embeddings, losses)
         return losses
 
-    def _step(self, wanted: list[int], served_samples: list[int]) -> None:
-        served = torch.tensor(served_samples)
-        images, labels = self.pool.images[served], self.pool.labels[served]
-        flipped = torch.rand(len(images)) < 0.5
-        images = torch.where(flipped[:, None, None, None], images.flip(3), images)
-        self._steps.optimizer.zero_grad()
-        embeddings = self._features(images)
-        losses = nn.functional.cross_entropy(self._classifier(embeddings), labels, reduction="none")
+    def _forward(self, served: list[int], prepared: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The classifier's input for each of these samples, and the loss."""
+        chosen = torch.tensor(served, device=self.pool.images.device)
+        with self.recipe.precision():
+            embeddings = self._features(prepared(self.pool.images[chosen]))
+            output = self._classifier(embeddings)
+        return embeddings, nn.functional.cross_entropy(output.float(), self.pool.labels[chosen], reduction="none")
+
+    def _learn(self, served: list[int], embeddings: Tensor, losses: Tensor) -> None:
+        sent = self.recipe.embedded(embeddings.detach()).cpu().numpy()
+        self.cache.learn(np.array(served), sent, losses.detach().cpu().numpy())
+
+    def _step(self, wanted: list[int], served: list[int]) -> None:
+        self.steps.optimizer.zero_grad()
+        embeddings, losses = self._forward(served, self.recipe.augmented)
         clip = self._configuration.weight_clip
-        weights = self._sampler.weights(wanted, clip) if clip else 1.0
+        weights = self.sampler.weights(wanted, clip).to(losses.device) if clip else 1.0
         (losses * weights).mean().backward()  # type: ignore[no-untyped-call]
-        self._steps.optimizer.step()
-        self.cache.learn(served.numpy(), embeddings.detach().half().numpy(), losses.detach().numpy())
-        self._sampler.trained(np.array(wanted, np.uint32), losses.detach().numpy())
+        self.steps.optimizer.step()
+        self._learn(served, embeddings, losses)
+        self.sampler.trained(np.array(wanted, np.uint32), losses.detach().cpu().numpy())
 
 
 def train(
@@ -431,23 +463,25 @@ def train(
         configuration=name,
         seed=seed,
         epochs=[figures for _, figures in done],
-        top1=evaluate(training.model, pool.held_out),
+        top1=training.top1(pool.held_out),
         list_origin=list_origin([read for read, _ in done], pool.sizes, training.capacity),
         graph=training.cache.graph(),
         seconds=time.monotonic() - began,
     )
 
 
-def in_batches(drawn: list[int], cache: Cache, oversampling: int, rng: np.random.Generator) -> Iterator[list[int]]:
+def in_batches(
+    drawn: list[int], cache: Cache, batch: int, oversampling: int, rng: np.random.Generator
+) -> Iterator[list[int]]:
     """The draws of an epoch batch by batch; with oversampling, a batch is chosen when it is asked for."""
     left = np.array(drawn)
     if oversampling == 1:
-        yield from (drawn[first : first + BATCH] for first in range(0, len(drawn), BATCH))
+        yield from (drawn[first : first + batch] for first in range(0, len(drawn), batch))
         return
     while len(left):
-        candidates = rng.choice(len(left), min(oversampling * BATCH, len(left)), replace=False)
+        candidates = rng.choice(len(left), min(oversampling * batch, len(left)), replace=False)
         missing = np.array([sample not in cache.engine.members for sample in left[candidates].tolist()])
         # The sort is stable, so that cached samples and others each keep their random order.
-        taken = candidates[np.argsort(missing, kind="stable")[:BATCH]]
+        taken = candidates[np.argsort(missing, kind="stable")[:batch]]
         yield left[taken].tolist()
         left = np.delete(left, taken)

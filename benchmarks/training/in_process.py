@@ -35,7 +35,7 @@ from benchmarks.training.training import (
     evaluate,
 )
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Guided
+from spiderfs.core.guided import Adjustable, Divided, Guided, HasHubs, HasPins, HasStandIns
 from spiderfs.core.hints import Hub
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
@@ -212,7 +212,7 @@ class Cache:
         return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
 
     def pin(self, name: str, indices: NDArray[np.int64], timeout_s: float) -> int:
-        assert self.guided is not None
+        assert isinstance(self.guided, HasPins)
         for sample in self.guided.pin(str(DATASET), indices.tolist()):
             if sample in self.engine.members:
                 self.engine.place(sample, self.engine.members[sample].size)
@@ -251,12 +251,12 @@ class Cache:
         return given
 
     def _stand_in(self, wanted: int) -> int:
-        if self.guided is None or self._rng.random() >= self.configuration.stand_in_share:
+        if not isinstance(self.guided, HasStandIns) or self._rng.random() >= self.configuration.stand_in_share:
             return wanted
         hub = self.guided.stand_in(str(DATASET), wanted)
         if hub is None:
             return wanted
-        self.guided.stood_in(hub, wanted)
+        self.guided.stood_in(str(DATASET), hub, wanted)
         assert isinstance(hub, int)
         return hub
 
@@ -270,9 +270,9 @@ class Cache:
         for sample, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
             self.engine.scored(sample, score)
             if self._trace is not None:
-                self._trace.score(self._accesses, sample, score)
+                self._trace.score(self._accesses, sample, score, DATASET)
         hub = scored.hub()
-        if hub is not None:
+        if hub is not None and isinstance(self.guided, HasHubs):
             found = Hub(hub.id, str(DATASET), hub.neighbours.tolist(), hub.distances.tolist())
             self.guided.hub_found(found)
             # The sample was read with this batch, so its bytes are still in landing.
@@ -288,8 +288,9 @@ class Cache:
         self.scorer.new_epoch()
         self.elastic.observe_sigma(self.scorer.sigma)
         self.elastic.observe_accuracy(accuracy)
-        self.guided.new_epoch()
-        self.guided.set_ratio(self.elastic.ratio(progress))
+        self.guided.new_epoch(str(DATASET))
+        if isinstance(self.guided, Adjustable):
+            self.guided.set_ratio(self.elastic.ratio(progress))
         self.engine.settle()
         if self._trace is not None:
             self._trace.epoch(self._accesses, DATASET)
@@ -297,10 +298,10 @@ class Cache:
 
     @property
     def ratio(self) -> float:
-        return self.guided.ratio if self.guided is not None else 0.0
+        return self.guided.ratio if isinstance(self.guided, Divided) else 0.0
 
     def _note_ratio(self) -> None:
-        if self._trace is not None and self.guided is not None:
+        if self._trace is not None and isinstance(self.guided, Divided):
             self._trace.ratio(self._accesses, self.guided.ratio)
 
     def graph(self) -> dict[str, float]:

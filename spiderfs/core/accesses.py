@@ -20,14 +20,14 @@ class Accesses:
     """In bytes."""
     ids: NDArray[np.int64]
     """The number of each key: keys are numbered from 0, in the order of their first access."""
-    list_ids: Sequence[str]
+    course_ids: Sequence[str]
     """The list that the reader had declared, if the reader may get a stand-in, and "" if it may not."""
 
     @classmethod
-    def of(cls, keys: Sequence[Key], sizes: Sequence[int], list_ids: Sequence[str] | None = None) -> Accesses:
+    def of(cls, keys: Sequence[Key], sizes: Sequence[int], course_ids: Sequence[str] | None = None) -> Accesses:
         numbers: dict[Key, int] = {}
         ids = (numbers.setdefault(key, len(numbers)) for key in keys)
-        return cls(keys, sizes, np.fromiter(ids, np.int64, len(keys)), list_ids or [""] * len(keys))
+        return cls(keys, sizes, np.fromiter(ids, np.int64, len(keys)), course_ids or [""] * len(keys))
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -1,17 +1,27 @@
 """The interface of a guided policy: one that ranks samples by the scores of the batches that trainers send.
 
-A guided policy answers all that every policy answers (`policy.py`), and the methods here. Scores, hubs and the ratio
-arrive at any time between two opens. None of these methods changes who is a member. So the caller has to call
-`Engine.place` for the hub after `hub_found`, `Engine.place` for each returned sample after `pin`, and `Engine.settle`
-after `set_ratio`. A policy without hubs, stand-ins, pins, epochs or a ratio inherits the methods about them.
+A **course** is what one job learns about one list of samples; `course_id` names the pair. Scores, labels, hubs,
+stand-ins, pins and epochs belong to a course, so two trainings on one list do not mix what they learn.
 
-`list_id` identifies a list of samples that trainers declared. Two declarations of the same files with the same labels
-are one list.
+A guided policy answers all that every policy answers (`policy.py`), and the methods of `Guided`. What only some of them
+can do is an interface of its own:
+
+    HasHubs        hubs, which may stand in for their neighbours
+    HasStandIns    samples whose bytes a reader may get under the name of another sample
+    HasPins        samples that a trainer reads again and again
+    Divided        a room that is shared by a ratio, which people may look at
+    Adjustable     the same, and training or people may set the ratio
+    RanksByCourse  ranks by the scores of each course, beside the worth of a sample to all
+    Restocked      room for samples that nobody has read yet (`restocked.py`)
+
+Scores, hubs and the ratio arrive at any time between two opens. None of these methods changes who is a member. So
+whoever calls them has to call `Engine.place` or `Engine.settle` afterwards, as each of them says. `teaching.py` is the
+only caller.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 
 from spiderfs.core.hints import Hub
@@ -21,53 +31,84 @@ from spiderfs.core.policy import Key, Policy
 class Guided(Policy):
     @abstractmethod
     def scored(self, key: Key, score: float) -> None:
-        """A sample, member or not, has a new score; `score` must be positive, else this raises ValueError."""
+        """A sample, member or not, has a new worth; `score` must be positive, else this raises ValueError."""
 
-    def listed(self, list_id: str, labels: Mapping[Key, int]) -> None:
-        """A trainer declared a list, now or before this policy was chosen; samples with equal labels are one class."""
+    def listed(self, course_id: str, labels: Mapping[Key, int]) -> None:
+        """A job declared a list, now or before this policy was chosen; samples with equal labels are one class."""
 
-    def forget_list(self, list_id: str, keys: Iterable[Key]) -> None:
-        """No trainer uses this list any more: forget its labels, and the scores of those `keys` that are no members."""
+    def forget_course(self, course_id: str, keys: Iterable[Key]) -> None:
+        """Forget what belongs to a course that is over, and the scores of those `keys` that are no members."""
 
+    def new_epoch(self, course_id: str) -> None:
+        """The job of this course began an epoch; other courses go on."""
+
+
+class HasHubs(ABC):
+    @abstractmethod
     def hub_found(self, hub: Hub) -> None:
-        """The scorer found a hub: its sample can stand in for its neighbours as soon as the sample is cached."""
+        """The scorer found a hub: its sample can stand in for its neighbours as soon as the sample is cached.
 
-    def stand_in(self, list_id: str, key: Key) -> Key | None:
-        """The member whose bytes a reader of this list may get for a sample; None if it gets the sample's own.
+        The caller has to `place` the sample.
+        """
+
+    @abstractmethod
+    def is_hub(self, course_id: str, key: Key) -> bool:
+        """Whether this sample is a hub of the course already, so that another one of the batch is wanted."""
+
+
+class HasStandIns(ABC):
+    @abstractmethod
+    def stand_in(self, course_id: str, key: Key) -> Key | None:
+        """The member whose bytes a reader of this course may get for a sample; None if it gets the sample's own.
 
         The stand-in is of the same list and has the same label. A cached sample has no stand-in.
         """
-        return None
 
-    def stood_in(self, stand_in: Key, wanted: Key) -> None:
-        """A reader asked for the sample `wanted` and got the bytes of `stand_in`."""
+    @abstractmethod
+    def stood_in(self, course_id: str, stand_in: Key, wanted: Key) -> None:
+        """A reader of this course asked for the sample `wanted` and got the bytes of `stand_in`."""
 
+    @abstractmethod
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
-        """All redirects that may have changed since the last call: list, sample, and stand-in (None if it has none)."""
-        return []
+        """All redirects that may have changed since the last call: course, sample, stand-in (None if it has none)."""
 
+    @abstractmethod
     def forget_told(self) -> None:
         """Make the next `redirects_changed` return every redirect, as if it had never returned any."""
 
-    def pin(self, list_id: str, keys: Collection[Key]) -> Collection[Key]:
-        """Pin these samples of a list, cached or not, in place of those that were pinned (`policies/parts/pins.py`).
+
+class HasPins(ABC):
+    @abstractmethod
+    def pin(self, course_id: str, keys: Collection[Key]) -> Collection[Key]:
+        """Pin these samples of a course, cached or not, in place of those that were pinned (`policies/parts/pins.py`).
 
         Returns the samples that the engine has to `place`: those that are newly pinned or no longer pinned.
         """
-        return ()
 
     @property
+    @abstractmethod
     def pinned(self) -> Mapping[str, Collection[Key]]:
-        """The pinned samples of each list."""
-        return {}
+        """The pinned samples of each course."""
 
-    def new_epoch(self) -> None:
-        """A trainer began an epoch."""
 
+class Divided(ABC):
     @property
+    @abstractmethod
     def ratio(self) -> float:
         """The share of the policy's room that important samples have, from 0 to 1."""
-        return 1.0
 
+
+class Adjustable(Divided):
+    @abstractmethod
     def set_ratio(self, ratio: float) -> None:
-        """Change the ratio."""
+        """Change the ratio; the caller has to `settle`. Raises ValueError unless it lies from 0 to 1."""
+
+
+class RanksByCourse(ABC):
+    @abstractmethod
+    def scored_by(self, course_id: str, key: Key, score: float) -> None:
+        """A course has a new score for a sample; `Guided.scored` has told its worth to all courses."""
+
+    @abstractmethod
+    def read_by(self, course_id: str, key: Key) -> None:
+        """A reader of this course got a sample's own bytes; `hit` or `missed` follows."""

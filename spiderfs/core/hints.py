@@ -1,6 +1,6 @@
 """Hints: what trainings tell a guided policy, one record for each. A trace stores them, and a replay repeats them.
 
-`list_id` identifies a list that trainers declared (`guided.py`); in a trace it is the list's number.
+`course_id` names a course (`guided.py`); in a trace it is the course's number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Hub:
     """A sample that can stand in for its neighbours."""
 
     key: Key
-    list_id: str
+    course_id: str
     neighbours: Sequence[Key]
     """Samples of the same list with the same label, nearest first."""
     distances: Sequence[float]
@@ -34,13 +34,14 @@ class Hub:
                 break
             if key != self.key:
                 near.setdefault(key, distance)
-        return Hub(self.key, self.list_id, tuple(near), tuple(near.values()))
+        return Hub(self.key, self.course_id, tuple(near), tuple(near.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A sample got a new score."""
+    """A course has a new score for a sample."""
 
+    course_id: str
     key: Key
     score: float
 
@@ -54,22 +55,24 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A trainer began an epoch."""
+    """The job of this course began an epoch."""
+
+    course_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """A trainer declared this list, with these labels."""
+    """A job declared the list of this course, with these labels."""
 
-    list_id: str
+    course_id: str
     labels: Mapping[Key, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """A trainer pinned these samples of a list, in place of those that it had pinned before."""
+    """A job pinned these samples, in place of those that it had pinned before."""
 
-    list_id: str
+    course_id: str
     keys: Sequence[Key]
 
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from spiderfs.core.guided import Guided
+from spiderfs.core.guided import Divided, Guided, HasPins, HasStandIns
 from spiderfs.core.heap import Heap
 from spiderfs.core.policy import SAMPLES, Key, in_saved_order, saved_keys
 from spiderfs.core.restocked import Restocked
@@ -96,7 +96,7 @@ class _Parts:
             yield key
 
 
-class Impact(Guided, Restocked):
+class Impact(Guided, HasStandIns, HasPins, Divided, Restocked):
     name = "impact"
     sections = (SAMPLES, PINNED)
     scoring = "loss"
@@ -189,7 +189,7 @@ class Impact(Guided, Restocked):
             "used": list(self._used),
             "reads": [self._reads[True], self._reads[False]],
             "missed": list(self.missed_ids),
-            "pins": {list_id: list(keys) for list_id, keys in self.pinned.items()} if savable else {},
+            "pins": {course_id: list(keys) for course_id, keys in self.pinned.items()} if savable else {},
         }
 
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
@@ -201,7 +201,7 @@ class Impact(Guided, Restocked):
         self._asked_for.clear()
         self.missed_ids = OrderedDict.fromkeys(saved_keys(state.get("missed", ())))
         used = saved_keys(state.get("used", ()))
-        self._pins = Pins({list_id: saved_keys(keys) for list_id, keys in state.get("pins", {}).items()})
+        self._pins = Pins({course_id: saved_keys(keys) for course_id, keys in state.get("pins", {}).items()})
         self._pinned.clear()
         outside = self._parts.losses, self._pins
         self._used = OrderedDict.fromkeys(
@@ -220,26 +220,26 @@ class Impact(Guided, Restocked):
             raise ValueError(f"a score must be positive, not {score}")
         self._losses[key] = score
 
-    def listed(self, list_id: str, labels: Mapping[Key, int]) -> None:
-        self._stand_ins.listed(list_id, labels)
+    def listed(self, course_id: str, labels: Mapping[Key, int]) -> None:
+        self._stand_ins.listed(course_id, labels)
 
-    def forget_list(self, list_id: str, keys: Iterable[Key]) -> None:
+    def forget_course(self, course_id: str, keys: Iterable[Key]) -> None:
         """The H-samples stay: the cache is filled with them."""
-        self._stand_ins.unlisted(list_id)
+        self._stand_ins.unlisted(course_id)
         for key in keys:
             if key not in self._sizes and key not in self._parts.losses:
                 self._losses.pop(key, None)
 
-    def stand_in(self, list_id: str, key: Key) -> Key | None:
-        return None if key in self._sizes else self._stand_ins.stand_in(list_id, key)
+    def stand_in(self, course_id: str, key: Key) -> Key | None:
+        return None if key in self._sizes else self._stand_ins.stand_in(course_id, key)
 
-    def stood_in(self, stand_in: Key, wanted: Key) -> None:
+    def stood_in(self, course_id: str, stand_in: Key, wanted: Key) -> None:
         self._asked_for.add(wanted)
         self._stand_ins.take_back(wanted)
         self._miss(wanted)
 
-    def pin(self, list_id: str, keys: Collection[Key]) -> Collection[Key]:
-        changed = self._pins.replace(list_id, keys)
+    def pin(self, course_id: str, keys: Collection[Key]) -> Collection[Key]:
+        changed = self._pins.replace(course_id, keys)
         for key in keys:
             self._stand_ins.take_back(key)
         return changed
@@ -254,7 +254,7 @@ class Impact(Guided, Restocked):
     def forget_told(self) -> None:
         self._stand_ins.change_all()
 
-    def new_epoch(self) -> None:
+    def new_epoch(self, course_id: str) -> None:
         """Choose the H-samples anew; every L-member may stand in again."""
         self._pass_members(len(self._to_pass))
         self._reads = {high: reads / 2 for high, reads in self._reads.items()}

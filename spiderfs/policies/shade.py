@@ -56,7 +56,7 @@ class Shade(Guided):
             kept = self._highest(self._max_ghosts - int(self._max_ghosts * DROPPED_SHARE))
             self._ghosts = {ghost: self._ghosts[ghost] for ghost in kept}
 
-    def forget_list(self, list_id: str, keys: Iterable[Key]) -> None:
+    def forget_course(self, course_id: str, keys: Iterable[Key]) -> None:
         for key in keys:
             if key not in self._members:
                 self._ghosts.pop(key, None)

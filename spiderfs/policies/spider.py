@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from spiderfs.core.guided import Guided
+from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasStandIns
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key, in_saved_order, saved_keys
 from spiderfs.policies.parts.homophily import MAX_STAND_INS, Homophily
@@ -30,7 +30,7 @@ FIRST_RATIO = 0.9
 MAX_WAITING = 64
 
 
-class Spider(Guided):
+class Spider(Guided, HasHubs, HasStandIns, Adjustable):
     name = "spider"
     sections = (IMPORTANCE, HOMOPHILY)
     foreseen = IMPORTANCE
@@ -120,11 +120,11 @@ class Spider(Guided):
             raise ValueError(f"a score must be positive, not {score}")
         self._importance.set_score(key, score)
 
-    def forget_list(self, list_id: str, keys: Iterable[Key]) -> None:
+    def forget_course(self, course_id: str, keys: Iterable[Key]) -> None:
         """Hubs stay, for they are members; they stand in again when a trainer declares the list again."""
         for key in keys:
             self._importance.forget(key)
-        for key in [key for key, hub in self._waiting.items() if hub.list_id == list_id]:
+        for key in [key for key, hub in self._waiting.items() if hub.course_id == course_id]:
             del self._waiting[key]
 
     def hub_found(self, hub: Hub) -> None:
@@ -136,12 +136,15 @@ class Spider(Guided):
         if len(self._waiting) > MAX_WAITING:
             self._waiting.popitem(last=False)
 
-    def stand_in(self, list_id: str, key: Key) -> Key | None:
+    def is_hub(self, course_id: str, key: Key) -> bool:
+        return key in self._homophily and self._homophily.hub(key).course_id == course_id
+
+    def stand_in(self, course_id: str, key: Key) -> Key | None:
         if key in self._importance or key in self._homophily:
             return None
-        return self._homophily.stand_in(list_id, key)
+        return self._homophily.stand_in(course_id, key)
 
-    def stood_in(self, stand_in: Key, wanted: Key) -> None:
+    def stood_in(self, course_id: str, stand_in: Key, wanted: Key) -> None:
         self._homophily.stood_in(stand_in)
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
@@ -149,9 +152,9 @@ class Spider(Guided):
         for key in self._homophily.drain_touched():
             told = self._told.pop(key, {})
             lists = self._homophily.lists_of(key)
-            now = {list_id: hub for list_id in lists if (hub := self.stand_in(list_id, key)) is not None}
-            changes += [(list_id, key, hub) for list_id, hub in now.items() if told.get(list_id) != hub]
-            changes += [(list_id, key, None) for list_id in told if list_id not in now]
+            now = {course_id: hub for course_id in lists if (hub := self.stand_in(course_id, key)) is not None}
+            changes += [(course_id, key, hub) for course_id, hub in now.items() if told.get(course_id) != hub]
+            changes += [(course_id, key, None) for course_id in told if course_id not in now]
             if now:
                 self._told[key] = now
         return changes
@@ -160,7 +163,7 @@ class Spider(Guided):
         self._told.clear()
         self._homophily.touch_all()
 
-    def new_epoch(self) -> None:
+    def new_epoch(self, course_id: str) -> None:
         self._homophily.new_epoch()
 
     @property
@@ -174,9 +177,9 @@ class Spider(Guided):
 
 
 def _as_row(hub: Hub) -> list[Any]:
-    return [hub.key, hub.list_id, list(hub.neighbours), list(hub.distances)]
+    return [hub.key, hub.course_id, list(hub.neighbours), list(hub.distances)]
 
 
 def _from_row(row: Any) -> Hub:
-    key, list_id, neighbours, distances = row
-    return Hub(key, list_id, saved_keys(neighbours), list(distances))
+    key, course_id, neighbours, distances = row
+    return Hub(key, course_id, saved_keys(neighbours), list(distances))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Guided
+from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasPins, HasStandIns
 from spiderfs.core.hints import Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy
@@ -87,7 +87,9 @@ def replay(
     guide = _Guide(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints)
     hit_list: list[bool] = []
     redirect_list: list[bool] = []
-    for number, (key, size, list_id) in enumerate(zip(accesses.keys, accesses.sizes, accesses.list_ids, strict=True)):
+    for number, (key, size, course_id) in enumerate(
+        zip(accesses.keys, accesses.sizes, accesses.course_ids, strict=True)
+    ):
         if number == guide.due:
             guide.give(number)
         if number == plans.due:
@@ -95,7 +97,7 @@ def replay(
         if planned_epochs:
             engine.wanted(_READER, key, float(number))
         hit = key in members
-        hub = guide.stand_in(list_id, key) if list_id and not hit else None
+        hub = guide.stand_in(course_id, key) if course_id and not hit else None
         hit_list.append(hit or hub is not None)
         redirect_list.append(hub is not None)
         if isinstance(key, tuple):
@@ -163,33 +165,33 @@ class _Guide:
             self._next += 1
             self.due = self._hints[self._next][0] if self._next < len(self._hints) else NEVER
 
-    def stand_in(self, list_id: str, key: Key) -> Key | None:
-        if self._policy is None:
+    def stand_in(self, course_id: str, key: Key) -> Key | None:
+        if not isinstance(self._policy, HasStandIns):
             return None
-        hub = self._policy.stand_in(list_id, key)
+        hub = self._policy.stand_in(course_id, key)
         if hub is not None:
-            self._policy.stood_in(hub, key)
+            self._policy.stood_in(course_id, hub, key)
         return hub
 
     def _give(self, hint: Hint) -> None:
         assert self._policy is not None
         match hint:
-            case Scored(key, score):
+            case Scored(_, key, score):
                 self._engine.scored(key, score)
-            case Hub():
+            case Hub() if isinstance(self._policy, HasHubs):
                 self._policy.hub_found(hint)
                 # A hub that no access of the trace reads is no member, and its size is not known.
                 if hint.key in self._sizes:
                     self._engine.place(hint.key, self._sizes[hint.key])
-            case Ratio(ratio):
+            case Ratio(ratio) if isinstance(self._policy, Adjustable):
                 self._policy.set_ratio(ratio)
                 self._engine.settle()
-            case Epoch():
-                self._policy.new_epoch()
-            case Labels(list_id, labels):
-                self._policy.listed(list_id, labels)
-            case Pinning(list_id, keys):
-                for key in self._policy.pin(list_id, keys):
+            case Epoch(course_id):
+                self._policy.new_epoch(course_id)
+            case Labels(course_id, labels):
+                self._policy.listed(course_id, labels)
+            case Pinning(course_id, keys) if isinstance(self._policy, HasPins):
+                for key in self._policy.pin(course_id, keys):
                     # A sample that is no member enters when it is read.
                     if key in self._engine.members:
                         self._engine.place(key, self._engine.members[key].size)

@@ -50,19 +50,19 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
     lists: dict[str, _List] = {}
     for before, lesson in trace.lessons():
         match lesson:
-            case Labels(list_id, labels):
+            case Labels(course_id, labels):
                 # After a crash of the manager a trainer declares its list again, and its scoring goes on.
-                if list_id not in lists or lists[list_id].labels != labels:
-                    lists[list_id] = _List(list_id, labels, scoring, options)
+                if course_id not in lists or lists[course_id].labels != labels:
+                    lists[course_id] = _List(course_id, labels, scoring, options)
                 hints.append((before, lesson))
             case TracedBatch():
-                if lesson.list_id not in lists:
-                    raise _damaged(f"it holds a batch of list {lesson.list_id}, but not that list")
-                hints += [(before, hint) for hint in lists[lesson.list_id].batch(lesson)]
-            case EpochEnd(list_id):
-                if list_id in lists:
-                    lists[list_id].new_epoch()
-                hints.append((before, Epoch()))
+                if lesson.course_id not in lists:
+                    raise _damaged(f"it holds a batch of list {lesson.course_id}, but not that list")
+                hints += [(before, hint) for hint in lists[lesson.course_id].batch(lesson)]
+            case EpochEnd(course_id):
+                if course_id in lists:
+                    lists[course_id].new_epoch()
+                hints.append((before, Epoch(course_id)))
             case Ratio() | Pinning():
                 hints.append((before, lesson))
     return Rescored(hints, {name: found.described() for name, found in lists.items()})
@@ -71,9 +71,9 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
 class _List:
     """A list and its scoring, as `daemon/training/known_list.py` has them for a mount."""
 
-    def __init__(self, list_id: str, labels: Mapping[Key, int], scoring: str, options: ScorerOptions) -> None:
+    def __init__(self, course_id: str, labels: Mapping[Key, int], scoring: str, options: ScorerOptions) -> None:
         self.labels = labels
-        self._list_id = list_id
+        self._course_id = course_id
         self._keys = list(labels)
         self._index_of = {key: index for index, key in enumerate(self._keys)}
         self._name = scoring
@@ -85,7 +85,7 @@ class _List:
         try:
             indices = [self._index_of[key] for key in batch.keys.tolist()]
         except KeyError as exc:
-            raise _damaged(f"a batch of list {self._list_id} has the file {exc}, which is not in it") from None
+            raise _damaged(f"a batch of list {self._course_id} has the file {exc}, which is not in it") from None
         if self._scoring is None or not self._scoring.fits(batch.dimension):
             labels = np.fromiter(self.labels.values(), np.int64, len(self.labels))
             self._scoring = SCORINGS[self._name](labels, batch.dimension, self._options)
@@ -95,13 +95,13 @@ class _List:
         except ValueError as exc:
             raise _damaged(str(exc)) from exc
         hints: list[Hint] = [
-            Scored(self._keys[index], score)
+            Scored(self._course_id, self._keys[index], score)
             for index, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True)
         ]
         hub = scored.hub()
         if hub is not None:
             neighbours = [self._keys[index] for index in hub.neighbours.tolist()]
-            hints.append(Hub(self._keys[hub.id], self._list_id, neighbours, hub.distances.tolist()))
+            hints.append(Hub(self._keys[hub.id], self._course_id, neighbours, hub.distances.tolist()))
         return hints
 
     def new_epoch(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from spiderfs.core.guided import Guided
+from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasStandIns
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
 from spiderfs.policies.lru import LRU
 
 
-class RecordingPolicy(LRU, Guided):
+class RecordingPolicy(LRU, Guided, HasHubs, HasStandIns, Adjustable):
     """Ranks as LRU does."""
 
     name = "recording"
@@ -25,30 +25,33 @@ class RecordingPolicy(LRU, Guided):
     def scored(self, key: Key, score: float) -> None:
         self.told.append(("scored", key, score))
 
-    def listed(self, list_id: str, labels: Mapping[Key, int]) -> None:
-        self.told.append(("listed", list_id, len(labels)))
+    def listed(self, course_id: str, labels: Mapping[Key, int]) -> None:
+        self.told.append(("listed", course_id, len(labels)))
 
-    def forget_list(self, list_id: str, keys: Iterable[Key]) -> None:
-        self.told.append(("forget_list", list_id, sum(1 for _ in keys)))
+    def forget_course(self, course_id: str, keys: Iterable[Key]) -> None:
+        self.told.append(("forget_course", course_id, sum(1 for _ in keys)))
 
     def hub_found(self, hub: Hub) -> None:
         self.told.append(("hub_found", hub.key))
 
-    def stand_in(self, list_id: str, key: Key) -> Key | None:
-        return self.stand_ins.get((list_id, key))
+    def is_hub(self, course_id: str, key: Key) -> bool:
+        return False
 
-    def stood_in(self, stand_in: Key, wanted: Key) -> None:
-        self.told.append(("stood_in", stand_in, wanted))
+    def stand_in(self, course_id: str, key: Key) -> Key | None:
+        return self.stand_ins.get((course_id, key))
+
+    def stood_in(self, course_id: str, stand_in: Key, wanted: Key) -> None:
+        self.told.append(("stood_in", course_id, stand_in, wanted))
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         changes, self.changes = self.changes, []
         return changes
 
     def forget_told(self) -> None:
-        self.changes = [(list_id, key, stand_in) for (list_id, key), stand_in in self.stand_ins.items()]
+        self.changes = [(course_id, key, stand_in) for (course_id, key), stand_in in self.stand_ins.items()]
 
-    def new_epoch(self) -> None:
-        self.told.append(("new_epoch",))
+    def new_epoch(self, course_id: str) -> None:
+        self.told.append(("new_epoch", course_id))
 
     @property
     def ratio(self) -> float:

@@ -97,7 +97,7 @@ ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
 class EpochEnd:
     """A trainer of this list ended an epoch."""
 
-    list_id: str
+    course_id: str
 
 
 Lesson = Labels | TracedBatch | EpochEnd | Ratio | Pinning
@@ -149,8 +149,8 @@ class TraceWriter:
         self.append(time_s, wanted, size, Kind.REDIRECT, served=True, list_number=list_number)
         self.append(time_s, given, given_size, Kind.STAND_IN, served=True, list_number=list_number)
 
-    def score(self, time_s: float, key: int, score: float) -> None:
-        self.append(time_s, key, _bits(score), Kind.SCORE)
+    def score(self, time_s: float, key: int, score: float, list_number: int) -> None:
+        self.append(time_s, key, _bits(score), Kind.SCORE, list_number=list_number)
 
     def hub(self, time_s: float, hub: Hub, list_number: int) -> None:
         """Record a hub that the scorer found; its keys must be inodes."""
@@ -240,8 +240,8 @@ class Trace:
         keys: list[Key] = accesses["key"].tolist()
         for index in np.flatnonzero(accesses["kind"] == Kind.BLOCK).tolist():
             keys[index] = (keys[index], int(accesses["block"][index]))
-        list_ids = [str(number) if number else "" for number in accesses["list"].tolist()]
-        return Accesses.of(keys, accesses["size"].tolist(), list_ids)
+        course_ids = [str(number) if number else "" for number in accesses["list"].tolist()]
+        return Accesses.of(keys, accesses["size"].tolist(), course_ids)
 
     def hints(self) -> list[tuple[int, Hint]]:
         """All hints in the trace, in order, each with the number of the access before which it came."""
@@ -249,19 +249,19 @@ class Trace:
         hints: list[tuple[int, Hint]] = []
         kinds = Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL, Kind.PINS
         for index, kind, before in self._found(*kinds):
-            key = int(self.records["key"][index])
+            key, course_id = int(self.records["key"][index]), str(self.records["list"][index])
             if kind == Kind.HUB:
                 following = self._following(index, Kind.NEIGHBOUR)
                 neighbours, distances = self.records["key"][following].tolist(), numbers[following].tolist()
-                hint: Hint = Hub(key, str(self.records["list"][index]), neighbours, distances)
+                hint: Hint = Hub(key, course_id, neighbours, distances)
             elif kind == Kind.LABEL:
                 hint = self._labels_from(index, numbers)
             elif kind == Kind.PINS:
                 hint = self._pins_at(index)
             elif kind == Kind.SCORE:
-                hint = Scored(key, float(numbers[index]))
+                hint = Scored(course_id, key, float(numbers[index]))
             else:
-                hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else Epoch()
+                hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else Epoch(course_id)
             hints.append((before, hint))
         return hints
 
@@ -292,8 +292,8 @@ class Trace:
         """For each list, by its number, the accuracies at the ends of its epochs, where they were known."""
         known = (self.records["kind"] == Kind.EPOCH) & (self.records["served"] != 0)
         found: dict[str, list[float]] = {}
-        for list_id, accuracy in zip(self.records["list"][known].tolist(), self._numbers()[known], strict=True):
-            found.setdefault(str(list_id), []).append(float(accuracy))
+        for course_id, accuracy in zip(self.records["list"][known].tolist(), self._numbers()[known], strict=True):
+            found.setdefault(str(course_id), []).append(float(accuracy))
         return found
 
     def _found(self, *wanted: Kind) -> Iterator[tuple[int, int, int]]:
@@ -325,8 +325,8 @@ class Trace:
         carriers = self.records[head + 1 : head + 1 + count]
         if len(carriers) < count or (carriers["kind"] != Kind.CARRIER).any():
             return None
-        list_id = str(self.records["list"][head])
-        return TracedBatch.from_bytes(list_id, rows, dimension, with_losses, from_records(carriers))
+        course_id = str(self.records["list"][head])
+        return TracedBatch.from_bytes(course_id, rows, dimension, with_losses, from_records(carriers))
 
     def _labels_from(self, first: int, numbers: NDArray[np.float64]) -> Labels:
         """The list that begins with this record."""

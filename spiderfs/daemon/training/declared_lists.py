@@ -144,7 +144,7 @@ class DeclaredLists:
         for first in range(0, len(lonely), _AT_A_TIME):
             policy = self._cache.guided
             if policy is not None:
-                policy.forget_list(known_list.digest, lonely[first : first + _AT_A_TIME])
+                policy.forget_course(known_list.digest, lonely[first : first + _AT_A_TIME])
             await trio.lowlevel.checkpoint()
             if self._is_used(known_list.digest):
                 # The list was declared anew, and with it its scores and redirects.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from spiderfs.core.guided import Divided
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.declared_lists import DeclaredLists
 from spiderfs.daemon.training.known_list import KnownList
@@ -69,11 +70,11 @@ class Guide:
         await self.redirects.publish()
 
     def _record_epoch(self, known_lists: Collection[KnownList], end: EpochEnd) -> None:
-        policy = self.cache.guided
+        policy = self.cache.engine.policy
         if self.recording is not None:
             for known_list in known_lists:
                 self.recording.epoch(time.time(), known_list.number, end.accuracy)
-            if policy is not None:
+            if isinstance(policy, Divided):
                 self.recording.ratio(time.time(), policy.ratio)
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:

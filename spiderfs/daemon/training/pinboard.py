@@ -15,6 +15,7 @@ from typing import Any
 import numpy.typing as npt
 import trio
 
+from spiderfs.core.guided import HasPins
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
@@ -46,7 +47,7 @@ class Pinboard:
         if before is not None and before[0] is not known_list:
             await self._pass_on(before[0].digest, before[0].number)
         await self._pass_on(known_list.digest, known_list.number)
-        policy = self._cache.guided
+        policy = self._policy
         held = policy.pinned.get(known_list.digest, ()) if policy is not None else ()
         return sum(inode in held for inode in inodes)
 
@@ -58,7 +59,7 @@ class Pinboard:
 
     async def epoch_ended(self) -> None:
         """End the pins that no trainer has named since the mount was made."""
-        policy = self._cache.guided
+        policy = self._policy
         named = {known_list.digest for known_list, _ in self._pins.values()}
         for digest in [] if policy is None else [digest for digest in policy.pinned if digest not in named]:
             await self._pass_on(digest, 0)
@@ -74,7 +75,7 @@ class Pinboard:
             room = pinned_limit(self._cache.engine.budget_bytes)
             room -= sum(size for other, size in self._bytes.items() if other != digest)
             accepted, taken = await self._fitting(self._inodes_of(digest), room)
-            policy = self._cache.guided
+            policy = self._policy
             if policy is None:
                 return
             changed = list(policy.pin(digest, accepted))
@@ -84,6 +85,11 @@ class Pinboard:
             if changed and number and self._recording is not None:
                 self._recording.pins(time.time(), accepted, number)
             await self._place(changed)
+
+    @property
+    def _policy(self) -> HasPins | None:
+        policy = self._cache.engine.policy
+        return policy if isinstance(policy, HasPins) else None
 
     def _inodes_of(self, digest: str) -> Iterable[int]:
         lists = (inodes for known_list, inodes in self._pins.values() if known_list.digest == digest)

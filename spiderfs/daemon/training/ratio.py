@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgpack
 
+from spiderfs.core.guided import Adjustable, Divided
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.options.model import Options
 from spiderfs.policies.parts.elastic import Elastic, ElasticOptions
@@ -48,8 +49,8 @@ class SectionRatio:
         return packed
 
     def status(self) -> RatioStatus:
-        elastic, policy = self.elastic, self._cache.guided
-        ratio = None if policy is None else policy.ratio
+        elastic, policy = self.elastic, self._cache.engine.policy
+        ratio = policy.ratio if isinstance(policy, Divided) else None
         return RatioStatus(ratio, elastic.pinned, elastic.sigma, elastic.beta, elastic.delta, elastic.u)
 
     def epoch_ended(self, epoch: int, sigmas: list[float], accuracy: float | None) -> None:
@@ -81,8 +82,8 @@ class SectionRatio:
 
     def _apply(self) -> None:
         """Tell the policy of the ratio, and let the store follow."""
-        policy = self._cache.guided
-        if policy is None:
+        policy = self._cache.engine.policy
+        if not isinstance(policy, Adjustable):
             return
         ratio = self.elastic.ratio(self._epoch / self._epochs)
         if self.elastic.pinned is None and self._only_late and self._cache.engine.schedule.active:

@@ -10,24 +10,34 @@ by now is sent back to look the name up again (`StandIns.send_back` of `vfs/stan
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import trio
 
 from spiderfs.core.events import Access
+from spiderfs.core.guided import HasStandIns
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.store.store import Records
 from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 
+ListWith = Callable[[int, int], KnownList | None]
+"""The list by which the trainer with a number knows a file."""
+
 
 class RedirectPublisher:
-    def __init__(self, cache: CacheControl, records: Records, lists: KnownLists) -> None:
+    def __init__(self, cache: CacheControl, records: Records, lists: KnownLists, list_with: ListWith) -> None:
         self._cache = cache
         self._records = records
         self._lists = lists
+        self._list_with = list_with
         self._publishing = trio.Lock()
+
+    @property
+    def _policy(self) -> HasStandIns | None:
+        policy = self._cache.engine.policy
+        return policy if isinstance(policy, HasStandIns) else None
 
     def begin(self) -> None:
         """Empty the table: the stand-ins that an earlier manager has published may no longer be cached."""
@@ -39,7 +49,7 @@ class RedirectPublisher:
             await self._write_changes()
 
     async def _write_changes(self) -> None:
-        policy = self._cache.guided
+        policy = self._policy
         changes = policy.redirects_changed() if policy is not None else []
         if not changes:
             return
@@ -56,8 +66,8 @@ class RedirectPublisher:
         """Write every redirect anew: a hub of an earlier mount may belong to a list that has only now been declared."""
         async with self._publishing:
             self.begin()
-            if self._cache.guided is not None:
-                self._cache.guided.forget_told()
+            if self._policy is not None:
+                self._policy.forget_told()
         await self.publish()
 
     async def withdraw(self, known_list: KnownList) -> None:
@@ -68,15 +78,18 @@ class RedirectPublisher:
 
     def note(self, accesses: Iterable[Access]) -> None:
         """Tell the policy which stand-ins readers have got."""
-        policy = self._cache.guided
+        policy = self._policy
         if policy is not None:
             for access in accesses:
-                if access.wanted not in (0, access.inode):
-                    policy.stood_in(access.inode, access.wanted)
+                if access.wanted in (0, access.inode):
+                    continue
+                known_list = self._list_with(access.trainer, access.wanted)
+                if known_list is not None:
+                    policy.stood_in(known_list.digest, access.inode, access.wanted)
 
     def has_stand_in(self, inode: int) -> bool:
         """Whether readers of some list get another file for this one while it is not cached."""
-        policy = self._cache.guided
+        policy = self._policy
         return policy is not None and any(
             policy.stand_in(known_list.digest, inode) is not None for known_list in self._lists
         )

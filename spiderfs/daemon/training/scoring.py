@@ -24,6 +24,7 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.core.events import Access
+from spiderfs.core.guided import Divided, HasHubs
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
 from spiderfs.core.served_samples import ServedSamples
@@ -95,7 +96,7 @@ class BatchScoring:
         scored = await self._score(name, known_list, rows)
         policy, recording = self._cache.guided, self._recording
         now = time.time()
-        if recording is not None and policy is not None:
+        if recording is not None and isinstance(policy, Divided):
             recording.ratio(now, policy.ratio)
         if recording is not None and self._records_embeddings:
             recording.batch(now, known_list.number, known_list.inodes[rows.indices], rows.embeddings, rows.losses)
@@ -140,11 +141,11 @@ class BatchScoring:
             if inode:
                 self._cache.engine.scored(inode, score)
                 if self._recording is not None:
-                    self._recording.score(now, inode, score)
+                    self._recording.score(now, inode, score, known_list.number)
 
     def _tell_hub(self, known_list: KnownList, scored: BatchScores, now: float) -> None:
-        found, policy = scored.hub(), self._cache.guided
-        if found is None or policy is None:
+        found, policy = scored.hub(), self._cache.engine.policy
+        if found is None or not isinstance(policy, HasHubs):
             return
         inode = int(known_list.inodes[found.id])
         hub = Hub(inode, known_list.digest, known_list.inodes[found.neighbours].tolist(), found.distances.tolist())
@@ -163,8 +164,8 @@ class BatchScoring:
             if scoring is not None:
                 await trio.to_thread.run_sync(scoring.new_epoch, limiter=self._one_at_a_time)
                 sigmas.append(scoring.sigma)
-        if self._cache.guided is not None:
-            self._cache.guided.new_epoch()
+            if self._cache.guided is not None:
+                self._cache.guided.new_epoch(known_list.digest)
         return sigmas
 
     async def introduce(self, known_list: KnownList) -> None:

@@ -74,10 +74,15 @@ class Trainers:
 
     def number_of_list(self, trainer: int, inode: int) -> int:
         """The number of the list by which the trainer with this number knows a file; 0 if none of its lists has it."""
+        known_list = self.list_with(trainer, inode)
+        return 0 if known_list is None else known_list.number
+
+    def list_with(self, trainer: int, inode: int) -> KnownList | None:
+        """The list by which the trainer with this number knows a file; None if none of its lists has it."""
         for (owner, _), known_list in self._lists.items():
             if self._numbers.get(owner) == trainer and inode in known_list.index_of:
-                return known_list.number
-        return 0
+                return known_list
+        return None
 
     # -- what workers know
 

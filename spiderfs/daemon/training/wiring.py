@@ -52,7 +52,7 @@ class Training:
         self.trainers = Trainers(trainers_file)
         self.lists = KnownLists()
         self.scoring = BatchScoring(cache, self.lists, counters, scores_directory, options, recording)
-        self.redirects = RedirectPublisher(cache, records, self.lists)
+        self.redirects = RedirectPublisher(cache, records, self.lists, self.trainers.list_with)
         self.declared_lists = DeclaredLists(
             catalogue,
             lister,

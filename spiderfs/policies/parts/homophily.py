@@ -69,12 +69,12 @@ class Homophily:
         for key in list(self._hubs):
             self.remove(key)
 
-    def stand_in(self, list_id: str, key: Key) -> Key | None:
+    def stand_in(self, course_id: str, key: Key) -> Key | None:
         """The nearest hub of a list that may still stand in for a sample in this epoch; None if there is none."""
         best: tuple[float, Key] | None = None
         for hub, distance in self._near.get(key, {}).items():
             if (
-                self._hubs[hub].list_id == list_id
+                self._hubs[hub].course_id == course_id
                 and (best is None or distance < best[0])
                 and self._stood_in.get(hub, 0) < self.max_stand_ins
             ):
@@ -83,7 +83,7 @@ class Homophily:
 
     def lists_of(self, key: Key) -> set[str]:
         """The lists that have a hub with this sample among its neighbours."""
-        return {self._hubs[hub].list_id for hub in self._near.get(key, {})}
+        return {self._hubs[hub].course_id for hub in self._near.get(key, {})}
 
     def stood_in(self, hub: Key) -> None:
         """Count that a reader got this hub in the name of another sample."""

@@ -26,7 +26,7 @@ class Pins:
     """Which samples of each list are pinned; this class does not know whether they are cached."""
 
     def __init__(self, by_list: Mapping[str, Iterable[Key]] | None = None) -> None:
-        self._by_list = {list_id: dict.fromkeys(keys) for list_id, keys in (by_list or {}).items()}
+        self._by_list = {course_id: dict.fromkeys(keys) for course_id, keys in (by_list or {}).items()}
 
     def __contains__(self, key: object) -> bool:
         return any(key in keys for keys in self._by_list.values())
@@ -38,12 +38,12 @@ class Pins:
     def by_list(self) -> Mapping[str, Collection[Key]]:
         return self._by_list
 
-    def replace(self, list_id: str, keys: Iterable[Key]) -> list[Key]:
+    def replace(self, course_id: str, keys: Iterable[Key]) -> list[Key]:
         """Pin these samples of a list, in place of those that were pinned.
 
         Returns the samples that have changed: those that are no longer pinned, and those that were not pinned before.
         """
-        before, now = self._by_list.pop(list_id, {}), dict.fromkeys(keys)
+        before, now = self._by_list.pop(course_id, {}), dict.fromkeys(keys)
         if now:
-            self._by_list[list_id] = now
+            self._by_list[course_id] = now
         return [*(key for key in before if key not in self), *(key for key in now if key not in before)]

@@ -65,20 +65,20 @@ class SingleUseStandIns:
     def __contains__(self, key: object) -> bool:
         return key in self._waiting or key in self._offered or key in self._idle
 
-    def listed(self, list_id: str, labels: Mapping[Key, int]) -> None:
+    def listed(self, course_id: str, labels: Mapping[Key, int]) -> None:
         """Note the labels of a list; they replace its earlier labels."""
         members = self._withdrawn()
-        self._forget(list_id)
+        self._forget(course_id)
         for key, label in labels.items():
-            self._alike.setdefault((list_id, label), []).append(key)
-        self._labels[list_id] = labels
+            self._alike.setdefault((course_id, label), []).append(key)
+        self._labels[course_id] = labels
         self._waiting.update(dict.fromkeys(members))
 
-    def unlisted(self, list_id: str) -> None:
+    def unlisted(self, course_id: str) -> None:
         """Forget a list."""
         members = self._withdrawn()
-        self._forget(list_id)
-        self._labels.pop(list_id, None)
+        self._forget(course_id)
+        self._labels.pop(course_id, None)
         self._waiting.update(dict.fromkeys(members))
 
     def _withdrawn(self) -> list[Key]:
@@ -88,8 +88,8 @@ class SingleUseStandIns:
             self.discard(key)
         return members
 
-    def _forget(self, list_id: str) -> None:
-        for group in [group for group in self._alike if group[0] == list_id]:
+    def _forget(self, course_id: str) -> None:
+        for group in [group for group in self._alike if group[0] == course_id]:
             del self._alike[group]
             self._next.pop(group, None)
             self._idle_in.pop(group, None)
@@ -103,13 +103,13 @@ class SingleUseStandIns:
         """Remove a member: it was used, or it left the cache."""
         self._waiting.pop(key, None)
         self._wake(key)
-        for list_id, wanted in self._offered.pop(key, ()):
+        for course_id, wanted in self._offered.pop(key, ()):
             stand_ins = self._stand_ins_of[wanted]
-            del stand_ins[list_id]
+            del stand_ins[course_id]
             if not stand_ins:
                 del self._stand_ins_of[wanted]
-            self._changes[list_id, wanted] = None
-            idle = self._idle_in.get((list_id, self._labels[list_id][wanted]))
+            self._changes[course_id, wanted] = None
+            idle = self._idle_in.get((course_id, self._labels[course_id][wanted]))
             if idle:
                 other = next(iter(idle))
                 self._wake(other)
@@ -117,10 +117,10 @@ class SingleUseStandIns:
 
     def take_back(self, key: Key) -> None:
         """Take back the redirects of a sample: it entered the cache, or was read, and needs no stand-in any more."""
-        for list_id, stand_in in self._stand_ins_of.pop(key, {}).items():
+        for course_id, stand_in in self._stand_ins_of.pop(key, {}).items():
             rows = self._offered[stand_in]
-            rows.remove((list_id, key))
-            self._changes[list_id, key] = None
+            rows.remove((course_id, key))
+            self._changes[course_id, key] = None
             if not rows:
                 del self._offered[stand_in]
                 self._waiting[stand_in] = None
@@ -133,28 +133,28 @@ class SingleUseStandIns:
             self.discard(key)
         self._waiting.clear()
 
-    def stand_in(self, list_id: str, key: Key) -> Key | None:
+    def stand_in(self, course_id: str, key: Key) -> Key | None:
         """The member that stands in for a sample of a list; None if there is none."""
         self._offer()
-        return self._stand_ins_of.get(key, {}).get(list_id)
+        return self._stand_ins_of.get(key, {}).get(course_id)
 
     def drain_changes(self) -> list[Change]:
         """The redirects that have changed since the last call: list, sample, and stand-in (None if it has none)."""
         self._offer()
-        changes = [(list_id, key, stand_in) for (list_id, key), stand_in in self._changes.items()]
+        changes = [(course_id, key, stand_in) for (course_id, key), stand_in in self._changes.items()]
         self._changes.clear()
         return changes
 
     def change_all(self) -> None:
         """Make the next `drain_changes` return every redirect."""
         for key, stand_ins in self._stand_ins_of.items():
-            self._changes.update({(list_id, key): stand_in for list_id, stand_in in stand_ins.items()})
+            self._changes.update({(course_id, key): stand_in for course_id, stand_in in stand_ins.items()})
 
     def _offer(self) -> None:
         """Offer members that wait, in the order in which they came, until MAX_OFFERED are offered."""
         while self._waiting and len(self._offered) < self._max_offered:
             key, _ = self._waiting.popitem(last=False)
-            groups = [(list_id, labels[key]) for list_id, labels in self._labels.items() if key in labels]
+            groups = [(course_id, labels[key]) for course_id, labels in self._labels.items() if key in labels]
             rows = next(filter(None, (self._in_need(*group) for group in groups)), None)
             if rows is None:
                 self._idle[key] = None
@@ -162,27 +162,27 @@ class SingleUseStandIns:
                     self._idle_in.setdefault(group, OrderedDict())[key] = None
                 continue
             self._offered[key] = rows
-            for list_id, wanted in rows:
-                self._stand_ins_of.setdefault(wanted, {})[list_id] = key
-                self._changes[list_id, wanted] = key
+            for course_id, wanted in rows:
+                self._stand_ins_of.setdefault(wanted, {})[course_id] = key
+                self._changes[course_id, wanted] = key
 
-    def _in_need(self, list_id: str, label: int) -> list[tuple[str, Key]]:
+    def _in_need(self, course_id: str, label: int) -> list[tuple[str, Key]]:
         """Up to `samples_each` samples of a list and label that need a stand-in and have none."""
-        alike, found = self._alike[list_id, label], []
-        begin = self._next.get((list_id, label), 0)
+        alike, found = self._alike[course_id, label], []
+        begin = self._next.get((course_id, label), 0)
         for step in range(min(_LOOKED_AT, len(alike))):
             key = alike[(begin + step) % len(alike)]
-            if list_id not in self._stand_ins_of.get(key, ()) and self._needs(key):
-                found.append((list_id, key))
+            if course_id not in self._stand_ins_of.get(key, ()) and self._needs(key):
+                found.append((course_id, key))
                 if len(found) == self._samples_each:
                     break
-        self._next[list_id, label] = (begin + step + 1) % len(alike)
+        self._next[course_id, label] = (begin + step + 1) % len(alike)
         return found
 
     def _wake(self, key: Key) -> None:
         """Make a member no longer idle, if it was."""
         if key in self._idle:
             del self._idle[key]
-            for list_id, labels in self._labels.items():
+            for course_id, labels in self._labels.items():
                 if key in labels:
-                    self._idle_in[list_id, labels[key]].pop(key, None)
+                    self._idle_in[course_id, labels[key]].pop(key, None)

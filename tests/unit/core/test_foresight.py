@@ -13,7 +13,7 @@ from test_engine import SAMPLE_KEYS, EngineAgainstModel, size_of
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
-from spiderfs.core.guided import Guided
+from spiderfs.core.guided import Adjustable, Guided, HasHubs
 from spiderfs.core.hints import Hub
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key, Policy
@@ -102,20 +102,20 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
     def scored(self, key: int, score: float) -> None:
         self.engine.scored(key, score)
 
-    @precondition(lambda self: isinstance(self.engine.policy, Guided))
+    @precondition(lambda self: isinstance(self.engine.policy, HasHubs))
     @rule(key=SAMPLE_KEYS, neighbours=st.lists(SAMPLE_KEYS, max_size=4, unique=True), comes=st.booleans())
     def hub_found(self, key: int, neighbours: list[int], comes: bool) -> None:
         policy = self.engine.policy
-        assert isinstance(policy, Guided)
+        assert isinstance(policy, HasHubs)
         policy.hub_found(Hub(key, "1", neighbours, [0.1] * len(neighbours)))
         if comes:
             self.follow(self.engine.place(key, size_of(key)), key)
 
-    @precondition(lambda self: isinstance(self.engine.policy, Guided))
+    @precondition(lambda self: isinstance(self.engine.policy, Adjustable))
     @rule(ratio=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
     def ratio(self, ratio: float) -> None:
         policy = self.engine.policy
-        assert isinstance(policy, Guided)
+        assert isinstance(policy, Adjustable)
         policy.set_ratio(ratio)
         self.follow(self.engine.settle())
 

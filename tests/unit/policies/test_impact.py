@@ -31,7 +31,7 @@ def taught(engine: Engine, losses: dict[int, float], labels: dict[Key, int] | No
         policy.listed("train", labels)
     for key, loss in losses.items():
         engine.scored(key, loss)
-    policy.new_epoch()
+    policy.new_epoch("train")
     return policy
 
 
@@ -61,7 +61,7 @@ class TestHighPart:
         engine.scored(8, 0.1)
         engine.scored(6, 20)
         assert engine.opened(7, SIZE).drop == (6,)
-        policy.new_epoch()
+        policy.new_epoch("train")
         assert engine.opened(9, SIZE).drop == (8,)
         assert engine.opened(6, SIZE).drop == (7,)
 
@@ -130,11 +130,11 @@ class TestStandIns:
 
     def test_each_stands_in_once_in_an_epoch(self) -> None:
         engine, policy = self.engine()
-        policy.stood_in(2, 4)
+        policy.stood_in("train", 2, 4)
         opened(engine, 2)
         assert policy.stand_in("train", 4) is None
         assert list(policy.missed_ids) == [4]
-        policy.new_epoch()
+        policy.new_epoch("train")
         assert policy.stand_in("train", 4) == 2
 
     def test_a_member_that_was_read_does_not_stand_in(self) -> None:
@@ -168,11 +168,11 @@ class TestStandIns:
         assert list(policy.missed_ids) == [5, 77]
 
 
-def pinned(engine: Engine, *keys: int, list_id: str = "train") -> None:
+def pinned(engine: Engine, *keys: int, course_id: str = "train") -> None:
     """Read as the daemon does: a sample that is no member is not cached."""
     policy = engine.policy
     assert isinstance(policy, Impact)
-    for key in policy.pin(list_id, keys):
+    for key in policy.pin(course_id, keys):
         if key in engine.members:
             engine.place(key, SIZE)
 
@@ -243,7 +243,7 @@ class TestPins:
         engine = Engine(Impact(), 12 * SIZE)
         opened(engine, 1, 2, 3)
         pinned(engine, 1, 2)
-        pinned(engine, 2, 3, list_id="other")
+        pinned(engine, 2, 3, course_id="other")
         pinned(engine)
         assert sections(engine)[PINNED] == {2, 3}
         assert {name: list(keys) for name, keys in engine.policy.pinned.items()} == {"other": [2, 3]}  # type: ignore[attr-defined]
@@ -268,8 +268,8 @@ class TestPins:
 
     def test_are_replayed(self) -> None:
         accesses = Accesses.of([1, 2, 3, 4, 5, 6, 7, 8, 1, 9], [SIZE] * 10, ["1"] * 10)
-        scores = ((4, Scored(key, float(key))) for key in range(1, 11))
-        hints = [(4, Labels("1", {1: 0, 5: 1, 6: 1, 7: 1, 8: 1})), *scores, (4, Epoch())]
+        scores = ((4, Scored("1", key, float(key))) for key in range(1, 11))
+        hints = [(4, Labels("1", {1: 0, 5: 1, 6: 1, 7: 1, 8: 1})), *scores, (4, Epoch("1"))]
         without = replay(Engine(Impact(), 4 * SIZE), accesses, 10, hints)
         pinning = replay(Engine(Impact(), 4 * SIZE), accesses, 10, [*hints, (4, Pinning("1", (1,)))])
         assert (without.hits.tolist(), pinning.hits.tolist()) == ([0], [1])
@@ -324,8 +324,11 @@ def test_it_replays_what_was_learned() -> None:
     accesses = Accesses.of([1, 2, 3, 4, 3, 4, 3, 4], [SIZE] * 8, ["1"] * 8)
     hints = [
         (0, Labels("1", {1: 0, 2: 0, 3: 0, 4: 0})),
-        *((4, Scored(key, loss)) for key, loss in {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 9: 5.0, 8: 5.0, 7: 5.0}.items()),
-        (4, Epoch()),
+        *(
+            (4, Scored("1", key, loss))
+            for key, loss in {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 9: 5.0, 8: 5.0, 7: 5.0}.items()
+        ),
+        (4, Epoch("1")),
     ]
     result = replay(Engine(Impact(), 2 * SIZE), accesses, 4, hints)
     assert result.redirects.tolist() == [0, 2]
@@ -337,12 +340,12 @@ KEYS = st.integers(0, 24)
 CLASSES = 3
 
 
-def label_of(list_id: str, key: int) -> int:
-    return key % CLASSES if list_id == "one" else key // 4
+def label_of(course_id: str, key: int) -> int:
+    return key % CLASSES if course_id == "one" else key // 4
 
 
 class ImpactMachine(RuleBasedStateMachine):
-    """Samples of 8 and of 16 bytes; list_id "two" has half of the samples, and other labels."""
+    """Samples of 8 and of 16 bytes; course_id "two" has half of the samples, and other labels."""
 
     @initialize(room=st.integers(4, 14))
     def begin(self, room: int) -> None:
@@ -374,9 +377,9 @@ class ImpactMachine(RuleBasedStateMachine):
         self.engine.opened(key, self.size(key))
         self.read.add(key)
 
-    @rule(list_id=st.sampled_from(["one", "two"]), key=KEYS)
-    def look_up(self, list_id: str, key: int) -> None:
-        given = self.policy.stand_in(list_id, key)
+    @rule(course_id=st.sampled_from(["one", "two"]), key=KEYS)
+    def look_up(self, course_id: str, key: int) -> None:
+        given = self.policy.stand_in(course_id, key)
         if given is None:
             return
         hub = int(str(given))
@@ -385,25 +388,25 @@ class ImpactMachine(RuleBasedStateMachine):
         assert not any(key in pins for pins in self.policy.pinned.values())
         assert self.engine.members[hub].section == SAMPLES
         assert hub in self.engine.members
-        assert label_of(list_id, hub) == label_of(list_id, key)
+        assert label_of(course_id, hub) == label_of(course_id, key)
         assert not {key, hub} & self.high
         assert hub not in self.read | self.used, "each once in an epoch"
-        self.policy.stood_in(hub, key)
+        self.policy.stood_in("train", hub, key)
         self.engine.opened(hub, self.size(hub))
         self.used.add(hub)
         assert key in self.policy.missed_ids
 
     @rule()
     def new_epoch(self) -> None:
-        self.policy.new_epoch()
+        self.policy.new_epoch("train")
         order = sorted(self.losses, key=self.losses.__getitem__)
         self.high = set(order[len(order) - len(order) // 2 :])
         self.read.clear()
         self.used.clear()
 
-    @rule(list_id=st.sampled_from(["one", "two"]), keys=st.frozensets(KEYS, max_size=4))
-    def pin(self, list_id: str, keys: frozenset[int]) -> None:
-        for key in self.policy.pin(list_id, keys):
+    @rule(course_id=st.sampled_from(["one", "two"]), keys=st.frozensets(KEYS, max_size=4))
+    def pin(self, course_id: str, keys: frozenset[int]) -> None:
+        for key in self.policy.pin(course_id, keys):
             if key in self.engine.members:
                 self.engine.place(key, self.size(int(str(key))))
 
@@ -417,15 +420,15 @@ class ImpactMachine(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        for list_id, key, given in self.policy.redirects_changed():
+        for course_id, key, given in self.policy.redirects_changed():
             if given is None:
-                self.told.pop((list_id, key), None)
+                self.told.pop((course_id, key), None)
             else:
-                self.told[list_id, key] = given
+                self.told[course_id, key] = given
         # What was published is what would be answered.
-        for list_id in ("one", "two"):
+        for course_id in ("one", "two"):
             for key in range(25):
-                assert self.told.get((list_id, key)) == self.policy.stand_in(list_id, key)
+                assert self.told.get((course_id, key)) == self.policy.stand_in(course_id, key)
 
     @rule()
     def remount(self) -> None:

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import NOTHING, Changes, Engine
-from spiderfs.core.hints import Epoch, Hub, Ratio, Scored
+from spiderfs.core.guided import Divided, HasHubs, HasPins, HasStandIns
+from spiderfs.core.hints import Epoch, Ratio, Scored
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES
 from spiderfs.policies import shade
@@ -104,15 +105,8 @@ def test_it_takes_over_what_a_trainer_taught_another_policy() -> None:
     assert fresh.score(1) == 0
 
 
-def test_it_has_no_use_for_hubs_and_ratios() -> None:
-    policy = Shade()
-    engine = engine_with(policy, 20, {1: 3.0, 2: 4.0})
-    policy.hub_found(Hub(1, "train", [2], [0.1]))
-    policy.set_ratio(0.5)
-    policy.new_epoch()
-    policy.forget_told()
-    assert (engine.settle(), policy.stand_in("train", 9), policy.redirects_changed()) == (NOTHING, None, [])
-    assert policy.ratio == 1
+def test_it_has_no_use_for_hubs_pins_and_ratios() -> None:
+    assert not isinstance(Shade(), HasHubs | HasStandIns | HasPins | Divided)
 
 
 def test_the_plan_overrules_it() -> None:
@@ -128,7 +122,13 @@ def test_the_plan_overrules_it() -> None:
 
 def test_it_replays_what_was_scored() -> None:
     accesses = Accesses.of([1, 2, 3, 3, 1, 3], [10] * 6)
-    hints = [(2, Scored(1, 2.0)), (2, Scored(2, 1.0)), (2, Ratio(0.5)), (3, Scored(3, 3.0)), (4, Epoch())]
+    hints = [
+        (2, Scored("1", 1, 2.0)),
+        (2, Scored("1", 2, 1.0)),
+        (2, Ratio(0.5)),
+        (3, Scored("1", 3, 3.0)),
+        (4, Epoch("1")),
+    ]
     # 3 comes in for 2 at its second access, once it is known.
     assert replay(Engine(Shade(), 20), accesses, 6, hints).hits.tolist() == [2]
 

@@ -17,8 +17,8 @@ from spiderfs.policies.parts.importance import Importance
 from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, MAX_WAITING, Spider
 
 
-def hub(key: int, *neighbours: int, list_id: str = "train", nearest: float = 0.1) -> Hub:
-    return Hub(key, list_id, neighbours, [nearest + 0.1 * rank for rank in range(len(neighbours))])
+def hub(key: int, *neighbours: int, course_id: str = "train", nearest: float = 0.1) -> Hub:
+    return Hub(key, course_id, neighbours, [nearest + 0.1 * rank for rank in range(len(neighbours))])
 
 
 def engine_with(policy: Spider, capacity: int, scores: dict[int, float]) -> Engine:
@@ -147,15 +147,15 @@ class TestHomophily:
     def test_the_nearest_hub_stands_in_so_often_and_then_the_next(self) -> None:
         policy = Spider(ratio=0, max_stand_ins=2)
         engine = Engine(policy, 100)
-        for each in (hub(1, 50, nearest=0.3), hub(2, 50, nearest=0.2), hub(3, 50, list_id="other")):
+        for each in (hub(1, 50, nearest=0.3), hub(2, 50, nearest=0.2), hub(3, 50, course_id="other")):
             policy.hub_found(each)
             engine.place(each.key, 10)
         given = []
         while (stand_in := policy.stand_in("train", 50)) is not None:
-            policy.stood_in(stand_in, 50)
+            policy.stood_in("train", stand_in, 50)
             given.append(stand_in)
         assert given == [2, 2, 1, 1]
-        policy.new_epoch()
+        policy.new_epoch("train")
         assert policy.stand_in("train", 50) == 2
         assert policy.stand_in("other", 50) == 3
 
@@ -213,9 +213,9 @@ LISTS = {"even": 0, "all": 1}
 MAX_STAND_INS = 3
 
 
-def label_of(list_id: str, key: int) -> int:
+def label_of(course_id: str, key: int) -> int:
     """Two trainers may see the same samples under different labels."""
-    return key % 3 if list_id == "even" else key % 5
+    return key % 3 if course_id == "even" else key % 5
 
 
 class SpiderAgainstModel(RuleBasedStateMachine):
@@ -254,33 +254,35 @@ class SpiderAgainstModel(RuleBasedStateMachine):
         self.policy.scored(key, score)
         self.scores[key] = score
 
-    @rule(key=SAMPLES, others=st.lists(SAMPLES, max_size=8), list_id=st.sampled_from(sorted(LISTS)), here=st.booleans())
-    def hub_found(self, key: int, others: list[int], list_id: str, here: bool) -> None:
-        alike = [other for other in others if label_of(list_id, other) == label_of(list_id, key)]
-        found = Hub(key, list_id, alike, [0.1 * other for other in alike])
+    @rule(
+        key=SAMPLES, others=st.lists(SAMPLES, max_size=8), course_id=st.sampled_from(sorted(LISTS)), here=st.booleans()
+    )
+    def hub_found(self, key: int, others: list[int], course_id: str, here: bool) -> None:
+        alike = [other for other in others if label_of(course_id, other) == label_of(course_id, key)]
+        found = Hub(key, course_id, alike, [0.1 * other for other in alike])
         self.policy.hub_found(found)
         self.lists[key] = found
         if here:
             self.follow(self.engine.place(key, size_of(key)))
 
-    @rule(key=SAMPLES, list_id=st.sampled_from(sorted(LISTS)))
-    def redirect(self, key: int, list_id: str) -> None:
-        stand_in = self.policy.stand_in(list_id, key)
+    @rule(key=SAMPLES, course_id=st.sampled_from(sorted(LISTS)))
+    def redirect(self, key: int, course_id: str) -> None:
+        stand_in = self.policy.stand_in(course_id, key)
         if stand_in is None:
             return
         hub_key = int(str(stand_in))
         found = self.lists[hub_key]
-        assert label_of(list_id, hub_key) == label_of(list_id, key)
+        assert label_of(course_id, hub_key) == label_of(course_id, key)
         assert self.engine.members[hub_key].section == HOMOPHILY
         assert key not in self.engine.members
-        assert (found.list_id, key in found.neighbours) == (list_id, True)
-        self.policy.stood_in(hub_key, key)
+        assert (found.course_id, key in found.neighbours) == (course_id, True)
+        self.policy.stood_in("train", hub_key, key)
         self.stood_in[hub_key] = self.stood_in.get(hub_key, 0) + 1
         assert self.stood_in[hub_key] <= MAX_STAND_INS
 
     @rule()
     def new_epoch(self) -> None:
-        self.policy.new_epoch()
+        self.policy.new_epoch("train")
         self.stood_in.clear()
 
     @rule(ratio=st.floats(0, 1))
@@ -303,16 +305,16 @@ class SpiderAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        for list_id, key, stand_in in self.policy.redirects_changed():
+        for course_id, key, stand_in in self.policy.redirects_changed():
             sample = int(str(key))
             if stand_in is None:
-                del self.published[list_id, sample]
+                del self.published[course_id, sample]
             else:
-                assert self.published.get((list_id, sample)) != stand_in
-                self.published[list_id, sample] = int(str(stand_in))
-        for list_id in LISTS:
+                assert self.published.get((course_id, sample)) != stand_in
+                self.published[course_id, sample] = int(str(stand_in))
+        for course_id in LISTS:
             for sample in range(25):
-                assert self.policy.stand_in(list_id, sample) == self.published.get((list_id, sample))
+                assert self.policy.stand_in(course_id, sample) == self.published.get((course_id, sample))
 
     @invariant()
     def sections_keep_their_limits_and_orders(self) -> None:

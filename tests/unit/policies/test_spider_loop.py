@@ -48,7 +48,7 @@ class Training:
         if wanted in self.engine.members:
             self.spider_hits += 1
         elif (hub := self.policy.stand_in("train", wanted)) is not None:
-            self.policy.stood_in(hub, wanted)
+            self.policy.stood_in("train", hub, wanted)
             self.redirects += 1
             given = hub
         self.engine.opened(given, 1)
@@ -73,7 +73,7 @@ class Training:
     def epoch(self, progress: float) -> None:
         self.spider_hits = self.lru_hits = self.redirects = 0
         self.scorer.new_epoch()
-        self.policy.new_epoch()
+        self.policy.new_epoch("train")
         self.served_samples.forget("trainer")
         self.elastic.observe_sigma(self.scorer.sigma)
         self.policy.set_ratio(self.elastic.ratio(progress))

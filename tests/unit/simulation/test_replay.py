@@ -107,7 +107,7 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
     weights, label = np.ones(100), rng.integers(0, 4, 100)
     outcomes: list[tuple[bool, Key | None]] = []
     for epoch in range(3):
-        policy.new_epoch()
+        policy.new_epoch("train")
         policy.set_ratio(ratio := (0.6, 0.55, 0.5)[epoch])
         engine.settle()
         writer.epoch(0, 1)
@@ -120,13 +120,13 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
                     engine.opened(key, 100)
                     writer.append(0, key, 100, served=hit, list_number=1)
                 else:
-                    policy.stood_in(hub, key)
+                    policy.stood_in("train", hub, key)
                     engine.opened(hub, 100)
                     writer.redirect(0, key, 100, int(str(hub)), 100, list_number=1)
             for key in batch:
                 weights[key] = rng.uniform(0.05, 1.5)
                 policy.scored(key, weights[key])
-                writer.score(0, key, weights[key])
+                writer.score(0, key, weights[key], 1)
             alike = np.flatnonzero(label == label[batch[0]]).tolist()[:12]
             hub_found = Hub(batch[0], "1", alike, [0.01 * key for key in alike])
             policy.hub_found(hub_found)

@@ -44,7 +44,7 @@ def training(path: Path, scoring: str = "graph", options: ScorerOptions | None =
             writer.ratio(0, 0.5)
             writer.batch(0, LIST, INODES[places], embeddings, losses)
             for place, score in zip(found.ids.tolist(), found.scores.tolist(), strict=True):
-                writer.score(0, int(INODES[place]), score)
+                writer.score(0, int(INODES[place]), score, LIST)
             if (hub := found.hub()) is not None:
                 neighbours = INODES[hub.neighbours].tolist()
                 writer.hub(0, Hub(int(INODES[hub.id]), str(LIST), neighbours, hub.distances.tolist()), LIST)

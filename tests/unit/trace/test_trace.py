@@ -86,7 +86,7 @@ def test_what_a_scorer_found_stands_between_the_accesses(path: Path) -> None:
     writer = TraceWriter(path)
     writer.ratio(0, 0.9)
     writer.append(1, 5, 50, list_number=3)
-    writer.score(2, 5, 1 / 3)
+    writer.score(2, 5, 1 / 3, 3)
     writer.hub(2, hub, 3)
     writer.redirect(3, 6, 60, INODE, 70, list_number=3)
     writer.epoch(4, 3)
@@ -94,8 +94,8 @@ def test_what_a_scorer_found_stands_between_the_accesses(path: Path) -> None:
     writer.close()
     trace = read_trace(path)
     accesses = trace.accesses()
-    assert (accesses.keys, accesses.sizes, accesses.list_ids) == ([5, 6, 7], [50, 60, 70], ["3", "3", ""])
-    assert trace.hints() == [(0, Ratio(0.9)), (1, Scored(5, 1 / 3)), (1, hub), (2, Epoch())]
+    assert (accesses.keys, accesses.sizes, accesses.course_ids) == ([5, 6, 7], [50, 60, 70], ["3", "3", ""])
+    assert trace.hints() == [(0, Ratio(0.9)), (1, Scored("3", 5, 1 / 3)), (1, hub), (2, Epoch("3"))]
     assert trace.served_ratio() == pytest.approx(1 / 3)
 
 
@@ -198,7 +198,7 @@ def test_batches_come_back_in_half_precision(path: Path, rows: int, dimension: i
     found = batches_of(path)
     assert len(found) == 2
     for batch in found:
-        assert (batch.list_id, batch.dimension, batch.keys.tolist()) == ("3", dimension, inodes.tolist())
+        assert (batch.course_id, batch.dimension, batch.keys.tolist()) == ("3", dimension, inodes.tolist())
         assert (batch.embeddings == embeddings).all()
         assert (batch.losses is None) == (losses is None)
         assert losses is None or (batch.losses == losses).all()
@@ -217,7 +217,7 @@ def test_lessons_stand_between_the_accesses_and_hints_go_without_them(path: Path
     writer.append(1, 5, 10, list_number=2)
     writer.batch(2, 2, np.array([5], np.uint64), np.ones((1, 4)), None)
     writer.ratio(2, 0.75)
-    writer.score(2, 5, 0.5)
+    writer.score(2, 5, 0.5, 3)
     writer.append(3, 6, 10, list_number=2)
     writer.epoch(4, 2, accuracy=0.25)
     writer.epoch(5, 2)
@@ -229,7 +229,7 @@ def test_lessons_stand_between_the_accesses_and_hints_go_without_them(path: Path
     assert isinstance(batch, TracedBatch)
     assert (at, batch.keys.tolist()) == (1, [5])
     assert rest == [(1, Ratio(0.75)), (2, EpochEnd("2")), (2, EpochEnd("2"))]
-    assert trace.hints() == [labels, (1, Ratio(0.75)), (1, Scored(5, 0.5)), (2, Epoch()), (2, Epoch())]
+    assert trace.hints() == [labels, (1, Ratio(0.75)), (1, Scored("3", 5, 0.5)), (2, Epoch("2")), (2, Epoch("2"))]
     assert trace.accesses().keys == [5, 6]
     assert trace.accuracies() == {"2": [0.25]}
 

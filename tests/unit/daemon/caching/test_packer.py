@@ -101,7 +101,7 @@ class Harness:
         self.policy.listed("train", dict.fromkeys(map(self.inode, range(SAMPLES)), 0))
         for number in range(SAMPLES):
             self.policy.scored(self.inode(number), 1.0 + number)
-        self.policy.new_epoch()
+        self.policy.new_epoch("train")
 
     def inode(self, number: int) -> int:
         directory = self.catalogue.find(ROOT_INODE, b"train")
@@ -166,7 +166,7 @@ async def with_a_package(harness: Harness) -> None:
     await harness.pack()
     assert len(harness.packages) == 1
     harness.cache.evict(ContentKey(harness.inode(number)) for number in range(10))
-    harness.policy.new_epoch()
+    harness.policy.new_epoch("train")
     harness.read(*range(10, 20))
 
 
@@ -176,7 +176,7 @@ def test_what_is_missed_is_packed_without_reading_it_again(tmp_path: Path) -> No
         harness.source.reads.clear()
         harness.read_and_collect(*range(9), 30)
         assert harness.packer._collected_bytes == 9 * SIZE, "of the easy ones alone"
-        harness.policy.stood_in(harness.inode(1), harness.inode(12))
+        harness.policy.stood_in("train", harness.inode(1), harness.inode(12))
         harness.packer._collect(harness.policy)
         assert harness.packer._collected_bytes == 9 * SIZE, "it was replaced, not read"
         harness.read_and_collect(9)
@@ -185,7 +185,7 @@ def test_what_is_missed_is_packed_without_reading_it_again(tmp_path: Path) -> No
         assert harness.count("packages_written") == 1
         assert [package.suffix for package in harness.packages] == [".package"]
         # What is missed again is in a package already.
-        harness.policy.new_epoch()
+        harness.policy.new_epoch("train")
         harness.cache.evict(ContentKey(harness.inode(number)) for number in range(10))
         harness.read_and_collect(*range(10))
         assert harness.packer._collected_bytes == 0
@@ -220,7 +220,7 @@ def test_nothing_is_loaded_while_the_policy_has_no_room(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await with_a_package(harness)
         # None of what is cached was read in this one.
-        harness.policy.new_epoch()
+        harness.policy.new_epoch("train")
         harness.source.reads.clear()
         assert not await harness.load()
         assert harness.source.reads == []
@@ -336,7 +336,7 @@ def test_what_is_mostly_not_packed_any_more_is_removed(tmp_path: Path) -> None:
         await with_a_package(harness)
         for number in EASY:
             harness.policy.scored(harness.inode(number), 100.0 + number)
-        harness.policy.new_epoch()
+        harness.policy.new_epoch("train")
         assert not await harness.load()
         assert harness.packages == []
 
@@ -401,7 +401,7 @@ def test_both_tasks_do_their_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 while not harness.packages:
                     await trio.sleep(0.005)
                 harness.cache.evict(ContentKey(harness.inode(number)) for number in range(10))
-                harness.policy.new_epoch()
+                harness.policy.new_epoch("train")
                 harness.read(*range(10, 20))
                 while not harness.count("packaged_samples"):
                     await trio.sleep(0.005)

@@ -127,7 +127,7 @@ def test_a_list_leaves_when_its_last_trainer_has_left_for_long_enough(tmp_path: 
         (digest,) = [known_list.digest for known_list in harness.lists]
         await harness.declared.let_go(0.0)
         assert (harness.numbers, harness.scoring.saved, harness.redirects.withdrawn) == ([], [1], [1])
-        assert harness.policy.told == [("forget_list", digest, 4)]
+        assert harness.policy.told == [("forget_course", digest, 4)]
         await harness.declared.declare(harness.trainer(), sample_list(4))
         assert harness.numbers == [1], "a list keeps its number"
 
@@ -141,7 +141,7 @@ def test_what_another_list_names_is_not_forgotten(tmp_path: Path) -> None:
         await harness.declared.declare(other, sample_list(3))
         harness.trainers.detach(one)
         await harness.declared.let_go(0.0)
-        assert [told[2] for told in harness.policy.told if told[0] == "forget_list"] == [2]
+        assert [told[2] for told in harness.policy.told if told[0] == "forget_course"] == [2]
 
     run(tmp_path, test)
 

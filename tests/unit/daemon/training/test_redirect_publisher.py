@@ -25,7 +25,7 @@ class Harness:
         self.records, self.lists = MemoryRecords(TABLES), KnownLists()
         self.lists.put(known_list(1, [10, 11, 12]))
         self.lists.put(known_list(2, [11, 12, 13]))
-        self.redirects = RedirectPublisher(self.cache, self.records, self.lists)
+        self.redirects = RedirectPublisher(self.cache, self.records, self.lists, lambda *_: self.lists.get("digest 1"))
 
     @property
     def rows(self) -> list[tuple[int, int, int]]:
@@ -113,7 +113,7 @@ def test_the_policy_hears_who_stood_in_for_whom() -> None:
                 Access(1.0, 13, 0, 100, 0, 1, 0, HIT),
             ]
         )
-        assert [told for told in harness.policy.told if told[0] == "stood_in"] == [("stood_in", 11, 10)]
+        assert [told for told in harness.policy.told if told[0] == "stood_in"] == [("stood_in", "digest 1", 11, 10)]
 
     run(test)
 

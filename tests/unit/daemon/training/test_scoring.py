@@ -156,7 +156,7 @@ def test_an_epoch_begins_for_the_policy_with_or_without_scores(tmp_path: Path) -
         scoring = harness.scoring.of(harness.list)
         assert scoring is not None
         assert sigmas == [scoring.sigma]
-        assert harness.told("new_epoch") == [(), ()]
+        assert harness.told("new_epoch") == [(harness.list.digest,)] * 2
 
     run(tmp_path, test)
 

@@ -81,7 +81,10 @@ class Filesystem:
         wall_clock: Callable[[], float] = time.time,
         scattered: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`brought`: see `ProvisionalFiles`. `scattered`: whether other processes may know names unknown here."""
+        """`brought`: see `ProvisionalFiles`. `scattered`: whether other processes may know names unknown here.
+
+        `settings` may be replaced at any time.
+        """
         self._catalogue = catalogue
         self._client = client
         self._flights = SingleFlight(client.timeouts)
@@ -93,13 +96,13 @@ class Filesystem:
         self._counters = counters
         self._now = wall_clock
         self._scattered = scattered
-        self._settings = settings
+        self.settings = settings
         # Of directories: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(wall_clock() * 1e9)
         self._on_demand = OnDemand(catalogue, client, fetcher, counters)
-        self._stand_ins = StandIns(catalogue, lister, fetcher, redirects, settings, wall_clock)
+        self._stand_ins = StandIns(catalogue, lister, fetcher, redirects, lambda: self.settings, wall_clock)
         self._small_files = SmallFiles(fetcher, self._on_demand, redirects, self._stand_ins, events, counters)
         self.large_files = LargeFiles(
             catalogue, content, client, fetcher, self._on_demand, read_ahead, redirects, events, counters, wall_clock
@@ -112,23 +115,12 @@ class Filesystem:
             redirects,
             brought,
             counters,
-            settings,
+            lambda: self.settings,
             wall_clock,
         )
         self._xattrs = Xattrs(
-            catalogue, content, client, fetcher, redirects, control.client_terms, settings, wall_clock
+            catalogue, content, client, fetcher, redirects, control.client_terms, lambda: self.settings, wall_clock
         )
-
-    @property
-    def settings(self) -> Settings:
-        return self._settings
-
-    @settings.setter
-    def settings(self, settings: Settings) -> None:
-        self._settings = settings
-        self._stand_ins.settings = settings
-        self._provisional_files.settings = settings
-        self._xattrs.settings = settings
 
     @property
     def at_rest(self) -> bool:
@@ -145,7 +137,7 @@ class Filesystem:
             raise NameTooLong(f"{len(name)} bytes")
         known = self._catalogue.find(parent, name)
         if known is not None:
-            left = left_s(known.checked_at, self._now(), self._settings.ttl_s)
+            left = left_s(known.checked_at, self._now(), self.settings.ttl_s)
             if left > 0:
                 return await self._answer(known, left, parent, caller)
             if not self._client.reachable:
@@ -165,8 +157,8 @@ class Filesystem:
             directory = self._catalogue.node(parent).path
             found = await self._provisional_files.bring_along(directory, found, caller, ask)
         if found is None:
-            return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), self._settings.negative_ttl_s)
-        left = left_s(found.checked_at, self._now(), self._settings.ttl_s)
+            return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), self.settings.negative_ttl_s)
+        left = left_s(found.checked_at, self._now(), self.settings.ttl_s)
         return await self._answer(found, left, parent, caller)
 
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
@@ -203,7 +195,7 @@ class Filesystem:
             return Entry(attributes, min(timeout_s, dentry.settles_at - now))
         if stat.S_ISDIR(dentry.stat.mode):
             # A directory's attributes change with its content, while its inode stays.
-            return Entry(self._attributes(dentry.inode, dentry.stat, self._settings.dir_ttl_s), timeout_s)
+            return Entry(self._attributes(dentry.inode, dentry.stat, self.settings.dir_ttl_s), timeout_s)
         return Entry(self._attributes(dentry.inode, dentry.stat, FOREVER_S), timeout_s)
 
     def _stale_entry(self, dentry: Dentry) -> Entry:
@@ -211,11 +203,11 @@ class Filesystem:
         return self._entry(dentry, STALE_TTL_S)
 
     def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
-        mode, uid, gid = self._settings.ownership.shown(found)
+        mode, uid, gid = self.settings.ownership.shown(found)
         return Attributes(inode, mode, uid, gid, found.size, found.mtime_ns, timeout_s)
 
     def _control_attributes(self, found: ControlAttributes) -> Attributes:
-        own = self._settings.ownership
+        own = self.settings.ownership
         uid = os.getuid() if own.uid is None else own.uid
         gid = os.getgid() if own.gid is None else own.gid
         return Attributes(found.inode, found.mode, uid, gid, found.size, self._mounted_at_ns, 0.0)
@@ -226,7 +218,7 @@ class Filesystem:
         node = self._catalogue.node(inode)
         if node.is_directory:
             node = await self._lister.refresh(node)
-            return self._attributes(inode, node.stat, self._settings.dir_ttl_s)
+            return self._attributes(inode, node.stat, self.settings.dir_ttl_s)
         return self._attributes(inode, node.stat, FOREVER_S)
 
     async def readlink(self, inode: int) -> bytes:
@@ -247,7 +239,7 @@ class Filesystem:
         node = self._catalogue.node(inode)
         if not node.is_directory:
             raise NotADirectory(os.fsdecode(node.path))
-        await self._lister.complete(node, self._settings.dir_ttl_s)
+        await self._lister.complete(node, self.settings.dir_ttl_s)
         listing = self._catalogue.listing(inode)
         scanned_at = 0.0 if listing is None else listing.scanned_at
         # The listing that the kernel keeps was read after this worker had last made the kernel drop an older one.
@@ -268,7 +260,7 @@ class Filesystem:
             ]
         if self._scattered():
             # Another worker may have answered the opendir.
-            await self._lister.complete(self._catalogue.node(inode), self._settings.dir_ttl_s)
+            await self._lister.complete(self._catalogue.node(inode), self.settings.dir_ttl_s)
         return [
             (dentry.name, self._listed(dentry), dentry.position)
             for dentry in self._catalogue.entries(inode, after, limit)
@@ -277,7 +269,7 @@ class Filesystem:
     def _listed(self, dentry: Dentry) -> Entry:
         if self._redirects.active and self._redirects.concerns(dentry.inode):
             return self._entry(dentry, 0.0)
-        return self._entry(dentry, left_s(dentry.checked_at, self._now(), self._settings.ttl_s))
+        return self._entry(dentry, left_s(dentry.checked_at, self._now(), self.settings.ttl_s))
 
     # -- contents
 
@@ -297,7 +289,7 @@ class Filesystem:
         if node.settles_at and is_provisional(node.settles_at, self._now()):
             # The clock was set back meanwhile. The next look-up, which the kernel makes at once, says so to the kernel.
             raise Stale(f"{os.fsdecode(node.path)} may still be written to")
-        if node.stat.size <= self._settings.sample_max_bytes:
+        if node.stat.size <= self.settings.sample_max_bytes:
             return await self._small_files.open(node, caller, delivery)
         self.large_files.note_open(node, caller)
         return Opened(inode, direct_io=False, large=True)
@@ -317,7 +309,7 @@ class Filesystem:
             piece = self._fetcher.local(ContentKey(handle), offset, size)
             if piece is None:
                 node = self._catalogue.node(handle)
-                files = self.large_files if node.stat.size > self._settings.sample_max_bytes else self._small_files
+                files = self.large_files if node.stat.size > self.settings.sample_max_bytes else self._small_files
                 piece = await files.read(node, offset, size)
         self._counters.add("read_bytes", len(piece))
         return piece

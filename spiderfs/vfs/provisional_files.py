@@ -40,7 +40,7 @@ class ProvisionalFiles:
     """The provisional versions as one worker serves them.
 
     `brought` says which handle an open has to get if its look-up has read the file already.
-    `settings` may be replaced at any time.
+    `settings` answers with those that hold now.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ProvisionalFiles:
         redirects: Redirects,
         brought: PendingReads,
         counters: Counters,
-        settings: Settings,
+        settings: Callable[[], Settings],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._fetcher = fetcher
@@ -63,7 +63,7 @@ class ProvisionalFiles:
         self._brought = brought
         self._counters = counters
         self._now = wall_clock
-        self.settings = settings
+        self._settings = settings
 
     async def bring_along(
         self, directory: bytes, found: Dentry, caller: Caller, look_again: Callable[[], Awaitable[Dentry | None]]
@@ -77,7 +77,7 @@ class ProvisionalFiles:
         for _ in range(_CHANGES):
             if dentry is None or not stat.S_ISREG(dentry.stat.mode):
                 break
-            if not 0 < dentry.stat.size <= self.settings.sample_max_bytes:
+            if not 0 < dentry.stat.size <= self._settings().sample_max_bytes:
                 break
             node = Node(dentry.inode, join(directory, dentry.name), dentry.stat, dentry.settles_at)
             young = is_provisional(node.settles_at, self._now())
@@ -99,7 +99,7 @@ class ProvisionalFiles:
         # The bytes that this thread's look-up has read are for this open alone, whichever worker answers it.
         brought = self._brought.take(caller.pid, node.inode | PROVISIONAL, time.monotonic() - _BROUGHT_S)
         handle = random.getrandbits(_HANDLE_BITS) if brought is None else brought
-        if node.stat.size > self.settings.sample_max_bytes:
+        if node.stat.size > self._settings().sample_max_bytes:
             self._large_files.note_open(node, caller)
             return Opened(handle, direct_io=False, keeps_pages=False)
         trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
@@ -116,7 +116,7 @@ class ProvisionalFiles:
     async def read(self, node: Node, handle: int, offset: int, size: int) -> memoryview | bytes:
         """A piece of the version as one open sees it."""
         node = _for_one_open(node, handle)
-        if node.stat.size > self.settings.sample_max_bytes:
+        if node.stat.size > self._settings().sample_max_bytes:
             return await self._large_files.read(node, offset, size)
         payload = self._fetcher.passing(ContentKey(handle))
         if payload is None:

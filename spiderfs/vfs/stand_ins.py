@@ -45,7 +45,7 @@ class FetcherCache:
 
 
 class StandIns:
-    """Gives the stand-ins of one worker; `settings` may be replaced at any time."""
+    """Gives the stand-ins of one worker; `settings` answers with those that hold now."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class StandIns:
         lister: Lister,
         fetcher: Fetcher,
         redirects: Redirects,
-        settings: Settings,
+        settings: Callable[[], Settings],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._catalogue = catalogue
@@ -61,7 +61,7 @@ class StandIns:
         self._redirects = redirects
         self._cached = FetcherCache(fetcher)
         self._now = wall_clock
-        self.settings = settings
+        self._settings = settings
         # Of directories on the way to stand-ins: their attributes, and when these were asked for.
         self._passed: dict[bytes, tuple[SourceStat, float]] = {}
 
@@ -70,7 +70,7 @@ class StandIns:
         trainer = self._redirects.trainer_of(caller.pid)
         if trainer is None:
             return None
-        stand_in = self._redirects.stand_in(dentry.inode, trainer, self._cached, self.settings)
+        stand_in = self._redirects.stand_in(dentry.inode, trainer, self._cached, self._settings())
         node = None if stand_in is None else await self._openable(stand_in, parent, caller)
         # Noted also if it gets the file itself: a note of an earlier look-up, which no open has followed, is void now.
         self._redirects.note(caller.pid, dentry.inode, dentry.inode if node is None else node.inode)
@@ -78,11 +78,11 @@ class StandIns:
 
     async def _openable(self, stand_in: int, parent: int, caller: Caller) -> Node | None:
         """The stand-in, if it is certain that the caller could open it by the stand-in's own path."""
-        ownership = self.settings.ownership
+        ownership = self._settings().ownership
         try:
             node = self._catalogue.node(stand_in)
             who: Credentials | None = ANYBODY
-            if self.settings.checks_permissions:
+            if self._settings().checks_permissions:
                 who = self._redirects.credentials_of(caller.pid, caller.uid, caller.gid)
             if who is None:
                 return None
@@ -101,7 +101,7 @@ class StandIns:
         """A directory's attributes, as fresh as the kernel would have them."""
         now = self._now()
         found, asked_at = self._passed.get(directory, (None, 0.0))
-        if found is None or not 0 <= now - asked_at < self.settings.dir_ttl_s:
+        if found is None or not 0 <= now - asked_at < self._settings().dir_ttl_s:
             node = self._catalogue.node(self._catalogue.directory_inode(directory))
             found = (await self._lister.refresh(node)).stat
             if len(self._passed) >= _DIRECTORIES:
@@ -118,7 +118,7 @@ class StandIns:
         """
         if not self._redirects.active:
             return
-        if self._redirects.stand_in(node.inode, trainer, self._cached, self.settings) is not None:
+        if self._redirects.stand_in(node.inode, trainer, self._cached, self._settings()) is not None:
             # Only once: a reader that opens without a name (/proc/self/fd) comes back without a look-up, and then gets
             # the file itself.
             self._redirects.note(caller.pid, node.inode, node.inode)

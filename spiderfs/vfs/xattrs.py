@@ -23,7 +23,7 @@ _PREFIX = "user.spiderfs."
 
 
 class Xattrs:
-    """Of everything but control files, which have none. `settings` may be replaced at any time."""
+    """Of everything but control files, which have none."""
 
     def __init__(
         self,
@@ -33,10 +33,13 @@ class Xattrs:
         fetcher: Fetcher,
         redirects: Redirects,
         client_terms: Path,
-        settings: Settings,
+        settings: Callable[[], Settings],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`client_terms`: where readers around FUSE learn how to read (`shared/bypass_terms.py`)."""
+        """`client_terms`: where readers around FUSE learn how to read (`shared/bypass_terms.py`).
+
+        `settings` answers with those that hold now.
+        """
         self._catalogue = catalogue
         self._content = content
         self._client = client
@@ -44,7 +47,7 @@ class Xattrs:
         self._redirects = redirects
         self._client_terms = client_terms
         self._now = wall_clock
-        self.settings = settings
+        self._settings = settings
 
     async def names(self, inode: int) -> list[str]:
         node = self._catalogue.node(inode)
@@ -81,7 +84,7 @@ class Xattrs:
 
     def _cached_records(self, node: Node) -> tuple[int, int]:
         """How many of the file's records are in the store, and how many it has."""
-        if node.stat.size <= self.settings.sample_max_bytes:
+        if node.stat.size <= self._settings().sample_max_bytes:
             return int(node.stat.size == 0 or self._fetcher.stored(ContentKey(node.inode))), 1
         return self._fetcher.stored_blocks(node.inode), -(-node.stat.size // BLOCK_BYTES)
 

@@ -139,14 +139,14 @@ class Catalogue:
     # -- what is known
 
     def node(self, inode: int) -> Node:
-        """The record of an inode that the kernel names; raises Stale if there is none."""
+        """The row of an inode that the kernel names; raises Stale if there is none."""
         node = self.known(inode)
         if node is None:
             raise Stale(f"inode {inode & ~PROVISIONAL} is not known (any more)")
         return node
 
     def known(self, inode: int) -> Node | None:
-        """The record of an inode, if there is one; the number of a provisional version means the version."""
+        """The row of an inode, if there is one; the number of a provisional version means the version."""
         inode &= ~PROVISIONAL
         row = self._records.get("inode", _INODE_KEY.pack(inode))
         if row is None:

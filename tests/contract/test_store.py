@@ -7,11 +7,12 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+from forking import exit_status, forked
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -351,19 +352,6 @@ TestLmdbContentModel.settings = settings(max_examples=20, stateful_step_count=25
 # -- content of LMDB, between processes
 
 
-def forked(work: Callable[[], None]) -> int:
-    """Run `work` in a child and return its pid; an exception is exit status 1."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    return pid
-
-
 def test_two_processes_land_at_once_within_the_budget(tmp_path: Path) -> None:
     content = LmdbContent(tmp_path)
     content.set_capacity(50_000)
@@ -379,7 +367,7 @@ def test_two_processes_land_at_once_within_the_budget(tmp_path: Path) -> None:
                 store.apply((), [Keep(ContentKey(inode), "samples")])
 
     children = [forked(lambda first=first: fill(first)) for first in (1, 2)]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    assert [exit_status(child) for child in children] == [0, 0]
     content = LmdbContent(tmp_path)
     members = list(content.members())
     usage = content.usage()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forking import exit_status, forked
 
 from spiderfs.client.cache import STORES, Cache, Gone
 from spiderfs.core.events import HIT, Access
@@ -69,16 +70,12 @@ class Daemon:
 
     def write(self, what: Any) -> None:
         """Let `what(catalogue, records, content)` change the store."""
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                records = LmdbRecords(self.layout.names, TABLES)
-                what(Catalogue(records), records, LmdbContent(self.layout.content))
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def work() -> None:
+            records = LmdbRecords(self.layout.names, TABLES)
+            what(Catalogue(records), records, LmdbContent(self.layout.content))
+
+        assert exit_status(forked(work)) == 0
 
     def record(
         self,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from seen_samples import engine_with
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import NOTHING, Changes, Engine
@@ -18,15 +19,6 @@ from spiderfs.core.policy import SAMPLES
 from spiderfs.policies import shade
 from spiderfs.policies.shade import Shade
 from spiderfs.simulation.replay import replay
-
-
-def engine_with(policy: Shade, capacity: int, scores: dict[int, float]) -> Engine:
-    """An engine that has seen these samples, of 10 bytes each."""
-    engine = Engine(policy, capacity)
-    for key, score in scores.items():
-        policy.scored(key, score)
-        engine.opened(key, 10)
-    return engine
 
 
 class TestAdmission:

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from seen_samples import engine_with
 
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.hints import Hub
@@ -19,15 +20,6 @@ from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, MAX_WAITING, Spider
 
 def hub(key: int, *neighbours: int, course_id: str = "train", nearest: float = 0.1) -> Hub:
     return Hub(key, course_id, neighbours, [nearest + 0.1 * rank for rank in range(len(neighbours))])
-
-
-def engine_with(policy: Spider, capacity: int, scores: dict[int, float]) -> Engine:
-    """An engine that has seen these samples, of 10 bytes each."""
-    engine = Engine(policy, capacity)
-    for key, score in scores.items():
-        policy.scored(key, score)
-        engine.opened(key, 10)
-    return engine
 
 
 class TestImportance:

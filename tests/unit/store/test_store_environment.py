@@ -9,11 +9,11 @@ import resource
 import shutil
 import signal
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forking import exit_status, forked
 
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import StoreCorrupt, StoreFull
@@ -60,21 +60,6 @@ def usable(store: Path) -> bool:
     answer = landed and found is not None and bytes(found) == b"after"
     content.close()
     return answer
-
-
-def in_child(work: Callable[[], None]) -> int:
-    """Exit status of a child that runs `work`; 1 if that raised."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 # -- claim and release
@@ -267,7 +252,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         assert content.land(ContentKey(2000), payload(2000, 1 << 20))
         content.close()
 
-    assert in_child(fill) == 0
+    assert exit_status(forked(fill)) == 0
     assert environment.claim(tmp_path) is None
 
 
@@ -287,7 +272,7 @@ def test_names_go_on_working_when_the_disk_is_full(tmp_path: Path) -> None:
         assert records.get("dentry", b"%016d" % 7) == bytes(1000)
         records.close()
 
-    assert in_child(fill) == 0
+    assert exit_status(forked(fill)) == 0
 
 
 def test_a_reservation_is_renewed_only_when_it_is_half_used(tmp_path: Path) -> None:

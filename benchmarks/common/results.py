@@ -18,6 +18,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.common import intervals
+
 
 def wide_console(columns: int) -> Console:
     """A console with room for tables of so many columns, which most terminals do not have."""
@@ -66,6 +68,8 @@ class Verdict:
     target: str
     measured: list[float]
     reached: bool
+    paired: bool = False
+    """Whether the figures are differences from another system, of which an interval is shown."""
 
 
 def verdict_table(title: str, verdicts: Iterable[Verdict], forms: Iterable[str]) -> Table:
@@ -73,5 +77,6 @@ def verdict_table(title: str, verdicts: Iterable[Verdict], forms: Iterable[str])
     table = plain_table(title, "", "target", "measured", " ", words=("", " "))
     for verdict, form in zip(verdicts, forms, strict=False):
         word, style = ("reached", "green") if verdict.reached else ("missed", "red")
-        table.add_row(verdict.what, verdict.target, spread(verdict.measured, form), word, style=style)
+        figures = intervals.shown(verdict.measured, form) if verdict.paired else spread(verdict.measured, form)
+        table.add_row(verdict.what, verdict.target, figures, word, style=style)
     return table

@@ -11,11 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.common import intervals
 from benchmarks.common.results import plain_table, spread
 from benchmarks.training.in_process import Epoch
 from benchmarks.training.training import CACHED_SHARE
 
-WIDTH = 150
+WIDTH = 175
 
 # The hit ratios that the papers report for CIFAR-10.
 REPORTED = {
@@ -95,7 +96,10 @@ def gained(group: Group, of: Measured) -> float | None:
 def show(measured: list[Measured], rows: Sequence[str], console: Console) -> None:
     group = grouped(measured)
     sizes = sorted({share for _, share in group})
-    console.print("\nhits and bytes are those of the second half of the epochs; mean ± deviation over seeds")
+    console.print(
+        "\nhits and bytes are those of the second half of the epochs; mean ± deviation over seeds, differences with "
+        "their 95 % interval"
+    )
     for title, field, factor, form in (
         ("Hits, % of reads (in brackets: reported by the paper)", "hit_ratio", 100, ".0f"),
         ("Fetched in an epoch, in times of the data set", "origin", 1, ".2f"),
@@ -147,7 +151,8 @@ def show_costs(group: Group, size: float, console: Console) -> None:
         "x lru",
         "planned",
         "top-1 %",
-        "- uniform",
+        "- uniform, 95 %",
+        "may be claimed",
         "uniform fetches",
     )
     for (system, share), ran in group.items():
@@ -166,7 +171,8 @@ def show_costs(group: Group, size: float, console: Console) -> None:
             f"{fetched / statistics.fmean(of.whole for of in bases):.2f}" if bases else "",
             f"{statistics.fmean(sum(of.planned) for of in ran):.2f}",
             spread([of.top1 for of in ran], ".1f", 100),
-            spread(points, "+.1f") if points else "",
+            intervals.shown(points),
+            intervals.verdict(points),
             f"{statistics.fmean(equal):.2f}" if len(equal) == len(ran) else "",
         )
     console.print(table)
@@ -268,7 +274,7 @@ def plot_costs(axis: Any, group: Group, rows: Sequence[str], size: float) -> Non
         axis.errorbar(
             fetched,
             mean,
-            yerr=statistics.stdev(points) if len(points) > 1 else None,
+            yerr=intervals.interval_of(points).half_width if len(points) > 1 else None,
             marker="o" if system in rows else ".",
             ms=6,
             elinewidth=0.6,

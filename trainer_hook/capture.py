@@ -42,6 +42,13 @@ def find_classifier(model: nn.Module, given: str | nn.Module | None) -> nn.Modul
     return linear[-1]
 
 
+def projection(width: int, dimension: int) -> Tensor:
+    """A fixed Gaussian matrix (width, dimension); it keeps lengths on average (Johnson and Lindenstrauss, 1984)."""
+    generator = torch.Generator().manual_seed(_PROJECTION_SEED + width)
+    matrix: Tensor = torch.randn(width, dimension, generator=generator) / dimension**0.5
+    return matrix
+
+
 class HostCopy(NamedTuple):
     """A copy of a tensor to the host that may not be complete yet."""
 
@@ -180,12 +187,9 @@ class Capture:
         return unit.half()
 
     def _projection(self, width: int, device: torch.device) -> Tensor:
-        """A fixed Gaussian matrix (width, dimension); it keeps lengths on average (Johnson and Lindenstrauss, 1984)."""
         key = (width, device)
         if key not in self._projections:
-            generator = torch.Generator().manual_seed(_PROJECTION_SEED + width)
-            matrix = torch.randn(width, self._dimension, generator=generator) / self._dimension**0.5
-            self._projections[key] = matrix.to(device)
+            self._projections[key] = projection(width, self._dimension).to(device)
         return self._projections[key]
 
 

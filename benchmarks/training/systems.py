@@ -12,10 +12,13 @@ share one training.
     lru, lfu, minio   uniform sampling, each sample once in an epoch
     quiver            the same, but each batch takes what is cached of ten times as many candidates (Quiver); its cache
                       is filled once, since what is read in an epoch is of no use until the next
+    echo 2            each sample twice while it is cached, and then not again before all others; the engine is told of
+                      each epoch when it begins (data echoing)
     shade             draws by the ranks of losses, three times as often what is cached and above the mean
     icache            half of the samples, the harder ones likelier; easy ones stand in within their class
     impact            the same after a warm-up, with those re-evaluated whose rank varies most
-    spider            SpiderCache as its paper has it: draws by graph score, hubs stand in for whatever they can
+    spider-paper      SpiderCache as its paper has it: draws by graph score, hubs stand in for whatever they can
+    spider            the same with the product's limits
     spider+plan       what the product does with its hook: a coverage floor of 0.3, losses weighted, the next epoch
                       drawn after a quarter of this one, and the engine told of it; no stand-in, for through a mount
                       only reads get one that nobody has begun to fetch, and with a plan those are next to none
@@ -73,12 +76,15 @@ UNIFORM_CACHES = {
 }
 SHADE = Configuration(scores="rank", policy="shade", sampler="shade", coverage=0.1)
 IMPACT = Configuration(scores="loss", policy="impact", sampler="impact")
+SPIDER_PAPER = Configuration()
 SPIDER_PLANNED = Configuration(coverage=0.3, weight_clip=4.0, settled=0.25, planned=True, stand_in_share=0.0)
 SYSTEMS = {
     "quiver": System(Configuration(scores=None, unscored_policy="minio", oversampling=10)),
+    "echo 2": System(Configuration(scores=None, unscored_policy="minio", sampler="echo 2", planned=True)),
     "shade": System(SHADE),
     "icache": System(Configuration(scores="loss", policy="icache", sampler="icache")),
     "impact": System(IMPACT),
+    "spider-paper": System(SPIDER_PAPER),
     "spider": System(Configuration()),
     "spider+plan": System(SPIDER_PLANNED),
 }
@@ -117,13 +123,19 @@ def measure_system(pool: Pool, task: Task, usual_epochs: int, progress: Progress
     run = trained(pool, configuration, task, max(2, round(usual_epochs * system.epochs)), progress)
     if system.configuration == UNIFORM.configuration:
         return through("uniform+plan", task, run, pool)
+    return measured_of(task, run, pool)
+
+
+def measured_of(task: Task, run: Run, pool: Pool) -> Measured:
+    """The figures of a training with its own cache."""
     return Measured(
         **asdict(task),
         epochs=run.epochs,
         top1=run.top1,
         mean_bytes=mean_bytes_of(pool),
         planned=origin_shares(run, MIN_BY_EPOCH, pool),
-        foreseen=origin_shares(run, "MIN", pool),
+        foreseen=origin_shares(run, "MIN", pool) if "MIN" in run.list_origin else [],
+        seconds=run.seconds,
     )
 
 
@@ -149,7 +161,6 @@ def through(cache: str, task: Task, run: Run, pool: Pool) -> Measured:
     sampler = SpiderSampler(len(pool.sizes), seed=task.seed)
     lists = [list(sampler) for _ in run.epochs]
     capacity = pool.capacity(task.cached_share)
-    policy, planned = UNIFORM_CACHES[cache]
     all_bytes = sum(pool.sizes)
 
     def shares(replays: Iterator[Replay]) -> list[float]:
@@ -157,15 +168,22 @@ def through(cache: str, task: Task, run: Run, pool: Pool) -> Measured:
 
     return Measured(
         **asdict(task),
-        epochs=[
-            replace(epoch, hit_ratio=replayed.hit_ratio, origin_bytes_per_sample=replayed.origin_bytes_per_sample)
-            for epoch, replayed in zip(run.epochs, served(policy, lists, pool.sizes, capacity, planned), strict=True)
-        ],
+        epochs=epochs_through(cache, run, lists, pool.sizes, capacity),
         top1=run.top1,
         mean_bytes=mean_bytes_of(pool),
         planned=shares(min_by_epoch(lists, pool.sizes, capacity)),
         foreseen=shares(served("belady", lists, pool.sizes, capacity)),
+        seconds=run.seconds,
     )
+
+
+def epochs_through(cache: str, run: Run, lists: list[list[int]], sizes: list[int], capacity: int) -> list[Epoch]:
+    """The epochs of a uniform training, with hits and bytes as this cache has them for what was read."""
+    policy, planned = UNIFORM_CACHES[cache]
+    return [
+        replace(epoch, hit_ratio=replayed.hit_ratio, origin_bytes_per_sample=replayed.origin_bytes_per_sample)
+        for epoch, replayed in zip(run.epochs, served(policy, lists, sizes, capacity, planned), strict=True)
+    ]
 
 
 def origin_shares(run: Run, cache: str, pool: Pool) -> list[float]:
@@ -181,28 +199,28 @@ def mean_bytes_of(pool: Pool) -> float:
 # -- what is kept
 
 
-def result_of(extent: Extent, measured: list[Measured]) -> dict[str, Any]:
+def result_of(extent: Extent, measured: list[Measured], **others: Any) -> dict[str, Any]:
     names = {of.system for of in measured}
     return {
         "machine": machine(),
-        "extent": identity(extent),
+        "extent": identity(extent, **others),
         "systems": {name: asdict(system) for name, system in (SYSTEMS | WHY).items() if name in names},
         "measured": [asdict(of) for of in measured],
     }
 
 
-def identity(extent: Extent) -> dict[str, Any]:
-    """The settings that all trainings of a table must have in common."""
-    common = {"batch": BATCH, "ahead": AHEAD, "learning_rate": LEARNING_RATE}
+def identity(extent: Extent, **others: Any) -> dict[str, Any]:
+    """The settings that all trainings of a table must have in common; `others` are those that differ from ours."""
+    common = {"batch": BATCH, "ahead": AHEAD, "learning_rate": LEARNING_RATE} | others
     return asdict(extent) | {"seeds": 0} | common
 
 
-def measured_in(path: Path, extent: Extent, again: Container[str]) -> list[Measured]:
+def measured_in(path: Path, extent: Extent, again: Container[str], **others: Any) -> list[Measured]:
     """The results of an earlier measurement; raises RuntimeError if they were made with other settings."""
     if not path.exists():
         return []
     result = json.loads(path.read_text())
-    if result["extent"] != identity(extent):
+    if result["extent"] != identity(extent, **others):
         raise RuntimeError(f"{path} is of a measurement of another extent: {result['extent']}")
     for name, saved in result["systems"].items():
         # JSON has no tuples, so the settings are compared in the form in which they come out of a file.

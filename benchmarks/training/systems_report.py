@@ -29,9 +29,11 @@ COLOURS = {
     "lfu": "#17becf",
     "minio": "#1f77b4",
     "quiver": "#aec7e8",
+    "echo 2": "#1b1b1b",
     "shade": "#8c564b",
     "icache": "#e377c2",
     "impact": "#bcbd22",
+    "spider-paper": "#ff9896",
     "spider": "#d62728",
     "spider+plan": "#2ca02c",
     "uniform+plan": "#9467bd",
@@ -53,7 +55,9 @@ class Measured:
     planned: list[float]
     """The bytes fetched in each epoch by a MIN that knows an epoch's draws when the epoch begins."""
     foreseen: list[float]
-    """The bytes fetched in each epoch by a MIN that knows the whole training."""
+    """The bytes fetched in each epoch by a MIN that knows the whole training; empty if that was not computed."""
+    seconds: float = 0.0
+    """How long the training took; that of an in-process training says nothing of a mount."""
 
     @property
     def origin(self) -> list[float]:

@@ -1,0 +1,436 @@
+"""All of CIFAR-10 with a ResNet-18: the papers' systems at the size that their papers train.
+
+    .venv/bin/python -m benchmarks.training.full_size --data DIR --state STATE --json FILE --minutes 8
+    .venv/bin/python -m benchmarks.training.full_size --quick      under a minute, on a CPU
+
+DIR holds train/CLASS/NAME and test/CLASS/NAME; without --data the images are noise around a colour for each class,
+which shows that the program runs and nothing else. Images, random crops, flips and the network are on the device: a GPU
+if there is one. Cache, engine, policy, scorer and sampler are those of a mount, and benchmarks/training/in_process.py
+calls them; there is no mount, and so no time of the source in the seconds. The network is a ResNet-18 with a first
+layer for small images (3 x 3, no max-pool); embeddings get 64 numbers, as the hook sends them.
+
+After each epoch the unfinished training is written to the directory STATE. After --minutes the program stops, with
+exit status 3 if something is left to do. The same command goes on, and on a CPU it ends with the very figures that one
+long run would have had. FILE keeps what has been finished; further systems, seeds and epochs are added by further
+commands. A slice trains at least one epoch: on a CPU with two cores that takes about an hour, so all of it wants a GPU.
+
+The rows are those of benchmarks/training/systems.py. "lru" and "uniform+plan" are one training with uniform sampling.
+
+It needs torch, numpy, pillow, scipy, rich, msgpack and hnswlib, and this repository: no installation of spiderfs, no
+network. On a machine of which only the data are an archive:
+
+    mkdir -p /tmp/cifar && tar xf cifar10.tar.xz -C /tmp/cifar && python3 -m benchmarks.training.full_size \\
+      --data /tmp/cifar --state /tmp/state --json FILE --minutes 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from torch import Tensor, nn
+
+from benchmarks.common.command import add_data, add_names, command_line
+from benchmarks.common.extent import Extent, add_extent, extent_of
+from benchmarks.common.interruption import exit_status
+from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch
+from benchmarks.common.results import plain_table, save, spread, wide_console
+from benchmarks.training.in_process import Epoch, Pool, Run, Training
+from benchmarks.training.saved_training import load_training, save_training
+from benchmarks.training.systems import (
+    SYSTEMS,
+    UNIFORM,
+    System,
+    Task,
+    epochs_through,
+    identity,
+    measured_in,
+    measured_of,
+    result_of,
+)
+from benchmarks.training.systems_report import BASELINE, WIDTH, Measured, grouped, show_costs
+from benchmarks.training.training import CACHED_SHARE, IMAGES, PIXELS, Block, Data, Recipe, find_data, pixels
+from trainer_hook.capture import projection
+
+FULL = Extent(epochs=30, training=50_000, held_out=10_000, seeds=1)
+QUICK = Extent(epochs=3, training=512, held_out=200, seeds=1)
+# The name of the training with uniform sampling, and the caches that serve its draws.
+UNIFORM_NAME, UNIFORM_ROWS = "uniform", ("lru", "uniform+plan")
+NAMES = (UNIFORM_NAME, *SYSTEMS)
+DEFAULT = (UNIFORM_NAME, "echo 2", "spider-paper", "spider+plan", "shade", "impact")
+
+BATCH = 128
+EMBEDDED = 64
+# With momentum 0.9 and a batch of 128 a one-cycle schedule of 30 epochs with this rate is a usual recipe for CIFAR-10.
+LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
+PADDING = 4
+MEANS, DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+# Channels of the first stage. Below 8, the convolutions of torch 2.13 on a CPU corrupt memory in this layout.
+USUAL_WIDTH, QUICK_WIDTH = 64, 8
+# The exit status when the time is over and something is left to do.
+LEFT = 3
+
+
+# -- what is trained
+
+
+def resnet18(classes: int, width: int = USUAL_WIDTH) -> nn.Sequential:
+    """A ResNet-18 (He et al., 2016) for images of 32 x 32; `width` is the number of channels of its first stage."""
+    widths = [width, width, 2 * width, 4 * width, 8 * width]
+    stages = [
+        layer
+        for before, after in itertools.pairwise(widths)
+        for layer in (Block(before, after, 1 if before == after else 2, True), Block(after, after, 1, True))
+    ]
+    stem = nn.Sequential(nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+    return nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes))
+
+
+def on_device(classes: int, width: int, device: str) -> nn.Sequential:
+    return resnet18(classes, width).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, LEARNING_RATE, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True)
+
+
+def prepared(images: Tensor) -> Tensor:
+    """The model's input of images of bytes."""
+    means, deviations = (torch.tensor(numbers, device=images.device)[:, None, None] for numbers in (MEANS, DEVIATIONS))
+    return ((images.float() / 255 - means) / deviations).contiguous(memory_format=torch.channels_last)
+
+
+def augmented(images: Tensor) -> Tensor:
+    """The model's input of images of bytes, each cropped at random after a padding of 4 and perhaps mirrored."""
+    padded = nn.functional.pad(images, (PADDING,) * 4)
+    count, device = len(images), images.device
+    top, left = torch.randint(0, 2 * PADDING + 1, (2, count, 1), device=device)
+    along = torch.arange(PIXELS, device=device)
+    mirrored = torch.rand(count, 1, device=device) < 0.5
+    rows, columns = top + along, left + torch.where(mirrored, along.flip(0), along)
+    which = torch.arange(count, device=device)[:, None, None, None]
+    channels = torch.arange(images.shape[1], device=device)[None, :, None, None]
+    return prepared(padded[which, channels, rows[:, None, :, None], columns[:, None, None, :]])
+
+
+def embedded(embeddings: Tensor) -> Tensor:
+    """Embeddings as the hook sends them: of length 1, projected to 64 numbers, in half precision."""
+    unit = nn.functional.normalize(embeddings.float(), dim=1)
+    if unit.shape[1] > EMBEDDED:
+        unit = unit @ _projection(unit.shape[1], str(unit.device))
+    return unit.half()
+
+
+@functools.cache
+def _projection(width: int, device: str) -> Tensor:
+    return projection(width, EMBEDDED).to(device)
+
+
+def mixed_precision() -> AbstractContextManager[Any]:
+    return torch.autocast("cuda", torch.bfloat16)
+
+
+def recipe_of(width: int, device: str) -> Recipe:
+    return Recipe(
+        network=functools.partial(on_device, width=width, device=device),
+        optimizer=momentum,
+        batch=BATCH,
+        augmented=augmented,
+        prepared=prepared,
+        embedded=embedded,
+        precision=nullcontext if device == "cpu" else mixed_precision,
+    )
+
+
+# -- images
+
+
+def pool_of(data: Data, device: str) -> Pool:
+    """All images as bytes on the device."""
+    images = []
+    for path, _ in data.training:
+        with open(data.root / path, "rb") as file:
+            images.append(pixels(file))
+    return Pool(
+        images=torch.stack(images).to(device),
+        labels=torch.tensor([label for _, label in data.training], device=device),
+        sizes=[(data.root / path).stat().st_size for path, _ in data.training],
+        held_out=replace(data, images=as_bytes(data.images).to(device), labels=data.labels.to(device)),
+    )
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """Images with numbers from -0.5 to 0.5, as bytes."""
+    return ((images + 0.5) * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def generated(extent: Extent, device: str) -> Pool:
+    """Noise around a colour for each of ten classes; half of the images have a colour between two classes."""
+    generator = torch.Generator().manual_seed(0)
+    count = extent.training + extent.held_out
+    labels = torch.randint(0, 10, (count,), generator=generator)
+    colours = torch.rand(10, 3, 1, 1, generator=generator) - 0.5
+    half = (torch.arange(count) % 2 == 0)[:, None, None, None]
+    mixed = torch.where(half, colours[labels - 1], colours[labels])
+    noise = 0.3 * torch.randn(count, 3, PIXELS, PIXELS, generator=generator)
+    images, labels = as_bytes((colours[labels] + mixed) / 2 + noise).to(device), labels.to(device)
+    train, test = slice(0, extent.training), slice(extent.training, count)
+    return Pool(
+        images=images[train],
+        labels=labels[train],
+        sizes=[700 + 7 * (number % 64) for number in range(extent.training)],
+        held_out=Data(Path(), [], 0, images[test], labels[test], 10),
+    )
+
+
+# -- one training, in slices
+
+
+@dataclass
+class Done:
+    """What an unfinished training has done, and what it is: another one does not go on with it."""
+
+    what: dict[str, Any]
+    epochs: list[Epoch] = field(default_factory=list)
+    reads: list[NDArray[np.uint32]] = field(default_factory=list)
+    """The samples of each epoch, in the order in which they were read."""
+    seconds: list[float] = field(default_factory=list)
+    """How long each epoch took, the evaluation after it included."""
+
+
+class Slice:
+    """How long this call may train, and where unfinished trainings are kept."""
+
+    def __init__(self, minutes: float, directory: Path | None) -> None:
+        self._ends_at = time.monotonic() + 60 * minutes
+        self._longest_s = 0.0
+        self._directory = directory
+
+    def took(self, seconds: float) -> None:
+        """Note how long an epoch took."""
+        self._longest_s = max(self._longest_s, seconds)
+
+    @property
+    def over(self) -> bool:
+        """Whether no further epoch fits; a slice has time for one epoch at least."""
+        return self._longest_s > 0 and time.monotonic() + self._longest_s > self._ends_at
+
+    def file(self, task: Task) -> Path | None:
+        name = f"{task.system.replace(' ', '-')}.{task.cached_share:g}.{task.seed}"
+        return None if self._directory is None else self._directory / name
+
+
+def trained(
+    pool: Pool, task: Task, epochs: int, recipe: Recipe, settings: dict[str, Any], part: Slice, console: Console
+) -> list[Measured] | None:
+    """Train, from where the last slice has ended; None if this slice is over before the last epoch."""
+    configuration = replace(system_of(task.system).configuration, cached_share=task.cached_share)
+    training = Training(pool, configuration, task.seed, epochs, recipe=recipe)
+    file = part.file(task)
+    done = Done({"settings": settings, "task": asdict(task), "configuration": asdict(configuration)})
+    if file is not None and file.exists():
+        found: Done = load_training(file, training)
+        if found.what != done.what:
+            raise RuntimeError(f"{file} is of a training with other settings: delete it, or choose another --state")
+        done = found
+    for number in range(len(done.epochs) + 1, epochs + 1):
+        if part.over:
+            return None
+        began = time.monotonic()
+        read, figures = training.epoch(number, lambda: None)
+        done.epochs.append(figures)
+        done.reads.append(np.array(read, np.uint32))
+        done.seconds.append(time.monotonic() - began)
+        part.took(done.seconds[-1])
+        print_epoch(task, number, epochs, done, console)
+        if file is not None:
+            save_training(file, training, done)
+    return measured(task, training, done)
+
+
+def measured(task: Task, training: Training, done: Done) -> list[Measured]:
+    """The figures of a training that is done: two rows for uniform sampling, one for each other system."""
+    pool = training.pool
+    lists = [read.tolist() for read in done.reads]
+    planned = min_by_epoch(lists, pool.sizes, training.capacity)
+    run = Run(
+        configuration=task.system,
+        seed=task.seed,
+        epochs=done.epochs,
+        top1=training.top1(pool.held_out),
+        list_origin={MIN_BY_EPOCH: [replayed.origin_bytes_per_sample for replayed in planned]},
+        graph=training.cache.graph(),
+        seconds=sum(done.seconds),
+    )
+    if task.system != UNIFORM_NAME:
+        return [measured_of(task, run, pool)]
+    return [
+        measured_of(
+            replace(task, system=cache),
+            replace(run, epochs=epochs_through(cache, run, lists, pool.sizes, training.capacity)),
+            pool,
+        )
+        for cache in UNIFORM_ROWS
+    ]
+
+
+def system_of(name: str) -> System:
+    return UNIFORM if name == UNIFORM_NAME else SYSTEMS[name]
+
+
+# -- what it shows
+
+
+def print_epoch(task: Task, number: int, epochs: int, done: Done, console: Console) -> None:
+    figures, left_s = done.epochs[-1], (epochs - number) * done.seconds[-1]
+    console.print(
+        f"{task.system}, seed {task.seed}, epoch {number} of {epochs}: {done.seconds[-1]:.1f} s, some "
+        f"{left_s:.0f} s left  hits {figures.hit_ratio:5.1%}  seen {figures.served_share:4.0%}  "
+        f"redirected {figures.redirected_share:5.1%}  ratio {figures.ratio:.2f}  top-1 {figures.top1:5.1%}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def show(found: list[Measured], size: float, console: Console) -> None:
+    group = grouped(found)
+    table = plain_table(
+        f"Epochs of the second half, with {size:.0%} cached",
+        "",
+        "seeds",
+        "hits %",
+        "fetched",
+        "x lru",
+        "by MIN",
+        "different %",
+        "stand-ins %",
+        "s per epoch",
+    )
+    for (system, share), ran in group.items():
+        if share != size:
+            continue
+        base = {of.seed: of for of in group.get((BASELINE, size), [])}
+        times = [of.settled("origin") / base[of.seed].settled("origin") for of in ran if of.seed in base]
+        table.add_row(
+            system,
+            str(len(ran)),
+            *(
+                spread([of.settled(field) for of in ran], form, factor)
+                for field, form, factor in (("hit_ratio", ".1f", 100), ("origin", ".2f", 1))
+            ),
+            spread(times, ".2f") if times else "",
+            *(
+                spread([of.settled(field) for of in ran], form, factor)
+                for field, form, factor in (
+                    ("planned", ".2f", 1),
+                    ("served_share", ".0f", 100),
+                    ("redirected_share", ".1f", 100),
+                )
+            ),
+            spread([of.seconds / len(of.epochs) for of in ran], ".1f"),
+        )
+    console.print(table)
+    console.print("fetched, by MIN: in times of the data set; by MIN that knows each epoch as it begins\n")
+    show_costs(group, size, console)
+
+
+# -- the program
+
+
+class TimeIsOver(Exception):
+    """This slice has ended, and something is left to do."""
+
+
+def measure(arguments: argparse.Namespace, console: Console) -> None:
+    extent, device = arguments.extent, arguments.device
+    if device == "cpu":
+        torch.set_num_threads(arguments.threads)
+    settings = {
+        "batch": BATCH,
+        "learning_rate": LEARNING_RATE,
+        "network": f"ResNet-18 of {arguments.width} channels",
+        "device": device,
+        "images": "generated" if arguments.data is None else "read",
+    }
+    found = [] if arguments.json is None else measured_in(arguments.json, extent, [], **settings)
+    finished = {(UNIFORM_NAME if of.system in UNIFORM_ROWS else of.system, of.seed) for of in found}
+    left = [
+        Task(name, CACHED_SHARE, seed)
+        for seed, name in itertools.product(range(1, extent.seeds + 1), arguments.systems)
+        if (name, seed) not in finished
+    ]
+    recipe, part = recipe_of(arguments.width, device), Slice(arguments.minutes, arguments.state)
+    pool = generated(extent, device) if arguments.data is None else pool_of(find_data(arguments.data, extent), device)
+    console.print(
+        f"{extent.training:,} training images ({sum(pool.sizes) / 1e6:.1f} MB), {extent.held_out:,} held out, "
+        f"{extent.epochs} epochs, on {device}; {len(finished)} trainings are finished, {len(left)} are left",
+        highlight=False,
+    )
+    try:
+        for number, task in enumerate(left):
+            rows = trained(pool, task, extent.epochs, recipe, identity(extent, **settings), part, console)
+            if rows is None:
+                raise TimeIsOver(f"{len(left) - number} trainings are left: the same command goes on")
+            found += rows
+            if arguments.json is not None:
+                save(arguments.json, result_of(extent, found, **settings))
+            if (file := part.file(task)) is not None:
+                file.unlink()
+    finally:
+        # An interrupted measurement shows what it has measured.
+        if found:
+            show(found, CACHED_SHARE, console)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = command_line(__doc__)
+    add_data(parser, IMAGES)
+    add_extent(parser, FULL, QUICK)
+    add_names(parser, "--systems", NAMES, "which to train", DEFAULT)
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), metavar="N", help="begin no epoch that would end later"
+    )
+    parser.add_argument("--state", type=Path, metavar="STATE", help="directory of unfinished trainings, to go on with")
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        metavar="NAME",
+        help="where images and network are (default here: %(default)s)",
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of a CPU (default %(default)s)")
+    parser.add_argument("--width", type=int, metavar="N", help="channels of the first stage (default 64, quick 8)")
+    arguments = parser.parse_args()
+    if arguments.minutes != float("inf") and arguments.state is None:
+        parser.error("--minutes needs --state DIR, where the unfinished training is kept")
+    if arguments.width is None:
+        arguments.width = QUICK_WIDTH if arguments.quick else USUAL_WIDTH
+    if arguments.width < QUICK_WIDTH:
+        parser.error(f"choose --width {QUICK_WIDTH} or more")
+    arguments.extent = extent_of(parser, arguments, FULL, QUICK)
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    console = wide_console(WIDTH)
+    try:
+        return exit_status("full_size", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
+    except TimeIsOver as over:
+        console.print(str(over), highlight=False)
+        return LEFT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

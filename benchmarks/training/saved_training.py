@@ -1,0 +1,82 @@
+"""Saving an unfinished training without a mount, so that it goes on as if it had never been interrupted.
+
+Model, optimizer and schedule are saved by their own state. Everything else that decides (cache, engine, policy, scorer,
+sampler, random generators) is pickled as it is: what a mount saves of these leaves out what a remount can do without,
+and would change the rest of the training. A file is a pickle, which runs code when it is read: read only your own.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from benchmarks.training.in_process import Training
+
+
+def save_training(path: Path, training: Training, rest: Any) -> None:
+    """Write the training, between two epochs, and `rest`; a crash leaves the file that was there before."""
+    state = {
+        "model": training.model.state_dict(),
+        "steps": training.steps.state_dict(),
+        "decides": (training.cache, training.sampler, training.rng),
+        "random": torch.get_rng_state(),
+        "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "rest": rest,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}")
+    with unfinished.open("wb") as file:
+        _Pickler(file, training).dump(state)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def load_training(path: Path, training: Training) -> Any:
+    """Bring a training that was just made to where the saved one was; returns what was saved as `rest`."""
+    with path.open("rb") as file:
+        state = _Unpickler(file, training).load()
+    training.model.load_state_dict(state["model"])
+    training.steps.load_state_dict(state["steps"])
+    training.cache, training.sampler, training.rng = state["decides"]
+    torch.set_rng_state(state["random"])
+    if state["random_cuda"]:
+        torch.cuda.set_rng_state_all(state["random_cuda"])
+    return state["rest"]
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: Any, training: Training) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._training = training
+
+    def persistent_id(self, found: Any) -> str | None:
+        # The sampler holds a method of the training, by which it evaluates.
+        return "training" if found is self._training else None
+
+    def reducer_override(self, found: Any) -> Any:
+        if isinstance(found, MappingProxyType):
+            # The view of a dictionary is saved as one of the same dictionary; a copy would no longer follow it.
+            return _view, tuple(gc.get_referents(found))
+        return NotImplemented
+
+
+def _view(of: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    # pickle finds this function by its name, and would not find the type.
+    return MappingProxyType(of)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, training: Training) -> None:
+        super().__init__(file)
+        self._training = training
+
+    def persistent_load(self, name: Any) -> Training:
+        assert name == "training"
+        return self._training

@@ -1,0 +1,139 @@
+"""Where full_size.py could silently be wrong: what an interruption changes, how images are cropped, what is kept."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+EPOCHS = 3
+SYSTEMS = ("uniform", "echo 2", "spider-paper", "shade", "impact")
+
+
+@pytest.fixture(scope="module")
+def full_size() -> ModuleType:
+    torch.set_num_threads(1)
+    return importlib.import_module("benchmarks.training.full_size")
+
+
+@pytest.fixture(autouse=True)
+def small(full_size: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small network in place of a ResNet, which takes most of the time and is saved alike."""
+    training = importlib.import_module("benchmarks.training.training")
+    monkeypatch.setattr(full_size, "on_device", lambda classes, width, device: training.small_network(classes))
+
+
+def arguments(full_size: ModuleType, path: Path, **chosen: Any) -> Namespace:
+    settings: dict[str, Any] = {
+        "extent": full_size.Extent(EPOCHS, 480, 100, 1),
+        "device": "cpu",
+        "threads": 1,
+        "width": 8,
+        "data": None,
+        "minutes": float("inf"),
+        "state": path / "state",
+        "json": path / "full.json",
+        "systems": list(SYSTEMS),
+    }
+    return Namespace(**settings | chosen)
+
+
+def kept(path: Path) -> Any:
+    """The measured figures, without how long they took."""
+    return [of | {"seconds": 0} for of in json.loads((path / "full.json").read_text())["measured"]]
+
+
+def test_slices_end_with_the_figures_of_one_long_run(full_size: ModuleType, tmp_path: Path) -> None:
+    console = Console(quiet=True)
+    full_size.measure(arguments(full_size, tmp_path / "long", state=None), console)
+    slices = 0
+    while True:
+        slices += 1
+        try:
+            # No time: each slice trains the one epoch that it may.
+            full_size.measure(arguments(full_size, tmp_path / "short", minutes=0.0), console)
+            break
+        except full_size.TimeIsOver:
+            assert len(list((tmp_path / "short" / "state").iterdir())) <= 1
+    assert slices == EPOCHS * len(SYSTEMS)
+    assert kept(tmp_path / "short") == kept(tmp_path / "long")
+    assert {of["system"] for of in kept(tmp_path / "long")} == {*SYSTEMS[1:], "lru", "uniform+plan"}
+    assert list((tmp_path / "short" / "state").iterdir()) == []
+
+
+def test_an_interrupted_epoch_is_trained_again(
+    full_size: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console, chosen = Console(quiet=True), {"systems": ["spider"]}
+    full_size.measure(arguments(full_size, tmp_path / "long", **chosen), console)
+    step, steps = full_size.Training._step, 0
+
+    def interrupted(training: Any, *given: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps in (6, 13):
+            raise KeyboardInterrupt
+        step(training, *given)
+
+    monkeypatch.setattr(full_size.Training, "_step", interrupted)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            full_size.measure(arguments(full_size, tmp_path / "short", **chosen), console)
+    full_size.measure(arguments(full_size, tmp_path / "short", **chosen), console)
+    assert kept(tmp_path / "short") == kept(tmp_path / "long")
+
+
+def test_a_training_goes_on_with_its_own_state_only(full_size: ModuleType, tmp_path: Path) -> None:
+    console, chosen = Console(quiet=True), {"systems": ["spider"], "minutes": 0.0}
+    given = arguments(full_size, tmp_path, **chosen)
+    with pytest.raises(full_size.TimeIsOver):
+        full_size.measure(given, console)
+    given.extent = replace(given.extent, epochs=EPOCHS + 1)
+    with pytest.raises(RuntimeError, match="other settings"):
+        full_size.measure(given, console)
+
+
+def test_further_seeds_and_systems_are_added(full_size: ModuleType, tmp_path: Path) -> None:
+    console = Console(quiet=True)
+    full_size.measure(arguments(full_size, tmp_path, systems=["uniform"]), console)
+    first = kept(tmp_path)
+    full_size.measure(arguments(full_size, tmp_path, systems=["uniform", "shade"]), console)
+    assert kept(tmp_path)[: len(first)] == first
+    assert [of["system"] for of in kept(tmp_path)[len(first) :]] == ["shade"]
+
+
+def test_images_are_cropped_and_mirrored(full_size: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(full_size, "prepared", lambda images: images)
+    torch.manual_seed(0)
+    image = torch.arange(3 * 32 * 32).reshape(1, 3, 32, 32).remainder(255).to(torch.uint8) + 1
+    made = full_size.augmented(image.repeat(300, 1, 1, 1))
+    padded = torch.nn.functional.pad(image[0], (4,) * 4)
+    wanted = {
+        side.numpy().tobytes()
+        for top in range(9)
+        for left in range(9)
+        for crop in (padded[:, top : top + 32, left : left + 32],)
+        for side in (crop.contiguous(), crop.flip(2).contiguous())
+    }
+    found = {crop.contiguous().numpy().tobytes() for crop in made}
+    assert found <= wanted
+    assert len(found) > len(wanted) / 2
+
+
+def test_the_network_is_a_resnet_of_eighteen_layers(full_size: ModuleType) -> None:
+    model = full_size.resnet18(10)
+    # 17 convolutions, three more in shortcuts, and the classifier: 11.2 million numbers, as in the literature.
+    assert sum(isinstance(module, torch.nn.Conv2d) for module in model.modules()) == 20
+    assert sum(parameter.numel() for parameter in model.parameters()) == 11_173_962
+    images = torch.zeros(2, 3, 32, 32)
+    assert model[:-3](images).shape == (2, 512, 4, 4)
+    assert model(images).shape == (2, 10)
+    assert full_size.embedded(model[:-1](images)).shape == (2, 64)

@@ -52,6 +52,7 @@ from benchmarks.training.saved_training import load_training, save_training
 from benchmarks.training.systems import (
     SYSTEMS,
     UNIFORM,
+    UNIFORM_NAME,
     System,
     Task,
     epochs_through,
@@ -66,8 +67,8 @@ from trainer_hook.capture import projection
 
 FULL = Extent(epochs=30, training=50_000, held_out=10_000, seeds=1)
 QUICK = Extent(epochs=3, training=512, held_out=200, seeds=1)
-# The name of the training with uniform sampling, and the caches that serve its draws.
-UNIFORM_NAME, UNIFORM_ROWS = "uniform", ("lru", "uniform+plan")
+# The caches that serve the draws of the training with uniform sampling.
+UNIFORM_ROWS = ("lru", "uniform+plan")
 NAMES = (UNIFORM_NAME, *SYSTEMS)
 DEFAULT = (UNIFORM_NAME, "echo 2", "spider-paper", "spider+plan", "shade", "impact")
 

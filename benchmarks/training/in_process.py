@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks.common.extent import Extent
 from benchmarks.common.lists import list_origin
 from benchmarks.training.training import (
     CACHED_SHARE,
@@ -33,6 +35,7 @@ from benchmarks.training.training import (
     Recipe,
     Steps,
     evaluate,
+    find_data,
 )
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Adjustable, Divided, Guided, HasHubs, HasPins, HasStandIns
@@ -119,6 +122,11 @@ def decode(data: Data) -> Pool:
         sizes=[(data.root / path).stat().st_size for path, _ in data.training],
         held_out=data,
     )
+
+
+def pool_in(directory: Path, extent: Extent) -> Pool:
+    """The images of a directory."""
+    return decode(find_data(directory, extent))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ share one training.
     icache            half of the samples, the harder ones likelier; easy ones stand in within their class
     impact            the same after a warm-up, with those re-evaluated whose rank varies most
     spider-paper      SpiderCache as its paper has it: draws by graph score, hubs stand in for whatever they can
-    spider            the same with the product's limits
+    spider-imp        its part for important samples alone: no hubs
+    spider            the same as spider-paper with the product's limits
     spider+plan       what the product does with its hook: a coverage floor of 0.3, losses weighted, the next epoch
                       drawn after a quarter of this one, and the engine told of it; no stand-in, for through a mount
                       only reads get one that nobody has begun to fetch, and with a plan those are next to none
@@ -26,16 +27,26 @@ share one training.
 
 "planned" is what a MIN would fetch for a system's draws if it knew each epoch when the epoch begins, and "MIN" if it
 knew the whole training. At one size of the cache there are more trainings, which show why systems differ: the same
-systems with fewer or more epochs, since a system that trains on less fetches less, and variants of shade. If FILE
-exists and holds runs of the same extent, only those that `--again` names are measured again.
+systems with fewer or more epochs, since a system that trains on less fetches less, and variants of shade and of
+spider-paper. If FILE exists and holds runs of the same extent, only those that `--again` names are measured again.
+
+Tables at the end set the figures beside those that the papers report (benchmarks/training/papers.py). Figure 14 and
+table 6 of SpiderCache, of three seeds each, some ten minutes on a quiet core:
+
+    .venv/bin/python -m benchmarks.training.systems --data DIR --json FILE --seeds-elsewhere 3 \\
+      --shares 0.1,0.25,0.5,0.75 --why-share 0.25 --systems spider-paper,spider-imp,shade,icache
+    .venv/bin/python -m benchmarks.training.systems --data DIR --json FILE --epochs 24 --shares 0.2 \\
+      --systems 'spider-paper, ratio 90,spider-paper,spider-paper, ratio 90-50'
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import sys
+import time
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,16 +54,17 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 
 from benchmarks.common.command import add_data, add_names, command_line
 from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch, served
 from benchmarks.common.results import machine, save, wide_console
-from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Pool, Run, decode, train
-from benchmarks.training.systems_report import WIDTH, Measured, plot, print_measured, show
-from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE, find_data
+from benchmarks.common.side_by_side import add_jobs, side_by_side
+from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Pool, Run, pool_in, train
+from benchmarks.training.papers import compare
+from benchmarks.training.systems_report import BASELINE, WIDTH, Measured, grouped, plot, print_measured, show
+from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE
 from spiderfs.simulation.replay import Replay
 from trainer_hook import SpiderSampler
 
@@ -67,6 +79,7 @@ class System:
 
 
 UNIFORM = System(Configuration(scores=None))
+UNIFORM_NAME = "uniform"
 # Caches that serve the draws of a uniform training: the policy, and whether the engine gets the plan.
 UNIFORM_CACHES = {
     "lru": ("lru", False),
@@ -85,6 +98,7 @@ SYSTEMS = {
     "icache": System(Configuration(scores="loss", policy="icache", sampler="icache")),
     "impact": System(IMPACT),
     "spider-paper": System(SPIDER_PAPER),
+    "spider-imp": System(replace(SPIDER_PAPER, ratio=(1.0, 1.0))),
     "spider": System(Configuration()),
     "spider+plan": System(SPIDER_PLANNED),
 }
@@ -96,6 +110,8 @@ WHY = {
     **{f"uniform+plan, {name} of the epochs": replace(UNIFORM, epochs=share) for name, share in SHORTER.items()},
     **{f"spider+plan, {name} of the epochs": System(SPIDER_PLANNED, share) for name, share in SHORTER.items()},
     "spider+plan, 5/4 of the epochs": System(SPIDER_PLANNED, 1.25),
+    "spider-paper, ratio 90": System(replace(SPIDER_PAPER, ratio=(0.9, 0.9))),
+    "spider-paper, ratio 90-50": System(replace(SPIDER_PAPER, ratio=(0.9, 0.5))),
     "impact, twice the epochs": System(IMPACT, 2.0),
     "shade, weights and plan": System(replace(SHADE, coverage=0.3, weight_clip=4.0, settled=0.25, planned=True)),
     "shade, no repeats": System(replace(SHADE, sampler="shade without repeats")),
@@ -117,10 +133,21 @@ class Task:
     seed: int
 
 
-def measure_system(pool: Pool, task: Task, usual_epochs: int, progress: Progress) -> Measured:
+# For each seed the sizes of the cache, in order.
+Shares = dict[int, dict[float, None]]
+
+
+def measure_task(pool: Pool, task: Task, usual_epochs: int, missing: Shares) -> list[Measured]:
+    torch.set_num_threads(1)
+    if task.system == UNIFORM_NAME:
+        return list(measure_uniform(pool, list(missing[task.seed]), task.seed, usual_epochs))
+    return [measure_system(pool, task, usual_epochs)]
+
+
+def measure_system(pool: Pool, task: Task, usual_epochs: int) -> Measured:
     system = (SYSTEMS | WHY)[task.system]
     configuration = replace(system.configuration, cached_share=task.cached_share)
-    run = trained(pool, configuration, task, max(2, round(usual_epochs * system.epochs)), progress)
+    run = train(pool, configuration, task.system, task.seed, max(2, round(usual_epochs * system.epochs)))
     if system.configuration == UNIFORM.configuration:
         return through("uniform+plan", task, run, pool)
     return measured_of(task, run, pool)
@@ -139,21 +166,11 @@ def measured_of(task: Task, run: Run, pool: Pool) -> Measured:
     )
 
 
-def measure_uniform(
-    pool: Pool, shares: list[float], seed: int, usual_epochs: int, progress: Progress
-) -> Iterator[Measured]:
+def measure_uniform(pool: Pool, shares: list[float], seed: int, usual_epochs: int) -> Iterator[Measured]:
     """One training, whose draws are replayed through every cache at every size."""
-    run = trained(pool, UNIFORM.configuration, Task("uniform", CACHED_SHARE, seed), usual_epochs, progress)
+    run = train(pool, UNIFORM.configuration, UNIFORM_NAME, seed, usual_epochs)
     for share, cache in itertools.product(shares, UNIFORM_CACHES):
         yield through(cache, Task(cache, share, seed), run, pool)
-
-
-def trained(pool: Pool, configuration: Configuration, task: Task, epochs: int, progress: Progress) -> Run:
-    batches = -(-len(pool.sizes) // BATCH)
-    shown = progress.add_task(f"seed {task.seed}, {task.system}, {task.cached_share:.0%}", total=epochs * batches)
-    run = train(pool, configuration, task.system, task.seed, epochs, lambda: progress.advance(shown))
-    progress.remove_task(shown)
-    return run
 
 
 def through(cache: str, task: Task, run: Run, pool: Pool) -> Measured:
@@ -239,45 +256,54 @@ def measured_in(path: Path, extent: Extent, again: Container[str], **others: Any
 
 def measure(arguments: argparse.Namespace, console: Console) -> None:
     extent: Extent = arguments.extent
-    torch.set_num_threads(1)
     measured = [] if arguments.json is None else measured_in(arguments.json, extent, arguments.again)
-    done = {(of.system, of.cached_share, of.seed) for of in measured}
-    pool = decode(find_data(arguments.data, extent))
-
-    def keep(*found: Measured) -> None:
-        measured.extend(found)
-        for of in found:
-            print_measured(of, console)
-        if arguments.json is not None:
-            save(arguments.json, result_of(extent, measured))
-
+    done = {Task(of.system, of.cached_share, of.seed) for of in measured}
+    tasks, missing = tasks_of(arguments, extent, done)
+    work = functools.partial(measure_task, usual_epochs=extent.epochs, missing=missing)
+    prepare = functools.partial(pool_in, arguments.data, extent)
+    console.print(f"{len(tasks)} trainings to do", highlight=False)
+    began = time.monotonic()
     try:
-        with Progress(console=console, transient=True) as progress:
-            for seed, shares, names in rounds(arguments, extent):
-                missing = [share for share in shares if ("lru", share, seed) not in done]
-                if missing:
-                    keep(*measure_uniform(pool, missing, seed, extent.epochs, progress))
-                    done.update(("lru", share, seed) for share in missing)
-                for share, name in itertools.product(shares, names):
-                    if (name, share, seed) not in done:
-                        keep(measure_system(pool, Task(name, share, seed), extent.epochs, progress))
+        for number, found in enumerate(side_by_side(prepare, work, tasks, arguments.jobs), 1):
+            measured += found
+            for of in found:
+                print_measured(of, console)
+            if arguments.json is not None:
+                save(arguments.json, result_of(extent, measured))
+            left_s = (time.monotonic() - began) / number * (len(tasks) - number)
+            console.print(f"{len(tasks) - number} left, some {left_s / 60:.0f} minutes", style="dim", highlight=False)
     finally:
         # An interrupted measurement shows what it has measured.
         if measured:
             show(measured, ROWS, console)
+            compare(grouped(measured), console)
             if arguments.plot is not None:
                 plot(measured, ROWS, arguments.plot)
 
 
 def rounds(arguments: argparse.Namespace, extent: Extent) -> Iterator[tuple[int, list[float], Iterable[str]]]:
     """The seeds, the sizes of the cache and the systems to measure; what matters most comes first."""
+    systems, why = ([name for name in table if name in arguments.systems] for table in (SYSTEMS, WHY))
     for seed in range(1, extent.seeds + 1):
-        yield seed, [arguments.why_share], SYSTEMS
+        yield seed, [arguments.why_share], systems
     others = [share for share in arguments.shares if share != arguments.why_share]
     for seed in range(1, min(extent.seeds, arguments.seeds_elsewhere) + 1):
-        yield seed, others, SYSTEMS
+        yield seed, others, systems
     for seed in range(1, extent.seeds + 1):
-        yield seed, [arguments.why_share], WHY
+        yield seed, [arguments.why_share], why
+
+
+def tasks_of(arguments: argparse.Namespace, extent: Extent, done: Container[Task]) -> tuple[list[Task], Shares]:
+    """What is left to measure, in order, and the sizes at which each seed's uniform training is still to be served."""
+    tasks: dict[Task, None] = {}
+    missing: Shares = {}
+    for seed, shares, names in rounds(arguments, extent):
+        for share in shares:
+            if Task(BASELINE, share, seed) not in done:
+                missing.setdefault(seed, {})[share] = None
+                tasks[Task(UNIFORM_NAME, CACHED_SHARE, seed)] = None
+        tasks |= dict.fromkeys(Task(name, share, seed) for share, name in itertools.product(shares, names))
+    return [task for task in tasks if task not in done], missing
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -299,7 +325,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seeds-elsewhere", type=int, default=1, metavar="N", help="with all other sizes (default %(default)s)"
     )
+    add_names(parser, "--systems", SYSTEMS | WHY, "which to train besides uniform sampling", SYSTEMS | WHY)
     add_names(parser, "--again", SYSTEMS | WHY, "systems to measure anew")
+    add_jobs(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture to FILE")
     arguments = parser.parse_args()
     arguments.extent = extent_of(parser, arguments, FULL, QUICK)

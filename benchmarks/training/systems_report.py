@@ -18,11 +18,6 @@ from benchmarks.training.training import CACHED_SHARE
 
 WIDTH = 175
 
-# The hit ratios that the papers report for CIFAR-10.
-REPORTED = {
-    "shade": {0.2: 0.72},
-    "impact": {0.2: 0.43, 0.4: 0.61, 0.6: 0.74, 0.8: 0.88},
-}
 BASELINE = "lru"
 COLOURS = {
     "lru": "#7f7f7f",
@@ -34,6 +29,7 @@ COLOURS = {
     "icache": "#e377c2",
     "impact": "#bcbd22",
     "spider-paper": "#ff9896",
+    "spider-imp": "#ff7f0e",
     "spider": "#d62728",
     "spider+plan": "#2ca02c",
     "uniform+plan": "#9467bd",
@@ -105,7 +101,7 @@ def show(measured: list[Measured], rows: Sequence[str], console: Console) -> Non
         "their 95 % interval"
     )
     for title, field, factor, form in (
-        ("Hits, % of reads (in brackets: reported by the paper)", "hit_ratio", 100, ".0f"),
+        ("Hits, % of reads", "hit_ratio", 100, ".0f"),
         ("Fetched in an epoch, in times of the data set", "origin", 1, ".2f"),
         ("Planned: the same by MIN that knows each epoch as it begins", "planned", 1, ".2f"),
         ("Foreseen: the same by MIN that knows the whole training", "foreseen", 1, ".2f"),
@@ -136,10 +132,9 @@ def by_size(
         for share in sizes:
             ran = group.get((system, share), [])
             values = [of.top1 if field is None else of.settled(field) for of in ran]
-            text = spread(values, form, factor) if values else ""
-            reported = REPORTED.get(system, {}).get(share) if field == "hit_ratio" else None
-            cells.append(f"{text} ({100 * reported:.0f})" if reported else text)
-        table.add_row(system, *cells)
+            cells.append(spread(values, form, factor) if values else "")
+        if any(cells):
+            table.add_row(system, *cells)
     console.print(table)
 
 
@@ -236,7 +231,7 @@ def plot(measured: list[Measured], rows: Sequence[str], path: Path) -> None:
     why_size = max(sizes, key=lambda share: len(group.get((BASELINE, share), [])))
     figure, axes = pyplot.subplots(2, 2, figsize=(13, 10), layout="constrained")
     for axis, field, factor, title in (
-        (axes[0, 0], "hit_ratio", 100, "hits, % of reads (x: reported by the paper)"),
+        (axes[0, 0], "hit_ratio", 100, "hits, % of reads"),
         (axes[0, 1], "origin", 1, "fetched in an epoch, in times of the data set"),
         (axes[1, 0], "served_share", 100, "different samples in an epoch, %"),
     ):
@@ -249,9 +244,6 @@ def plot(measured: list[Measured], rows: Sequence[str], path: Path) -> None:
             if along:
                 style = "--" if system in ("minio", "uniform+plan") else "-"
                 axis.plot(*zip(*along, strict=True), style, marker="o", ms=4, color=COLOURS[system], label=system)
-            if field == "hit_ratio" and system in REPORTED:
-                reported = [(100 * share, 100 * hits) for share, hits in REPORTED[system].items() if share in sizes]
-                axis.plot(*zip(*reported, strict=True), "x", ms=8, color=COLOURS[system])
         axis.set(xlabel="cache, % of the bytes of all samples", title=title)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)

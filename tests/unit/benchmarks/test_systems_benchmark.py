@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.progress import Progress
 
 SAMPLES, CLASSES, SIZE, SHARE, EPOCHS = 480, 4, 700, 0.2, 6
 
@@ -38,10 +37,9 @@ def pool(systems: ModuleType) -> Any:
 def measured(systems: ModuleType, pool: Any) -> dict[str, Any]:
     """Every system, and of those that say why only what is checked here."""
     torch.set_num_threads(1)
-    progress = Progress(disable=True)
-    found = {of.system: of for of in systems.measure_uniform(pool, [SHARE], 1, EPOCHS, progress)}
+    found = {of.system: of for of in systems.measure_uniform(pool, [SHARE], 1, EPOCHS)}
     for name in (*systems.SYSTEMS, "shade, no repeats", "uniform+plan, 1/2 of the epochs"):
-        found[name] = systems.measure_system(pool, systems.Task(name, SHARE, 1), EPOCHS, progress)
+        found[name] = systems.measure_system(pool, systems.Task(name, SHARE, 1), EPOCHS)
     return found
 
 

@@ -306,16 +306,17 @@ def test_a_restart_with_100000_entries_takes_under_two_seconds(tmp_path: Path) -
     state = before.saved_state()
     content.close()
 
-    # The best of three: another program may have had the processor during one of them.
+    # The processor's time counts, because other programs may have the processor meanwhile. It is the best of three,
+    # because those programs also take from the processor's caches.
     for attempt in range(1, 4):
-        started = time.perf_counter()
+        started_s = time.process_time()
         assert environment.claim(tmp_path) is None
-        walked = time.perf_counter()
+        walked_s = time.process_time()
         content = LmdbContent(tmp_path / "content")
         cache = CacheControl(content, "lru", 0.5, counters)
         cache.restore(1 << 30, state)
-        took_s = time.perf_counter() - started
-        print(f"restart with {RESTART_ENTRIES} entries: {took_s:.2f} s, of which the walk {walked - started:.2f} s")
+        took_s = time.process_time() - started_s
+        print(f"restart with {RESTART_ENTRIES} entries: {took_s:.2f} s, of which the walk {walked_s - started_s:.2f} s")
         assert len(cache.engine.members) == RESTART_ENTRIES
         assert cache.engine.used_bytes == content.usage().kept_bytes
         content.close()

@@ -44,7 +44,7 @@ from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.policies import POLICIES
 from spiderfs.policies.parts.elastic import Elastic, ElasticOptions
-from spiderfs.policies.parts.homophily import MAX_STAND_INS
+from spiderfs.policies.parts.homophily import MAX_NEIGHBOURS, MAX_STAND_INS, HubLimits
 from spiderfs.policies.spider import Spider
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
@@ -85,7 +85,10 @@ class Configuration:
     """The share of the importance section at the beginning and at the end; 1 leaves no room for hubs."""
     stand_in_share: float = 1.0
     """The share of misses that get their stand-in, if there is one; less than 1 acts as `substitute_when=late` does."""
-    max_stand_ins: int = MAX_STAND_INS
+    max_stand_ins: int | None = MAX_STAND_INS
+    """How often a hub stands in per epoch; None is no limit."""
+    max_neighbours: int | None = MAX_NEIGHBOURS
+    """For how many samples a hub may stand in; None is no limit."""
     coverage: float = 0.0
     """The share of the draws that are uniform."""
     weight_clip: float | None = None
@@ -194,7 +197,8 @@ class Cache:
         self.guided: Guided | None = None
         if configuration.scores:
             kind = POLICIES[configuration.policy]
-            made = Spider(start, configuration.max_stand_ins) if kind is Spider else kind()
+            limits = HubLimits(configuration.max_stand_ins, configuration.max_neighbours)
+            made = Spider(start, limits) if kind is Spider else kind()
             assert isinstance(made, Guided)
             self.guided = made
             self.guided.listed(str(DATASET), dict(enumerate(labels)))

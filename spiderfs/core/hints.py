@@ -26,8 +26,8 @@ class Hub:
         if len(self.neighbours) != len(self.distances):
             raise ValueError("a hub needs the distance of each neighbour")
 
-    def shortened(self, length: int) -> Hub:
-        """A copy of this hub with at most `length` neighbours: the nearest, each once, and never the hub itself."""
+    def shortened(self, length: int | None) -> Hub:
+        """A copy of this hub with its `length` nearest neighbours (None: all), each once, and never the hub itself."""
         near: dict[Key, float] = {}
         for key, distance in zip(self.neighbours, self.distances, strict=True):
             if len(near) == length:

@@ -42,6 +42,7 @@ from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
+from spiderfs.policies.parts.homophily import HubLimits
 from spiderfs.sources.client import Read
 from spiderfs.trace.recording import recording_to
 from spiderfs.vfs.catalogue import Catalogue
@@ -94,7 +95,7 @@ class Manager:
         # The workers and clients tell what was read, and the cache control decides what is kept.
         self._events = EventWriter(context.event_writer, counters)
         self._client_pipe = ClientPipe(run, client_terms_of(options), counters)
-        cache = self._cache = CacheControl(content, options.policy, options.large_share, counters)
+        cache = self._cache = CacheControl(content, options.policy, options.large_share, counters, _hub_limits(options))
         self._survey = Survey(lister, source_bytes_of_last_mount(catalogue))
         self._capacity = CacheCapacity(options, self._survey, cache, catalogue)
         self._superseded = Superseded(catalogue, content, cache)
@@ -141,6 +142,7 @@ class Manager:
             partial(publish_options, run),
             (
                 self._capacity.change,
+                lambda changed: cache.limit_hubs(_hub_limits(changed)),
                 lambda changed: cache.set_policy(changed.policy),
                 training.change,
                 self._prefetcher.change,
@@ -341,3 +343,7 @@ class Manager:
     def _save(self) -> None:
         self._catalogue.record_fact(_STATE_FACT, self._cache.saved_state())
         self._catalogue.record_fact(_RATIO_FACT, self._training.ratio.state())
+
+
+def _hub_limits(options: Options) -> HubLimits:
+    return HubLimits(options.hub_stand_ins, options.hub_neighbours)

@@ -28,6 +28,7 @@ from spiderfs.options.types import (
     Budget,
     BytesPerSecond,
     Mode,
+    Neighbours,
     Number,
     OptionalPath,
     Owner,
@@ -35,6 +36,7 @@ from spiderfs.options.types import (
     Radius,
     Seconds,
     SizeBytes,
+    StandIns,
     Switch,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
@@ -192,6 +194,18 @@ class Options(BaseModel):
         ge=1,
         description="epochs over which the share falls to ratio_end: about as many as the training has",
         examples=[90],
+        json_schema_extra=LIVE,
+    )
+    hub_stand_ins: StandIns = Field(
+        default=8,
+        description="how often a hub may stand in during an epoch of a training; unlimited as in SpiderCache's paper",
+        examples=["unlimited"],
+        json_schema_extra=LIVE,
+    )
+    hub_neighbours: Neighbours = Field(
+        default=64,
+        description="for how many samples, its nearest ones, a hub may stand in; unlimited as in SpiderCache's paper",
+        examples=["unlimited"],
         json_schema_extra=LIVE,
     )
     radius: Radius = Field(

@@ -74,6 +74,9 @@ Owner = Annotated[int | None, Field(ge=0, lt=2**32 - 1), _or("source"), _written
 Mode = Annotated[int | None, BeforeValidator(_octal), _or("source"), _written_or("source", _four_digits)]
 # None means: the scorer chooses the radius while the training runs.
 Radius = Annotated[float | None, Field(gt=0, le=2), _or("auto"), _written_or("auto", _decimal)]
+# None means: no limit.
+StandIns = Annotated[int | None, Field(ge=0), _or("unlimited"), _written_or("unlimited")]
+Neighbours = Annotated[int | None, Field(ge=1), _or("unlimited"), _written_or("unlimited")]
 # Zero means: no limit.
 BytesPerSecond = Annotated[
     int,

@@ -6,7 +6,10 @@ policy acts as MinIO does. The hub of each batch enters "homophily", first in, f
 than 1 - ratio of the policy's share. The importance section may use what homophily does not hold, and gives it back to
 new hubs.
 
-A hub whose sample is not cached waits until a reader opens the sample; a few hubs wait at a time.
+A hub whose sample is not cached waits until a reader opens the sample; a few samples wait at a time.
+
+Hubs, stand-ins and their limits belong to a course (`core/guided.py`); the importance section ranks by the worth of a
+sample to all courses.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ from typing import Any
 from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasStandIns
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key, in_saved_order, saved_keys
-from spiderfs.policies.parts.homophily import MAX_STAND_INS, Homophily
+from spiderfs.policies.parts.homophily import Homophily, HubLimits
 from spiderfs.policies.parts.importance import UNKNOWN, Importance
 
 IMPORTANCE, HOMOPHILY = "importance", "homophily"
 
 # r_start of SpiderCache eq. 8.
 FIRST_RATIO = 0.9
-# So many hubs may wait, those of the latest batches. The neighbours of an older hub have moved since.
+# So many samples may wait to be hubs, those of the latest batches. The neighbours of an older hub have moved since.
 MAX_WAITING = 64
 
 
@@ -35,12 +38,13 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
     sections = (IMPORTANCE, HOMOPHILY)
     foreseen = IMPORTANCE
 
-    def __init__(self, ratio: float = FIRST_RATIO, max_stand_ins: int = MAX_STAND_INS) -> None:
+    def __init__(self, ratio: float = FIRST_RATIO, hub_limits: HubLimits | None = None) -> None:
         self.set_ratio(ratio)
         self._importance = Importance()
-        self._homophily = Homophily(max_stand_ins)
-        self._waiting: OrderedDict[Key, Hub] = OrderedDict()
-        # The redirects as `redirects_changed` last returned them (sample -> list -> stand-in), to take them back.
+        self._homophily = Homophily(hub_limits)
+        # For each sample that waits, the hub that it will be in each course.
+        self._waiting: OrderedDict[Key, dict[str, Hub]] = OrderedDict()
+        # The redirects as `redirects_changed` last returned them (sample -> course -> stand-in), to take them back.
         self._told: dict[Key, dict[str, Key]] = {}
 
     # -- as every policy
@@ -59,10 +63,10 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
         pass
 
     def inserted(self, key: Key, size: int) -> None:
-        hub = self._waiting.pop(key, None)
-        if hub is None:
+        hubs = self._waiting.pop(key, {})
+        if not hubs:
             self._importance.add(key)
-        else:
+        for hub in hubs.values():
             self._homophily.put(hub)
         self._homophily.touch(key)
 
@@ -98,7 +102,7 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
             "ratio": self._ratio,
             "order": order,
             "scores": [self._importance.score(key) for key in order],
-            "hubs": [_as_row(self._homophily.hub(key)) for key in self._homophily],
+            "hubs": [_as_row(hub) for key in self._homophily for hub in self._homophily.courses_of(key).values()],
         }
 
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
@@ -124,20 +128,23 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
         """Hubs stay, for they are members; they stand in again when a trainer declares the list again."""
         for key in keys:
             self._importance.forget(key)
-        for key in [key for key, hub in self._waiting.items() if hub.course_id == course_id]:
-            del self._waiting[key]
+        for key in [key for key, hubs in self._waiting.items() if course_id in hubs]:
+            del self._waiting[key][course_id]
+            if not self._waiting[key]:
+                del self._waiting[key]
+        self._homophily.new_epoch(course_id)
 
     def hub_found(self, hub: Hub) -> None:
         if hub.key in self._homophily:
             self._homophily.put(hub)
             return
-        self._waiting[hub.key] = hub
+        self._waiting.setdefault(hub.key, {})[hub.course_id] = hub
         self._waiting.move_to_end(hub.key)
         if len(self._waiting) > MAX_WAITING:
             self._waiting.popitem(last=False)
 
     def is_hub(self, course_id: str, key: Key) -> bool:
-        return key in self._homophily and self._homophily.hub(key).course_id == course_id
+        return course_id in self._homophily.courses_of(key)
 
     def stand_in(self, course_id: str, key: Key) -> Key | None:
         if key in self._importance or key in self._homophily:
@@ -145,14 +152,14 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
         return self._homophily.stand_in(course_id, key)
 
     def stood_in(self, course_id: str, stand_in: Key, wanted: Key) -> None:
-        self._homophily.stood_in(stand_in)
+        self._homophily.stood_in(course_id, stand_in)
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         changes: list[tuple[str, Key, Key | None]] = []
         for key in self._homophily.drain_touched():
             told = self._told.pop(key, {})
-            lists = self._homophily.lists_of(key)
-            now = {course_id: hub for course_id in lists if (hub := self.stand_in(course_id, key)) is not None}
+            near = self._homophily.courses_near(key)
+            now = {course_id: hub for course_id in near if (hub := self.stand_in(course_id, key)) is not None}
             changes += [(course_id, key, hub) for course_id, hub in now.items() if told.get(course_id) != hub]
             changes += [(course_id, key, None) for course_id in told if course_id not in now]
             if now:
@@ -164,7 +171,11 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
         self._homophily.touch_all()
 
     def new_epoch(self, course_id: str) -> None:
-        self._homophily.new_epoch()
+        self._homophily.new_epoch(course_id)
+
+    def limit_hubs(self, limits: HubLimits) -> None:
+        """Change the limits of each hub; that on neighbours holds for hubs that are found from now on."""
+        self._homophily.limit(limits)
 
     @property
     def ratio(self) -> float:

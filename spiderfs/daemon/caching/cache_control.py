@@ -18,11 +18,13 @@ import msgpack
 from spiderfs.core.engine import NOTHING, Changes, Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import Guided
-from spiderfs.core.policy import Key
+from spiderfs.core.policy import Key, Policy
 from spiderfs.core.restocked import Restocked
 from spiderfs.errors import StoreError
 from spiderfs.metrics import Counters
 from spiderfs.policies import mountable_policies
+from spiderfs.policies.parts.homophily import HubLimits
+from spiderfs.policies.spider import Spider
 from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member
 
 log = logging.getLogger(__name__)
@@ -54,13 +56,21 @@ class CacheStatus:
 
 
 class CacheControl:
-    def __init__(self, content: Content, policy: str, large_share: float, counters: Counters) -> None:
+    def __init__(
+        self,
+        content: Content,
+        policy: str,
+        large_share: float,
+        counters: Counters,
+        hub_limits: HubLimits | None = None,
+    ) -> None:
         self._content = content
         self._counters = counters
         self._capacity_bytes = 0
         self._largest_bytes = 0
         self._expected_files: int | None = None
-        self.engine = Engine(mountable_policies()[policy](), 0, 0, large_share)
+        self._hub_limits = hub_limits or HubLimits()
+        self.engine = Engine(self._made(policy), 0, 0, large_share)
 
     def status(self) -> CacheStatus:
         usage, engine = self._content.usage(), self.engine
@@ -172,7 +182,17 @@ class CacheControl:
         if name == self.engine.policy.name:
             return
         with self._undone_on_failure():
-            self._apply(self.engine.change_policy(mountable_policies()[name]()))
+            self._apply(self.engine.change_policy(self._made(name)))
+
+    def limit_hubs(self, limits: HubLimits) -> None:
+        """Change the limits of each hub, now and for policies that are chosen later."""
+        self._hub_limits = limits
+        if isinstance(self.engine.policy, Spider):
+            self.engine.policy.limit_hubs(limits)
+
+    def _made(self, policy: str) -> Policy:
+        kind = mountable_policies()[policy]
+        return Spider(hub_limits=self._hub_limits) if kind is Spider else kind()
 
     @contextlib.contextmanager
     def _undone_on_failure(self) -> Iterator[None]:
@@ -181,7 +201,7 @@ class CacheControl:
             yield
         except StoreError:
             if self.engine.policy.name != policy:
-                self.engine.change_policy(mountable_policies()[policy]())
+                self.engine.change_policy(self._made(policy))
             # The engine has decided changes that the store has not made, and it would not decide them again.
             self._learn(capacity_bytes, self._content.members(), self.saved_state())
             raise

@@ -3,38 +3,52 @@
 Hubs leave first in, first out, together with their neighbours, so that the samples that stand in change over time. A
 hub stands in only a limited number of times per epoch, because a training that gets the same sample again and again
 under many names loses accuracy. After that the next nearest hub stands in; if there is none, the reader gets the sample
-itself.
+itself. SpiderCache has neither this limit nor one on neighbours: None means that there is none.
 
-A hub belongs to one list, because labels belong to a list: it never stands in for a reader of another list.
-`drain_touched` names the samples whose redirects have to be published anew.
+A hub belongs to one course, because labels and distances do: it never stands in for a reader of another course, and
+each course counts for itself how often its hubs stood in. One sample may be a hub of several courses, and leaves as the
+hub of all of them. `drain_touched` names the samples whose redirects have to be published anew.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
 
-# How often a hub stands in per epoch. If a third of all reads were redirected to 2 % of the samples, without a limit
-# each of these would be read 16 times per epoch.
+# If a third of all reads were redirected to 2 % of the samples, without a limit each of these would be read 16 times
+# per epoch.
 MAX_STAND_INS = 8
-# So many neighbours of a hub are remembered, the nearest ones: 64 of them take some 4 kB.
+# 64 neighbours of a hub take some 4 kB.
 MAX_NEIGHBOURS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class HubLimits:
+    """The limits of each hub; None is no limit, as in SpiderCache's paper. Raises ValueError for impossible ones."""
+
+    stand_ins: int | None = MAX_STAND_INS
+    """How often a hub stands in per epoch of its course."""
+    neighbours: int | None = MAX_NEIGHBOURS
+    """For how many samples a hub may stand in: the nearest ones."""
+
+    def __post_init__(self) -> None:
+        if (self.stand_ins is not None and self.stand_ins < 0) or (self.neighbours is not None and self.neighbours < 1):
+            raise ValueError("a hub stands in at least 0 times, for at least 1 neighbour; None is no limit")
+
+
 class Homophily:
-    def __init__(self, max_stand_ins: int = MAX_STAND_INS, max_neighbours: int = MAX_NEIGHBOURS) -> None:
-        if max_stand_ins < 0 or max_neighbours < 1:
-            raise ValueError("max_stand_ins must be at least 0, and max_neighbours at least 1")
-        self.max_stand_ins = max_stand_ins
-        self._max_neighbours = max_neighbours
-        self._hubs: OrderedDict[Key, Hub] = OrderedDict()
-        # The distance to each hub that a sample is a neighbour of.
-        self._near: dict[Key, dict[Key, float]] = {}
-        # How often each hub has stood in during this epoch.
-        self._stood_in: dict[Key, int] = {}
+    def __init__(self, limits: HubLimits | None = None) -> None:
+        self._limits = limits or HubLimits()
+        # The hubs, the oldest first: for each sample its neighbours in each course.
+        self._hubs: OrderedDict[Key, dict[str, Hub]] = OrderedDict()
+        # For each sample and course the hubs that the sample is a neighbour of, with the distances to them.
+        self._near: dict[Key, dict[str, dict[Key, float]]] = {}
+        # How often each hub has stood in during this epoch of a course.
+        self._stood_in: dict[str, dict[Key, int]] = {}
         self._touched: dict[Key, None] = {}
 
     def __len__(self) -> int:
@@ -47,22 +61,34 @@ class Homophily:
         """All hubs, the oldest first."""
         return iter(self._hubs)
 
-    def hub(self, key: Key) -> Hub:
-        return self._hubs[key]
+    def limit(self, limits: HubLimits) -> None:
+        """Change the limits; hubs that are here keep their neighbours."""
+        if limits.stand_ins != self._limits.stand_ins:
+            self.touch_all()
+        self._limits = limits
+
+    def courses_of(self, key: Key) -> dict[str, Hub]:
+        """The hub that a sample is, in each course in which it is one."""
+        return self._hubs.get(key, {})
 
     def put(self, hub: Hub) -> None:
-        """Add a hub as the youngest; a hub that is there already gets new neighbours, and keeps its age."""
-        hub = hub.shortened(self._max_neighbours)
-        if hub.key in self._hubs:
-            self._unlink(self._hubs[hub.key])
-        self._hubs[hub.key] = hub
+        """Add a hub as the youngest; one that is there already gets new neighbours in this course, and keeps its age.
+
+        A sample that is a hub of another course keeps its age too.
+        """
+        hub = hub.shortened(self._limits.neighbours)
+        courses = self._hubs.setdefault(hub.key, {})
+        if hub.course_id in courses:
+            self._unlink(courses[hub.course_id])
+        courses[hub.course_id] = hub
         for neighbour, distance in zip(hub.neighbours, hub.distances, strict=True):
-            self._near.setdefault(neighbour, {})[hub.key] = distance
+            self._near.setdefault(neighbour, {}).setdefault(hub.course_id, {})[hub.key] = distance
             self._touched[neighbour] = None
 
     def remove(self, key: Key) -> None:
-        """Remove a hub and its neighbours; how often it stood in is remembered until the epoch ends."""
-        self._unlink(self._hubs.pop(key))
+        """Remove a hub and its neighbours; how often it stood in is remembered until the epoch of its course ends."""
+        for hub in self._hubs.pop(key).values():
+            self._unlink(hub)
 
     def clear(self) -> None:
         """Remove all hubs."""
@@ -70,34 +96,30 @@ class Homophily:
             self.remove(key)
 
     def stand_in(self, course_id: str, key: Key) -> Key | None:
-        """The nearest hub of a list that may still stand in for a sample in this epoch; None if there is none."""
+        """The nearest hub of a course that may still stand in for a sample in this epoch; None if there is none."""
         best: tuple[float, Key] | None = None
-        for hub, distance in self._near.get(key, {}).items():
-            if (
-                self._hubs[hub].course_id == course_id
-                and (best is None or distance < best[0])
-                and self._stood_in.get(hub, 0) < self.max_stand_ins
-            ):
+        for hub, distance in self._near.get(key, {}).get(course_id, {}).items():
+            if (best is None or distance < best[0]) and not self._used_up(course_id, hub):
                 best = (distance, hub)
         return best[1] if best else None
 
-    def lists_of(self, key: Key) -> set[str]:
-        """The lists that have a hub with this sample among its neighbours."""
-        return {self._hubs[hub].course_id for hub in self._near.get(key, {})}
+    def courses_near(self, key: Key) -> Iterable[str]:
+        """The courses that have a hub with this sample among its neighbours."""
+        return self._near.get(key, {})
 
-    def stood_in(self, hub: Key) -> None:
-        """Count that a reader got this hub in the name of another sample."""
-        times = self._stood_in.get(hub, 0) + 1
-        self._stood_in[hub] = times
-        if times == self.max_stand_ins and hub in self._hubs:
-            self._touched.update(dict.fromkeys(self._hubs[hub].neighbours))
+    def stood_in(self, course_id: str, hub: Key) -> None:
+        """Count that a reader of this course got this hub in the name of another sample."""
+        counts = self._stood_in.setdefault(course_id, {})
+        counts[hub] = counts.get(hub, 0) + 1
+        if counts[hub] == self._limits.stand_ins:
+            self._touch_neighbours(course_id, hub)
 
-    def new_epoch(self) -> None:
-        """Count anew how often each hub stands in."""
-        for key, times in self._stood_in.items():
-            if times >= self.max_stand_ins and key in self._hubs:
-                self._touched.update(dict.fromkeys(self._hubs[key].neighbours))
-        self._stood_in.clear()
+    def new_epoch(self, course_id: str) -> None:
+        """Count anew how often each hub of this course stands in."""
+        for hub in self._stood_in.get(course_id, {}):
+            if self._used_up(course_id, hub):
+                self._touch_neighbours(course_id, hub)
+        self._stood_in.pop(course_id, None)
 
     def touch(self, key: Key) -> None:
         """Note that a sample entered or left the cache, so that it may have another stand-in now."""
@@ -114,10 +136,22 @@ class Homophily:
         self._touched.clear()
         return touched
 
+    def _used_up(self, course_id: str, hub: Key) -> bool:
+        limit = self._limits.stand_ins
+        return limit is not None and self._stood_in.get(course_id, {}).get(hub, 0) >= limit
+
+    def _touch_neighbours(self, course_id: str, key: Key) -> None:
+        hub = self.courses_of(key).get(course_id)
+        if hub is not None:
+            self._touched.update(dict.fromkeys(hub.neighbours))
+
     def _unlink(self, hub: Hub) -> None:
         for neighbour in hub.neighbours:
-            near = self._near[neighbour]
+            courses = self._near[neighbour]
+            near = courses[hub.course_id]
             del near[hub.key]
             if not near:
+                del courses[hub.course_id]
+            if not courses:
                 del self._near[neighbour]
             self._touched[neighbour] = None

@@ -13,7 +13,7 @@ from seen_samples import engine_with
 
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.hints import Hub
-from spiderfs.policies.parts.homophily import Homophily
+from spiderfs.policies.parts.homophily import Homophily, HubLimits
 from spiderfs.policies.parts.importance import Importance
 from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, MAX_WAITING, Spider
 
@@ -137,7 +137,7 @@ class TestHomophily:
         assert engine.settle() == Changes(drop=(6,))
 
     def test_the_nearest_hub_stands_in_so_often_and_then_the_next(self) -> None:
-        policy = Spider(ratio=0, max_stand_ins=2)
+        policy = Spider(0, HubLimits(stand_ins=2))
         engine = Engine(policy, 100)
         for each in (hub(1, 50, nearest=0.3), hub(2, 50, nearest=0.2), hub(3, 50, course_id="other")):
             policy.hub_found(each)
@@ -151,6 +151,60 @@ class TestHomophily:
         assert policy.stand_in("train", 50) == 2
         assert policy.stand_in("other", 50) == 3
 
+    def test_as_the_paper_has_it_a_hub_has_no_limits(self) -> None:
+        policy = Spider(0, HubLimits(stand_ins=None, neighbours=None))
+        engine = Engine(policy, 1000)
+        policy.hub_found(hub(1, *range(100, 300)))
+        engine.place(1, 10)
+        for key in [*range(100, 300)] * 2:
+            assert policy.stand_in("train", key) == 1
+            policy.stood_in("train", 1, key)
+
+    def test_limits_change_while_it_runs(self) -> None:
+        policy = Spider(0, HubLimits(stand_ins=1, neighbours=1))
+        engine = Engine(policy, 100)
+        policy.hub_found(hub(1, 50, 51))
+        engine.place(1, 10)
+        policy.stood_in("train", 1, 50)
+        assert (policy.stand_in("train", 50), policy.redirects_changed()) == (None, [])
+        policy.limit_hubs(HubLimits(stand_ins=2, neighbours=None))
+        assert policy.redirects_changed() == [("train", 50, 1)]
+        policy.hub_found(hub(1, 50, 51))
+        assert policy.stand_in("train", 51) == 1
+        policy.limit_hubs(HubLimits(stand_ins=0))
+        assert sorted(policy.redirects_changed()) == [("train", 50, None)]
+
+    def test_each_course_counts_for_itself(self) -> None:
+        policy = Spider(0, HubLimits(stand_ins=1))
+        engine = Engine(policy, 100)
+        for each in (hub(1, 50), hub(1, 50, 60, course_id="other"), hub(2, 60, course_id="other", nearest=0.5)):
+            policy.hub_found(each)
+            engine.place(each.key, 10)
+        assert (policy.is_hub("train", 1), policy.is_hub("other", 1), policy.is_hub("train", 2)) == (True, True, False)
+        policy.stood_in("train", 1, 50)
+        assert (policy.stand_in("train", 50), policy.stand_in("other", 50)) == (None, 1)
+        policy.stood_in("other", 1, 50)
+        policy.new_epoch("train")
+        assert (policy.stand_in("train", 50), policy.stand_in("other", 50)) == (1, None)
+        assert policy.stand_in("other", 60) == 2
+        # A course that is over leaves the hubs of others alone, and its counts with them.
+        policy.forget_course("train", [])
+        assert (policy.stand_in("other", 50), policy.stand_in("other", 60)) == (None, 2)
+
+    def test_a_sample_waits_to_be_a_hub_of_two_courses(self) -> None:
+        policy = Spider(ratio=0.5)
+        engine = Engine(policy, 100)
+        for course_id in ("train", "other", "third"):
+            policy.hub_found(hub(1, 50, course_id=course_id))
+        policy.forget_course("third", [])
+        engine.opened(1, 10)
+        assert [policy.stand_in(course_id, 50) for course_id in ("train", "other", "third")] == [1, 1, None]
+        again = Engine(Spider(), 100)
+        again.restore([(1, 10, HOMOPHILY)], engine.state())
+        assert [again.policy.stand_in(name, 50) for name in ("train", "other")] == [1, 1]  # type: ignore[attr-defined]
+        engine.evict([1])
+        assert [policy.stand_in(course_id, 50) for course_id in ("train", "other")] == [None, None]
+
     def test_a_cached_sample_has_no_stand_in(self) -> None:
         policy = Spider(ratio=0.5)
         engine = Engine(policy, 100)
@@ -162,16 +216,16 @@ class TestHomophily:
         assert policy.stand_in("train", 50) == 1
 
     def test_a_hub_has_few_neighbours_and_none_twice(self) -> None:
-        section = Homophily(max_neighbours=3)
+        section = Homophily(HubLimits(neighbours=3))
         section.put(Hub(1, "train", [1, 5, 5, 6, 7, 8], [0, 0.1, 0.1, 0.2, 0.3, 0.4]))
-        assert section.hub(1).neighbours == (5, 6, 7)
-        assert section.hub(1).distances == (0.1, 0.2, 0.3)
+        assert section.courses_of(1)["train"].neighbours == (5, 6, 7)
+        assert section.courses_of(1)["train"].distances == (0.1, 0.2, 0.3)
         section.remove(1)
         assert (len(section), section.stand_in("train", 5)) == (0, None)
 
     def test_impossible_hubs_and_limits_are_refused(self) -> None:
         with pytest.raises(ValueError, match="at least"):
-            Homophily(max_stand_ins=-1)
+            HubLimits(stand_ins=-1)
         with pytest.raises(ValueError, match="distance"):
             Hub(1, "train", [2], [])
         with pytest.raises(ValueError, match="between 0 and 1"):
@@ -215,12 +269,12 @@ class SpiderAgainstModel(RuleBasedStateMachine):
 
     @initialize(capacity=st.integers(0, 150), ratio=st.sampled_from([0.0, 0.5, 0.8, 1.0]))
     def begin(self, capacity: int, ratio: float) -> None:
-        self.policy = Spider(ratio, MAX_STAND_INS)
+        self.policy = Spider(ratio, HubLimits(MAX_STAND_INS))
         self.engine = Engine(self.policy, capacity)
         self.hubs: list[int] = []
-        self.lists: dict[int, Hub] = {}
+        self.found: dict[tuple[str, int], Hub] = {}
         self.scores: dict[int, float] = {}
-        self.stood_in: dict[int, int] = {}
+        self.stood_in: dict[tuple[str, int], int] = {}
         self.published: dict[tuple[str, int], int] = {}
 
     def follow(self, changes: Changes) -> None:
@@ -253,7 +307,7 @@ class SpiderAgainstModel(RuleBasedStateMachine):
         alike = [other for other in others if label_of(course_id, other) == label_of(course_id, key)]
         found = Hub(key, course_id, alike, [0.1 * other for other in alike])
         self.policy.hub_found(found)
-        self.lists[key] = found
+        self.found[course_id, key] = found
         if here:
             self.follow(self.engine.place(key, size_of(key)))
 
@@ -263,19 +317,20 @@ class SpiderAgainstModel(RuleBasedStateMachine):
         if stand_in is None:
             return
         hub_key = int(str(stand_in))
-        found = self.lists[hub_key]
+        found = self.found[course_id, hub_key]
         assert label_of(course_id, hub_key) == label_of(course_id, key)
         assert self.engine.members[hub_key].section == HOMOPHILY
         assert key not in self.engine.members
-        assert (found.course_id, key in found.neighbours) == (course_id, True)
-        self.policy.stood_in("train", hub_key, key)
-        self.stood_in[hub_key] = self.stood_in.get(hub_key, 0) + 1
-        assert self.stood_in[hub_key] <= MAX_STAND_INS
+        assert key in found.neighbours
+        assert self.policy.is_hub(course_id, hub_key)
+        self.policy.stood_in(course_id, hub_key, key)
+        self.stood_in[course_id, hub_key] = self.stood_in.get((course_id, hub_key), 0) + 1
+        assert self.stood_in[course_id, hub_key] <= MAX_STAND_INS
 
-    @rule()
-    def new_epoch(self) -> None:
-        self.policy.new_epoch("train")
-        self.stood_in.clear()
+    @rule(course_id=st.sampled_from(sorted(LISTS)))
+    def new_epoch(self, course_id: str) -> None:
+        self.policy.new_epoch(course_id)
+        self.stood_in = {owned: count for owned, count in self.stood_in.items() if owned[0] != course_id}
 
     @rule(ratio=st.floats(0, 1))
     def set_ratio(self, ratio: float) -> None:

@@ -23,6 +23,7 @@ from spiderfs.policies import POLICIES
 from spiderfs.policies.belady import Belady
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO
+from spiderfs.policies.parts.homophily import HubLimits
 from spiderfs.policies.spider import Spider
 from spiderfs.simulation.checks import Check, Relation, lru_on_permutations, self_test
 from spiderfs.simulation.replay import policy_for, replay
@@ -101,13 +102,13 @@ def trace(tmp_path: Path) -> Path:
 def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
     """Record what a mount would of a training of three epochs; whether each open hit, and what stood in for it."""
     rng = np.random.default_rng(5)
-    policy = Spider(ratio=0.6, max_stand_ins=3)
+    policy = Spider(0.6, HubLimits(stand_ins=3))
     engine = Engine(policy, 2000)
     writer = TraceWriter(path)
     weights, label = np.ones(100), rng.integers(0, 4, 100)
     outcomes: list[tuple[bool, Key | None]] = []
     for epoch in range(3):
-        policy.new_epoch("train")
+        policy.new_epoch("1")
         policy.set_ratio(ratio := (0.6, 0.55, 0.5)[epoch])
         engine.settle()
         writer.epoch(0, 1)
@@ -120,7 +121,7 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
                     engine.opened(key, 100)
                     writer.append(0, key, 100, served=hit, list_number=1)
                 else:
-                    policy.stood_in("train", hub, key)
+                    policy.stood_in("1", hub, key)
                     engine.opened(hub, 100)
                     writer.redirect(0, key, 100, int(str(hub)), 100, list_number=1)
             for key in batch:
@@ -139,7 +140,7 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
 def test_spider_is_replayed_exactly(tmp_path: Path) -> None:
     outcomes = spider_run(tmp_path / "trace")
     trace = read_trace(tmp_path / "trace")
-    engine = Engine(Spider(max_stand_ins=3), 2000)
+    engine = Engine(Spider(hub_limits=HubLimits(stand_ins=3)), 2000)
     result = replay(engine, trace.accesses(), 1, trace.hints())
     assert result.hits.tolist() == [int(hit or hub is not None) for hit, hub in outcomes]
     assert result.redirects.tolist() == [int(hub is not None) for _, hub in outcomes]

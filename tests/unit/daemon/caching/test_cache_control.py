@@ -14,11 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spiderfs.core.engine import BLOCKS
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
+from spiderfs.core.hints import Hub
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.daemon.caching.cache_control import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, CacheControl
 from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
+from spiderfs.policies.parts.homophily import HubLimits
+from spiderfs.policies.spider import Spider
 from spiderfs.store.store import LANDING, ContentKey, Keep
 from spiderfs.testing import MemoryContent
 
@@ -84,6 +87,22 @@ class FullContent(MemoryContent):
         if self.failing:
             self.failing -= 1
             raise StoreFull("no space left for the cache")
+
+
+def test_limits_of_hubs_hold_at_once_and_for_policies_that_are_chosen_later() -> None:
+    harness = Harness("spider")
+    for limits in (HubLimits(stand_ins=0), HubLimits(stand_ins=None, neighbours=None)):
+        harness.cache.limit_hubs(limits)
+        for _ in range(2):
+            spider = harness.cache.engine.policy
+            assert isinstance(spider, Spider)
+            spider.hub_found(Hub(1, "train", range(100, 300), [0.1] * 200))
+            harness.fetched(1)
+            given = [spider.stand_in("train", key) for key in range(100, 300)]
+            assert given == [None if limits.stand_ins == 0 else 1] * 200
+            harness.cache.evict([ContentKey(1)])
+            harness.cache.set_policy("lru")
+            harness.cache.set_policy("spider")
 
 
 def test_what_the_store_could_not_do_is_undone_and_can_be_tried_again() -> None:

@@ -8,10 +8,11 @@ One line is enough if the mount needs to know only what will be read:
 trainer_hook.plan("/mnt/data", loader)
 """
 
+from trainer_hook.attaching import attach
 from trainer_hook.callbacks import hugging_face_callback, lightning_callback
 from trainer_hook.client import Client
 from trainer_hook.echo import EchoSampler
-from trainer_hook.hook import Hook, attach
+from trainer_hook.hook import Hook
 from trainer_hook.impact import ImpactSampler
 from trainer_hook.planning import Planning, plan
 from trainer_hook.sample_list import Declaration

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from trainer_hook.hook import Hook, attach
+from trainer_hook.attaching import attach
+from trainer_hook.hook import Hook
 
 
 class _Attachment:
@@ -21,12 +22,19 @@ class _Attachment:
     def __init__(self, directory: str | os.PathLike[str], options: dict[str, Any]) -> None:
         self._directory = directory
         self._options = options
+        self._job: str | None = None
         self.hook: Hook | None = None
 
-    def begin(self, model: Any, loader: Any, **options: Any) -> None:
-        # An earlier run may have failed without an end, and Lightning may make a new loader every few epochs.
+    def new_run(self) -> None:
+        """A run begins: it is a job of its own. An earlier run may have failed without an end."""
         self.end()
-        self.hook = attach(self._directory, model, loader, **options | self._options)
+        self._job = None
+
+    def begin(self, model: Any, loader: Any, **options: Any) -> None:
+        """Attach a hook; Lightning may make a new loader every few epochs, and the run stays one job."""
+        self.end()
+        self.hook = attach(self._directory, model, loader, **options | {"job": self._job} | self._options)
+        self._job = self.hook.job
 
     def has(self, batch: Any) -> None:
         if self.hook is not None:
@@ -58,6 +66,7 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             if stage != "fit":
                 return
+            self.attachment.new_run()
             # The Trainer begins to iterate over its loader before it calls `on_train_start`, and it may have made that
             # loader from the user's. `process_dataloader` is the last step in which it changes the loader.
             process = trainer.strategy.process_dataloader
@@ -67,7 +76,10 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
                 if trainer.training:
                     # If a loader has no length, the Trainer takes one batch ahead to know which one is the last.
                     lookahead = 0 if _has_length(loader) else 1
-                    self.attachment.begin(pl_module, loader, lookahead=lookahead, client_name="lightning")
+                    options = {"lookahead": lookahead, "client_name": "lightning", "epoch": trainer.current_epoch}
+                    # -1 stands for a training without an end.
+                    epochs = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None
+                    self.attachment.begin(pl_module, loader, epochs=epochs, **options)
                 return loader
 
             trainer.strategy.process_dataloader = processed
@@ -116,7 +128,15 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
             self.accuracy: Any = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.attachment.begin(given["model"], given["train_dataloader"], client_name="transformers")
+            self.attachment.new_run()
+            self.attachment.begin(
+                given["model"],
+                given["train_dataloader"],
+                client_name="transformers",
+                # The state has a fraction of an epoch where the training resumes within one.
+                epoch=int(state.epoch or 0),
+                epochs=state.num_train_epochs or None,
+            )
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             self.accuracy = (given.get("metrics") or {}).get(accuracy)

@@ -18,7 +18,7 @@ import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from spiderfs.protocol import (
     Warn,
     encode,
 )
-from trainer_hook.mounts import connect
+from trainer_hook.mounts import DEFAULT_PATIENCE, Patience, connect
 from trainer_hook.sample_list import Declaration
 
 log = logging.getLogger("trainer_hook")
@@ -57,18 +57,6 @@ _RECEIVE_BYTES = 1 << 18
 # The sending thread looks for batches every so many milliseconds. When each batch woke it up, the training waited 0.3
 # ms for the interpreter's lock, because the thread took the lock to encode the batch at once.
 _COLLECT_MS = 50
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long the sending thread waits to connect, and between two attempts, in seconds."""
-
-    connect_s: float = 5.0
-    first_pause_s: float = 0.1
-    longest_pause_s: float = 30.0
-
-
-DEFAULT_PATIENCE = Patience()
 
 
 class _Answer:
@@ -119,6 +107,8 @@ class Client:
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._gone_said = False
+        # A goodbye was sent through this connection: nothing more is sent.
+        self._leaving = False
         self._said: set[str] = set()
         self.connected = threading.Event()
         self.counts: Counter[str] = Counter()
@@ -126,6 +116,18 @@ class Client:
         self._thread.start()
 
     # -- what the training calls
+
+    def become(self, hello: Hello) -> None:
+        """Begin another job: what was said before belongs to the job before, and what comes after to this one.
+
+        The lists of this process, and its plans that still hold, go with it.
+        """
+
+        def change() -> Message:
+            self._hello = hello
+            return Goodbye()
+
+        self._put(change)
 
     def declare(self, declaration: Declaration) -> None:
         """Declare a list to the daemon, now and whenever the daemon comes back."""
@@ -182,8 +184,13 @@ class Client:
             self._queue.append(build)
 
     def epoch_end(self, end: EpochEnd) -> None:
-        """Send the end of an epoch."""
-        self._put(lambda: end)
+        """Send the end of an epoch; if the daemon comes back after it, the job goes on with the next epoch."""
+
+        def build() -> Message:
+            self._hello = replace(self._hello, epoch=end.epoch + 1)
+            return end
+
+        self._put(build)
 
     def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32] | None:
         """The daemon's scores of a list; None if the daemon has none, or does not answer in time."""
@@ -264,11 +271,14 @@ class Client:
 
     def _keep_talking(self) -> None:
         pause_s = self._patience.first_pause_s
-        while not self._closing.is_set():
+        while True:
             try:
                 with connect(self._find_socket(), self._patience.connect_s) as stream:
                     self._talk(stream)
-                return
+                if self._closing.is_set() and not self._queue:
+                    return
+                # The goodbye was the former job's.
+                continue
             except OSError as exc:
                 if self.connected.is_set():
                     pause_s = self._patience.first_pause_s
@@ -277,7 +287,8 @@ class Client:
                 # An error of ours must not stop the training; a message that cannot be built is not tried again.
                 log.exception("the hook had to connect again")
                 self.connected.clear()
-            self._closing.wait(pause_s)
+            if self._closing.wait(pause_s):
+                return
             pause_s = min(2 * pause_s, self._patience.longest_pause_s)
 
     def _note_gone(self, exc: OSError) -> None:
@@ -306,7 +317,7 @@ class Client:
         return chunk
 
     def _talk(self, stream: socket.socket) -> None:
-        """Send and receive until `close` has been called and the daemon has answered; raises OSError if it dies."""
+        """Send and receive until the daemon has answered a goodbye; raises OSError if it dies."""
         stream.setblocking(False)
         # `declare` and `plan` write their table before the queue, so a name may come twice here but is never missing.
         self._declared = set()
@@ -319,13 +330,10 @@ class Client:
         wake = self._wake
         assert wake is not None
         poll.register(wake, select.POLLIN)
-        done = False
+        self._leaving = False
         while True:
-            if not unsent:
-                frame = self._next_frame()
-                if not frame and self._closing.is_set() and not done:
-                    frame, done = encode(Goodbye()), True
-                unsent = memoryview(frame)
+            if not unsent and not self._leaving:
+                unsent = memoryview(self._next_frame())
             poll.register(stream, select.POLLIN | (select.POLLOUT if unsent else 0))
             for fd, event in poll.poll(_COLLECT_MS):
                 if fd == wake:
@@ -344,13 +352,14 @@ class Client:
             try:
                 message = self._next_setting()
                 if message is None:
-                    if not self._queue:
+                    if not self._queue and not self._closing.is_set():
                         return b""
-                    message = self._queue.popleft()()
+                    message = self._queue.popleft()() if self._queue else Goodbye()
                 if message is not None:
                     frame = encode(message)
                     if isinstance(message, Batch):
                         self.counts["sent"] += 1
+                    self._leaving = isinstance(message, Goodbye)
                     return frame
                 self.counts["not finite"] += 1
             except (ProtocolError, ValueError, RuntimeError) as exc:
@@ -368,6 +377,8 @@ class Client:
                     self._gone_said = False
                 case Ok(answers=Goodbye.TYPE):
                     return True
+                case Error(code="version"):
+                    raise ConnectionAbortedError(message.text)
                 case Error():
                     self.counts["errors"] += 1
                     self._say_once(message.code, f"the spiderfs daemon refused a message: {message.text}")
@@ -379,7 +390,7 @@ class Client:
                         answer.message = message
                         answer.there.set()
                 case ProtocolError():
-                    raise ConnectionAbortedError(f"its answer is not of the hook protocol: {message}")
+                    raise ConnectionAbortedError(f"its answer cannot be understood: {message}")
         return False
 
     def _say_once(self, kind: str, text: str) -> None:

@@ -1,14 +1,13 @@
-"""The interface for a training script: `attach`, and the `Hook` that it returns."""
+"""One training's hook: it tells the daemon what the model learns, and the training script talks to it."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -19,85 +18,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd
+from spiderfs.protocol import Batch, EpochEnd
 from trainer_hook.attribution import Attribution, Found, Indices, Shown
 from trainer_hook.boundary import Boundary
-from trainer_hook.capture import Capture, Seen, as_float16, find_classifier, to_device, to_host
-from trainer_hook.client import QUEUE_BATCHES, Client
+from trainer_hook.capture import Capture, Seen, as_float16, to_device, to_host
 from trainer_hook.evaluation import Evaluation
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.planner import Planner
-from trainer_hook.planning import introduce, when_collected
+from trainer_hook.planning import Introduced, when_collected
 from trainer_hook.provenance import is_mixed, tensors_in
-from trainer_hook.sample_list import Declaration, Sample
 from trainer_hook.sampler import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
 
 # If the classifier did not run in training during so many batches, the hook says so.
 _BLIND_BATCHES = 50
-
-
-def attach(
-    directory: str | os.PathLike[str],
-    model: nn.Module,
-    loader: DataLoader[Any] | None,
-    *,
-    samples: Iterable[Sample] | None = None,
-    split: str = "train",
-    classifier: str | nn.Module | None = None,
-    embed_dim: int = DEFAULT_LIMITS.dimension,
-    lookahead: int | None = None,
-    socket: str | os.PathLike[str] | None = None,
-    client_name: str = "torch",
-    queue_batches: int = QUEUE_BATCHES,
-    plan: bool = True,
-    draw_ahead: bool = False,
-) -> Hook:
-    """Tell the daemon of the spiderfs mount at or above `directory` what this training learns, and what it will read.
-
-    Attach after the model has been wrapped (DistributedDataParallel, torch.compile, `Accelerator.prepare`) and before
-    its first forward pass.
-
-    `samples` has a pair (path, label) for each index of the data set, in order; give it if the data set has neither
-    `.samples` nor `.imgs`. `lookahead` is the number of further batches that the loop takes before the model sees a
-    batch; give it if that is not 0 and the model gets copies of the batches (`attribution.py`). With `plan`, each epoch
-    of the loader is published, as `trainer_hook.plan` does it; `draw_ahead` is explained there.
-
-    Without a mount or a daemon this logs one warning, and the training goes on; a later failure of the hook does not
-    stop the training either. Raises ValueError for arguments, a model or a loader that can never work.
-    """
-    if not 1 <= embed_dim <= DEFAULT_LIMITS.dimension:
-        raise ValueError(f"embed_dim={embed_dim}: give 1 to {DEFAULT_LIMITS.dimension}")
-    if lookahead is not None and lookahead < 0:
-        raise ValueError(f"lookahead={lookahead}: give 0 or more")
-    drawing = None
-    if loader is not None:
-        Follower.check(loader)
-        drawing = drawing_loader(loader)
-    layer = find_classifier(model, classifier)
-    declared, client, let_go = introduce(
-        directory,
-        drawing,
-        samples=samples,
-        split=split,
-        socket=socket,
-        client_name=client_name,
-        queue_batches=queue_batches,
-    )
-    boundary = Boundary()
-    planner = None
-    if drawing is not None:
-        planner = Planner(
-            drawing,
-            client,
-            declared.name,
-            publish=plan,
-            draw_ahead=draw_ahead,
-            boundary=boundary,
-            samples=len(declared.paths),
-        )
-    return Hook(model, layer, loader, planner, declared, client, let_go, boundary, embed_dim, lookahead)
 
 
 class _Step(NamedTuple):
@@ -136,13 +71,15 @@ class Hook:
         classifier: nn.Module,
         loader: DataLoader[Any] | None,
         planner: Planner | None,
-        declared: Declaration,
-        client: Client,
-        let_go: Callable[[float], None],
+        introduced: Introduced,
         boundary: Boundary,
         embed_dim: int,
         lookahead: int | None,
+        epoch: int,
     ) -> None:
+        declared, client, job, let_go = introduced
+        self.job = job
+        """The id of this training; `attach` takes it as `job=` when the training goes on in another process."""
         self._declared = declared
         self._client = client
         self._let_go: Callable[[float], None] | None = let_go
@@ -167,7 +104,7 @@ class Hook:
         self._thread = threading.get_ident()
         self._warned: set[str] = set()
         self._unmatched_said = 0
-        self.epoch = 0
+        self.epoch = epoch
         self.step = 0
         # The last forward pass of the training: how many rows it had, and its samples if they are known.
         self._rows = 0

@@ -6,10 +6,23 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 # A file of every mount, below its root; it holds the path of the socket.
 _HOOK_FILE = ".spiderfs/hook"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a client waits to connect, and between two attempts, in seconds."""
+
+    connect_s: float = 5.0
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 30.0
+
+
+DEFAULT_PATIENCE = Patience()
 
 
 def find_mount(directory: str | os.PathLike[str]) -> Path | None:

@@ -75,7 +75,7 @@ class Planner:
 
     `samples` is the length of the list. With `publish` false, nothing is drawn beforehand and nothing is published; a
     SpiderSampler still gets its scores and its position. `draw_ahead` is for samplers whose next epoch cannot be known:
-    the sampler draws its next epoch before the current one has ended.
+    the sampler draws its next epoch before the current one has ended. The first epoch has the number `first_epoch`.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Planner:
         samples: int,
         publish: bool = True,
         draw_ahead: bool = False,
+        first_epoch: int = 0,
     ) -> None:
         self._client = client
         self._boundary = boundary
@@ -105,7 +106,7 @@ class Planner:
         self._mistakes = 0
         # The iteration that began last, its epoch, the number of samples in its plan, and how many the loop has taken.
         self._current: object = None
-        self._epoch = -1
+        self._epoch = first_epoch - 1
         self._planned = 0
         self._position = 0
         # Whether that iteration has drawn to its end.

@@ -6,10 +6,10 @@ import gc
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
@@ -17,27 +17,54 @@ from spiderfs.protocol import Hello
 from trainer_hook.boundary import Boundary
 from trainer_hook.client import QUEUE_BATCHES, Client
 from trainer_hook.following import Follower, drawing_loader
+from trainer_hook.jobs import Job, agreed_id
 from trainer_hook.mounts import find_mount, socket_finder
 from trainer_hook.planner import Planner
-from trainer_hook.ranks import rank_and_world
 from trainer_hook.sample_list import Declaration, Sample, declaration
 
 
 @dataclass(eq=False)
 class _User:
-    """One loader's use of a list; `loader` returns None when that loader has been freed."""
+    """One loader's use of a list; `loader` returns None when that loader has been freed. A hook's user teaches."""
 
     split: str
     paths: list[bytes]
     loader: Callable[[], object]
+    teaches: bool
 
 
 @dataclass
 class _Connection:
-    """The only connection of this process to a mount. There is one, because the daemon tells readers by process."""
+    """The only connection of this process to a mount. There is one, because the daemon tells readers by process.
+
+    `hello` says which job the process belongs to: that of its hooks, or one of its own while it has only plans.
+    """
 
     client: Client
+    hello: Hello
     users: list[_User] = field(default_factory=list)
+
+    def begin(self, job: Job, client_name: str) -> None:
+        """A hook is attached: its job is this process's job from now on. Raises ValueError if others have another."""
+        if self._taught:
+            _let_go_of_collected(self)
+        before = vars(self.hello)
+        if not self._taught:
+            self.hello = job.hello(client_name, agreed_id(job.id, "job"))
+        elif job.id in (None, self.hello.job):
+            told = {name: value for name, value in vars(job).items() if name != "id" and value}
+            self.hello = replace(self.hello, **told)
+        else:
+            raise ValueError(
+                f"job={job.id!r}: a hook of this process belongs to the job {self.hello.job!r}: "
+                "close it first, or give both one job="
+            )
+        if vars(self.hello) != before:
+            self.client.become(self.hello)
+
+    @property
+    def _taught(self) -> bool:
+        return any(user.teaches for user in self.users)
 
     def others(self, split: str, paths: list[bytes]) -> list[_User]:
         """The users of another list that has this name."""
@@ -54,6 +81,18 @@ class _Connection:
 _connections: dict[tuple[int, Path, str], _Connection] = {}
 
 
+class Introduced(NamedTuple):
+    """A list that was declared, this process's client of the mount, and the id of its job.
+
+    `let_go` ends the loader's use of both; its argument is how many seconds it may take to send what waits.
+    """
+
+    declaration: Declaration
+    client: Client
+    job: str
+    let_go: Callable[[float], None]
+
+
 def introduce(
     directory: str | os.PathLike[str],
     loader: DataLoader[Any] | None,
@@ -62,13 +101,13 @@ def introduce(
     split: str,
     socket: str | os.PathLike[str] | None,
     client_name: str,
+    job: Job | None = None,
     queue_batches: int = QUEUE_BATCHES,
-) -> tuple[Declaration, Client, Callable[[float], None]]:
+) -> Introduced:
     """Declare the list of a loader's data set to the daemon of the mount at or above `directory`.
 
-    Returns the declared list, this process's client of the mount, and a function that ends the loader's use of both;
-    its argument is how many seconds it may take to send what waits. Raises ValueError if another loader uses another
-    list of the same name.
+    `job` is a hook's; a plan has none, and belongs to the job of this process's hooks. Raises ValueError if another
+    loader uses another list of the same name, or another hook has another job.
     """
     directory = Path(os.path.abspath(directory))
     root = find_mount(directory) or Path(os.path.realpath(directory))
@@ -76,16 +115,21 @@ def introduce(
     key = (os.getpid(), root, "" if socket is None else os.fspath(socket))
     connection = _connections.get(key)
     if connection is None:
-        hello = Hello(client_name, *rank_and_world())
+        planned = job or Job()
+        hello = planned.hello(client_name, agreed_id(planned.id, "plan" if job is None else "job"))
         client = Client(socket_finder(directory, socket), hello, queue_batches=queue_batches)
-        connection = _connections[key] = _Connection(client)
-    elif connection.others(split, declared.paths):
-        _let_go_of_collected(connection)
+        connection = _connections[key] = _Connection(client, hello)
+    else:
+        if connection.others(split, declared.paths):
+            _let_go_of_collected(connection)
         if connection.others(split, declared.paths):
             raise ValueError(
                 f"another loader's list is called {split!r}: close its plan or hook, or give this one another split="
             )
-    user = _User(split, declared.paths, (lambda: connection) if loader is None else weakref.ref(loader))
+        if job is not None:
+            connection.begin(job, client_name)
+    loader_of = (lambda: connection) if loader is None else weakref.ref(loader)
+    user = _User(split, declared.paths, loader_of, teaches=job is not None)
     connection.users.append(user)
     connection.client.declare(declared)
 
@@ -95,7 +139,7 @@ def introduce(
             del _connections[key]
             connection.client.close(timeout_s)
 
-    return declared, connection.client, let_go
+    return Introduced(declared, connection.client, connection.hello.job, let_go)
 
 
 def _let_go_of_collected(connection: _Connection) -> None:
@@ -176,11 +220,14 @@ def plan(
     """
     Follower.check(loader)
     loader = drawing_loader(loader)
-    declared, client, let_go = introduce(
-        directory, loader, samples=samples, split=split, socket=socket, client_name=client_name
-    )
-    boundary = Boundary()
+    introduced = introduce(directory, loader, samples=samples, split=split, socket=socket, client_name=client_name)
+    declared, boundary = introduced.declaration, Boundary()
     planner = Planner(
-        loader, client, declared.name, draw_ahead=draw_ahead, boundary=boundary, samples=len(declared.paths)
+        loader,
+        introduced.client,
+        declared.name,
+        draw_ahead=draw_ahead,
+        boundary=boundary,
+        samples=len(declared.paths),
     )
-    return Planning(loader, planner, boundary, let_go)
+    return Planning(loader, planner, boundary, introduced.let_go)

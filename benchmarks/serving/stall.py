@@ -308,7 +308,7 @@ def told(
         with trainer_hook.plan(point, loader):
             yield
     elif configuration.lies:
-        client = trainer_hook.Client(socket_finder(point, None), Hello("liar"))
+        client = trainer_hook.Client(socket_finder(point, None), Hello("liar", "liar"))
         paths, labels = zip(*training.data.samples, strict=True)
         encoded = [os.fsencode(path) for path in paths]
         client.declare(trainer_hook.Declaration("train", "train", encoded, np.array(labels, np.int32)))

@@ -211,7 +211,7 @@ def published(mount: Path, order: list[str]) -> Iterator[None]:
                 raise RuntimeError(f"the mount refused the plan: {answers[0]}")
 
         hook.connect(os.fsdecode((mount / ".spiderfs" / "hook").read_bytes().rstrip(b"\n")))
-        tell(Hello("workloads"))
+        tell(Hello("workloads", "workloads"))
         hear()
         tell(Samples("train", "train", len(order), 0, labels, np.frombuffer(paths, np.uint8)))
         hear()

@@ -114,7 +114,7 @@ def train(given: dict[str, Any]) -> None:
     until = time.monotonic() + given["for_s"]
     epoch = 0
     while time.monotonic() < until:
-        if not hook.connected and not hook.tell(Hello("soak"), declared(files)):
+        if not hook.connected and not hook.tell(Hello("soak", "soak"), declared(files)):
             time.sleep(PAUSE_S)
             continue
         order = numbers.permutation(len(files)).astype(np.uint32)

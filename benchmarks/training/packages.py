@@ -87,7 +87,7 @@ def train(point: Path, names: list[str], epochs: int, plan: bool) -> tuple[list[
     labels = np.arange(len(names), dtype=np.int32) % CLASSES
     rng = np.random.default_rng(1)
     losses = rng.permutation(len(names)) / len(names) + 0.01
-    client = Client(socket_finder(point, None), Hello("packages"))
+    client = Client(socket_finder(point, None), Hello("packages", "packages"))
     client.declare(Declaration("train", "train", [name.encode() for name in names], labels))
     client.scores("train", 60.0)
     done = []

@@ -147,7 +147,7 @@ def connected(samples: int, together: int) -> Iterator[tuple[Client, SharedCount
         process.start()
         try:
             assert ready.wait(PATIENCE_S), "the daemon did not start"
-            client = Client(lambda: place / "hook.sock", Hello("saturation"))
+            client = Client(lambda: place / "hook.sock", Hello("saturation", "saturation"))
             labels = np.random.default_rng(1).integers(0, CLASSES, samples).astype(np.int32)
             paths = [b"train/%07d" % number for number in range(samples)]
             client.declare(Declaration(NAME, NAME, paths, labels))

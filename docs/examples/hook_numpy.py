@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def main(mount: Path) -> None:
     shorten = rng.normal(size=(width, min(width, Limits().dimension)))
 
     daemon = Daemon(mount)
-    daemon.tell(Hello("numpy"))
+    daemon.tell(Hello("numpy", job=uuid.uuid4().hex, epoch=0, epochs=EPOCHS))
     daemon.hear(Ok)
     paths = b"".join(os.fsencode(file.relative_to(mount)) + b"\0" for file in files)
     daemon.tell(Samples("train", "train", len(files), 0, labels, np.frombuffer(paths, np.uint8)))

@@ -9,6 +9,9 @@ A frame is a prefix of 12 bytes, a header, and a body:
 `messages.py` defines the messages. The decoder allocates no memory because a frame claims a length: it collects a frame
 only up to `Limits`, and the arrays must fill the body exactly. For whatever bytes come, the decoder returns messages
 that keep the rules of their classes (shapes that agree, finite numbers, texts within limits), or a ProtocolError.
+
+Prefix and header are the same in all versions, and so is the message `error`: one side can tell the other, in a frame
+of the other's version, that it speaks another one.
 docs/HOOK_PROTOCOL.md is the reference for other languages.
 """
 
@@ -26,7 +29,7 @@ import numpy as np
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol.messages import DEFAULT_LIMITS, MESSAGES, Array, Limits, Message, demand
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"sf"
 _PREFIX = struct.Struct("<2sBBII")
 PREFIX_BYTES = _PREFIX.size
@@ -35,8 +38,11 @@ _HEADER_MAX_BYTES = 1 << 16
 _UINT32_MAX = 2**32 - 1
 
 
-def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> bytes:
-    """The frame of a message; raises ProtocolError for a message that the other side would refuse."""
+def encode(message: Message, limits: Limits = DEFAULT_LIMITS, version: int = VERSION) -> bytes:
+    """The frame of a message; raises ProtocolError for a message that the other side would refuse.
+
+    `version` is for an `error` about the version, which goes to the other side in a frame of its own version.
+    """
     header: dict[str, Any] = {"type": message.TYPE}
     for name in message.SCALARS:
         header[name] = getattr(message, name)
@@ -57,7 +63,7 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS) -> bytes:
     body = b"".join(pieces)
     demand(PREFIX_BYTES + len(packed) + len(body) <= limits.frame_bytes, "the message is too large", "too-large")
     _message(packed, body, limits)
-    return _PREFIX.pack(_MAGIC, VERSION, 0, len(packed), len(body)) + packed + body
+    return _PREFIX.pack(_MAGIC, version, 0, len(packed), len(body)) + packed + body
 
 
 class Decoder:
@@ -67,6 +73,8 @@ class Decoder:
         self._limits = limits
         self._buffer = bytearray()
         self._lost = False
+        self.version = VERSION
+        """The version of the last frame: another one than ours after the error "version"."""
 
     def feed(self, data: bytes) -> list[Message | ProtocolError]:
         """The messages that these bytes complete, in order.
@@ -109,8 +117,10 @@ class Decoder:
         magic, version, zero, header_bytes, body_bytes = _PREFIX.unpack_from(self._buffer, at)
         if magic != _MAGIC or zero != 0:
             raise ProtocolError("not a frame of the hook protocol", fatal=True)
+        self.version = version
         if version != VERSION:
-            raise ProtocolError(f"version {version} of the hook protocol: this is {VERSION}", "version", fatal=True)
+            text = f"it speaks version {version} of the hook protocol, and this is {VERSION}: update the older spiderfs"
+            raise ProtocolError(text, "version", fatal=True)
         if header_bytes > _HEADER_MAX_BYTES or PREFIX_BYTES + header_bytes + body_bytes > self._limits.frame_bytes:
             size = PREFIX_BYTES + header_bytes + body_bytes
             raise ProtocolError(f"a frame of {size} bytes: at most {self._limits.frame_bytes}", "too-large", fatal=True)

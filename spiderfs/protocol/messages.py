@@ -15,6 +15,8 @@ import numpy.typing as npt
 from spiderfs.errors import ProtocolError
 
 PATH_MAX_BYTES = 4096  # PATH_MAX of Linux
+# Of a job's id: it is a column of a control file. A UUID has 36.
+JOB_MAX_BYTES = 128
 
 Array = npt.NDArray[Any]
 
@@ -66,21 +68,58 @@ def demand(condition: bool, text: str, code: str = "malformed") -> None:
         raise ProtocolError(text, code)
 
 
+def _is_job(text: str) -> bool:
+    """Whether a text can be the id of a job; control files have it in one column of a line."""
+    return 0 < len(text.encode(errors="surrogatepass")) <= JOB_MAX_BYTES and all(
+        letter.isprintable() and not letter.isspace() for letter in text
+    )
+
+
 # -- from the trainer
 
 
 @dataclass(frozen=True, eq=False)
 class Hello(Message):
-    """The first message. `client` names the program, for people; `rank` and `world_size` are the training's."""
+    """The first message: which training this is, and which of its processes.
+
+    `job` is the id of the training: all its ranks give the same, and no other training does. `client` names the
+    program, `name` the training, both for people. The training begins, or goes on, with its epoch number `epoch`, and
+    has `epochs` of them in all; None if that is not known. With `resume` the trainer expects that the daemon knows the
+    job from before. `scores_from` is another job, whose scores this one begins with.
+    """
 
     TYPE = "hello"
-    SCALARS: ClassVar = {"client": str, "rank": int, "world_size": int}
+    SCALARS: ClassVar = {
+        "client": str,
+        "job": str,
+        "name": str,
+        "rank": int,
+        "world_size": int,
+        "epoch": int,
+        "epochs": int,
+        "resume": bool,
+        "scores_from": str,
+    }
     client: str
+    job: str
+    name: str | None = None
     rank: int = 0
     world_size: int = 1
+    epoch: int | None = None
+    epochs: int | None = None
+    resume: bool | None = None
+    scores_from: str | None = None
 
     def check(self, limits: Limits) -> None:
         demand(self.rank < self.world_size, f"rank {self.rank} of a world of {self.world_size}")
+        for field, job in (("job", self.job), ("scores_from", self.scores_from)):
+            demand(
+                job is None or _is_job(job),
+                f"{field} {job!r:.40}: give an id of 1 to {JOB_MAX_BYTES} bytes that can be printed, without spaces",
+            )
+        good = self.name is None or self.name.isprintable()
+        demand(good, f"name {self.name!r:.40}: give a text that can be printed on one line")
+        demand(self.epochs is None or self.epochs > 0, "epochs 0: give 1 or more")
 
 
 @dataclass(frozen=True, eq=False)

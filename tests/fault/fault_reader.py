@@ -194,7 +194,7 @@ def train(reader: Reader, task: Task) -> None:
     logging.getLogger("trainer_hook").setLevel(logging.CRITICAL)
     names = sorted(name for name, size in task.sizes.items() if size < MIB)
     labels = np.array([label_of(name) for name in names], np.int32)
-    client = Client(socket_finder(Path(task.point), None), Hello("faults"))
+    client = Client(socket_finder(Path(task.point), None), Hello("faults", "faults"))
     client.declare(Declaration("train", "train", [os.fsencode(name) for name in names], labels))
     client.connected.wait(30)
     print("attached", flush=True)

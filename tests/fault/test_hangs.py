@@ -37,7 +37,7 @@ from trainer_hook.mounts import socket_finder
 point = Path(sys.argv[1])
 names = sorted(str(path.relative_to(point)) for path in point.glob("train/*/*"))
 labels = np.array([int(name.split("/")[1]) for name in names], np.int32)
-client = Client(socket_finder(point, None), Hello("test"))
+client = Client(socket_finder(point, None), Hello("test", "test"))
 client.declare(Declaration("train", "train", [os.fsencode(name) for name in names], labels))
 rng = np.random.default_rng(1)
 number = 0

@@ -41,7 +41,7 @@ class Trainer:
         self._socket.settimeout(30)
         self._socket.connect(os.fsdecode(self._mount.control("hook").read_bytes().rstrip(b"\n")))
         self._decoder = Decoder()
-        self.tell(Hello("test"))
+        self.tell(Hello("test", "test"))
         self.hear()
         paths = b"".join(os.fsencode(name) + b"\0" for name in self._names)
         count = len(self._names)

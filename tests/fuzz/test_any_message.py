@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mounting import Mounted, mounted
 
 from spiderfs.options.model import Options
-from spiderfs.protocol import Decoder, Goodbye, Hello, Message, Ok, Samples, encode
+from spiderfs.protocol import VERSION, Decoder, Goodbye, Hello, Message, Ok, Samples, encode
 from spiderfs.protocol.messages import MESSAGES
 
 FILES = {f"{number % 3}/{number}": bytes([number]) * (number * 500) for number in range(1, 25)}
@@ -93,7 +93,14 @@ def frames(draw: st.DrawFn) -> bytes:
     if kind.ARRAYS:
         header["arrays"] = described
     packed = msgpack.packb(header, unicode_errors="surrogatepass")
-    frame = b"sf" + bytes([1, 0]) + len(packed).to_bytes(4, "little") + len(body).to_bytes(4, "little") + packed + body
+    frame = (
+        b"sf"
+        + bytes([VERSION, 0])
+        + len(packed).to_bytes(4, "little")
+        + len(body).to_bytes(4, "little")
+        + packed
+        + body
+    )
     return draw(damaged(frame)) if draw(st.integers(0, 9)) == 0 else frame
 
 
@@ -119,7 +126,7 @@ def test_trainers_may_send_any_messages(mount: Mounted, said: list[bytes], greet
         trainer.settimeout(PATIENCE_S)
         trainer.connect(path)
         if greets:
-            trainer.sendall(encode(Hello("fuzz")) + encode(declared()))
+            trainer.sendall(encode(Hello("fuzz", "fuzz")) + encode(declared()))
             assert _hear(trainer, Ok) == "hello"
             assert _hear(trainer, Ok) == "samples"
         try:

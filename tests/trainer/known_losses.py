@@ -31,7 +31,7 @@ class Training:
         self._names = names
         self._losses = losses
         self._batch = batch
-        self._client = Client(socket_finder(point, None), Hello("test"))
+        self._client = Client(socket_finder(point, None), Hello("test", "test"))
         self._client.declare(Declaration("train", "train", [name.encode() for name in names], labels))
         self.scores = self._client.scores("train", 20.0)
         self.given: Counter[tuple[int, int]] = Counter()

@@ -19,8 +19,7 @@ from spiderfs.daemon.training.hook_connection import ServerLimits
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.testing import RecordingSink
 from trainer_hook import Client, Declaration
-from trainer_hook.client import Patience
-from trainer_hook.mounts import find_mount, socket_finder
+from trainer_hook.mounts import Patience, find_mount, socket_finder
 
 QUICK = Patience(first_pause_s=0.01, longest_pause_s=0.05)
 # What does not wait for the daemon takes milliseconds; two busy cores may add seconds.
@@ -28,7 +27,7 @@ STALL_S = 5.0
 
 
 def client(directory: Path, queue_batches: int = 64) -> Client:
-    return Client(socket_finder(directory, None), Hello("test"), queue_batches=queue_batches, patience=QUICK)
+    return Client(socket_finder(directory, None), Hello("test", "test"), queue_batches=queue_batches, patience=QUICK)
 
 
 def declaration(size: int = 2, name: str = "train") -> Declaration:

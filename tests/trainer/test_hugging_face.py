@@ -137,6 +137,9 @@ def test_a_training_that_resumes(daemon: HookDaemon, saved_after: int, again: in
     second.train(resume_from_checkpoint=str(daemon.mount / "output" / f"checkpoint-{saved_after}"))
     assert second.state.global_step == 3 * BATCHES
     assert sorted(recorded(daemon, again)) == sorted([*range(SIZE)] * 2)
+    hello = daemon.sink.lists[-1][0].hello
+    assert (hello.epoch, hello.epochs) == (saved_after // BATCHES, 3)
+    assert {batch.epoch for _, batch in daemon.sink.batches} == {1, 2}
 
 
 def test_a_training_that_failed_can_be_begun_again(daemon: HookDaemon) -> None:

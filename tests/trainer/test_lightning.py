@@ -99,7 +99,12 @@ def test_every_sample_is_recorded_as_itself(
     assert sorted(recorded(daemon, EPOCHS * BATCHES)) == sorted([*range(SIZE)] * EPOCHS)
     until(lambda: len(daemon.sink.ends) == EPOCHS)
     assert all(end.accuracy is not None for _, end in daemon.sink.ends)
-    assert daemon.sink.lists[0][0].hello.client == "lightning"
+    hellos = [trainer.hello for trainer, _ in daemon.sink.lists]
+    assert {(hello.client, hello.epochs) for hello in hellos} == {("lightning", EPOCHS)}
+    assert len({hello.job for hello in hellos}) == 1, "a loader that is made anew does not begin another job"
+    assert {(batch.epoch, step) for step, (_, batch) in enumerate(daemon.sink.batches)} == {
+        (step // BATCHES, step) for step in range(EPOCHS * BATCHES)
+    }
     assert callback.attachment.hook is None
     gc.collect()
 
@@ -122,6 +127,10 @@ def test_a_training_that_resumes(daemon: HookDaemon) -> None:
     assert second.current_epoch == 3
     assert sorted(recorded(daemon, 3 * BATCHES)) == sorted([*range(SIZE)] * 3)
     until(lambda: len(daemon.sink.ends) == 3)
+    assert [end.epoch for _, end in daemon.sink.ends] == [0, 1, 2]
+    one, two = dict.fromkeys(trainer for trainer, _ in daemon.sink.lists)
+    assert (one.hello.epoch, one.hello.epochs, two.hello.epoch, two.hello.epochs) == (0, 1, 1, 3)
+    assert one.hello.job != two.hello.job, "without job= each run is a job of its own"
 
 
 def test_a_training_that_fails_leaves_the_loader_as_it_was(daemon: HookDaemon) -> None:

@@ -39,7 +39,7 @@ point, seed, samples = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[
 names = [name for name, _ in samples]
 validation = sorted(str(path.relative_to(point)) for path in (point / "val").iterdir())
 rng, order = np.random.default_rng(seed), random.Random(seed)
-client = Client(socket_finder(point, None), Hello("test"))
+client = Client(socket_finder(point, None), Hello("test", "test"))
 labels = np.array([label for _, label in samples], np.int32)
 client.declare(Declaration("train", "train", [os.fsencode(name) for name in names], labels))
 scores = client.scores("train", 20.0)

@@ -22,10 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from spiderfs import __version__
 from spiderfs.daemon.training.declaring import DeclaredBytes, Declaring
 from spiderfs.daemon.training.trainer import SampleList, Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
 from spiderfs.protocol import (
+    VERSION,
     Batch,
     Cached,
     CachedRequest,
@@ -199,7 +201,21 @@ class Connection:
 
     async def _refuse(self, error: ProtocolError) -> None:
         self._note_malformed()
-        await self.answer(Error(error.code, str(error)))
+        if error.code == "version":
+            await self._refuse_version(self._decoder.version)
+        else:
+            await self.answer(Error(error.code, str(error)))
+
+    async def _refuse_version(self, version: int) -> None:
+        """Tell a hook of another version what to do, in a frame that it can read."""
+        where = "where the training runs" if version < VERSION else "where the mount is, and mount again"
+        text = (
+            f"the hook speaks version {version} of the hook protocol, and this mount version {VERSION} "
+            f"(spiderfs {__version__}): update spiderfs {where}"
+        )
+        with trio.fail_after(self._limits.answer_timeout_s):
+            async with self._answering:
+                await self._stream.send_all(encode(Error("version", text), self._limits.message, version))
 
     async def _read(self, trainer: Trainer, queue: trio.MemorySendChannel[Message]) -> None:
         while self._errors < self._limits.malformed:

@@ -61,7 +61,8 @@ def samples(*paths: bytes, total: int | None = None, first: int = 0) -> Samples:
 
 
 EXAMPLES: tuple[Message, ...] = (
-    Hello("pytest", 1, 2),
+    Hello("pytest", "job-1", "the best one", 1, 2, 3, 90, True, "job-0"),
+    Hello("pytest", "job-1"),
     samples(b"a/1.png", b"\xff/2", total=5, first=3),
     batch(),
     batch(losses=None, labels=None),
@@ -183,7 +184,7 @@ def test_any_header_gives_a_good_message_or_an_error(name: str, data: st.DataObj
 
 
 def test_an_error_takes_the_place_of_its_frame_only() -> None:
-    first, error, last = decoded(encode(Hello("a")) + frame({"type": "gift"}) + encode(Goodbye()))
+    first, error, last = decoded(encode(Hello("a", "a")) + frame({"type": "gift"}) + encode(Goodbye()))
     assert isinstance(first, Hello)
     assert isinstance(last, Goodbye)
     assert isinstance(error, ProtocolError)
@@ -194,14 +195,14 @@ def test_an_error_takes_the_place_of_its_frame_only() -> None:
     ("data", "code"),
     [
         (b"GET / HTTP/1.1\r\n", "malformed"),
-        (struct.pack("<2sBBII", b"sf", 2, 0, 0, 0), "version"),
-        (struct.pack("<2sBBII", b"sf", 1, 0, 10, 2**32 - 1), "too-large"),
-        (struct.pack("<2sBBII", b"sf", 1, 0, 1 << 20, 0), "too-large"),
+        (struct.pack("<2sBBII", b"sf", 1, 0, 0, 0), "version"),
+        (struct.pack("<2sBBII", b"sf", 2, 0, 10, 2**32 - 1), "too-large"),
+        (struct.pack("<2sBBII", b"sf", 2, 0, 1 << 20, 0), "too-large"),
     ],
 )
 def test_a_lost_stream_stays_lost(data: bytes, code: str) -> None:
     decoder = Decoder()
-    hello, error = decoder.feed(encode(Hello("a")) + data)
+    hello, error = decoder.feed(encode(Hello("a", "a")) + data)
     assert isinstance(hello, Hello)
     assert isinstance(error, ProtocolError)
     assert (error.code, error.fatal) == (code, True)
@@ -211,7 +212,7 @@ def test_a_lost_stream_stays_lost(data: bytes, code: str) -> None:
 
 def test_a_claimed_length_allocates_nothing() -> None:
     decoder = Decoder()
-    assert decoder.feed(struct.pack("<2sBBII", b"sf", 1, 0, 100, 60 << 20)) == []
+    assert decoder.feed(struct.pack("<2sBBII", b"sf", 2, 0, 100, 60 << 20)) == []
     assert len(decoder._buffer) == PREFIX_BYTES
     scalars = {"type": "plan", "list": "x", "epoch": 0, "position": 0, "begun": True}
     header = scalars | {"arrays": [["order", "<u4", [2**31]]]}
@@ -226,6 +227,9 @@ def test_no_more_is_pinned_than_a_list_may_have() -> None:
     assert (error.code, error.fatal) == ("too-large", False)
 
 
+HELLO = {"type": "hello", "client": "x", "job": "y", "rank": 0, "world_size": 1}
+# Nothing that a line of a control file could not have as its first word; a path is a text like any other.
+MALFORMED_JOBS = ("", " ", "a b", "a\n", "a\0b", "\u200b", "\x1b[2J", "x" * 129, "\u00e4" * 65, 7, ["a"])
 GOOD_BATCH = {"type": "batch", "list": "x", "epoch": 0, "step": 0}
 
 
@@ -255,10 +259,17 @@ def test_arrays_that_do_not_fit(arrays: object, body: bytes, words: str) -> None
     [
         ([1], "no map"),
         ({"kind": "hello"}, "no map"),
-        ({"type": "hello", "client": "x", "rank": -1, "world_size": 1}, "rank: int, not -1"),
-        ({"type": "hello", "client": "x", "rank": True, "world_size": 1}, "rank"),
-        ({"type": "hello", "client": "x", "rank": 1, "world_size": 1}, "rank 1 of a world of 1"),
-        ({"type": "hello", "client": "x" * 1025, "rank": 0, "world_size": 1}, "client"),
+        (HELLO | {"rank": -1}, "rank: int, not -1"),
+        (HELLO | {"rank": True}, "rank"),
+        (HELLO | {"rank": 1}, "rank 1 of a world of 1"),
+        (HELLO | {"client": "x" * 1025}, "client"),
+        ({"type": "hello", "client": "x", "rank": 0, "world_size": 1}, "a good job: str, not None"),
+        *((HELLO | {"job": job}, "job") for job in MALFORMED_JOBS),
+        *((HELLO | {"scores_from": job}, "scores_from") for job in MALFORMED_JOBS),
+        (HELLO | {"name": "two\nlines"}, "name"),
+        (HELLO | {"epoch": -1}, "epoch: int, not -1"),
+        (HELLO | {"epochs": 0}, "epochs 0"),
+        (HELLO | {"resume": 1}, "resume: bool, not 1"),
         ({"type": "goodbye", "now": 1}, "no 'now'"),
         ({"type": "plan", "list": "x", "epoch": 0, "position": 0, "begun": 1}, "begun: bool, not 1"),
         ({"type": "plan", "list": "x", "epoch": 0, "position": 0}, "begun: bool, not None"),

@@ -87,7 +87,7 @@ class Harness:
         )
 
     def trainer(self) -> Trainer:
-        trainer = Trainer(os.getpid(), os.getuid(), Hello("test"))
+        trainer = Trainer(os.getpid(), os.getuid(), Hello("test", "test"))
         self.trainers.attach(trainer)
         return trainer
 

@@ -6,12 +6,14 @@ import logging
 import os
 import random
 import stat
+import struct
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 import trio
@@ -23,6 +25,7 @@ from spiderfs.errors import HookError
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import COUNTERS
 from spiderfs.protocol import (
+    VERSION,
     Batch,
     Cached,
     CachedRequest,
@@ -89,7 +92,7 @@ class Client:
         assert words in repr(answer)
 
     async def greet(self, *paths: bytes) -> None:
-        await self.send(Hello("test"))
+        await self.send(Hello("test", "test"))
         await self.said(Ok, "hello")
         if paths:
             await self.send(samples(*paths))
@@ -285,7 +288,7 @@ def test_sample_paths_behave_like_a_list() -> None:
 def test_paths_that_are_no_use_are_ignored_with_their_count(tmp_path: Path) -> None:
     async def talk(daemon: Daemon) -> None:
         async with daemon.client() as client:
-            await client.send(Hello("test"), samples(b"a", b"/etc/passwd", b"../b", b"gone"))
+            await client.send(Hello("test", "test"), samples(b"a", b"/etc/passwd", b"../b", b"gone"))
             await client.said(Ok)
             await client.said(Warn, "2 of 4 paths are ignored: a path must be relative")
             await client.said(Warn, "1 of 4 paths are ignored: no such file")
@@ -302,7 +305,7 @@ def test_what_is_out_of_order_is_refused(tmp_path: Path) -> None:
             await client.send(batch(0))
             await client.said(Error, "batch before hello")
             await client.greet(b"a")
-            await client.send(Hello("again"))
+            await client.send(Hello("again", "again"))
             await client.said(Error, "not for a trainer to say now")
             await client.send(batch(0, name="other"))
             await client.said(Error, "no list 'other'")
@@ -313,6 +316,28 @@ def test_what_is_out_of_order_is_refused(tmp_path: Path) -> None:
             await client.said(Ok)
 
     served(tmp_path, talk, limits=ServerLimits(lists=2))
+
+
+@pytest.mark.parametrize(("version", "advice"), [(1, "where the training runs"), (3, "where the mount is")])
+def test_a_hook_of_another_version_is_told_so_in_its_own_framing(tmp_path: Path, version: int, advice: str) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            old = msgpack.packb({"type": "hello", "client": "torch", "rank": 0, "world_size": 1})
+            await client.stream.send_all(struct.pack("<2sBBII", b"sf", version, 0, len(old), 0) + old)
+            data = b""
+            while piece := await client.stream.receive_some():
+                data += piece
+        assert (data[:2], data[2]) == (b"sf", version)
+        # Prefix, header and the message `error` are the same in all versions.
+        ((error,)) = Decoder().feed(b"sf" + bytes([VERSION]) + data[3:])
+        assert isinstance(error, Error)
+        assert error.code == "version"
+        assert f"the hook speaks version {version} of the hook protocol, and this mount version {VERSION}" in error.text
+        assert error.text.partition("update spiderfs ")[2].startswith(advice)
+        assert "\n" not in error.text
+
+    daemon = served(tmp_path, talk)
+    assert daemon.sink.calls == []
 
 
 def test_two_trainers_with_lists_of_their_own(tmp_path: Path) -> None:
@@ -381,7 +406,9 @@ def test_a_disconnect_in_the_middle_of_a_frame_is_counted_and_no_more(tmp_path: 
 
 def test_no_bytes_harm_anybody_else(tmp_path: Path) -> None:
     rng = random.Random(5)
-    good = encode(Hello("x")) + encode(samples(b"a", b"b")) + encode(batch(0, 1)) + encode(ScoresRequest("train", 1))
+    good = (
+        encode(Hello("x", "x")) + encode(samples(b"a", b"b")) + encode(batch(0, 1)) + encode(ScoresRequest("train", 1))
+    )
 
     async def talk(daemon: Daemon) -> None:
         async with daemon.client() as witness:

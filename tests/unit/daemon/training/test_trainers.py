@@ -16,7 +16,7 @@ from spiderfs.testing import known_list
 
 
 def trainer(pid: int | None = None) -> Trainer:
-    return Trainer(os.getpid() if pid is None else pid, os.getuid(), Hello("test"))
+    return Trainer(os.getpid() if pid is None else pid, os.getuid(), Hello("test", "test"))
 
 
 def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Harness:
             recording,
             lambda: None,
         )
-        self.trainer = Trainer(os.getpid(), os.getuid(), Hello("test"))
+        self.trainer = Trainer(os.getpid(), os.getuid(), Hello("test", "test"))
         self.list = listed([b"train/%03d" % number for number in range(SAMPLES)])
 
     @property
@@ -412,7 +412,7 @@ def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pyte
         await harness.declare()
         inodes = harness.inodes
         await harness.batch(np.random.default_rng(1), list(range(30)))
-        other = Trainer(os.getpid(), os.getuid(), Hello("other"))
+        other = Trainer(os.getpid(), os.getuid(), Hello("other", "other"))
         await harness.training.guide.attached(other)
         await harness.training.guide.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
         numbers = [known_list.number for known_list in harness.training.lists]
@@ -434,7 +434,7 @@ def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch
 
     async def test(harness: Harness) -> None:
         await harness.declare()
-        other = Trainer(os.getpid(), os.getuid(), Hello("other"))
+        other = Trainer(os.getpid(), os.getuid(), Hello("other", "other"))
         await harness.training.guide.attached(other)
         await harness.training.guide.samples(other, harness.list)
         part = listed([b"train/%03d" % number for number in range(11)], "part")
@@ -582,7 +582,7 @@ def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCapt
 def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        other = Trainer(os.getpid(), os.getuid(), Hello("other", rank=1))
+        other = Trainer(os.getpid(), os.getuid(), Hello("other", "other", rank=1))
         await harness.training.guide.attached(other)
         await harness.training.guide.samples(other, harness.list)
         await harness.training.guide.plan(harness.trainer, harness.list, planned([1, 2]))

@@ -1,0 +1,232 @@
+"""The job of a training: its id, who shares it, when a new one begins, and what the daemon is told of it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hook_daemon import HookDaemon, until
+from tiny_training import Network, loader, train
+from two_ranks import in_two_ranks, join_two_ranks
+
+from spiderfs.protocol import Decoder, EpochEnd, Error, Hello, Plan, encode
+from trainer_hook import Client, Declaration, attach, plan
+from trainer_hook.jobs import agreed_id
+from trainer_hook.mounts import Patience, socket_finder
+
+QUICK = Patience(first_pause_s=0.01, longest_pause_s=0.05)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Any:
+    with HookDaemon(tmp_path) as daemon:
+        yield daemon
+
+
+def hellos(daemon: HookDaemon, count: int) -> list[Hello]:
+    """What the first `count` trainers said, once the last of them has declared its list."""
+    until(lambda: len(dict.fromkeys(trainer for trainer, _ in daemon.sink.lists)) >= count)
+    return [trainer.hello for trainer in dict.fromkeys(trainer for trainer, _ in daemon.sink.lists)]
+
+
+def test_the_daemon_is_told_of_the_training(daemon: HookDaemon) -> None:
+    told = {"job": "run-7", "epoch": 4, "epochs": 90, "resume": True, "scores_from": "run-6"}
+    hook = attach(daemon.mount, Network(), loader(), job_name="the best one", **told)
+    (hello,) = hellos(daemon, 1)
+    assert {name: getattr(hello, name) for name in told} == told
+    assert (hello.name, hello.rank, hello.world_size) == ("the best one", 0, 1)
+    assert (hook.job, hook.epoch) == ("run-7", 4)
+    hook.close()
+
+
+def test_epochs_count_from_the_one_that_begins(daemon: HookDaemon) -> None:
+    model, batches = Network(), loader()
+    hook = attach(daemon.mount, model, batches, epoch=4)
+    for _ in range(2):
+        for _ in train(model, batches):
+            pass
+        hook.epoch_end(0.5)
+    until(lambda: len(daemon.sink.ends) == 2)
+    assert [end.epoch for _, end in daemon.sink.ends] == [4, 5]
+    assert {batch.epoch for _, batch in daemon.sink.batches} == {4, 5}
+    assert [plan.epoch for _, plan in daemon.sink.plans if plan.begun] == [4, 5]
+    hook.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"job": ""}, "job '': give an id of 1 to 128 bytes"),
+        ({"job": "two words"}, "job 'two words'"),
+        ({"job": "x" * 129}, "128 bytes"),
+        ({"job": 7}, "job: str, not 7"),
+        ({"scores_from": "a\nb"}, "scores_from"),
+        ({"job_name": "a\nb"}, "name"),
+        ({"epoch": -1}, "epoch: int, not -1"),
+        ({"epochs": 0}, "epochs 0: give 1 or more"),
+        ({"resume": True}, "give the id of the training that goes on, as job="),
+    ],
+)
+def test_what_can_be_no_job_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as refusal:
+        attach(tmp_path, Network(), loader(), **options)
+    assert words in str(refusal.value)
+
+
+def test_each_attach_begins_a_job_and_a_plan_has_one_of_its_own(daemon: HookDaemon) -> None:
+    planned = plan(daemon.mount, loader(), split="val")
+    (alone,) = hellos(daemon, 1)
+    ids = []
+    for number in (2, 3):
+        hook = attach(daemon.mount, Network(), loader())
+        hello = hellos(daemon, number)[-1]
+        assert hello.job == hook.job
+        # The process has one connection, so what it plans goes with the training.
+        until(lambda job=hook.job: {"val", "train"} <= _lists_of(daemon, job))  # type: ignore[misc]
+        ids.append(hook.job)
+        hook.close()
+    assert len({alone.job, *ids}) == 3
+    planned.close()
+
+
+def _lists_of(daemon: HookDaemon, job: str) -> set[str]:
+    return {declared.name for trainer, declared in daemon.sink.lists if trainer.hello.job == job}
+
+
+def test_two_hooks_of_a_process_are_one_job(daemon: HookDaemon) -> None:
+    loaders = loader(), loader()
+    first = attach(daemon.mount, Network(), loaders[0], job="a")
+    second = attach(daemon.mount, Network(), loaders[1], split="other")
+    with pytest.raises(ValueError, match="job='b': a hook of this process belongs to the job 'a': close it first"):
+        attach(daemon.mount, Network(), loader(), split="third", job="b")
+    assert (first.job, second.job) == ("a", "a")
+    until(lambda: _lists_of(daemon, "a") == {"train", "other"})
+    assert len(hellos(daemon, 1)) == 1, "one connection"
+    first.close()
+    second.close()
+    third = attach(daemon.mount, Network(), loader(), job="b")
+    assert hellos(daemon, 2)[-1].job == third.job == "b"
+    third.close()
+
+
+def test_a_hook_that_was_freed_does_not_hold_its_job(daemon: HookDaemon) -> None:
+    def one_fold() -> str:
+        return attach(daemon.mount, Network(), loader()).job
+
+    gc.collect()
+    jobs = [one_fold() for _ in range(3)]
+    assert len(set(jobs)) == 3
+
+
+def test_what_was_said_before_belongs_to_the_job_before(tmp_path: Path) -> None:
+    with HookDaemon(tmp_path) as daemon:
+        client = Client(socket_finder(tmp_path, None), Hello("test", "one"), patience=QUICK)
+        client.declare(Declaration("train", "train", [b"a", b"b"], np.zeros(2, np.int32)))
+        for epoch in range(20):
+            client.epoch_end(EpochEnd(epoch, None))
+        client.become(Hello("test", "two", epoch=40))
+        for epoch in range(40, 60):
+            client.epoch_end(EpochEnd(epoch, None))
+        client.close(10)
+        until(lambda: len(daemon.sink.ends) == 40)
+    assert [(trainer.hello.job, end.epoch) for trainer, end in daemon.sink.ends] == [
+        *(("one", epoch) for epoch in range(20)),
+        *(("two", epoch) for epoch in range(40, 60)),
+    ]
+    assert [trainer.hello.job for trainer, _ in daemon.sink.lists] == ["one", "two"]
+    assert not daemon.counted["hook_malformed"]
+
+
+def test_a_daemon_that_comes_back_is_told_the_job_and_the_epoch_by_then(tmp_path: Path, caplog: Any) -> None:
+    daemon = HookDaemon(tmp_path)
+    client = Client(socket_finder(tmp_path, None), Hello("test", "one", epoch=3, epochs=9), patience=QUICK)
+    with daemon:
+        client.declare(Declaration("train", "train", [b"a", b"b"], np.zeros(2, np.int32)))
+        client.plan(Plan("train", 3, 0, True, np.array([1, 0], np.uint32)))
+        client.epoch_end(EpochEnd(3, None))
+        until(lambda: len(daemon.sink.ends) == 1)
+    until(lambda: "cannot be reached" in caplog.text)
+    with daemon:
+        before, after = hellos(daemon, 2)
+        client.close()
+    assert (before.job, before.epoch, before.epochs) == ("one", 3, 9)
+    assert (after.job, after.epoch, after.epochs) == ("one", 4, 9)
+
+
+def _attach_in_a_rank(rank: int, mount: str) -> None:
+    join_two_ranks(rank, mount)
+    for _ in range(2):
+        hook = attach(mount, Network(), loader())
+        torch.distributed.barrier()
+        hook.close()
+
+
+def test_all_ranks_are_one_job(daemon: HookDaemon) -> None:
+    in_two_ranks(_attach_in_a_rank, daemon.mount)
+    found = hellos(daemon, 4)
+    assert sorted((hello.rank, hello.world_size) for hello in found) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    jobs = [hello.job for hello in found]
+    assert len(set(jobs)) == 2
+    assert all(jobs.count(job) == 2 for job in jobs)
+
+
+def _attach_on_the_first_rank_only(rank: int, mount: str) -> None:
+    join_two_ranks(rank, mount)
+    if rank == 0:
+        attach(mount, Network(), loader()).close()
+    else:
+        # The other way round: rank 0 begins no second job.
+        agreed_id(None, "job", timeout_s=5)
+        assert agreed_id("given", "job") == "given"
+        assert len(agreed_id(None, "job", timeout_s=0.2)) == 12
+
+
+def test_a_hook_of_rank_0_alone_waits_for_nobody(daemon: HookDaemon) -> None:
+    in_two_ranks(_attach_on_the_first_rank_only, daemon.mount)
+    (hello,) = hellos(daemon, 1)
+    assert (hello.rank, hello.world_size) == (0, 2)
+
+
+def test_a_mount_of_another_version_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / ".spiderfs").mkdir()
+    (tmp_path / ".spiderfs" / "hook").write_bytes(bytes(tmp_path / "s"))
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(tmp_path / "s"))
+        old.listen()
+        client = Client(socket_finder(tmp_path, None), Hello("test", "one"), patience=QUICK)
+        for _ in range(2):
+            stream = old.accept()[0]
+            (hello,) = Decoder().feed(stream.recv(1 << 16))
+            assert isinstance(hello, Hello)
+            stream.sendall(encode(Error("version", "version 2 of the hook protocol: this is 1"), version=1))
+            stream.close()
+        client.close()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == [
+        "the spiderfs daemon cannot be reached (its answer cannot be understood: it speaks version 1 of the hook "
+        "protocol, and this is 2: update the older spiderfs): training goes on without it"
+    ]
+
+
+def test_an_answer_about_the_version_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A newer daemon answers in the frames of this version."""
+    (tmp_path / ".spiderfs").mkdir()
+    (tmp_path / ".spiderfs" / "hook").write_bytes(bytes(tmp_path / "s"))
+    with socket.socket(socket.AF_UNIX) as newer:
+        newer.bind(str(tmp_path / "s"))
+        newer.listen()
+        client = Client(socket_finder(tmp_path, None), Hello("test", "one"), patience=QUICK)
+        stream = newer.accept()[0]
+        stream.sendall(encode(Error("version", "update spiderfs where the training runs")))
+        until(lambda: "cannot be reached" in caplog.text)
+        stream.close()
+        client.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the spiderfs daemon cannot be reached (update spiderfs where the training runs): training goes on without it"
+    ]

@@ -1,0 +1,99 @@
+"""The interface for a training script: `attach`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from spiderfs.protocol import DEFAULT_LIMITS
+from trainer_hook.boundary import Boundary
+from trainer_hook.capture import find_classifier
+from trainer_hook.client import QUEUE_BATCHES
+from trainer_hook.following import Follower, drawing_loader
+from trainer_hook.hook import Hook
+from trainer_hook.jobs import Job
+from trainer_hook.planner import Planner
+from trainer_hook.planning import introduce
+from trainer_hook.sample_list import Sample
+
+
+# Longer than other functions: it has an argument for each choice of a training, and a paragraph for each of them.
+def attach(
+    directory: str | os.PathLike[str],
+    model: nn.Module,
+    loader: DataLoader[Any] | None,
+    *,
+    samples: Iterable[Sample] | None = None,
+    split: str = "train",
+    classifier: str | nn.Module | None = None,
+    embed_dim: int = DEFAULT_LIMITS.dimension,
+    lookahead: int | None = None,
+    socket: str | os.PathLike[str] | None = None,
+    client_name: str = "torch",
+    queue_batches: int = QUEUE_BATCHES,
+    plan: bool = True,
+    draw_ahead: bool = False,
+    job: str | None = None,
+    job_name: str | None = None,
+    epoch: int = 0,
+    epochs: int | None = None,
+    resume: bool = False,
+    scores_from: str | None = None,
+) -> Hook:
+    """Tell the daemon of the spiderfs mount at or above `directory` what this training learns, and what it will read.
+
+    Attach after the model has been wrapped (DistributedDataParallel, torch.compile, `Accelerator.prepare`) and before
+    its first forward pass.
+
+    `samples` has a pair (path, label) for each index of the data set, in order; give it if the data set has neither
+    `.samples` nor `.imgs`. `lookahead` is the number of further batches that the loop takes before the model sees a
+    batch; give it if that is not 0 and the model gets copies of the batches (`attribution.py`). With `plan`, each epoch
+    of the loader is published, as `trainer_hook.plan` does it; `draw_ahead` is explained there.
+
+    The daemon keeps apart what different trainings learn, and each call begins a new training, unless a hook of this
+    process is open. `job` is its id, the same on all ranks; without it rank 0 chooses one (`Hook.job`). A training that
+    goes on, in this process or in another, gives the id that it had: then it has its scores again, and with `resume` it
+    is warned if the mount has none. `scores_from` is the id of another training, from whose scores this one starts.
+    `job_name` is for people. `epoch` is the number of the epoch that begins, and `epochs` the number of all epochs, if
+    it is known: the cache's ratio follows them.
+
+    Without a mount or a daemon this logs one warning, and the training goes on; a later failure of the hook does not
+    stop the training either. Raises ValueError for arguments, a model or a loader that can never work.
+    """
+    if not 1 <= embed_dim <= DEFAULT_LIMITS.dimension:
+        raise ValueError(f"embed_dim={embed_dim}: give 1 to {DEFAULT_LIMITS.dimension}")
+    if lookahead is not None and lookahead < 0:
+        raise ValueError(f"lookahead={lookahead}: give 0 or more")
+    drawing = None
+    if loader is not None:
+        Follower.check(loader)
+        drawing = drawing_loader(loader)
+    layer = find_classifier(model, classifier)
+    introduced = introduce(
+        directory,
+        drawing,
+        samples=samples,
+        split=split,
+        socket=socket,
+        client_name=client_name,
+        job=Job(job, job_name, epoch, epochs, resume, scores_from),
+        queue_batches=queue_batches,
+    )
+    declared, boundary = introduced.declaration, Boundary()
+    planner = None
+    if drawing is not None:
+        planner = Planner(
+            drawing,
+            introduced.client,
+            declared.name,
+            publish=plan,
+            draw_ahead=draw_ahead,
+            boundary=boundary,
+            samples=len(declared.paths),
+            first_epoch=epoch,
+        )
+    return Hook(model, layer, loader, planner, introduced, boundary, embed_dim, lookahead, epoch)

@@ -1,0 +1,96 @@
+"""The job of a training: what `attach` is told of it, and the id that all its ranks share.
+
+Each training has an id, by which the daemon keeps what its model learns apart from what others learn. If the user gives
+none, rank 0 chooses one at random and leaves it in torch.distributed's store, where the other ranks find it. Reading
+the store is no collective call: a rank that never attaches keeps nobody waiting, except where rank 0 is that rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed
+
+from spiderfs.protocol import Hello, ProtocolError, encode
+from trainer_hook.ranks import rank_and_world
+
+log = logging.getLogger("trainer_hook")
+
+# Ranks attach within seconds of each other, unless one of them first prepares data for all.
+_AGREE_S = 60.0
+# Of a random UUID; two of the jobs that one mount ever sees have the same id with a chance of 1 in 10^9, or less.
+_ID_DIGITS = 12
+
+_begun: Counter[str] = Counter()
+"""How many jobs of each kind this process has begun; all ranks count alike."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `attach` was told of a training; None stands for what it was not told (`attach` explains the names).
+
+    Raises ValueError for what the daemon would refuse.
+    """
+
+    id: str | None = None
+    name: str | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    resume: bool = False
+    scores_from: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.resume and self.id is None:
+            raise ValueError("resume=True: give the id of the training that goes on, as job=")
+        try:
+            encode(self.hello("", "none" if self.id is None else self.id))
+        except ProtocolError as exc:
+            raise ValueError(str(exc).removeprefix("hello needs a good ")) from None
+
+    def hello(self, client_name: str, job_id: str) -> Hello:
+        """The message that begins this job."""
+        rank, world_size = rank_and_world()
+        return Hello(
+            client=client_name,
+            job=job_id,
+            name=self.name,
+            rank=rank,
+            world_size=world_size,
+            epoch=self.epoch,
+            epochs=self.epochs,
+            resume=self.resume or None,
+            scores_from=self.scores_from,
+        )
+
+
+def agreed_id(given: str | None, kind: str, timeout_s: float = _AGREE_S) -> str:
+    """The id of a job that begins now: the one that is given here, or rank 0's; waits for rank 0 for a while.
+
+    All ranks begin the jobs of one `kind` in the same order.
+    """
+    own = given or uuid.uuid4().hex[:_ID_DIGITS]
+    rank, world_size = rank_and_world()
+    if world_size == 1:
+        return own
+    _begun[kind] += 1
+    key = f"spiderfs {kind} {_begun[kind]}"
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+        if rank == 0:
+            store.set(key, own)
+        elif given is None:
+            store.wait([key], timedelta(seconds=timeout_s))
+            own = store.get(key).decode()
+    except RuntimeError as exc:
+        log.warning(
+            "rank %d is a training of its own for the mount, as rank 0 did not say in %.0f s which one it is (%s): "
+            "attach on rank 0 too, or give all ranks one job=",
+            rank,
+            timeout_s,
+            str(exc).partition("\n")[0],
+        )
+    return own

@@ -69,7 +69,8 @@ class Client:
     """A trainer's connection to the daemon.
 
     Every attempt to connect calls `find_socket`; it raises OSError while there is no socket. `counts` has the number of
-    batches that were sent ("sent"), and of those that were not, by the reason.
+    batches that were sent ("sent"), and of those that were not, by the reason. `follows_plans` is whether the daemon
+    followed plans when it last answered with scores.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Client:
         self._leaving = False
         self._said: set[str] = set()
         self.connected = threading.Event()
+        self.follows_plans = True
         self.counts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="spiderfs hook", daemon=True)
         self._thread.start()
@@ -385,6 +387,8 @@ class Client:
                 case Warn():
                     self._say_once(message.text, message.text)
                 case Scores() | Cached() | Pinned():
+                    if isinstance(message, Scores):
+                        self.follows_plans = message.follows_plans
                     answer = self._answers.get(message.request)
                     if answer is not None:
                         answer.message = message

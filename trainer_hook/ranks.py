@@ -1,4 +1,4 @@
-"""The rank of this process in a distributed training, and values that rank 0 shares with all ranks."""
+"""The rank of this process in a distributed training, and values that ranks share with each other."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ def from_first_rank(value: Any) -> Any:
     box = [value]
     torch.distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def from_all_ranks(value: Any) -> list[Any]:
+    """The values that all ranks have passed, in the order of the ranks; all ranks must call this."""
+    world_size = rank_and_world()[1]
+    if world_size == 1:
+        return [value]
+    values: list[Any] = [None] * world_size
+    torch.distributed.all_gather_object(values, value)
+    return values

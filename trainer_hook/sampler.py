@@ -41,7 +41,8 @@ class SpiderSampler(Sampler[int]):
     With one rank the next epoch is drawn while the current one runs, by the scores of that moment: when the share
     `settled` of the batches has been handed to the loader, or with the last batch if the current epoch was drawn
     without scores. The sooner the next epoch is drawn, the better the daemon knows what to keep; the later, the newer
-    are the scores. docs/PREFETCHING.md has measurements of the cost in bytes.
+    are the scores. docs/PREFETCHING.md has measurements of the cost in bytes. If `settled` is 1, or if the mount
+    follows no plans, an epoch is drawn when it begins, by the scores of that moment.
     """
 
     def __init__(
@@ -122,14 +123,15 @@ class SpiderSampler(Sampler[int]):
         return 1.0 if self._scores is None else self._settled
 
     def draw_ahead(self) -> list[int] | None:
-        """Draw the next epoch now; None with several ranks, or if the scores do not come at once.
+        """Draw the next epoch now; None if it is to be drawn when it begins, or if the scores do not come at once.
 
-        With several ranks all ranks would have to wait for each other here, to share the scores.
+        With several ranks it is drawn when it begins: all ranks would have to wait for each other here, to share the
+        scores.
         """
-        if rank_and_world()[1] > 1:
+        if rank_and_world()[1] > 1 or self._settled == 1:
             return None
         scores = self._ask(min(self._scores_timeout_s, _MEANWHILE_S))
-        if scores is None and self._scores is not None:
+        if (scores is None and self._scores is not None) or (self._client and not self._client.follows_plans):
             return None
         self._ahead = self._draw(self.epoch + 1, scores)
         order: list[int] = self._ahead.order.tolist()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer_hook.ranks import from_all_ranks, rank_and_world
 from trainer_hook.sampler import SpiderSampler
 
 Scores = npt.NDArray[np.float32]
@@ -45,27 +46,45 @@ class Trend:
         return fallen_to < 1 or (len(self.accuracies) > 1 and self.accuracies[-1] > self.accuracies[-2])
 
 
+class Ended(NamedTuple):
+    """What one rank knows of an epoch that has ended: the sum of losses by their weights, and the sum of the weights.
+
+    If `over` is false, this rank has not said that the epoch is over.
+    """
+
+    over: bool
+    loss: float
+    weight: float
+    accuracy: float | None
+
+
 class ShadeSampler(SpiderSampler):
     """Draws as SpiderSampler does, but draws samples that are cached and score above the mean `repeats` times as often.
 
     Samples are repeated in an epoch if the training improves (`Trend`); in other epochs they are drawn by scores alone.
     The paper repeats each such draw `repeats` times. Here the chance of the sample is so many times as high, which has
     the same expectation and keeps `weights` right. An epoch with repeats has fewer different samples; `coverage` is the
-    share of the draws that are uniform in any case.
+    share of the draws that are uniform in any case. That floor is not in the paper, which has none: `coverage=0`.
 
     Use this sampler with `policy=shade`, whose scores are ranks of losses. The hook passes the losses and accuracies by
-    which the sampler decides; in a loop without a hook, call `observe`. Rank 0 decides for all ranks.
+    which the sampler decides; in a loop without a hook, call `observe`. An epoch is drawn when it begins, and then is
+    decided whether to repeat, by the mean loss over all ranks. A smaller `settled` draws it earlier, as SpiderSampler
+    explains, so that its plan is known before; then the decision is made without the epoch that still runs.
     """
 
-    def __init__(self, samples: int, *, repeats: float = 3.0, coverage: float = 0.1, **options: Any) -> None:
+    def __init__(
+        self, samples: int, *, repeats: float = 3.0, coverage: float = 0.1, settled: float = 1.0, **options: Any
+    ) -> None:
         """`options` are those of SpiderSampler."""
-        super().__init__(samples, coverage=coverage, **options)
+        super().__init__(samples, coverage=coverage, settled=settled, **options)
         if repeats < 1:
             raise ValueError(f"repeats={repeats}: give 1 or more")
         self._repeats = repeats
         self.trend = Trend()
         # The sum of this epoch's losses, each multiplied by its weight, and the sum of the weights.
         self._loss, self._weight = 0.0, 0.0
+        # The last epoch end that the trend does not know yet, because ranks have not shared it.
+        self._ended: Ended | None = None
 
     @property
     def repeats(self) -> float:
@@ -73,8 +92,11 @@ class ShadeSampler(SpiderSampler):
         return self._repeats if self.trend.improves else 1.0
 
     def observe(self, loss: float | None = None, accuracy: float | None = None) -> None:
-        """Note how an epoch ended: the mean loss of the training set, and the accuracy as a share."""
-        self.trend.observe(loss, accuracy)
+        """Note how an epoch ended: the mean loss of the training set, and the accuracy as a share.
+
+        With several ranks each says it of its own samples, and it counts when the next epoch is drawn.
+        """
+        self._end(0.0 if loss is None else loss, 0.0 if loss is None else 1.0, accuracy)
 
     def trained(self, indices: npt.NDArray[np.uint32], losses: npt.NDArray[np.floating]) -> None:
         # Hard samples are drawn more often, and in some epochs much more: there the loss would seem to rise without
@@ -84,15 +106,45 @@ class ShadeSampler(SpiderSampler):
         self._weight += float(weights.sum())
 
     def epoch_end(self, accuracy: float | None) -> None:
-        self.observe(self._loss / self._weight if self._weight else None, accuracy)
+        self._end(self._loss, self._weight, accuracy)
         self._loss = self._weight = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"losses": [*self.trend.losses], "accuracies": [*self.trend.accuracies]}
+        ended = None if self._ended is None else [*self._ended]
+        trend = {"losses": [*self.trend.losses], "accuracies": [*self.trend.accuracies], "ended": ended}
+        return super().state_dict() | trend
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.trend.losses, self.trend.accuracies = [*state["losses"]], [*state["accuracies"]]
+        self._ended = None if state["ended"] is None else Ended(*state["ended"])
+
+    def _end(self, loss: float, weight: float, accuracy: float | None) -> None:
+        self._ended = Ended(True, loss, weight, accuracy)
+        if rank_and_world()[1] == 1:
+            self._share_end()
+
+    def _share_end(self) -> None:
+        """Note in the trend how the epoch ended for all ranks together; all ranks must call this.
+
+        A rank whose loop has not said that the epoch is over gives what it has learned since the last one.
+        """
+        mine = self._ended or Ended(False, self._loss, self._weight, None)
+        ends: list[Ended] = from_all_ranks(mine)
+        self._ended = None
+        if not any(end.over for end in ends):
+            return
+        if not mine.over:
+            self._loss = self._weight = 0.0
+        weight = sum(end.weight for end in ends)
+        known = [end.accuracy for end in ends if end.accuracy is not None]
+        self.trend.observe(sum(end.loss for end in ends) / weight if weight else None, known[0] if known else None)
+
+    def _ask(self, timeout_s: float) -> Scores | None:
+        # All ranks come here when an epoch begins, and wait for each other anyway.
+        if rank_and_world()[1] > 1:
+            self._share_end()
+        return super()._ask(timeout_s)
 
     def _asked(self, timeout_s: float) -> Scores | None:
         scores = super()._asked(timeout_s)

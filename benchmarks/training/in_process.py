@@ -179,6 +179,8 @@ class Counts:
 class Cache:
     """Does what a mount and its daemon do with reads and batches; a sample's number is its key."""
 
+    follows_plans = True
+
     def __init__(
         self,
         configuration: Configuration,

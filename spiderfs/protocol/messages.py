@@ -310,13 +310,18 @@ class Warn(Message):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Message):
-    """One score for each sample of the list, finite and not negative; empty while there are no scores."""
+    """One score for each sample of the list, finite and not negative; empty while there are no scores.
+
+    `follows_plans` is whether the daemon follows plans now (the option `plan`): if not, a trainer gains nothing by
+    drawing its next epoch before that begins.
+    """
 
     TYPE = "scores"
-    SCALARS: ClassVar = {"list": str, "request": int}
+    SCALARS: ClassVar = {"list": str, "request": int, "follows_plans": bool}
     ARRAYS: ClassVar = {"scores": Field("<f4", 1)}
     list: str
     request: int
+    follows_plans: bool
     scores: Array
 
     def check(self, limits: Limits) -> None:

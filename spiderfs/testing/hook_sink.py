@@ -20,6 +20,7 @@ class RecordingSink:
     known: frozenset[bytes] | None = None
     batch_s: float = 0.0
     scores_given: npt.NDArray[np.float32] | None = None
+    follows_plans: bool = True
     calls: list[tuple[str, Trainer]] = field(default_factory=list)
     lists: list[tuple[Trainer, SampleList]] = field(default_factory=list)
     batches: list[tuple[Trainer, Batch]] = field(default_factory=list)

@@ -152,6 +152,21 @@ def test_asks_the_daemon_and_publishes_what_it_draws(daemon: HookDaemon, workers
     assert [plan.order.tolist() for _, plan in daemon.sink.plans][2:] == [drawn[24:], ahead.order.tolist()]
 
 
+@pytest.mark.parametrize("settled", [0.25, 1.0])
+def test_draws_an_epoch_when_it_begins_if_its_plan_is_of_no_use(tmp_path: Path, settled: float) -> None:
+    with HookDaemon(tmp_path, RecordingSink(scores_given=SCORES, follows_plans=settled == 1)) as daemon:
+        sampler = SpiderSampler(SIZE, coverage=0.0, settled=settled)
+        model, batches = Network(), loader(shuffle=False, sampler=sampler)
+        hook = attach(daemon.mount, model, batches)
+        for _ in train(model, batches):
+            pass
+        # The next epoch is drawn by the scores of now.
+        daemon.sink.scores_given = np.eye(SIZE, dtype=np.float32)[3] + 1e-9
+        assert set(sampler) == {3}
+        hook.close()
+        assert [plan.begun for _, plan in daemon.sink.plans] == [True]
+
+
 def test_scores_that_do_not_fit_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with HookDaemon(tmp_path, RecordingSink(scores_given=np.ones(3, np.float32))) as daemon:
         batches = loader(shuffle=False, sampler=SpiderSampler(SIZE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from mounting import Mounted, eventually, mounted
 from tiny_training import SIZE, Network, loader, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.testing import RecordingSink
 from trainer_hook import Client, ShadeSampler, attach
@@ -28,6 +30,8 @@ SCORES = np.linspace(0.1, 2, SIZE).astype(np.float32)
 
 class Daemon:
     """A client whose requests are always answered."""
+
+    follows_plans = True
 
     def __init__(self, scores: npt.ArrayLike, cached: npt.ArrayLike | None) -> None:
         self._scores = np.asarray(scores, np.float32)
@@ -160,6 +164,54 @@ def test_resumes_where_it_was() -> None:
     again.load_state_dict(sampler.state_dict() | {"position": 10})
     assert again.repeats == 3
     assert first + list(again) == first + list(begun)
+
+
+def test_an_epoch_is_drawn_and_the_choice_made_when_it_begins() -> None:
+    sampler = bound(ShadeSampler(103), TestDraws.scores, TestDraws.cached, improves=False)
+    assert (sampler.settled, sampler.draw_ahead()) == (1.0, None)
+    next(iter(sampler))
+    # The epoch that has just ended decides.
+    sampler.observe(1.9)
+    next(iter(sampler))
+    assert float(sampler.weights([0])[0]) < 1 / 3 * float(sampler.weights([30])[0])
+    early = bound(ShadeSampler(103, settled=0.25), TestDraws.scores, TestDraws.cached, improves=True)
+    next(iter(early))
+    assert early.settled == 0.25
+    assert len(early.draw_ahead() or ()) == 103
+
+
+# The losses that the ranks tell of two epochs: one rank alone seems to improve, all of them together do not.
+LOSSES_OF_RANKS = {0: (2.0, 1.9), 1: (2.0, 2.4)}
+
+
+def _rank(rank: int, mount: str) -> None:
+    join_two_ranks(rank, mount)
+    sampler = bound_alone(ShadeSampler(4, seed=1))
+    for epoch, loss in enumerate(LOSSES_OF_RANKS[rank]):
+        list(sampler)
+        sampler.trained(np.array([0, 1], np.uint32), np.full(2, loss, np.float16))
+        # The loop of one rank alone says that the last epoch is over.
+        if epoch == 0 or rank == 0:
+            sampler.epoch_end(0.5 if rank == 0 else None)
+    before = sampler.state_dict()["ended"]
+    drawn = list(sampler)
+    trend = sampler.trend
+    found = {"losses": trend.losses, "accuracies": trend.accuracies, "drawn": drawn, "pending": before is not None}
+    Path(mount, f"trend-{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+def bound_alone(sampler: ShadeSampler) -> ShadeSampler:
+    sampler.bind(cast(Client, Daemon([2.0, 1.0, 1.0, 1.0], [True, False, False, False])), "train")
+    return sampler
+
+
+def test_the_loss_is_the_mean_over_all_ranks(tmp_path: Path) -> None:
+    in_two_ranks(_rank, tmp_path)
+    one, other = (json.loads((tmp_path / f"trend-{rank}.json").read_text()) for rank in (0, 1))
+    assert one["losses"] == other["losses"] == [pytest.approx(2.0), pytest.approx(2.15, abs=0.01)]
+    assert one["accuracies"] == other["accuracies"] == [0.5, 0.5]
+    assert (one["pending"], other["pending"]) == (True, False)
 
 
 def test_repeats_are_at_least_one() -> None:

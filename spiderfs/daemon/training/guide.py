@@ -84,6 +84,10 @@ class Guide:
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         return self.scoring.to_draw_by(self.trainers.list_of(trainer, samples.name))
 
+    @property
+    def follows_plans(self) -> bool:
+        return self.plans.followed
+
     async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
         members, known_list = self.cache.engine.members, self.trainers.list_of(trainer, samples.name)
         return np.array([inode in members for inode in known_list.inodes.tolist()], np.bool_)

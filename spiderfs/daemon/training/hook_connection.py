@@ -77,6 +77,10 @@ class HookSink(Protocol):
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         """One score a sample, finite and >= 0; empty while there are none."""
 
+    @property
+    def follows_plans(self) -> bool:
+        """Whether plans of trainers are followed now."""
+
     async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
         """One flag a sample."""
 
@@ -316,7 +320,7 @@ class Connection:
             case ScoresRequest():
                 samples = _list(trainer, message.list)
                 scores = await self._sink.scores(trainer, samples)
-                await self.answer(Scores(message.list, message.request, scores))
+                await self.answer(Scores(message.list, message.request, self._sink.follows_plans, scores))
             case CachedRequest():
                 samples = _list(trainer, message.list)
                 flags = await self._sink.cached(trainer, samples)

@@ -28,7 +28,8 @@ class Plans:
         self._cache = cache
         self._ratio = ratio
         self._wake_prefetcher = wake_prefetcher
-        self._follow = options.plan
+        self.followed = options.plan
+        """Whether plans are followed: the option `plan`."""
 
     async def take(self, trainer: int, name: str, known_list: KnownList, plan: Plan) -> None:
         """Take over the plan of an epoch of a trainer's list; sorting it takes a thread."""
@@ -37,7 +38,7 @@ class Plans:
             PlannedEpoch, plan.epoch, known_list.keys, known_list.index_of, order, plan.position
         )
         # The option may have changed while the plan was sorted.
-        if not self._follow:
+        if not self.followed:
             return
         self._cache.engine.plan(trainer, name, epoch, time.time(), plan.begun)
         self._ratio.follow_schedule()
@@ -52,7 +53,7 @@ class Plans:
 
     def change(self, options: Options) -> None:
         """Take over live options; with `plan=off` no plan is left."""
-        self._follow = options.plan
+        self.followed = options.plan
         if not options.plan:
             for trainer in {trainer for trainer, _ in self._cache.engine.schedule.readers}:
                 self._cache.engine.unplan(trainer)

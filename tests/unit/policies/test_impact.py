@@ -16,6 +16,7 @@ from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key
 from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
+from spiderfs.policies.parts import impact_course
 from spiderfs.policies.parts.pins import PINNED, pinned_limit
 from spiderfs.policies.parts.single_use_stand_ins import SAMPLES_EACH, SingleUseStandIns
 from spiderfs.simulation.replay import replay
@@ -23,16 +24,25 @@ from spiderfs.simulation.replay import replay
 SIZE = 10
 
 
-def taught(engine: Engine, losses: dict[int, float], labels: dict[Key, int] | None = None) -> Impact:
+def taught(
+    engine: Engine, losses: dict[int, float], labels: dict[Key, int] | None = None, course_id: str = "train"
+) -> Impact:
     """Losses of one epoch, and the list of H-samples that follows from them."""
     policy = engine.policy
     assert isinstance(policy, Impact)
     if labels is not None:
-        policy.listed("train", labels)
+        policy.listed(course_id, labels)
     for key, loss in losses.items():
-        engine.scored(key, loss)
-    policy.new_epoch("train")
+        scored(engine, key, loss, course_id)
+    policy.new_epoch(course_id)
     return policy
+
+
+def scored(engine: Engine, key: int, loss: float, course_id: str = "train", worth: float | None = None) -> None:
+    """A new loss; with one course it is the worth too."""
+    assert isinstance(engine.policy, Impact)
+    engine.scored(key, loss if worth is None else worth)
+    engine.policy.scored_by(course_id, key, loss)
 
 
 def opened(engine: Engine, *keys: int) -> None:
@@ -58,8 +68,8 @@ class TestHighPart:
         engine = Engine(Impact(), 2 * SIZE)
         opened(engine, 6, 8)
         policy = taught(engine, LOSSES)
-        engine.scored(8, 0.1)
-        engine.scored(6, 20)
+        scored(engine, 8, 0.1)
+        scored(engine, 6, 20)
         assert engine.opened(7, SIZE).drop == (6,)
         policy.new_epoch("train")
         assert engine.opened(9, SIZE).drop == (8,)
@@ -113,6 +123,16 @@ class TestLowPart:
             opened(engine, 1)
         assert policy.ratio == pytest.approx(450 / 1000)
 
+    def test_reads_before_there_is_a_list_do_not_move_the_ratio(self) -> None:
+        engine = Engine(Impact(), 3 * SIZE)
+        policy = taught(engine, {})
+        for _ in range(500):
+            opened(engine, 1, 10)
+        assert policy.ratio == pytest.approx(0.9)
+        # The first list comes with the paper's 9 to 1.
+        taught(engine, LOSSES)
+        assert policy.ratio == pytest.approx(0.9)
+
 
 class TestStandIns:
     def engine(self) -> tuple[Engine, Impact]:
@@ -163,7 +183,7 @@ class TestStandIns:
     def test_missed_ids_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(impact, "MAX_MISSED", 2)
         engine, policy = self.engine()
-        engine.scored(77, 0.5)
+        scored(engine, 77, 0.5)
         opened(engine, 4, 5, 77, 88)
         assert list(policy.missed_ids) == [5, 77]
 
@@ -275,35 +295,196 @@ class TestPins:
         assert (without.hits.tolist(), pinning.hits.tolist()) == ([0], [1])
 
 
+class TestCourses:
+    """Course "a" finds samples above 5 hard, and "b" those up to 5; a worth is the larger of the two ranks."""
+
+    def engine(self, capacity: int = 4) -> tuple[Engine, Impact]:
+        engine = Engine(Impact(), capacity * SIZE)
+        for course_id in ("a", "b"):
+            opposite = {key: 11.0 - key for key in LOSSES}
+            taught(engine, opposite if course_id == "b" else LOSSES, LABELS, course_id)
+        for key in LOSSES:
+            engine.scored(key, max(key, 11 - key) / 10)
+        policy = engine.policy
+        assert isinstance(policy, Impact)
+        return engine, policy
+
+    def read(self, engine: Engine, course_id: str, *keys: int) -> None:
+        assert isinstance(engine.policy, Impact)
+        for key in keys:
+            engine.policy.read_by(course_id, key)
+            opened(engine, key)
+
+    def test_what_is_on_any_list_is_an_h_sample(self) -> None:
+        engine, policy = self.engine(10)
+        self.read(engine, "a", *range(1, 11))
+        policy.new_epoch("a")
+        assert not any(policy.ranks_low(key) for key in LOSSES)
+        assert [*policy.eviction_order()][:2] == [5, 6]
+        policy.forget_course("b", [])
+        policy.new_epoch("a")
+        assert [key for key in LOSSES if policy.ranks_low(key)] == [1, 2, 3, 4, 5]
+
+    def test_an_l_sample_of_one_is_an_h_sample_of_another(self) -> None:
+        engine, policy = self.engine()
+        self.read(engine, "b", 1, 2)
+        # 1 and 2 are hard for b and easy for a, and no reader of a has got them.
+        assert (policy.stand_in("a", 3), policy.stand_in("a", 4)) == (1, 2)
+        assert (policy.stand_in("a", 7), policy.stand_in("b", 3), policy.stand_in("b", 7)) == (None, None, None)
+        policy.stood_in("a", 1, 3)
+        opened(engine, 1)
+        assert policy.stand_in("a", 5) is None
+        policy.new_epoch("b")
+        assert policy.stand_in("a", 5) is None
+        policy.new_epoch("a")
+        assert policy.stand_in("a", 5) == 1
+
+    def test_each_has_its_own_single_uses_and_readers(self) -> None:
+        engine = Engine(Impact(), 4 * SIZE)
+        opened(engine, 1, 2, 3, 10)
+        policy = engine.policy
+        assert isinstance(policy, Impact)
+        for course_id in ("a", "b"):
+            taught(engine, LOSSES, LABELS, course_id)
+        assert (policy.stand_in("a", 4), policy.stand_in("b", 4)) == (2, 2)
+        policy.stood_in("a", 2, 4)
+        opened(engine, 2)
+        assert (policy.stand_in("a", 4), policy.stand_in("b", 4)) == (None, 2)
+        # Both have to use a member up before an L-sample may take its place.
+        assert engine.opened(5, SIZE) == NOTHING
+        self.read(engine, "b", 2)
+        policy.read_by("b", 5)
+        assert engine.opened(5, SIZE).drop == (2,)
+
+    def test_an_epoch_of_one_leaves_the_reads_of_the_other(self) -> None:
+        engine = Engine(Impact(), 4 * SIZE)
+        opened(engine, 1, 2, 3, 10)
+        policy = engine.policy
+        assert isinstance(policy, Impact)
+        for course_id in ("a", "b"):
+            taught(engine, LOSSES, LABELS, course_id)
+        self.read(engine, "b", 2)
+        policy.new_epoch("a")
+        assert (policy.stand_in("a", 4), policy.stand_in("b", 4)) == (2, None)
+        policy.new_epoch("b")
+        assert policy.stand_in("b", 4) == 2
+
+    def test_a_course_that_reads_nothing_keeps_nothing(self) -> None:
+        engine = Engine(Impact(), 4 * SIZE)
+        opened(engine, 1, 2, 3, 10)
+        policy = engine.policy
+        assert isinstance(policy, Impact)
+        policy.listed("whole", LABELS)
+        taught(engine, LOSSES, LABELS)
+        for _ in range(2):
+            policy.new_epoch("whole")
+        self.read(engine, "train", 2, 5)
+        assert 2 not in engine.members
+
+    def test_what_is_taken_back_when_a_course_ends(self) -> None:
+        engine, policy = self.engine()
+        self.read(engine, "b", 1, 2)
+        assert {key for _, key, given in policy.redirects_changed() if given is not None} == {3, 4, 5}
+        policy.forget_course("a", [])
+        assert set(policy.redirects_changed()) == {("a", key, None) for key in (3, 4, 5)}
+        assert policy.stand_in("a", 3) is None
+
+    def test_reads_count_for_the_course_of_their_reader(self) -> None:
+        engine, policy = self.engine(10)
+        for _ in range(100):
+            self.read(engine, "a", 10)
+            self.read(engine, "b", 10)
+        # The counts of both were halved once: 450 to 50 each.
+        assert policy.ratio == pytest.approx((900 + 100) / (900 + 100 + 100 + 100))
+
+    def test_lists_survive_a_remount_until_other_courses_begin_an_epoch(self) -> None:
+        engine, policy = self.engine(10)
+        self.read(engine, "a", *range(1, 11))
+        stored = [(key, size, section) for key, (size, section) in engine.members.items()]
+        again = Engine(Impact(), 10 * SIZE)
+        again.restore(stored, msgpack.unpackb(msgpack.packb(engine.state()), strict_map_key=False))
+        other = again.policy
+        assert isinstance(other, Impact)
+        assert [*other.eviction_order()] == [*policy.eviction_order()]
+        # a has read all of them, and goes on; nothing is heard of b.
+        other.listed("a", LABELS)
+        assert other.stand_in("a", 3) is None
+        taught(again, LOSSES, course_id="a")
+        assert [key for key in LOSSES if other.ranks_low(key)] == [1, 2, 3, 4, 5]
+
+
+class TestLists:
+    def test_a_list_is_made_anew_while_an_epoch_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(impact_course, "LISTED_AFTER_READS", 4)
+        engine = Engine(Impact(), 2 * SIZE)
+        opened(engine, 6, 8)
+        policy = taught(engine, LOSSES, LABELS)
+        scored(engine, 8, 0.1)
+        opened(engine, 6, 6, 6)
+        assert not policy.ranks_low(8)
+        opened(engine, 6)
+        assert policy.ranks_low(8)
+        assert engine.opened(7, SIZE).drop == (8,)
+        # Which samples readers have got is not forgotten for that.
+        assert policy.stand_in("train", 4) is None
+
+
+class TestWarmUp:
+    def test_evicts_nothing_until_it_is_over(self) -> None:
+        engine = Engine(Impact(), 3 * SIZE)
+        policy = taught(engine, {})
+        policy.warm_up("train", True)
+        opened(engine, 1, 2, 3)
+        taught(engine, LOSSES, LABELS)
+        for key in LOSSES:
+            assert engine.opened(key, SIZE) == NOTHING
+        assert (policy.stand_in("train", 4), policy.ratio) == (None, pytest.approx(0.9))
+        policy.warm_up("train", False)
+        assert engine.opened(10, SIZE).drop == (1,)
+
+    def test_of_one_course_does_not_bind_another(self) -> None:
+        engine = Engine(Impact(), 3 * SIZE)
+        opened(engine, 6, 7, 8)
+        policy = taught(engine, LOSSES, LABELS)
+        policy.listed("other", LABELS)
+        policy.warm_up("other", True)
+        policy.read_by("other", 10)
+        assert engine.opened(10, SIZE) == NOTHING
+        policy.read_by("train", 10)
+        assert engine.opened(10, SIZE).drop == (6,)
+        policy.forget_course("other", [])
+        assert engine.opened(9, SIZE).drop == (7,)
+
+
 class TestSingleUseStandIns:
     def test_a_member_is_offered_to_few_samples_and_each_sample_gets_one(self) -> None:
         stand_ins = SingleUseStandIns(lambda key: key >= 100)
-        stand_ins.listed("train", dict.fromkeys([1, 2, *range(100, 120)], 0))
+        stand_ins.listed(dict.fromkeys([1, 2, *range(100, 120)], 0))
         for key in (1, 2, 3):
             stand_ins.add(key)
         rows = stand_ins.drain_changes()
-        assert [lender for _, _, lender in rows] == [1] * SAMPLES_EACH + [2] * SAMPLES_EACH
-        assert len({key for _, key, _ in rows}) == 2 * SAMPLES_EACH
+        assert [lender for _, lender in rows] == [1] * SAMPLES_EACH + [2] * SAMPLES_EACH
+        assert len({key for key, _ in rows}) == 2 * SAMPLES_EACH
         assert len(stand_ins) == 3
 
     def test_members_wait_while_many_are_offered(self) -> None:
         stand_ins = SingleUseStandIns(lambda key: key >= 100, samples_each=1, max_offered=2)
-        stand_ins.listed("train", dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
+        stand_ins.listed(dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
         for key in (1, 2, 3):
             stand_ins.add(key)
-        assert [stand_ins.stand_in("train", key) for key in (100, 101, 102)] == [1, 2, None]
+        assert [stand_ins.stand_in(key) for key in (100, 101, 102)] == [1, 2, None]
         stand_ins.discard(1)
-        assert stand_ins.stand_in("train", 102) == 3
+        assert stand_ins.stand_in(102) == 3
         stand_ins.take_back(101)
-        assert stand_ins.stand_in("train", 100) == 2
+        assert stand_ins.stand_in(100) == 2
 
     def test_a_list_declared_anew_has_other_labels(self) -> None:
         stand_ins = SingleUseStandIns(lambda key: key >= 100)
-        stand_ins.listed("train", {1: 0, 100: 0, 101: 1})
+        stand_ins.listed({1: 0, 100: 0, 101: 1})
         stand_ins.add(1)
-        assert stand_ins.stand_in("train", 100) == 1
-        stand_ins.listed("train", {1: 1, 100: 0, 101: 1})
-        assert [stand_ins.stand_in("train", key) for key in (100, 101)] == [None, 1]
+        assert stand_ins.stand_in(100) == 1
+        stand_ins.listed({1: 1, 100: 0, 101: 1})
+        assert [stand_ins.stand_in(key) for key in (100, 101)] == [None, 1]
 
 
 def test_losses_are_positive() -> None:
@@ -338,6 +519,8 @@ def test_it_replays_what_was_learned() -> None:
 
 KEYS = st.integers(0, 24)
 CLASSES = 3
+# How many samples each course has.
+COURSES = {"one": 25, "two": 12}
 
 
 def label_of(course_id: str, key: int) -> int:
@@ -345,66 +528,90 @@ def label_of(course_id: str, key: int) -> int:
 
 
 class ImpactMachine(RuleBasedStateMachine):
-    """Samples of 8 and of 16 bytes; course_id "two" has half of the samples, and other labels."""
+    """Samples of 8 and of 16 bytes; course "two" has half of the samples, other labels, and losses of its own."""
 
     @initialize(room=st.integers(4, 14))
     def begin(self, room: int) -> None:
         self.policy = Impact()
         self.engine = Engine(self.policy, 8 * room)
-        self.losses: dict[int, float] = {}
-        self.high: set[int] = set()
-        self.read: set[int] = set()
-        self.used: set[int] = set()
+        self.losses: dict[str, dict[int, float]] = {course_id: {} for course_id in COURSES}
+        self.high: dict[str, set[int]] = {course_id: set() for course_id in COURSES}
+        self.read: dict[str, set[int]] = {course_id: set() for course_id in COURSES}
+        self.used: dict[str, set[int]] = {course_id: set() for course_id in COURSES}
+        self.warm: set[str] = set()
         self.told: dict[tuple[str, Key], Key] = {}
         self.declare()
 
     def declare(self) -> None:
-        self.policy.listed("one", {key: label_of("one", key) for key in range(25)})
-        self.policy.listed("two", {key: label_of("two", key) for key in range(12)})
+        for course_id, count in COURSES.items():
+            self.policy.listed(course_id, {key: label_of(course_id, key) for key in range(count)})
 
     @staticmethod
     def size(key: int) -> int:
         return 16 if key % 5 == 0 else 8
 
-    @rule(key=KEYS, loss=st.integers(1, 50))
-    def score(self, key: int, loss: int) -> None:
-        # Different losses, so that the list is clear.
-        self.losses[key] = loss + key / 100
-        self.engine.scored(key, self.losses[key])
+    def worth(self, key: int) -> float:
+        return max(losses.get(key, 0.0) for losses in self.losses.values())
 
-    @rule(key=KEYS)
-    def open(self, key: int) -> None:
+    @rule(course_id=st.sampled_from([*COURSES]), key=KEYS, loss=st.integers(1, 50))
+    def score(self, course_id: str, key: int, loss: int) -> None:
+        if key < COURSES[course_id]:
+            # Different losses, so that the list is clear.
+            self.losses[course_id][key] = loss + key / 100
+            self.engine.scored(key, self.worth(key))
+            self.policy.scored_by(course_id, key, self.losses[course_id][key])
+
+    @rule(course_id=st.sampled_from([*COURSES, "nobody"]), key=KEYS)
+    def open(self, course_id: str, key: int) -> None:
+        if course_id in COURSES:
+            self.policy.read_by(course_id, key)
+        members = set(self.engine.members)
         self.engine.opened(key, self.size(key))
-        self.read.add(key)
+        readers = [course_id] if course_id in COURSES else [*COURSES]
+        for reader in readers:
+            self.read[reader].add(key)
+        if self.warm.issuperset(readers) and not any(key in pins for pins in self.policy.pinned.values()):
+            assert members <= set(self.engine.members), "a warm-up evicts nothing"
 
-    @rule(course_id=st.sampled_from(["one", "two"]), key=KEYS)
+    @rule(course_id=st.sampled_from([*COURSES]), key=KEYS)
     def look_up(self, course_id: str, key: int) -> None:
         given = self.policy.stand_in(course_id, key)
         if given is None:
             return
         hub = int(str(given))
         assert key not in self.engine.members
-        assert key in self.losses, "what no batch has named may be a validation's"
+        assert key in self.losses[course_id], "what no batch has named may be a validation's"
         assert not any(key in pins for pins in self.policy.pinned.values())
         assert self.engine.members[hub].section == SAMPLES
-        assert hub in self.engine.members
         assert label_of(course_id, hub) == label_of(course_id, key)
-        assert not {key, hub} & self.high
-        assert hub not in self.read | self.used, "each once in an epoch"
-        self.policy.stood_in("train", hub, key)
+        assert not {key, hub} & self.high[course_id]
+        assert course_id not in self.warm
+        assert hub not in self.read[course_id] | self.used[course_id], "each once in an epoch"
+        self.policy.stood_in(course_id, hub, key)
         self.engine.opened(hub, self.size(hub))
-        self.used.add(hub)
+        self.used[course_id].add(hub)
         assert key in self.policy.missed_ids
 
-    @rule()
-    def new_epoch(self) -> None:
-        self.policy.new_epoch("train")
-        order = sorted(self.losses, key=self.losses.__getitem__)
-        self.high = set(order[len(order) - len(order) // 2 :])
-        self.read.clear()
-        self.used.clear()
+    @rule(course_id=st.sampled_from([*COURSES]))
+    def new_epoch(self, course_id: str) -> None:
+        self.policy.new_epoch(course_id)
+        self.list_anew(course_id)
+        self.read[course_id].clear()
+        self.used[course_id].clear()
 
-    @rule(course_id=st.sampled_from(["one", "two"]), keys=st.frozensets(KEYS, max_size=4))
+    def list_anew(self, course_id: str) -> None:
+        losses = self.losses[course_id]
+        order = sorted(losses, key=losses.__getitem__)
+        self.high[course_id] = set() if course_id in self.warm else set(order[len(order) - len(order) // 2 :])
+
+    @rule(course_id=st.sampled_from([*COURSES]), active=st.booleans())
+    def warm_up(self, course_id: str, active: bool) -> None:
+        self.policy.warm_up(course_id, active)
+        if active != (course_id in self.warm):
+            self.warm ^= {course_id}
+            self.list_anew(course_id)
+
+    @rule(course_id=st.sampled_from([*COURSES]), keys=st.frozensets(KEYS, max_size=4))
     def pin(self, course_id: str, keys: frozenset[int]) -> None:
         for key in self.policy.pin(course_id, keys):
             if key in self.engine.members:
@@ -426,7 +633,7 @@ class ImpactMachine(RuleBasedStateMachine):
             else:
                 self.told[course_id, key] = given
         # What was published is what would be answered.
-        for course_id in ("one", "two"):
+        for course_id in COURSES:
             for key in range(25):
                 assert self.told.get((course_id, key)) == self.policy.stand_in(course_id, key)
 
@@ -439,11 +646,29 @@ class ImpactMachine(RuleBasedStateMachine):
         self.engine = Engine(self.policy, capacity)
         self.engine.restore(stored, state)
         self.declare()
-        for key, loss in self.losses.items():
-            self.engine.scored(key, loss)
+        for course_id, losses in self.losses.items():
+            for key, loss in losses.items():
+                self.engine.scored(key, self.worth(key))
+                self.policy.scored_by(course_id, key, loss)
         self.told.clear()
         # Which samples readers asked for is not saved, except for the members that were used.
-        self.read &= {int(str(key)) for key in self.policy.state()["used"]}
+        for course_id in COURSES:
+            saved = {int(str(key)) for key in state["ranks"]["courses"][course_id]["used"]}
+            self.read[course_id] &= saved
+            self.used[course_id] &= saved
+        for course_id in [*self.warm]:
+            self.warm.discard(course_id)
+            self.warm_up(course_id, True)
+
+    @rule(course_id=st.sampled_from([*COURSES]))
+    def forget(self, course_id: str) -> None:
+        self.policy.forget_course(course_id, [])
+        self.losses[course_id].clear()
+        self.high[course_id].clear()
+        self.read[course_id].clear()
+        self.used[course_id].clear()
+        self.warm.discard(course_id)
+        self.declare()
 
     @invariant()
     def books_are_right(self) -> None:

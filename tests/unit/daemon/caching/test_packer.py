@@ -17,8 +17,8 @@ from spiderfs.daemon.caching.packer import Packer
 from spiderfs.metrics import SharedCounters
 from spiderfs.packages.directory import DIRECTORY, PackageDirectory
 from spiderfs.packages.format import own_prefix, pack
-from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
+from spiderfs.policies.parts import impact_course
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.hiding import HidingSource
 from spiderfs.sources.local import LocalSource
@@ -144,7 +144,8 @@ def _events(inode: int, where: int) -> list[Access]:
 
 @pytest.fixture(autouse=True)
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(impact, "FIRST_READS", {True: 1e9, False: 1e9})
+    monkeypatch.setattr(impact_course, "FIRST_HIGH_READS", 1e9)
+    monkeypatch.setattr(impact_course, "FIRST_LOW_READS", 1e9)
 
 
 def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:

@@ -11,8 +11,9 @@ layer for small images (3 x 3, no max-pool); embeddings get 64 numbers, as the h
 
 After each epoch the unfinished training is written to the directory STATE. After --minutes the program stops, with
 exit status 3 if something is left to do. The same command goes on, and on a CPU it ends with the very figures that one
-long run would have had. FILE keeps what has been finished; further systems, seeds and epochs are added by further
-commands. A slice trains at least one epoch: on a CPU with two cores that takes about an hour, so all of it wants a GPU.
+long run would have had. FILE keeps what has been finished; further commands add further systems and seeds. A slice
+trains at least one epoch: on a CPU with two cores that takes about an hour, so all of it wants a GPU. One GPU has room
+for several trainings, since scoring is the CPU's work: --jobs 6 on 16 cores.
 
 The rows are those of benchmarks/training/systems.py. "lru" and "uniform+plan" are one training with uniform sampling.
 
@@ -20,7 +21,7 @@ It needs torch, numpy, pillow, scipy, rich, msgpack and hnswlib, and this reposi
 network. On a machine of which only the data are an archive:
 
     mkdir -p /tmp/cifar && tar xf cifar10.tar.xz -C /tmp/cifar && python3 -m benchmarks.training.full_size \\
-      --data /tmp/cifar --state /tmp/state --json FILE --minutes 8
+      --data /tmp/cifar --state /tmp/state --json FILE --minutes 8 --jobs 6
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +48,8 @@ from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch
 from benchmarks.common.results import plain_table, save, spread, wide_console
+from benchmarks.common.side_by_side import add_jobs, side_by_side
+from benchmarks.common.slices import LEFT, Slice, TimeIsOver, add_minutes
 from benchmarks.training.in_process import Epoch, Pool, Run, Training
 from benchmarks.training.saved_training import load_training, save_training
 from benchmarks.training.systems import (
@@ -80,8 +83,6 @@ PADDING = 4
 MEANS, DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 # Channels of the first stage. Below 8, the convolutions of torch 2.13 on a CPU corrupt memory in this layout.
 USUAL_WIDTH, QUICK_WIDTH = 64, 8
-# The exit status when the time is over and something is left to do.
-LEFT = 3
 
 
 # -- what is trained
@@ -211,54 +212,57 @@ class Done:
     """How long each epoch took, the evaluation after it included."""
 
 
-class Slice:
-    """How long this call may train, and where unfinished trainings are kept."""
+def file_of(directory: Path | None, task: Task) -> Path | None:
+    """Where the state of an unfinished training is kept."""
+    name = f"{task.system.replace(' ', '-')}.{task.cached_share:g}.{task.seed}"
+    return None if directory is None else directory / name
 
-    def __init__(self, minutes: float, directory: Path | None) -> None:
-        self._ends_at = time.monotonic() + 60 * minutes
-        self._longest_s = 0.0
-        self._directory = directory
 
-    def took(self, seconds: float) -> None:
-        """Note how long an epoch took."""
-        self._longest_s = max(self._longest_s, seconds)
+class Prepared(NamedTuple):
+    """What a process has: the images, and its time."""
 
-    @property
-    def over(self) -> bool:
-        """Whether no further epoch fits; a slice has time for one epoch at least."""
-        return self._longest_s > 0 and time.monotonic() + self._longest_s > self._ends_at
+    pool: Pool
+    part: Slice
 
-    def file(self, task: Task) -> Path | None:
-        name = f"{task.system.replace(' ', '-')}.{task.cached_share:g}.{task.seed}"
-        return None if self._directory is None else self._directory / name
+
+def prepared_with(data: Path | None, extent: Extent, device: str, part: Slice) -> Prepared:
+    torch.set_num_threads(1)
+    pool = generated(extent, device) if data is None else pool_of(find_data(data, extent), device)
+    return Prepared(pool, part)
+
+
+class Outcome(NamedTuple):
+    task: Task
+    measured: list[Measured] | None
+    """None if the slice was over before the last epoch."""
 
 
 def trained(
-    pool: Pool, task: Task, epochs: int, recipe: Recipe, settings: dict[str, Any], part: Slice, console: Console
-) -> list[Measured] | None:
-    """Train, from where the last slice has ended; None if this slice is over before the last epoch."""
+    ready: Prepared, task: Task, epochs: int, recipe: Recipe, settings: dict[str, Any], directory: Path | None
+) -> Outcome:
+    """Train, from where the last slice has ended."""
     configuration = replace(system_of(task.system).configuration, cached_share=task.cached_share)
-    training = Training(pool, configuration, task.seed, epochs, recipe=recipe)
-    file = part.file(task)
+    training = Training(ready.pool, configuration, task.seed, epochs, recipe=recipe)
     done = Done({"settings": settings, "task": asdict(task), "configuration": asdict(configuration)})
+    file, console = file_of(directory, task), wide_console(WIDTH)
     if file is not None and file.exists():
         found: Done = load_training(file, training)
         if found.what != done.what:
             raise RuntimeError(f"{file} is of a training with other settings: delete it, or choose another --state")
         done = found
     for number in range(len(done.epochs) + 1, epochs + 1):
-        if part.over:
-            return None
+        if ready.part.over:
+            return Outcome(task, None)
         began = time.monotonic()
         read, figures = training.epoch(number, lambda: None)
         done.epochs.append(figures)
         done.reads.append(np.array(read, np.uint32))
         done.seconds.append(time.monotonic() - began)
-        part.took(done.seconds[-1])
+        ready.part.took(done.seconds[-1])
         print_epoch(task, number, epochs, done, console)
         if file is not None:
             save_training(file, training, done)
-    return measured(task, training, done)
+    return Outcome(task, measured(task, training, done))
 
 
 def measured(task: Task, training: Training, done: Done) -> list[Measured]:
@@ -350,14 +354,8 @@ def show(found: list[Measured], size: float, console: Console) -> None:
 # -- the program
 
 
-class TimeIsOver(Exception):
-    """This slice has ended, and something is left to do."""
-
-
 def measure(arguments: argparse.Namespace, console: Console) -> None:
     extent, device = arguments.extent, arguments.device
-    if device == "cpu":
-        torch.set_num_threads(arguments.threads)
     settings = {
         "batch": BATCH,
         "learning_rate": LEARNING_RATE,
@@ -372,27 +370,36 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
         for seed, name in itertools.product(range(1, extent.seeds + 1), arguments.systems)
         if (name, seed) not in finished
     ]
-    recipe, part = recipe_of(arguments.width, device), Slice(arguments.minutes, arguments.state)
-    pool = generated(extent, device) if arguments.data is None else pool_of(find_data(arguments.data, extent), device)
+    prepare = functools.partial(prepared_with, arguments.data, extent, device, Slice(arguments.minutes))
+    work = functools.partial(
+        trained,
+        epochs=extent.epochs,
+        recipe=recipe_of(arguments.width, device),
+        settings=identity(extent, **settings),
+        directory=arguments.state,
+    )
     console.print(
-        f"{extent.training:,} training images ({sum(pool.sizes) / 1e6:.1f} MB), {extent.held_out:,} held out, "
-        f"{extent.epochs} epochs, on {device}; {len(finished)} trainings are finished, {len(left)} are left",
+        f"{extent.training:,} training images, {extent.held_out:,} held out, {extent.epochs} epochs, on {device}; "
+        f"{len(finished)} trainings are finished, {len(left)} are left",
         highlight=False,
     )
+    unfinished = 0
     try:
-        for number, task in enumerate(left):
-            rows = trained(pool, task, extent.epochs, recipe, identity(extent, **settings), part, console)
-            if rows is None:
-                raise TimeIsOver(f"{len(left) - number} trainings are left: the same command goes on")
-            found += rows
+        for outcome in side_by_side(prepare, work, left, arguments.jobs):
+            if outcome.measured is None:
+                unfinished += 1
+                continue
+            found += outcome.measured
             if arguments.json is not None:
                 save(arguments.json, result_of(extent, found, **settings))
-            if (file := part.file(task)) is not None:
+            if (file := file_of(arguments.state, outcome.task)) is not None:
                 file.unlink()
     finally:
         # An interrupted measurement shows what it has measured.
         if found:
             show(found, CACHED_SHARE, console)
+    if unfinished:
+        raise TimeIsOver(f"{unfinished} trainings are left: the same command goes on")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -400,9 +407,8 @@ def parse_arguments() -> argparse.Namespace:
     add_data(parser, IMAGES)
     add_extent(parser, FULL, QUICK)
     add_names(parser, "--systems", NAMES, "which to train", DEFAULT)
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), metavar="N", help="begin no epoch that would end later"
-    )
+    add_minutes(parser, "epoch")
+    add_jobs(parser)
     parser.add_argument("--state", type=Path, metavar="STATE", help="directory of unfinished trainings, to go on with")
     parser.add_argument(
         "--device",
@@ -410,7 +416,6 @@ def parse_arguments() -> argparse.Namespace:
         metavar="NAME",
         help="where images and network are (default here: %(default)s)",
     )
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of a CPU (default %(default)s)")
     parser.add_argument("--width", type=int, metavar="N", help="channels of the first stage (default 64, quick 8)")
     arguments = parser.parse_args()
     if arguments.minutes != float("inf") and arguments.state is None:

@@ -41,7 +41,12 @@ class Bar(NamedTuple):
 def bars(result: dict[str, Any]) -> list[Bar]:
     found: list[Bar] = []
     by_way = {
-        way: {run["seed"]: run["epochs"] for run in result["runs"] if run["configuration"] == way} for way in WAYS
+        way: {
+            run["seed"]: run["epochs"]
+            for run in result["runs"]
+            if run["configuration"] == way and run.get("workers", result["loader_workers"]) == result["loader_workers"]
+        }
+        for way in WAYS
     }
     baseline = by_way[next(iter(WAYS))]
     for way, name in WAYS.items():

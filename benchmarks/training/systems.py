@@ -89,7 +89,7 @@ UNIFORM_CACHES = {
 }
 SHADE = Configuration(scores="rank", policy="shade", sampler="shade", coverage=0.1)
 IMPACT = Configuration(scores="loss", policy="impact", sampler="impact")
-SPIDER_PAPER = Configuration()
+SPIDER_PAPER = Configuration(max_stand_ins=None, max_neighbours=None)
 SPIDER_PLANNED = Configuration(coverage=0.3, weight_clip=4.0, settled=0.25, planned=True, stand_in_share=0.0)
 SYSTEMS = {
     "quiver": System(Configuration(scores=None, unscored_policy="minio", oversampling=10)),

@@ -1,7 +1,11 @@
 """Real trainings on a slow source with a fifth of the data cached: what each way of caching costs, and what it reaches.
 
-    .venv/bin/python -m benchmarks.training.train --data DIR             the whole measurement, thirty-five minutes
-    .venv/bin/python -m benchmarks.training.train --data DIR --quick     about a minute, for a look
+    .venv/bin/python -m benchmarks.training.train --data DIR --json FILE      the whole measurement, forty minutes
+    .venv/bin/python -m benchmarks.training.train --data DIR --quick          about a minute, for a look
+
+The second command goes on where the first has stopped, however that came about:
+
+    .venv/bin/python -m benchmarks.training.train --data DIR --json FILE --minutes 8
 
 DIR holds train/CLASS/NAME and test/CLASS/NAME. Every run trains the same small residual network on the same images
 through a mount of its own with an empty cache. The configurations take turns seed by seed, so that other load on the
@@ -17,16 +21,22 @@ machine falls on all of them alike:
     impact         the same after a warm-up of at most 3 epochs; before each epoch it evaluates again the samples whose
                    rank varies most (ImPACT)
     importance     the hook scores samples, the sampler draws by score, the cache keeps the highest; no stand-ins
-    paper          the same with hubs that stand in for samples of the same class that are not cached (SpiderCache)
+    spider-paper   the same with hubs that stand in for samples of the same class that are not cached (SpiderCache): no
+                   limits on hubs, no floor, nothing drawn ahead; k is 100 here
     spider         spiderfs as we recommend it: plans are published, hubs stand in only for what nobody has begun to
                    fetch, three tenths of the draws are uniform, losses are weighted by 1/(N q)
     echo 2, echo 3 each sample twice, or three times, while it is cached, and then not again before all others; plans
                    are published, and there is no hook
+    prefetch only  uniform sampling with a plan, and a cache of 5 %: room for what is on its way and for next to nothing
+                   else, so what it gains over lru is that many reads are under way at a time
+    all local      uniform sampling from the local disk, without a mount: what no cache can exceed
 
-The systems of other papers, and `paper`, run without plans, as their papers describe them. accuracy.py measures scores
-from losses in place of those from the graph; systems.py measures other sizes of the cache.
+With --workers 2,4,8,16 every configuration is trained with each of these numbers of loader workers, for concurrency is
+part of what is gained. The systems of other papers, and `spider-paper`, run without plans, as their papers describe
+them. accuracy.py measures scores from losses in place of those from the graph; systems.py measures other sizes of the
+cache.
 
-Held-out images are read from the disk, not through the mount. The network has one thread, because two loader workers
+Held-out images are read from the disk, not through the mount. The network has one thread, because the loader workers
 and the daemon need the rest.
 """
 
@@ -34,12 +44,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
+import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -52,16 +64,19 @@ from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
 from benchmarks.common.results import machine, save, verdict_table, wide_console
+from benchmarks.common.slices import LEFT, Slice, TimeIsOver, add_minutes
 from benchmarks.training.train_report import (
     FORMS,
     TRAFFIC,
     TRAINING,
+    WITHOUT_MOUNT,
     Epoch,
     Run,
     judge,
     plot,
     print_run,
     ratio_table,
+    speed_table,
     summary_table,
 )
 from benchmarks.training.training import (
@@ -79,8 +94,10 @@ from benchmarks.training.training import (
 from trainer_hook import Hook, attach, plan
 
 LOADER_WORKERS = 2
-TABLE_WIDTH = 110
+TABLE_WIDTH = 150
 MOST_WEIGHT = 4.0
+# A mount and its end, and the evaluations, take about so long for each run.
+ASIDE_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -91,9 +108,11 @@ class Configuration:
     coverage: float | None = None  # share of the sampler's draws that are uniform, if not its own default
     weighted: bool = False  # losses, by hook.weights()
     ratio: float | None = None  # share of the importance section, if pinned
+    cached_share: float = CACHED_SHARE
+    local: bool = False  # without a mount; the options do nothing
 
 
-AS_IN_PAPERS = "plan=off,substitute_when=miss"
+AS_IN_PAPERS, NO_LIMITS = "plan=off,substitute_when=miss", "hub_stand_ins=unlimited,hub_neighbours=unlimited"
 CONFIGURATIONS = {
     "lru": Configuration("policy=lru"),
     "lfu": Configuration("policy=lfu"),
@@ -103,10 +122,12 @@ CONFIGURATIONS = {
     "icache": Configuration(f"policy=icache,{AS_IN_PAPERS}", sampler="icache"),
     "impact": Configuration(f"policy=impact,{AS_IN_PAPERS}", sampler="impact"),
     "importance": Configuration("plan=off,substitute=off", sampler="spider", coverage=0.0, ratio=1.0),
-    "paper": Configuration(AS_IN_PAPERS, sampler="spider", coverage=0.0),
+    "spider-paper": Configuration(f"{AS_IN_PAPERS},{NO_LIMITS}", sampler="spider", coverage=0.0),
     "spider": Configuration("policy=spider", sampler="spider", coverage=0.3, weighted=True),
     "echo 2": Configuration("policy=minio", planned=True, sampler="echo 2"),
     "echo 3": Configuration("policy=minio", planned=True, sampler="echo 3"),
+    "prefetch only": Configuration("policy=minio", planned=True, cached_share=0.05),
+    WITHOUT_MOUNT: Configuration("", local=True),
 }
 
 FULL = Extent(epochs=8, training=3_000, held_out=2_000, seeds=3)
@@ -117,56 +138,61 @@ QUICK_CONFIGURATIONS = ("lru", "uniform+plan", "impact", "spider")
 # -- one run
 
 
-def train(data: Data, mountpoint: Path, name: str, seed: int, epochs: int, progress: Progress) -> Run:
-    """Train through the mount, and evaluate after each epoch."""
-    configuration = CONFIGURATIONS[name]
-    torch.manual_seed(seed)
+class Task(NamedTuple):
+    seed: int
+    workers: int
+    configuration: str
+
+
+def train(data: Data, root: Path, task: Task, epochs: int, progress: Progress) -> Run:
+    """Train on the images below `root`, a mount or not, and evaluate after each epoch."""
+    configuration = CONFIGURATIONS[task.configuration]
+    torch.manual_seed(task.seed)
     model = network(data.classes)
-    samples = Images(mountpoint, data.training)
+    samples = Images(root, data.training)
     sampler = None
     if configuration.sampler is not None:
         coverage = {} if configuration.coverage is None else {"coverage": configuration.coverage}
-        sampler = SAMPLERS[configuration.sampler](len(samples), seed=seed, **coverage)
+        sampler = SAMPLERS[configuration.sampler](len(samples), seed=task.seed, **coverage)
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_size=BATCH,
         sampler=sampler,
         shuffle=None if sampler is not None else True,
-        num_workers=LOADER_WORKERS,
-        generator=torch.Generator().manual_seed(seed),
+        num_workers=task.workers,
+        generator=torch.Generator().manual_seed(task.seed),
         worker_init_fn=leave_signals_to_the_parent,
     )
     steps = Steps(model, epochs, len(samples))
-    for entry in os.scandir(
-        mountpoint
-    ):  # image-folder data sets list every directory too, so the mount learns all names at once
+    # Image-folder data sets list every directory too, so the mount learns all names at once.
+    for entry in os.scandir(root):
         if entry.is_dir() and entry.name != ".spiderfs":
             os.listdir(entry)
     if configuration.ratio is not None:
-        (mountpoint / ".spiderfs" / "ratio").write_text(f"{configuration.ratio}\n")
-    hook = attach(mountpoint, model, loader) if sampler is not None and not configuration.planned else None
-    planning = plan(mountpoint, loader) if configuration.planned else None
-    task = progress.add_task(f"{name}, seed {seed}", total=epochs)
+        (root / ".spiderfs" / "ratio").write_text(f"{configuration.ratio}\n")
+    hook = attach(root, model, loader) if sampler is not None and not configuration.planned else None
+    planning = plan(root, loader) if configuration.planned else None
+    shown = progress.add_task(", ".join(map(str, task)), total=epochs)
     done = []
     try:
         for number in range(epochs):
-            before = counts(mountpoint)
+            before = None if configuration.local else counts(root)
             weighting = hook if configuration.weighted else None
             figures = train_epoch(model, loader, steps, number, weighting)
-            progress.advance(task)
-            after = counts(mountpoint)
+            progress.advance(shown)
+            after = None if configuration.local else counts(root)
             top1 = evaluate(model, data)
             if hook is not None:
                 hook.epoch_end(top1)
             done.append(epoch_of(figures, before, after, data, top1))
         sent, dropped = sent_and_dropped(hook)
-        graph = (mountpoint / ".spiderfs" / "graph").read_text()
+        graph = "" if configuration.local else (root / ".spiderfs" / "graph").read_text()
     finally:
         for told in (hook, planning):
             if told is not None:
                 told.close()
-        progress.remove_task(task)
-    return Run(name, seed, done, sent, dropped, graph)
+        progress.remove_task(shown)
+    return Run(task.configuration, task.seed, done, sent, dropped, graph, task.workers)
 
 
 @dataclass
@@ -206,10 +232,15 @@ def train_epoch(
     return figures
 
 
-def epoch_of(figures: Figures, before: dict[str, int], after: dict[str, int], data: Data, top1: float) -> Epoch:
-    opens, hits, redirects, origin_bytes = (
-        after[name] - before[name] for name in ("opens", "opens_hit", "redirects", "origin_bytes")
-    )
+def epoch_of(
+    figures: Figures, before: dict[str, int] | None, after: dict[str, int] | None, data: Data, top1: float
+) -> Epoch:
+    """The figures of an epoch, with the mount's counters before and after it; None where there is no mount."""
+    opens, hits, redirects, origin_bytes = figures.reads, figures.reads, 0, 0
+    if before is not None and after is not None:
+        opens, hits, redirects, origin_bytes = (
+            after[name] - before[name] for name in ("opens", "opens_hit", "redirects", "origin_bytes")
+        )
     samples = len(data.training)
     return Epoch(
         hit_ratio=hits / opens,
@@ -232,62 +263,133 @@ def sent_and_dropped(hook: Hook | None) -> tuple[int, int]:
 # -- the program
 
 
-def result_of(arguments: argparse.Namespace, extent: Extent, data: Data, runs: list[Run]) -> dict[str, Any]:
+def result_of(arguments: argparse.Namespace, data: Data, runs: list[Run]) -> dict[str, Any]:
+    usual = of_workers(runs, arguments.workers[0])
     return {
         "machine": machine(),
-        "extent": asdict(extent),
+        "extent": asdict(arguments.extent) | {"seeds": max((run.seed for run in runs), default=0)},
+        **settings_of(arguments),
+        "loader_workers": arguments.workers[0],
+        "training_bytes": data.training_bytes,
+        "options": {run.configuration: asdict(CONFIGURATIONS[run.configuration]) for run in runs},
+        "runs": [asdict(run) for run in runs],
+        "verdicts": [asdict(verdict) for verdict in judge(usual, "spider")],
+    }
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that all runs of a table have in common, besides the extent."""
+    return {
         "latency_ms": arguments.latency_ms,
         "bandwidth": arguments.bandwidth,
         "batch": BATCH,
-        "loader_workers": LOADER_WORKERS,
         "cached_share": CACHED_SHARE,
-        "training_bytes": data.training_bytes,
-        "options": {name: asdict(CONFIGURATIONS[name]) for name in arguments.configs},
-        "runs": [asdict(run) for run in runs],
-        "verdicts": [asdict(verdict) for verdict in judge(runs, "spider")],
     }
+
+
+def of_workers(runs: list[Run], workers: int) -> list[Run]:
+    return [run for run in runs if run.workers == workers]
+
+
+def runs_in(path: Path, arguments: argparse.Namespace) -> list[Run]:
+    """The runs of an earlier measurement; raises RuntimeError if they were made with other settings."""
+    if not path.exists():
+        return []
+    result = json.loads(path.read_text())
+    same = asdict(arguments.extent) | {"seeds": result["extent"]["seeds"]} | settings_of(arguments)
+    if any((result | result["extent"])[name] != wanted for name, wanted in same.items()):
+        raise RuntimeError(f"{path} holds runs of another extent or source; choose another file with --json")
+    for name, saved in result["options"].items():
+        if name not in CONFIGURATIONS or asdict(CONFIGURATIONS[name]) != saved:
+            raise RuntimeError(f"{path} holds runs of another configuration named {name}; choose another file")
+    return [Run(**run | {"epochs": [Epoch(**epoch) for epoch in run["epochs"]]}) for run in result["runs"]]
 
 
 def measure(arguments: argparse.Namespace, console: Console) -> None:
     extent: Extent = arguments.extent
     torch.set_num_threads(1)
     data = find_data(arguments.data, extent)
-    capacity = int(data.training_bytes * CACHED_SHARE)
+    runs = [] if arguments.json is None else runs_in(arguments.json, arguments)
+    done = {Task(run.seed, run.workers, run.configuration) for run in runs}
+    asked = itertools.product(range(1, extent.seeds + 1), arguments.workers, arguments.configs)
+    tasks = [task for task in itertools.starmap(Task, asked) if task not in done]
     console.print(
         f"{extent.training:,} training images ({data.training_bytes / 1e6:.1f} MB), {extent.held_out:,} held out; "
         f"cache {CACHED_SHARE:.0%}; source {arguments.latency_ms:g} ms away"
         + ("" if arguments.bandwidth is None else f" with {arguments.bandwidth:,} bytes/s")
-        + f"; {LOADER_WORKERS} loader workers",
+        + f"; {len(runs)} runs are there already, {len(tasks)} to do{time_left(tasks, runs)}",
         highlight=False,
     )
-    runs: list[Run] = []
+    part = Slice(arguments.minutes)
     try:
         with scratch_directory("train") as scratch, Progress(console=console, transient=True) as progress:
-            for seed, name in itertools.product(range(1, extent.seeds + 1), arguments.configs):
-                options = CONFIGURATIONS[name].options
-                if arguments.bandwidth is not None:
-                    options += f",source.bandwidth={arguments.bandwidth}"
-                place = scratch / f"{name}-{seed}"
-                with mounted(data.root, place, capacity, arguments.latency_ms, options) as mountpoint:
-                    runs.append(train(data, mountpoint, name, seed, extent.epochs, progress))
+            for number, task in enumerate(tasks):
+                if part.over:
+                    raise TimeIsOver(f"{len(tasks) - number} runs are left: the same command goes on")
+                began = time.monotonic()
+                runs.append(run_of(arguments, data, task, scratch, progress))
+                part.took(time.monotonic() - began)
                 print_run(runs[-1], console)
+                console.print(f"{len(tasks) - number - 1} to do{time_left(tasks[number + 1 :], runs)}", style="dim")
+                if arguments.json is not None:
+                    save(arguments.json, result_of(arguments, data, runs))
     finally:
         # An interrupted measurement shows what it has measured.
         if runs:
-            show(arguments, extent, data, runs, console)
+            show(arguments, runs, console)
 
 
-def show(arguments: argparse.Namespace, extent: Extent, data: Data, runs: list[Run], console: Console) -> None:
+def run_of(arguments: argparse.Namespace, data: Data, task: Task, scratch: Path, progress: Progress) -> Run:
+    """Train through a mount of its own, or without one."""
+    configuration, epochs = CONFIGURATIONS[task.configuration], arguments.extent.epochs
+    if configuration.local:
+        return train(data, data.root, task, epochs, progress)
+    options = configuration.options
+    if arguments.bandwidth is not None:
+        options += f",source.bandwidth={arguments.bandwidth}"
+    capacity = int(data.training_bytes * configuration.cached_share)
+    place = scratch / f"{task.configuration}-{task.workers}-{task.seed}".replace(" ", "-")
+    with mounted(data.root, place, capacity, arguments.latency_ms, options) as mountpoint:
+        return train(data, mountpoint, task, epochs, progress)
+
+
+def time_left(tasks: list[Task], runs: list[Run]) -> str:
+    """How long these tasks take, as far as runs of the same configuration tell; else as long as the mean run."""
+    if not runs or not tasks:
+        return ""
+    took: dict[str, list[float]] = {}
+    for run in runs:
+        took.setdefault(run.configuration, []).append(sum(epoch.seconds for epoch in run.epochs))
+    mean = statistics.fmean(itertools.chain.from_iterable(took.values()))
+    left_s = sum(statistics.fmean(took.get(task.configuration, [mean])) + ASIDE_S for task in tasks)
+    return f", some {left_s / 60:.0f} minutes"
+
+
+def show(arguments: argparse.Namespace, runs: list[Run], console: Console) -> None:
     console.print("\nmean ± deviation over seeds; of later epochs, without the first; top-1 after the last")
-    console.print(summary_table("What was read", runs, TRAFFIC))
-    console.print(summary_table("How training went", runs, TRAINING))
-    if verdicts := list(judge(runs, "spider")):
-        console.print(ratio_table(runs))
-        console.print(verdict_table("spider against its targets", verdicts, FORMS))
-    if arguments.json is not None:
-        save(arguments.json, result_of(arguments, extent, data, runs))
+    for workers in sorted({run.workers for run in runs}):
+        those = of_workers(runs, workers)
+        console.print(f"\n{workers} loader workers", style="bold", highlight=False)
+        console.print(summary_table("What was read", those, TRAFFIC))
+        console.print(summary_table("How training went", those, TRAINING))
+        console.print(ratio_table(those))
+        if verdicts := list(judge(those, "spider")):
+            console.print(verdict_table("spider against its targets", verdicts, FORMS))
+    if len({run.workers for run in runs}) > 1:
+        console.print(speed_table(runs))
     if arguments.plot is not None:
-        console.print(f"plotted: {plot(runs, arguments.plot)}", soft_wrap=True)
+        shown = of_workers(runs, arguments.workers[0])
+        console.print(f"plotted: {plot(shown, arguments.plot)}", soft_wrap=True)
+
+
+def workers_in(text: str) -> list[int]:
+    try:
+        counts = [int(count) for count in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise argparse.ArgumentTypeError("give numbers of 1 and more, as in 2,4,8,16")
+    return counts
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -301,6 +403,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bandwidth", type=int, metavar="BYTES", help="bytes that the source delivers in a second (default: no limit)"
     )
+    parser.add_argument(
+        "--workers",
+        type=workers_in,
+        default=[LOADER_WORKERS],
+        metavar="A,B",
+        help=f"numbers of loader workers to train with (default {LOADER_WORKERS})",
+    )
+    add_minutes(parser, "run")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write train.png into DIR")
     arguments = parser.parse_args()
     arguments.configs = arguments.configs or list(QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS)
@@ -314,7 +424,13 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     console = wide_console(TABLE_WIDTH)
-    return exit_status("train", lambda: measure(arguments, console), "interrupted; everything is unmounted and deleted")
+    try:
+        return exit_status(
+            "train", lambda: measure(arguments, console), "interrupted; everything is unmounted and deleted"
+        )
+    except TimeIsOver as over:
+        console.print(str(over), highlight=False)
+        return LEFT
 
 
 if __name__ == "__main__":

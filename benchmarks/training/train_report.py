@@ -14,7 +14,7 @@ from rich.table import Table
 from benchmarks.common import intervals
 from benchmarks.common.results import Verdict, plain_table, spread
 
-BASELINE = "lru"
+BASELINE, WITHOUT_MOUNT = "lru", "all local"
 LEAST_ORIGIN_SAVING, LEAST_SPEEDUP = 0.5, 2.2
 
 
@@ -42,6 +42,7 @@ class Run:
     batches_sent: int
     batches_dropped: int
     graph: str  # what the daemon said of its scores at the end
+    workers: int = 2  # of the data loader
 
     def later(self, field: str) -> float:
         """The mean over all epochs but the first, which fills the cache and in which nothing is scored yet."""
@@ -85,6 +86,26 @@ def judge(runs: list[Run], name: str) -> Iterator[Verdict]:
     )
 
 
+def speed_table(runs: list[Run]) -> Table:
+    """The time of an epoch, by the number of loader workers, and how many times as fast as lru with as many."""
+    counts = sorted({run.workers for run in runs})
+    headings = [heading for count in counts for heading in (f"{count} workers: s", "x lru", "waiting %")]
+    table = plain_table("An epoch, by loader workers", "", "seeds", *headings)
+    for name, ran in by_configuration(runs).items():
+        cells = []
+        for count in counts:
+            those = [run for run in runs if run.workers == count]
+            same = [run for run in ran if run.workers == count]
+            faster = [theirs / ours for ours, theirs in against_baseline(those, name, "seconds")]
+            cells += [
+                spread([run.figure("seconds") for run in same], ".2f") if same else "",
+                spread(faster, ".2f") if faster else "",
+                spread([run.figure("waiting_share") for run in same], ".0f", 100) if same else "",
+            ]
+        table.add_row(name, str(len({run.seed for run in ran})), *cells)
+    return table
+
+
 Column = tuple[str, str, str, float]
 TRAFFIC: tuple[Column, ...] = (
     ("hits %", "hit_ratio", ".1f", 100),
@@ -103,10 +124,12 @@ TRAINING: tuple[Column, ...] = (
 
 
 def summary_table(title: str, runs: list[Run], columns: tuple[Column, ...]) -> Table:
-    table = plain_table(title, "", *(heading for heading, *_ in columns))
+    table = plain_table(title, "", "seeds", *(heading for heading, *_ in columns))
     for name, ran in by_configuration(runs).items():
         table.add_row(
-            name, *(spread([run.figure(field) for run in ran], form, factor) for _, field, form, factor in columns)
+            name,
+            str(len(ran)),
+            *(spread([run.figure(field) for run in ran], form, factor) for _, field, form, factor in columns),
         )
     return table
 
@@ -133,7 +156,7 @@ FORMS = (".2f", ".2f", "+.1f")
 
 
 def print_run(run: Run, console: Console) -> None:
-    console.print(f"{run.configuration}, seed {run.seed}", style="bold", highlight=False)
+    console.print(f"{run.configuration}, seed {run.seed}, {run.workers} loader workers", style="bold", highlight=False)
     for number, epoch in enumerate(run.epochs, 1):
         console.print(
             f"  epoch {number:2}: {epoch.seconds:5.1f} s ({epoch.waiting_share:3.0%} waiting)  "
@@ -154,7 +177,9 @@ COLOURS = {
     "icache": "#e377c2",
     "impact": "#bcbd22",
     "importance": "#ff7f0e",
-    "paper": "#d62728",
+    "spider-paper": "#d62728",
+    "prefetch only": "#c5b0d5",
+    "all local": "#98df8a",
     "spider": "#2ca02c",
     "echo 2": "#1b1b1b",
     "echo 3": "#637939",

@@ -35,7 +35,7 @@ def arguments(full_size: ModuleType, path: Path, **chosen: Any) -> Namespace:
     settings: dict[str, Any] = {
         "extent": full_size.Extent(EPOCHS, 480, 100, 1),
         "device": "cpu",
-        "threads": 1,
+        "jobs": 1,
         "width": 8,
         "data": None,
         "minutes": float("inf"),

@@ -1,0 +1,140 @@
+"""Where train.py could silently be wrong: what it goes on with, what is compared with what, and how it is timed."""
+
+from __future__ import annotations
+
+import io
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks.common.extent import Extent
+from benchmarks.common.results import save
+from benchmarks.common.slices import Slice, TimeIsOver
+from benchmarks.training import train
+from benchmarks.training.train_report import Epoch, Run, speed_table
+from benchmarks.training.training import Data
+
+
+def run_of(name: str, seed: int = 1, workers: int = 2, seconds: float = 4.0, top1: float = 0.5) -> Run:
+    epoch = Epoch(0.2, 700.0, 0.8, 1.0, 1.0, 1.0, 0.0, seconds, 0.25, top1)
+    return Run(name, seed, [epoch] * 3, 0, 0, "", workers)
+
+
+def arguments(tmp_path: Path, **chosen: Any) -> Namespace:
+    settings: dict[str, Any] = {
+        "extent": Extent(3, 100, 50, 2),
+        "latency_ms": 6.0,
+        "bandwidth": None,
+        "workers": [2],
+        "configs": ["lru", "spider"],
+        "json": tmp_path / "train.json",
+        "minutes": float("inf"),
+        "data": tmp_path,
+        "plot": None,
+    }
+    return Namespace(**settings | chosen)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[train.Task]:
+    """The tasks that are trained, without training."""
+    tasks: list[train.Task] = []
+
+    def made(arguments: Any, data: Any, task: train.Task, scratch: Path, progress: Any) -> Run:
+        tasks.append(task)
+        return run_of(task.configuration, task.seed, task.workers)
+
+    data: Any = Data(Path(), [], 0, None, None, 10)  # type: ignore[arg-type]
+    monkeypatch.setattr(train, "run_of", made)
+    monkeypatch.setattr(train, "find_data", lambda root, extent: data)
+    return tasks
+
+
+def test_a_measurement_goes_on_where_it_stopped(tmp_path: Path, trained: list[train.Task]) -> None:
+    quiet = Console(quiet=True)
+    for left in (3, 2, 1):
+        with pytest.raises(TimeIsOver, match=f"^{left} runs"):
+            train.measure(arguments(tmp_path, minutes=0.0), quiet)
+    train.measure(arguments(tmp_path), quiet)
+    assert trained == [train.Task(seed, 2, name) for seed in (1, 2) for name in ("lru", "spider")]
+    assert train.runs_in(tmp_path / "train.json", arguments(tmp_path)) == [
+        run_of(task.configuration, task.seed) for task in trained
+    ]
+
+
+def test_more_workers_seeds_and_configurations_are_added(tmp_path: Path, trained: list[train.Task]) -> None:
+    quiet = Console(quiet=True)
+    train.measure(arguments(tmp_path, configs=["lru"]), quiet)
+    train.measure(arguments(tmp_path, configs=["lru", "echo 2"], workers=[2, 4]), quiet)
+    train.measure(arguments(tmp_path, configs=["lru"], extent=Extent(3, 100, 50, 3)), quiet)
+    assert len(trained) == len(set(trained)) == 2 + 6 + 1
+
+
+def test_a_file_of_other_settings_is_refused(tmp_path: Path, trained: list[train.Task]) -> None:
+    quiet = Console(quiet=True)
+    train.measure(arguments(tmp_path), quiet)
+    for other in ({"latency_ms": 7.0}, {"extent": Extent(4, 100, 50, 2)}, {"bandwidth": 1000}):
+        with pytest.raises(RuntimeError, match="another extent or source"):
+            train.measure(arguments(tmp_path, **other), quiet)
+
+
+def test_a_changed_configuration_is_refused(
+    tmp_path: Path, trained: list[train.Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train.measure(arguments(tmp_path), Console(quiet=True))
+    monkeypatch.setitem(train.CONFIGURATIONS, "lru", train.Configuration("policy=lfu"))
+    with pytest.raises(RuntimeError, match="another configuration named lru"):
+        train.runs_in(tmp_path / "train.json", arguments(tmp_path))
+
+
+def test_speed_is_compared_with_as_many_workers() -> None:
+    runs = [
+        run_of(name, seed, workers, seconds)
+        for seed in (1, 2)
+        for name, workers, seconds in (("lru", 2, 8.0), ("lru", 4, 4.0), ("spider", 2, 2.0), ("spider", 4, 2.0))
+    ]
+    console = Console(width=150, record=True, file=io.StringIO())
+    console.print(speed_table([*runs, run_of("echo 2", 1, 4, 1.0)]))
+    rows = [line.split() for line in console.export_text().splitlines()]
+    spider = next(row for row in rows if row[:1] == ["spider"])
+    # Seeds; then for 2 and for 4 workers seconds, times as fast and waiting, each with its deviation.
+    figures = " ".join(spider[1:])
+    assert figures == "2 2.00 ± 0.00 4.00 ± 0.00 25 ± 0 2.00 ± 0.00 2.00 ± 0.00 25 ± 0"
+
+
+def test_what_is_left_is_estimated_by_runs_of_the_same_kind() -> None:
+    runs = [run_of("lru", seconds=40.0), run_of("spider", seconds=4.0)]
+    tasks = [train.Task(2, 2, "lru"), train.Task(2, 2, "spider")]
+    assert train.time_left(tasks, runs) == f", some {(120 + 12 + 2 * train.ASIDE_S) / 60:.0f} minutes"
+    assert train.time_left(tasks, []) == train.time_left([], runs) == ""
+
+
+def test_an_epoch_without_a_mount_waits_for_no_source() -> None:
+    data: Any = Data(Path(), [("a", 0)] * 10, 9000, None, None, 1)  # type: ignore[arg-type]
+    found = train.epoch_of(train.Figures(2.0, 0.5, 10, {1, 2}, {1, 2}), None, None, data, 0.5)
+    assert (found.hit_ratio, found.origin_share, found.redirected_share) == (1.0, 0.0, 0.0)
+    assert replace(found, top1=0.0).waiting_share == 0.25
+
+
+def test_a_slice_has_time_for_one_piece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    part = Slice(0.0)
+    assert not part.over
+    part.took(1.0)
+    assert part.over
+    longer = Slice(10.0)
+    longer.took(30.0)
+    assert not longer.over
+    longer.took(700.0)
+    assert longer.over
+
+
+def test_what_is_kept_can_be_read_again(tmp_path: Path) -> None:
+    runs = [run_of("lru"), run_of("spider", workers=4)]
+    data: Any = Data(Path(), [], 0, None, None, 10)  # type: ignore[arg-type]
+    given = arguments(tmp_path)
+    save(given.json, train.result_of(given, data, runs))
+    assert train.runs_in(given.json, given) == runs

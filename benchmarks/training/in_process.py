@@ -37,13 +37,13 @@ from benchmarks.training.training import (
     evaluate,
     find_data,
 )
+from spiderfs.core.elastic import ElasticOptions
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Adjustable, Divided, Guided, HasHubs, HasPins, HasStandIns
-from spiderfs.core.hints import Hub
+from spiderfs.core.hints import Hint, Hub
 from spiderfs.core.planned_epoch import PlannedEpoch
-from spiderfs.core.policy import Key
+from spiderfs.core.policy import Key, Policy
+from spiderfs.core.teaching import Teaching, TeachingOptions
 from spiderfs.policies import POLICIES
-from spiderfs.policies.parts.elastic import Elastic, ElasticOptions
 from spiderfs.policies.parts.homophily import MAX_NEIGHBOURS, MAX_STAND_INS, HubLimits
 from spiderfs.policies.spider import Spider
 from spiderfs.scorer import SCORINGS
@@ -56,8 +56,9 @@ from trainer_hook.client import Client
 AHEAD = 4
 # So many held-out images are evaluated after each epoch; after the last epoch all of them are.
 EVALUATED_SHARE = 5
-# The name of the list in hubs and traces.
+# The number of the course in traces.
 DATASET = 1
+JOB = "training"
 # The reader whose plans the engine gets.
 READER = "trainer"
 
@@ -189,31 +190,40 @@ class Cache:
         capacity: int,
         dimension: int,
         seed: int,
+        epochs: int,
         trace: TraceWriter | None = None,
     ) -> None:
+        """`epochs` is how many the training will have."""
         self.configuration = configuration
         self._sizes = sizes
         self._trace = trace
         self._rng = np.random.default_rng([seed, 1])
         start, end = configuration.ratio
-        self.guided: Guided | None = None
-        if configuration.scores:
-            kind = POLICIES[configuration.policy]
-            limits = HubLimits(configuration.max_stand_ins, configuration.max_neighbours)
-            made = Spider(start, limits) if kind is Spider else kind()
-            assert isinstance(made, Guided)
-            self.guided = made
-            self.guided.listed(str(DATASET), dict(enumerate(labels)))
-        self.engine = Engine(self.guided or POLICIES[configuration.unscored_policy](), capacity)
+        policy: Policy = POLICIES[configuration.policy if configuration.scores else configuration.unscored_policy]()
+        if isinstance(policy, Spider):
+            policy = Spider(start, HubLimits(configuration.max_stand_ins, configuration.max_neighbours))
+        self.engine = Engine(policy, capacity)
+        # The samples of the batch that is being learned: their bytes are still in landing.
+        self._landing: set[Key] = set()
+        options = TeachingOptions(ElasticOptions(start=start, end=end))
+        self._teaching = Teaching(self.engine, self._size_of, options, self._noted)
         self._index_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
-        self.elastic = Elastic(ElasticOptions(start=start, end=end))
         self.scorer: Scoring | None = None
-        if configuration.scores:
-            options = ScorerOptions(radius_quantile=configuration.radius_quantile)
-            self.scorer = SCORINGS[configuration.scores](labels, dimension, options)
         self._epochs_done = self._accesses = 0
         self.counts = Counts()
-        self._note_ratio()
+        if configuration.scores:
+            settings = ScorerOptions(radius_quantile=configuration.radius_quantile)
+            self.scorer = SCORINGS[configuration.scores](labels, dimension, settings)
+            self._teaching.begin_job(JOB, epochs)
+            self._teaching.begin(str(DATASET), JOB, dict(enumerate(labels)))
+
+    def _noted(self, hint: Hint) -> None:
+        if self._trace is not None:
+            self._trace.hint(self._accesses, hint, int)
+
+    def _size_of(self, sample: Key) -> int | None:
+        assert isinstance(sample, int)
+        return self._sizes[sample] if sample in self.engine.members or sample in self._landing else None
 
     # -- as the client of a SpiderSampler
 
@@ -226,10 +236,8 @@ class Cache:
         return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
 
     def pin(self, name: str, indices: NDArray[np.int64], timeout_s: float) -> int:
-        assert isinstance(self.guided, HasPins)
-        for sample in self.guided.pin(str(DATASET), indices.tolist()):
-            if sample in self.engine.members:
-                self.engine.place(sample, self.engine.members[sample].size)
+        for _ in self._teaching.pin(str(DATASET), indices.tolist()):
+            pass
         return len(indices)
 
     # -- as the mount
@@ -249,13 +257,15 @@ class Cache:
         if self.configuration.planned:
             self.engine.wanted(READER, wanted, float(self._accesses))
         hit = wanted in self.engine.members
-        given = wanted if hit else self._stand_in(wanted)
+        given = wanted if hit else self._given(wanted)
         if given != wanted:
             self.counts.redirects += 1
         if hit or given != wanted:
             self.counts.hits += 1
         else:
             self.counts.origin_bytes += size
+        if self.scorer is not None:
+            self._teaching.served(str(DATASET), wanted, given)
         self.engine.opened(given, self._sizes[given])
         if self._trace is not None:
             if given == wanted:
@@ -264,59 +274,42 @@ class Cache:
                 self._trace.redirect(self._accesses, wanted, size, given, self._sizes[given], DATASET)
         return given
 
-    def _stand_in(self, wanted: int) -> int:
-        if not isinstance(self.guided, HasStandIns) or self._rng.random() >= self.configuration.stand_in_share:
+    def _given(self, wanted: int) -> int:
+        """The sample that a reader gets for this one, which is not cached."""
+        if self.scorer is None or self._rng.random() >= self.configuration.stand_in_share:
             return wanted
-        hub = self.guided.stand_in(str(DATASET), wanted)
-        if hub is None:
-            return wanted
-        self.guided.stood_in(str(DATASET), hub, wanted)
-        assert isinstance(hub, int)
-        return hub
+        found = self._teaching.stand_in(str(DATASET), wanted)
+        given = wanted if found is None else found
+        assert isinstance(given, int)
+        return given
 
     # -- as the daemon
 
     def learn(self, served: NDArray[np.int64], embeddings: NDArray[np.float16], losses: NDArray[np.float32]) -> None:
         """Learn from a batch: from the samples that were trained on, not from those that were asked for."""
-        if self.guided is None or self.scorer is None:
+        if self.scorer is None:
             return
+        course_id = str(DATASET)
         scored = self.scorer.batch(served, embeddings, losses)
-        for sample, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
-            self.engine.scored(sample, score)
-            if self._trace is not None:
-                self._trace.score(self._accesses, sample, score, DATASET)
-        hub = scored.hub()
-        if hub is not None and isinstance(self.guided, HasHubs):
-            found = Hub(hub.id, str(DATASET), hub.neighbours.tolist(), hub.distances.tolist())
-            self.guided.hub_found(found)
-            # The sample was read with this batch, so its bytes are still in landing.
-            self.engine.place(hub.id, self._sizes[hub.id])
-            if self._trace is not None:
-                self._trace.hub(self._accesses, found, DATASET)
+        self._teaching.scored(course_id, scored.ids.tolist(), scored.scores.tolist())
+        hub = scored.hub(skip=lambda sample: self._teaching.is_hub(course_id, sample))
+        if hub is not None:
+            self._landing = set(served.tolist())
+            self._teaching.hub_found(Hub(hub.id, course_id, hub.neighbours.tolist(), hub.distances.tolist()))
+            self._landing.clear()
 
-    def epoch_end(self, accuracy: float, progress: float) -> None:
+    def epoch_end(self, accuracy: float) -> None:
         self._epochs_done += 1
         self.counts = Counts()
-        if self.guided is None or self.scorer is None:
+        if self.scorer is None:
             return
         self.scorer.new_epoch()
-        self.elastic.observe_sigma(self.scorer.sigma)
-        self.elastic.observe_accuracy(accuracy)
-        self.guided.new_epoch(str(DATASET))
-        if isinstance(self.guided, Adjustable):
-            self.guided.set_ratio(self.elastic.ratio(progress))
-        self.engine.settle()
-        if self._trace is not None:
-            self._trace.epoch(self._accesses, DATASET)
-        self._note_ratio()
+        # Epochs are counted from 0, as the hook counts them.
+        self._teaching.epoch_ended(JOB, self._epochs_done - 1, {str(DATASET): self.scorer.sigma}, accuracy)
 
     @property
     def ratio(self) -> float:
-        return self.guided.ratio if isinstance(self.guided, Divided) else 0.0
-
-    def _note_ratio(self) -> None:
-        if self._trace is not None and isinstance(self.guided, Divided):
-            self._trace.ratio(self._accesses, self.guided.ratio)
+        return self._teaching.status().ratio or 0.0
 
     def graph(self) -> dict[str, float]:
         return asdict(self.scorer.statistics()) if isinstance(self.scorer, Scorer) else {}
@@ -348,7 +341,7 @@ class Training:
         self._features, self._classifier = model[:-1], cast(nn.Linear, model[-1])
         self.capacity = pool.capacity(configuration.cached_share)
         width = recipe.embedded(torch.zeros(1, self._classifier.in_features)).shape[1]
-        self.cache = Cache(configuration, pool.labels.tolist(), pool.sizes, self.capacity, width, seed, trace=trace)
+        self.cache = Cache(configuration, pool.labels.tolist(), pool.sizes, self.capacity, width, seed, epochs, trace)
         self.sampler = SAMPLERS[configuration.sampler](
             self._samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled
         )
@@ -395,7 +388,7 @@ class Training:
         while ahead:
             train_one()
         figures = self._figures(len(set(drawn)), len(trained_on))
-        cache.epoch_end(figures.top1, number / self._epochs)
+        cache.epoch_end(figures.top1)
         sampler.epoch_end(figures.top1)
         return read, figures
 

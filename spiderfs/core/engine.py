@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from spiderfs.core.changes import NOTHING, Changes
 from spiderfs.core.foresight import Foresight
 from spiderfs.core.guided import Guided
 from spiderfs.core.planned_epoch import PlannedEpoch
@@ -43,19 +43,6 @@ _DRIFT_S = 2.0
 class Member(NamedTuple):
     size: int
     section: str
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """The changes that the store has to make: first all of `drop`, then all of `keep`."""
-
-    keep: tuple[tuple[Key, str], ...] = ()
-    """Move the key to this section, from landing or from another section."""
-    drop: tuple[Key, ...] = ()
-    """Remove the key from the cache."""
-
-
-NOTHING = Changes()
 
 
 class Engine:

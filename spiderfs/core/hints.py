@@ -1,5 +1,7 @@
 """Hints: what trainings tell a guided policy, one record for each. A trace stores them, and a replay repeats them.
 
+(`Candidates` are in no trace: a replay that scores batches anew has them, where a mount has found the hub.)
+
 `course_id` names a course (`guided.py`); in a trace it is the course's number.
 """
 
@@ -38,12 +40,20 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """A course has a new score for a sample."""
+class Candidates:
+    """The samples of a batch that may become its hub, the best first: that one does which is no hub yet."""
 
     course_id: str
-    key: Key
-    score: float
+    hubs: Sequence[Hub]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A course has new scores, one for each of these different samples."""
+
+    course_id: str
+    keys: Sequence[Key]
+    scores: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +65,10 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The job of this course began an epoch."""
+    """The job of this course ended an epoch; the accuracy is a share from 0 to 1, if it is known."""
 
     course_id: str
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +87,4 @@ class Pinning:
     keys: Sequence[Key]
 
 
-Hint = Scored | Hub | Ratio | Epoch | Labels | Pinning
+Hint = Scored | Hub | Candidates | Ratio | Epoch | Labels | Pinning

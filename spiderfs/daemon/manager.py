@@ -59,7 +59,7 @@ SAVE_INTERVAL_S = 30.0
 SAVE_SHARE = 0.02
 HOUSEKEEPING_INTERVAL_S = 5.0
 
-_STATE_FACT, _RATIO_FACT = "policy state", "ratio"
+_STATE_FACT, _TAUGHT_FACT = "policy state", "taught"
 
 
 async def manage(context: MountContext) -> None:
@@ -167,7 +167,7 @@ class Manager:
             "warm": lambda: views.warm(self._warmer.status()),
             "evict": lambda: views.evict(self._warmer.status()),
             "plan": lambda: views.plan(self._prefetcher.status()),
-            "ratio": lambda: views.ratio(training.ratio.status()),
+            "ratio": lambda: views.ratio(training.teaching.status()),
             "hook": lambda: hook_socket,
             "version": views.version,
             "log": self._access_log.render,
@@ -180,7 +180,7 @@ class Manager:
             "config": partial(commands.change_config, self._options),
             "warm": partial(commands.warm, self._warmer, options.mountpoint),
             "evict": partial(commands.evict, self._warmer, self._cache, options.mountpoint),
-            "ratio": partial(commands.pin_ratio, training.ratio),
+            "ratio": partial(commands.pin_ratio, training),
         }
         return ControlTable(renders, acts, refusal)
 
@@ -208,7 +208,7 @@ class Manager:
         except StoreError as exc:
             # `reconcile` takes stock as soon as the disk allows it.
             log.warning("%s: nothing enters or leaves the cache until the disk can be written to", exc)
-        self._training.begin(self._catalogue.fact(_RATIO_FACT))
+        self._training.begin(self._catalogue.fact(_TAUGHT_FACT))
         nursery.start_soon(self._client.watch)
         self._listen_for_trainers(nursery)
         nursery.start_soon(answer_questions, self._context.control_listener, self._table, nursery)
@@ -270,7 +270,7 @@ class Manager:
 
     def _fold(self, events: list[Access]) -> None:
         try:
-            self._cache.fold(events)
+            self._cache.fold(events, self._training.served)
             self._training.note(events)
         except SpiderfsError as exc:
             # The fetched records stay in landing until they are pushed out; nobody waits until they are kept.
@@ -342,7 +342,7 @@ class Manager:
 
     def _save(self) -> None:
         self._catalogue.record_fact(_STATE_FACT, self._cache.saved_state())
-        self._catalogue.record_fact(_RATIO_FACT, self._training.ratio.state())
+        self._catalogue.record_fact(_TAUGHT_FACT, self._training.taught())
 
 
 def _hub_limits(options: Options) -> HubLimits:

@@ -8,6 +8,7 @@ sample is named by its index in the list.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
@@ -58,8 +59,8 @@ class BatchScores:
     ids: Ids
     scores: Scores
 
-    def hub(self) -> Hub | None:
-        """The hub of the batch; None if the batch has none, or the scoring finds no hubs."""
+    def hub(self, skip: Callable[[int], bool] = lambda sample: False) -> Hub | None:
+        """The best hub of the batch for which `skip` is False; None if there is none, or the scoring finds no hubs."""
         return None
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Adjustable
 from spiderfs.core.hints import Hint
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity
@@ -94,9 +93,7 @@ def _replayed(
     hints: list[tuple[int, Hint]],
 ) -> Replay:
     engine = Engine(policy_for(POLICIES[policy], accesses), capacity_bytes)
-    if ratio is not None and isinstance(engine.policy, Adjustable):
-        engine.policy.set_ratio(ratio)
-    return replay(engine, accesses, epoch_length, hints)
+    return replay(engine, accesses, epoch_length, hints, ratio=ratio)
 
 
 def _figures(result: Replay) -> dict[str, Any]:

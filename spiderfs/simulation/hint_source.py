@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 from spiderfs.core.guided import Guided
 from spiderfs.core.hints import Hint, Ratio, Scored
-from spiderfs.core.policy import Policy
+from spiderfs.core.policy import Key, Policy
 from spiderfs.errors import UsageError
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.simulation.rescoring import depends_on_neighbours, rescored
@@ -71,10 +71,7 @@ class HintSource:
             began = perf_counter()
             found = rescored(self._trace, scoring, setting)
             self._anew[scoring, setting] = found.hints
-            recorded, anew = (
-                {(before, hint) for before, hint in hints if isinstance(hint, Scored)}
-                for hints in (self._recorded, found.hints)
-            )
+            recorded, anew = (set(_scores(hints)) for hints in (self._recorded, found.hints))
             self.scorings.append(
                 {
                     "scoring": scoring,
@@ -94,3 +91,10 @@ class HintSource:
             return {"radius": None, "neighbours": None}
         radius = AUTO if setting.radius is None else f"{setting.radius:.12g}"
         return {"radius": radius, "neighbours": setting.neighbours}
+
+
+def _scores(hints: Sequence[tuple[int, Hint]]) -> Iterator[tuple[int, str, Key, float]]:
+    """Each new score: the number of the access before which it came, the course, the sample and the score."""
+    for before, hint in hints:
+        if isinstance(hint, Scored):
+            yield from ((before, hint.course_id, *score) for score in zip(hint.keys, hint.scores, strict=True))

@@ -11,6 +11,7 @@ the cache without a second read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasPins, HasStandIns
-from spiderfs.core.hints import Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.guided import Adjustable, Guided
+from spiderfs.core.hints import Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy
+from spiderfs.core.teaching import Teaching
 
 Counts = NDArray[np.int64]
 
@@ -76,15 +78,17 @@ def replay(
     epoch_length: int,
     hints: Sequence[tuple[int, Hint]] = (),
     planned_epochs: int = 0,
+    ratio: float | None = None,
 ) -> Replay:
     """Feed all accesses (at least one) to an engine, and count by epochs of `epoch_length` accesses.
 
     Each hint comes with the number of the access before which the policy gets it; hints are in that order. With
     `planned_epochs` of 1 the engine gets the plan of each epoch when the epoch begins, with 2 also that of the next.
+    `ratio` fixes the ratio until a hint sets another one; None leaves it to the policy.
     """
     members = engine.members
     plans = _Plans(engine, accesses, epoch_length, planned_epochs)
-    guide = _Guide(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints)
+    guide = _Guide(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints, ratio)
     hit_list: list[bool] = []
     redirect_list: list[bool] = []
     for number, (key, size, course_id) in enumerate(
@@ -97,15 +101,14 @@ def replay(
         if planned_epochs:
             engine.wanted(_READER, key, float(number))
         hit = key in members
-        hub = guide.stand_in(course_id, key) if course_id and not hit else None
-        hit_list.append(hit or hub is not None)
-        redirect_list.append(hub is not None)
+        given = guide.served(course_id, key, hit) if course_id else key
+        redirected = given != key
+        hit_list.append(hit or redirected)
+        redirect_list.append(redirected)
         if isinstance(key, tuple):
             engine.block_read(key, size)
-        elif hub is not None:
-            engine.opened(hub, members[hub].size)
         else:
-            engine.opened(key, size)
+            engine.opened(given, members[given].size if redirected else size)
     hits = np.array(hit_list)
     sizes = np.asarray(accesses.sizes, np.int64)
     starts = np.arange(0, len(accesses), epoch_length)
@@ -148,14 +151,20 @@ class _Plans:
 
 
 class _Guide:
-    """Gives the hints to a guided policy, each before its access."""
+    """Teaches a guided policy the hints, each before its access."""
 
-    def __init__(self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, Hint]]) -> None:
+    def __init__(
+        self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, Hint]], ratio: float | None
+    ) -> None:
         self._engine = engine
-        self._policy = engine.policy if isinstance(engine.policy, Guided) else None
         self._sizes = sizes
-        self._hints = hints if self._policy else ()
+        self._hints = hints if isinstance(engine.policy, Guided) else ()
         self._next = 0
+        self._landing: Key | None = None
+        self._epochs: Counter[str] = Counter()
+        self._teaching = Teaching(engine, self._size_of)
+        if ratio is not None:
+            self._set_ratio(ratio)
         self.due = self._hints[0][0] if self._hints else NEVER
 
     def give(self, number: int) -> None:
@@ -165,33 +174,49 @@ class _Guide:
             self._next += 1
             self.due = self._hints[self._next][0] if self._next < len(self._hints) else NEVER
 
-    def stand_in(self, course_id: str, key: Key) -> Key | None:
-        if not isinstance(self._policy, HasStandIns):
-            return None
-        hub = self._policy.stand_in(course_id, key)
-        if hub is not None:
-            self._policy.stood_in(course_id, hub, key)
-        return hub
+    def served(self, course_id: str, key: Key, hit: bool) -> Key:
+        """The sample whose bytes a reader of this course gets for this one, which is cached if it is a `hit`."""
+        found = None if hit else self._teaching.stand_in(course_id, key)
+        given = key if found is None else found
+        self._teaching.served(course_id, key, given)
+        return given
 
     def _give(self, hint: Hint) -> None:
-        assert self._policy is not None
+        teaching = self._teaching
         match hint:
-            case Scored(_, key, score):
-                self._engine.scored(key, score)
-            case Hub() if isinstance(self._policy, HasHubs):
-                self._policy.hub_found(hint)
-                # A hub that no access of the trace reads is no member, and its size is not known.
-                if hint.key in self._sizes:
-                    self._engine.place(hint.key, self._sizes[hint.key])
-            case Ratio(ratio) if isinstance(self._policy, Adjustable):
-                self._policy.set_ratio(ratio)
-                self._engine.settle()
-            case Epoch(course_id):
-                self._policy.new_epoch(course_id)
+            case Scored(course_id, keys, scores):
+                teaching.scored(course_id, keys, scores)
+            case Hub():
+                self._hub_found(hint)
+            case Candidates(course_id, hubs):
+                found = next((hub for hub in hubs if not teaching.is_hub(course_id, hub.key)), None)
+                if found is not None:
+                    self._hub_found(found)
+            case Ratio(ratio):
+                self._set_ratio(ratio)
+            case Epoch(course_id, accuracy):
+                teaching.epoch_ended(course_id, self._epochs[course_id], {}, accuracy)
+                self._epochs[course_id] += 1
             case Labels(course_id, labels):
-                self._policy.listed(course_id, labels)
-            case Pinning(course_id, keys) if isinstance(self._policy, HasPins):
-                for key in self._policy.pin(course_id, keys):
-                    # A sample that is no member enters when it is read.
-                    if key in self._engine.members:
-                        self._engine.place(key, self._engine.members[key].size)
+                teaching.begin(course_id, course_id, labels)
+            case Pinning(course_id, keys):
+                for _ in teaching.pin(course_id, keys):
+                    pass
+
+    def _hub_found(self, hub: Hub) -> None:
+        self._landing = hub.key
+        self._teaching.hub_found(hub)
+        self._landing = None
+
+    def _set_ratio(self, ratio: float) -> None:
+        if isinstance(self._engine.policy, Adjustable):
+            self._teaching.pin_ratio(ratio)
+
+    def _size_of(self, key: Key) -> int | None:
+        """A sample that is no member enters when it is read, a hub that was read with its batch excepted.
+
+        A hub that no access of the trace reads is no member, and its size is not known.
+        """
+        if key in self._engine.members:
+            return self._engine.members[key].size
+        return self._sizes.get(key) if key == self._landing else None

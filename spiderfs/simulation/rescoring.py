@@ -2,7 +2,8 @@
 
 The scorings are those of a mount (`scorer/`), and they get the same batches in the same order. So with the settings of
 the mount they find the same scores again. The scores and hubs that they find become the hints of a replay, each where
-its batch came; lists, pins, ends of epochs and the ratio stay as they were recorded.
+its batch came; lists, pins, ends of epochs and the ratio stay as they were recorded. Which hub a batch gets is left to
+the replay: the best of its samples that is no hub yet.
 
 A trace has the embeddings of the samples that were served while it was recorded. If stand-ins were served, the samples
 that they stood in for have old embeddings. A trace that was recorded without stand-ins (`substitute=off`) has the right
@@ -11,19 +12,21 @@ embeddings of all samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
-from spiderfs.core.hints import Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.hints import Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.core.policy import Key
 from spiderfs.errors import UsageError
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
-from spiderfs.scorer.scoring import ScorerOptions, Scoring
+from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scoring
+from spiderfs.scorer.scoring import Hub as ScoredHub
 from spiderfs.trace.batch import TracedBatch
-from spiderfs.trace.format import EpochEnd, Trace
+from spiderfs.trace.format import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,10 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
                 if lesson.course_id not in lists:
                     raise _damaged(f"it holds a batch of list {lesson.course_id}, but not that list")
                 hints += [(before, hint) for hint in lists[lesson.course_id].batch(lesson)]
-            case EpochEnd(course_id):
+            case Epoch(course_id):
                 if course_id in lists:
                     lists[course_id].new_epoch()
-                hints.append((before, Epoch(course_id)))
+                hints.append((before, lesson))
             case Ratio() | Pinning():
                 hints.append((before, lesson))
     return Rescored(hints, {name: found.described() for name, found in lists.items()})
@@ -94,14 +97,11 @@ class _List:
             scored = self._scoring.batch(indices, batch.embeddings.astype(np.float32), losses)
         except ValueError as exc:
             raise _damaged(str(exc)) from exc
-        hints: list[Hint] = [
-            Scored(self._course_id, self._keys[index], score)
-            for index, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True)
-        ]
-        hub = scored.hub()
-        if hub is not None:
-            neighbours = [self._keys[index] for index in hub.neighbours.tolist()]
-            hints.append(Hub(self._keys[hub.id], self._course_id, neighbours, hub.distances.tolist()))
+        keys = [self._keys[index] for index in scored.ids.tolist()]
+        hints: list[Hint] = [Scored(self._course_id, keys, scored.scores.tolist())] if keys else []
+        hubs = _Hubs(self._course_id, self._keys, scored)
+        if hubs:
+            hints.append(Candidates(self._course_id, hubs))
         return hints
 
     def new_epoch(self) -> None:
@@ -110,6 +110,40 @@ class _List:
 
     def described(self) -> dict[str, str]:
         return {} if self._scoring is None else dict(self._scoring.described())
+
+
+class _Hubs(Sequence[Hub]):
+    """The hubs that a batch may have, the best first: which one it gets depends on the policy that is replayed.
+
+    Arrays hold the neighbours of all of them, 8 bytes each: with 30 neighbours a sample takes 240 bytes.
+    """
+
+    def __init__(self, course_id: str, keys: Sequence[Key], scored: BatchScores) -> None:
+        self._course_id = course_id
+        self._keys = keys
+        found: dict[int, ScoredHub] = {}
+        while (hub := scored.hub(skip=found.__contains__)) is not None:
+            found[hub.id] = hub
+        self._ids = list(found)
+        self._ends = np.cumsum([len(hub.neighbours) for hub in found.values()], dtype=np.int64)
+        if found:
+            self._neighbours = np.concatenate([hub.neighbours for hub in found.values()]).astype(np.int32)
+            self._distances = np.concatenate([hub.distances for hub in found.values()])
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, place: int) -> Hub: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Hub]: ...
+    def __getitem__(self, place: int | slice) -> Hub | list[Hub]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        key = self._keys[self._ids[place]]
+        its = slice(int(self._ends[place - 1]) if place else 0, int(self._ends[place]))
+        neighbours = [self._keys[index] for index in self._neighbours[its].tolist()]
+        return Hub(key, self._course_id, neighbours, self._distances[its].tolist())
 
 
 def _damaged(reason: str) -> UsageError:

@@ -21,7 +21,7 @@ import io
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.core.accesses import Accesses
-from spiderfs.core.hints import Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.hints import Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.core.policy import Key
 from spiderfs.errors import SpiderfsError, UsageError
 from spiderfs.trace.batch import TracedBatch, byte_count, from_records, packed, records_for, to_records
@@ -69,7 +69,7 @@ class Kind(IntEnum):
     STAND_IN = 3
     """The stand-in of the REDIRECT before it; `key` and `size` are those of the stand-in."""
     SCORE = 4
-    """A sample got a new score, which is the number in `size`."""
+    """A sample got a new score, the number in `size`; `served` is set in the first of those that came together."""
     HUB = 5
     """The scorer found a hub; `size` NEIGHBOUR records follow, the nearest first."""
     NEIGHBOUR = 6
@@ -93,14 +93,7 @@ class Kind(IntEnum):
 ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
 
 
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """A trainer of this list ended an epoch."""
-
-    course_id: str
-
-
-Lesson = Labels | TracedBatch | EpochEnd | Ratio | Pinning
+Lesson = Labels | TracedBatch | Epoch | Ratio | Pinning
 
 
 class TraceWriter:
@@ -149,8 +142,28 @@ class TraceWriter:
         self.append(time_s, wanted, size, Kind.REDIRECT, served=True, list_number=list_number)
         self.append(time_s, given, given_size, Kind.STAND_IN, served=True, list_number=list_number)
 
-    def score(self, time_s: float, key: int, score: float, list_number: int) -> None:
-        self.append(time_s, key, _bits(score), Kind.SCORE, list_number=list_number)
+    def hint(self, time_s: float, hint: Hint, number_of: Callable[[str], int]) -> None:
+        """Record what the cache was taught; its keys must be inodes. `number_of` a course is its number."""
+        assert not isinstance(hint, Candidates)
+        match hint:
+            case Scored(course_id, keys, scores):
+                self.scores(time_s, keys, scores, number_of(course_id))
+            case Hub():
+                self.hub(time_s, hint, number_of(hint.course_id))
+            case Ratio(ratio):
+                self.ratio(time_s, ratio)
+            case Epoch(course_id, accuracy):
+                self.epoch(time_s, number_of(course_id), accuracy)
+            case Labels(course_id, labels):
+                self.labels(time_s, labels, number_of(course_id))
+            case Pinning(course_id, keys):
+                self.pins(time_s, keys, number_of(course_id))
+
+    def scores(self, time_s: float, keys: Sequence[Key], scores: Sequence[float], list_number: int) -> None:
+        """Record new scores that came together."""
+        for place, (key, score) in enumerate(zip(keys, scores, strict=True)):
+            first = place == 0
+            self.append(time_s, _inode(key), _bits(score), Kind.SCORE, served=first, list_number=list_number)
 
     def hub(self, time_s: float, hub: Hub, list_number: int) -> None:
         """Record a hub that the scorer found; its keys must be inodes."""
@@ -245,7 +258,7 @@ class Trace:
 
     def hints(self) -> list[tuple[int, Hint]]:
         """All hints in the trace, in order, each with the number of the access before which it came."""
-        numbers = self._numbers()
+        numbers, starts = self._numbers(), self._starts()
         hints: list[tuple[int, Hint]] = []
         kinds = Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL, Kind.PINS
         for index, kind, before in self._found(*kinds):
@@ -255,13 +268,14 @@ class Trace:
                 neighbours, distances = self.records["key"][following].tolist(), numbers[following].tolist()
                 hint: Hint = Hub(key, course_id, neighbours, distances)
             elif kind == Kind.LABEL:
-                hint = self._labels_from(index, numbers)
+                hint = self._labels_from(index, numbers, starts)
             elif kind == Kind.PINS:
                 hint = self._pins_at(index)
             elif kind == Kind.SCORE:
-                hint = Scored(course_id, key, float(numbers[index]))
+                together = self._together(index, starts)
+                hint = Scored(course_id, self.records["key"][together].tolist(), numbers[together].tolist())
             else:
-                hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else Epoch(course_id)
+                hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else self._epoch_at(index, numbers)
             hints.append((before, hint))
         return hints
 
@@ -270,16 +284,16 @@ class Trace:
 
         Raises UsageError if the trace is damaged. A batch that a crash cut short is left out.
         """
-        numbers = self._numbers()
+        numbers, starts = self._numbers(), self._starts()
         for index, kind, before in self._found(Kind.LABEL, Kind.BATCH, Kind.EPOCH, Kind.RATIO, Kind.PINS):
             if kind == Kind.LABEL:
-                yield before, self._labels_from(index, numbers)
+                yield before, self._labels_from(index, numbers, starts)
             elif kind == Kind.RATIO:
                 yield before, Ratio(float(numbers[index]))
             elif kind == Kind.PINS:
                 yield before, self._pins_at(index)
             elif kind == Kind.EPOCH:
-                yield before, EpochEnd(str(self.records["list"][index]))
+                yield before, self._epoch_at(index, numbers)
             elif (batch := self._batch_at(index)) is not None:
                 yield before, batch
 
@@ -297,13 +311,30 @@ class Trace:
         return found
 
     def _found(self, *wanted: Kind) -> Iterator[tuple[int, int, int]]:
-        """The records of some kinds: index, kind, and number of accesses before. Of a list only its first LABEL."""
-        kinds = self.records["kind"]
-        lists = np.where(kinds == Kind.LABEL, self.records["list"].astype(np.int64), -1)
-        continued = (lists >= 0) & (np.diff(lists, prepend=-1) == 0)
-        indices = np.flatnonzero(np.isin(kinds, wanted) & ~continued)
+        """The records of some kinds: index, kind, and number of accesses before.
+
+        Of LABELs and SCOREs that came together only the first is among them.
+        """
+        kinds, starts = self.records["kind"], self._starts()
+        indices = starts[np.isin(kinds[starts], wanted)]
         before = np.cumsum(np.isin(kinds, ACCESSES))[indices]
         return zip(indices.tolist(), kinds[indices].tolist(), before.tolist(), strict=True)
+
+    def _starts(self) -> NDArray[np.int64]:
+        """The records that do not go on with the LABEL or SCORE before them."""
+        kinds, lists = self.records["kind"], self.records["list"]
+        same = (kinds[1:] == kinds[:-1]) & (lists[1:] == lists[:-1])
+        more = (kinds[1:] == Kind.LABEL) | ((kinds[1:] == Kind.SCORE) & (self.records["served"][1:] == 0))
+        return np.flatnonzero(np.concatenate([np.ones(min(1, len(kinds)), bool), ~(same & more)]))
+
+    def _together(self, first: int, starts: NDArray[np.int64]) -> slice:
+        """The record `first`, one of `starts`, and those that go on with it."""
+        after = int(np.searchsorted(starts, first, side="right"))
+        return slice(first, int(starts[after]) if after < len(starts) else len(self.records))
+
+    def _epoch_at(self, index: int, numbers: NDArray[np.float64]) -> Epoch:
+        accuracy = float(numbers[index]) if self.records["served"][index] else None
+        return Epoch(str(self.records["list"][index]), accuracy)
 
     def _numbers(self) -> NDArray[np.float64]:
         """The 8 bytes of the field `size` of every record, read as a float64.
@@ -328,13 +359,12 @@ class Trace:
         course_id = str(self.records["list"][head])
         return TracedBatch.from_bytes(course_id, rows, dimension, with_losses, from_records(carriers))
 
-    def _labels_from(self, first: int, numbers: NDArray[np.float64]) -> Labels:
+    def _labels_from(self, first: int, numbers: NDArray[np.float64], starts: NDArray[np.int64]) -> Labels:
         """The list that begins with this record."""
-        lists = self.records["list"]
-        others = np.flatnonzero((self.records["kind"][first:] != Kind.LABEL) | (lists[first:] != lists[first]))
-        samples = slice(first, first + int(others[0]) if len(others) else None)
+        samples = self._together(first, starts)
         keys: list[Key] = self.records["key"][samples].tolist()
-        return Labels(str(lists[first]), dict(zip(keys, numbers[samples].astype(np.int64).tolist(), strict=True)))
+        labels = numbers[samples].astype(np.int64).tolist()
+        return Labels(str(self.records["list"][first]), dict(zip(keys, labels, strict=True)))
 
     def _pins_at(self, head: int) -> Pinning:
         pinned = self.records["key"][self._following(head, Kind.PINNED)]

@@ -56,7 +56,7 @@ def written() -> bytes:
         for epoch in range(2):
             for inode in inodes.tolist():
                 writer.append(1.0, inode, 100 * inode, list_number=1)
-                writer.score(1.0, inode, 0.5, 1)
+                writer.scores(1.0, [inode], [0.5], 1)
             writer.batch(1.5, 1, inodes, rng.normal(size=(8, 3)), rng.random(8))
             writer.hub(2.0, Hub(1, "1", [3, 5], [0.1, 0.2]), 1)
             writer.redirect(2.0, 3, 300, 1, 100, 1)

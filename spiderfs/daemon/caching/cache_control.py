@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 
-from spiderfs.core.engine import NOTHING, Changes, Engine
+from spiderfs.core.changes import NOTHING, Changes, merged
+from spiderfs.core.engine import Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
-from spiderfs.core.guided import Guided
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.restocked import Restocked
 from spiderfs.errors import StoreError
@@ -87,11 +87,11 @@ class CacheControl:
     def restore(self, capacity_bytes: int, state: bytes | None) -> None:
         """Learn the members from the store; `state` is what `saved_state` gave, or None."""
         members = list(self._content.members())
-        self._apply(self._learn(capacity_bytes, members, state))
+        self.apply(self._learn(capacity_bytes, members, state))
         self._content.set_capacity(capacity_bytes)
         # Records that were fetched just before the last manager died, or while there was none, are still candidates.
         waiting = [(_engine_key(member.key), member.size) for member in members if member.section == LANDING]
-        self._apply(*(self._candidate(key, size) for key, size in waiting))
+        self.apply(*(self._candidate(key, size) for key, size in waiting))
 
     def _learn(self, capacity_bytes: int, members: Iterable[Member], state: bytes | None) -> Changes:
         """Tell the engine what the store has; returns the changes for records that do not fit."""
@@ -117,8 +117,11 @@ class CacheControl:
 
     # -- decisions
 
-    def fold(self, events: list[Access]) -> None:
-        """Give accesses to the engine, and do in the store what the engine decides."""
+    def fold(self, events: list[Access], served: Callable[[Access], None] = lambda access: None) -> None:
+        """Give accesses to the engine, and do in the store what the engine decides.
+
+        `served` is called with each access of a sample, before the engine has it.
+        """
         changes: list[Changes] = []
         for access in events:
             if access.trainer:
@@ -128,12 +131,13 @@ class CacheControl:
             if access.where == REFUSED:
                 self._make_room_for(access.size, changes)
             else:
+                served(access)
                 key = ContentKey(access.inode, access.block) if access.block else access.inode
                 change = self._candidate(key, access.size)
                 if change is not NOTHING:
                     changes.append(change)
         self._counters.add("events_folded", len(events))
-        self._apply(*changes)
+        self.apply(*changes)
 
     def _wanted(self, access: Access) -> None:
         late = access.where not in (HIT, OPENED)
@@ -155,7 +159,7 @@ class CacheControl:
         """So many files land at a time, because plans are followed; None if files land as readers ask for them."""
         before, self._expected_files = self._landing_bytes(), files
         if self._landing_bytes() != before:
-            self._apply(self.engine.resize(self._capacity_bytes, self._landing_bytes()))
+            self.apply(self.engine.resize(self._capacity_bytes, self._landing_bytes()))
 
     def _landing_bytes(self) -> int:
         share = min(int(self._capacity_bytes * LANDING_SHARE), LANDING_MAX_BYTES)
@@ -174,7 +178,7 @@ class CacheControl:
             return
         with self._undone_on_failure():
             self._capacity_bytes = capacity_bytes
-            self._apply(self.engine.resize(capacity_bytes, self._landing_bytes()))
+            self.apply(self.engine.resize(capacity_bytes, self._landing_bytes()))
             self._content.set_capacity(capacity_bytes)
 
     def set_policy(self, name: str) -> None:
@@ -182,7 +186,7 @@ class CacheControl:
         if name == self.engine.policy.name:
             return
         with self._undone_on_failure():
-            self._apply(self.engine.change_policy(self._made(name)))
+            self.apply(self.engine.change_policy(self._made(name)))
 
     def limit_hubs(self, limits: HubLimits) -> None:
         """Change the limits of each hub, now and for policies that are chosen later."""
@@ -220,44 +224,33 @@ class CacheControl:
             self.engine.evict(_engine_key(key) for key in going)
             self._content.release(going)
 
-    # -- what a scorer found
-
-    @property
-    def guided(self) -> Guided | None:
-        """The policy, if it is a guided one."""
-        return self.engine.policy if isinstance(self.engine.policy, Guided) else None
+    # -- what others have decided
 
     @property
     def restocked(self) -> Restocked | None:
         """The policy, if it has room for samples that nobody has read yet."""
         return self.engine.policy if isinstance(self.engine.policy, Restocked) else None
 
+    def size_of(self, key: Key) -> int | None:
+        """The bytes of a sample in the store, landing included; None if it is not there."""
+        member = self._content.member(_content_key(key))
+        return None if member is None else member.size
+
     def place(self, *inodes: int) -> None:
         """Have the engine put samples into the sections where the policy wants them now, if they are in the store."""
-        members = [self._content.member(ContentKey(inode)) for inode in inodes]
-        self._apply(*(self.engine.place(member.key.inode, member.size) for member in members if member is not None))
-
-    def settle(self) -> None:
-        """Evict down to the limits that the policy has changed."""
-        self._apply(self.engine.settle())
+        sizes = [(inode, self.size_of(inode)) for inode in inodes]
+        self.apply(*(self.engine.place(inode, size) for inode, size in sizes if size is not None))
 
     def score(self, key: ContentKey) -> float:
         return self.engine.score(_engine_key(key))
 
-    def _apply(self, *changes: Changes) -> None:
+    def apply(self, *changes: Changes) -> None:
         """Do in the store what the engine decided, in one transaction; the last decision about a key counts."""
-        fate: dict[Key, str | None] = {}
-        for change in changes:
-            fate.update(dict.fromkeys(change.drop))
-            fate.update(change.keep)
-        if not fate:
+        change = merged(changes)
+        if change == NOTHING:
             return
-        drop = [_content_key(key) for key, section in fate.items() if section is None]
-        keep = [
-            Keep(_content_key(key), section, self.engine.score(key))
-            for key, section in fate.items()
-            if section is not None
-        ]
+        drop = [_content_key(key) for key in change.drop]
+        keep = [Keep(_content_key(key), section, self.engine.score(key)) for key, section in change.keep]
         missing = self._content.apply(drop, keep)
         for key in missing:
             self.engine.forget(_engine_key(key))

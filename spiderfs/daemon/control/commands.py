@@ -10,7 +10,7 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.patterns import Pattern
 from spiderfs.daemon.caching.warmer import Warmer
 from spiderfs.daemon.control.live_options import LiveOptions
-from spiderfs.daemon.training.ratio import SectionRatio
+from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import ConfigError
 
 
@@ -38,13 +38,14 @@ async def evict(warmer: Warmer, cache: CacheControl, mountpoint: Path, text: byt
     await warmer.evict(_patterns(mountpoint, text), cache.evict)
 
 
-async def pin_ratio(ratio: SectionRatio, text: bytes) -> None:
+async def pin_ratio(training: Training, text: bytes) -> None:
     """Fix the share of the importance section, or let training decide it again."""
     word = text.decode(errors="replace").strip()
     try:
-        ratio.pin(None if word == "auto" else float(word))
+        ratio = None if word == "auto" else float(word)
     except ValueError as exc:
-        raise ConfigError(f"{word}: write a share from 0 to 1, or auto") from exc
+        raise ConfigError(f"ratio: {word}: write a share from 0 to 1, or auto") from exc
+    training.pin_ratio(ratio)
 
 
 def _patterns(mountpoint: Path, text: bytes) -> Sequence[Pattern]:

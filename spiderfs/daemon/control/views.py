@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from spiderfs import __version__
+from spiderfs.core.teaching import RatioStatus
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.caching.warmer import WarmerStatus
 from spiderfs.daemon.control.status import MountStatus
-from spiderfs.daemon.training.ratio import RatioStatus
 from spiderfs.daemon.training.trainer import TrainerStatus
 from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
@@ -173,10 +173,18 @@ def ratio(status: RatioStatus) -> bytes:
     """The share of the importance section, and what it follows from."""
     share = "none: the policy has no sections for it" if status.ratio is None else f"{status.ratio:.4f}"
     pinned = "no" if status.pinned is None else f"{status.pinned:g}"
-    return (
-        f"ratio   {share}\npinned  {pinned}\nsigma   {status.sigma:.4g}\nbeta    {status.beta}\n"
-        f"delta   {status.delta:.4g}\nu       {status.u:.4f}\n"
-    ).encode()
+    lines = [f"ratio   {share}", f"pinned  {pinned}"]
+    for job in status.jobs:
+        lines += [
+            f"job     {job.job_id}",
+            f"asks    {job.ratio:.4f}",
+            f"epochs  {job.epochs_done} of {job.epochs}",
+            f"sigma   {job.sigma:.4g}",
+            f"beta    {job.beta}",
+            f"delta   {job.delta:.4g}",
+            f"u       {job.u:.4f}",
+        ]
+    return "".join(line + "\n" for line in lines).encode()
 
 
 def warm(status: WarmerStatus) -> bytes:

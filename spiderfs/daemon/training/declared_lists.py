@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import trio
 
+from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList, inodes_of, leave_out_contradictions
 from spiderfs.daemon.training.known_lists import KnownLists, digest_of
@@ -25,7 +25,6 @@ from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.daemon.training.trainer import SampleList, Trainer
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.errors import ProtocolError
-from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
 
@@ -46,22 +45,22 @@ class DeclaredLists:
         catalogue: Catalogue,
         lister: Lister,
         cache: CacheControl,
+        teaching: Teaching,
         lists: KnownLists,
         trainers: Trainers,
         scoring: BatchScoring,
         redirects: RedirectPublisher,
         scores_directory: Path,
-        recording: Recording | None,
     ) -> None:
         self._catalogue = catalogue
         self._lister = lister
         self._cache = cache
+        self._teaching = teaching
         self._lists = lists
         self._trainers = trainers
         self._scoring = scoring
         self._redirects = redirects
         self._scores_directory = scores_directory
-        self._recording = recording
         # The time at which each list was first found without a trainer. A list that is being declared counts as used.
         self._unused_since: dict[str, float] = {}
         self._declared_now: list[str] = []
@@ -84,8 +83,6 @@ class DeclaredLists:
                 number = self._lists.number_of(digest)
                 known_list = KnownList(number, digest, samples, inodes, self._scores_directory / digest)
                 self._lists.put(known_list)
-                if self._recording is not None:
-                    self._recording.labels(time.time(), known_list.label_of, known_list.number)
                 await self._scoring.introduce(known_list)
             self._trainers.declare(trainer, samples.name, known_list)
         return unknown
@@ -141,10 +138,8 @@ class DeclaredLists:
         log.info("no trainer uses the list %s: its %d samples leave memory", known_list.name, len(known_list.keys))
         others = [other.index_of for other in self._lists]
         lonely = [inode for inode in known_list.index_of if not any(inode in other for other in others)]
-        for first in range(0, len(lonely), _AT_A_TIME):
-            policy = self._cache.guided
-            if policy is not None:
-                policy.forget_course(known_list.digest, lonely[first : first + _AT_A_TIME])
+        for first in range(0, max(1, len(lonely)), _AT_A_TIME):
+            self._cache.apply(self._teaching.end(known_list.course_id, lonely[first : first + _AT_A_TIME]))
             await trio.lowlevel.checkpoint()
             if self._is_used(known_list.digest):
                 # The list was declared anew, and with it its scores and redirects.

@@ -6,26 +6,22 @@ finds the stand-in in the cache.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from spiderfs.core.guided import Divided
+from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.declared_lists import DeclaredLists
-from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.pinboard import Pinboard
 from spiderfs.daemon.training.plans import Plans
-from spiderfs.daemon.training.ratio import SectionRatio
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.daemon.training.trainer import SampleList, Trainer
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.protocol import Batch, EpochEnd, Plan
-from spiderfs.trace.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -33,14 +29,13 @@ class Guide:
     """The HookSink of a mount (`hook_connection.py`)."""
 
     cache: CacheControl
+    teaching: Teaching
     trainers: Trainers
     lists: DeclaredLists
     scoring: BatchScoring
     plans: Plans
     pinboard: Pinboard
-    ratio: SectionRatio
     redirects: RedirectPublisher
-    recording: Recording | None
 
     async def attached(self, trainer: Trainer) -> None:
         self.trainers.attach(trainer)
@@ -65,17 +60,10 @@ class Guide:
         known_lists = self.trainers.lists_of(trainer)
         sigmas = await self.scoring.new_epoch(known_lists)
         await self.pinboard.epoch_ended()
-        self.ratio.epoch_ended(end.epoch, sigmas, end.accuracy)
-        self._record_epoch(known_lists, end)
+        for known_list in known_lists:
+            spread = {course_id: sigma for course_id, sigma in sigmas.items() if course_id == known_list.course_id}
+            self.cache.apply(self.teaching.epoch_ended(known_list.job_id, end.epoch, spread, end.accuracy))
         await self.redirects.publish()
-
-    def _record_epoch(self, known_lists: Collection[KnownList], end: EpochEnd) -> None:
-        policy = self.cache.engine.policy
-        if self.recording is not None:
-            for known_list in known_lists:
-                self.recording.epoch(time.time(), known_list.number, end.accuracy)
-            if isinstance(policy, Divided):
-                self.recording.ratio(time.time(), policy.ratio)
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
         known_list = self.trainers.list_of(trainer, samples.name)

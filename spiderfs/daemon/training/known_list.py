@@ -76,6 +76,16 @@ class KnownList:
         self.rows_left_out = 0
         self._scored_at = np.zeros(len(samples), np.uint32)
 
+    @property
+    def course_id(self) -> str:
+        """What is learned about this list is one course: so far, all trainings on a list share it."""
+        return self.digest
+
+    @property
+    def job_id(self) -> str:
+        """So far all trainings on a list count as one job."""
+        return self.digest
+
     def status(self) -> ListStatus:
         left_out_share = self.rows_left_out / max(1, self.rows_left_out + self.rows_scored)
         scoring_s = self.scoring_s / max(1, self.scorings_made)

@@ -8,7 +8,6 @@ named them again. All state belongs to the manager's event loop.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,23 +15,22 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.core.guided import HasPins
-from spiderfs.core.policy import Key
+from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.policies.parts.pins import pinned_limit
-from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import Catalogue
 
-# So many samples are looked up or placed between two chances for other tasks, in some milliseconds.
+# So many samples are looked up between two chances for other tasks, in some milliseconds.
 _AT_A_TIME = 500
 
 
 class Pinboard:
-    def __init__(self, catalogue: Catalogue, cache: CacheControl, recording: Recording | None) -> None:
+    def __init__(self, catalogue: Catalogue, cache: CacheControl, teaching: Teaching) -> None:
         self._catalogue = catalogue
         self._cache = cache
-        self._recording = recording
+        self._teaching = teaching
         self._pins: dict[tuple[Trainer, str], tuple[KnownList, list[int]]] = {}
         # The bytes of each list's pins that the policy has, by the list's digest.
         self._bytes: dict[str, int] = {}
@@ -45,8 +43,8 @@ class Pinboard:
         if inodes:
             self._pins[trainer, name] = known_list, inodes
         if before is not None and before[0] is not known_list:
-            await self._pass_on(before[0].digest, before[0].number)
-        await self._pass_on(known_list.digest, known_list.number)
+            await self._pass_on(before[0].course_id)
+        await self._pass_on(known_list.course_id)
         policy = self._policy
         held = policy.pinned.get(known_list.digest, ()) if policy is not None else ()
         return sum(inode in held for inode in inodes)
@@ -55,36 +53,32 @@ class Pinboard:
         """A trainer left: end its pins."""
         for owner, name in [owned for owned in self._pins if owned[0] is trainer]:
             known_list, _ = self._pins.pop((owner, name))
-            await self._pass_on(known_list.digest, known_list.number)
+            await self._pass_on(known_list.course_id)
 
     async def epoch_ended(self) -> None:
         """End the pins that no trainer has named since the mount was made."""
         policy = self._policy
         named = {known_list.digest for known_list, _ in self._pins.values()}
         for digest in [] if policy is None else [digest for digest in policy.pinned if digest not in named]:
-            await self._pass_on(digest, 0)
+            await self._pass_on(digest)
 
     def forget(self) -> None:
         """Forget all pins, and leave the policy as it is: trainers name their pins again."""
         self._pins.clear()
         self._bytes.clear()
 
-    async def _pass_on(self, digest: str, number: int) -> None:
-        """Tell the policy of a list's pins, record them, and have the engine place them; for one list at a time."""
+    async def _pass_on(self, digest: str) -> None:
+        """Teach the cache a list's pins; for one list at a time."""
         async with self._passing:
             room = pinned_limit(self._cache.engine.budget_bytes)
             room -= sum(size for other, size in self._bytes.items() if other != digest)
             accepted, taken = await self._fitting(self._inodes_of(digest), room)
-            policy = self._policy
-            if policy is None:
-                return
-            changed = list(policy.pin(digest, accepted))
             self._bytes.pop(digest, None)
             if taken:
                 self._bytes[digest] = taken
-            if changed and number and self._recording is not None:
-                self._recording.pins(time.time(), accepted, number)
-            await self._place(changed)
+            for changes in self._teaching.pin(digest, accepted):
+                self._cache.apply(changes)
+                await trio.lowlevel.checkpoint()
 
     @property
     def _policy(self) -> HasPins | None:
@@ -106,8 +100,3 @@ class Pinboard:
                 accepted.append(inode)
                 taken += size
         return accepted, taken
-
-    async def _place(self, changed: list[Key]) -> None:
-        for first in range(0, len(changed), _AT_A_TIME):
-            self._cache.place(*(key for key in changed[first : first + _AT_A_TIME] if isinstance(key, int)))
-            await trio.lowlevel.checkpoint()

@@ -1,7 +1,7 @@
 """Plans of trainers: the engine's schedule takes them over, as long as the option `plan` says so.
 
-A plan goes on until its epoch or its trainer ends. With plans the cache is shared in another way (`ratio.py`), and the
-prefetcher has work. All state belongs to the manager's event loop.
+A plan goes on until its epoch or its trainer ends. With plans the cache is shared in another way
+(`core/teaching.py`), and the prefetcher has work. All state belongs to the manager's event loop.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 import trio
 
 from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
-from spiderfs.daemon.training.ratio import SectionRatio
 from spiderfs.options.model import Options
 from spiderfs.protocol import Plan
 
@@ -23,10 +23,10 @@ class Plans:
     """`wake_prefetcher` is called when a plan has come. Trainers are named by their numbers."""
 
     def __init__(
-        self, cache: CacheControl, ratio: SectionRatio, options: Options, wake_prefetcher: Callable[[], None]
+        self, cache: CacheControl, teaching: Teaching, options: Options, wake_prefetcher: Callable[[], None]
     ) -> None:
         self._cache = cache
-        self._ratio = ratio
+        self._teaching = teaching
         self._wake_prefetcher = wake_prefetcher
         self.followed = options.plan
         """Whether plans are followed: the option `plan`."""
@@ -41,7 +41,7 @@ class Plans:
         if not self.followed:
             return
         self._cache.engine.plan(trainer, name, epoch, time.time(), plan.begun)
-        self._ratio.follow_schedule()
+        self._cache.apply(self._teaching.schedule_changed())
         self._wake_prefetcher()
 
     def epoch_ended(self, trainer: int, epoch: int) -> None:

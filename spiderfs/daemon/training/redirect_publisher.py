@@ -10,11 +10,8 @@ by now is sent back to look the name up again (`StandIns.send_back` of `vfs/stan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import trio
 
-from spiderfs.core.events import Access
 from spiderfs.core.guided import HasStandIns
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
@@ -22,16 +19,12 @@ from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.store.store import Records
 from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 
-ListWith = Callable[[int, int], KnownList | None]
-"""The list by which the trainer with a number knows a file."""
-
 
 class RedirectPublisher:
-    def __init__(self, cache: CacheControl, records: Records, lists: KnownLists, list_with: ListWith) -> None:
+    def __init__(self, cache: CacheControl, records: Records, lists: KnownLists) -> None:
         self._cache = cache
         self._records = records
         self._lists = lists
-        self._list_with = list_with
         self._publishing = trio.Lock()
 
     @property
@@ -75,17 +68,6 @@ class RedirectPublisher:
         async with self._publishing:
             wanted = [row[0] for row in redirect_rows(self._records) if row[1] == known_list.number]
             self._records.put(redirect_row(known_list.number, inode, None) for inode in wanted)
-
-    def note(self, accesses: Iterable[Access]) -> None:
-        """Tell the policy which stand-ins readers have got."""
-        policy = self._policy
-        if policy is not None:
-            for access in accesses:
-                if access.wanted in (0, access.inode):
-                    continue
-                known_list = self._list_with(access.trainer, access.wanted)
-                if known_list is not None:
-                    policy.stood_in(known_list.digest, access.inode, access.wanted)
 
     def has_stand_in(self, inode: int) -> bool:
         """Whether readers of some list get another file for this one while it is not cached."""

@@ -1,4 +1,4 @@
-"""Turns the batches of trainers into scores and hubs, and tells the policy of them.
+"""Turns the batches of trainers into scores and hubs, and teaches the cache by them.
 
 The way of a batch:
 
@@ -6,7 +6,7 @@ The way of a batch:
    Otherwise the embedding of a stand-in would be filed under the sample that it stood in for.
 2. Choose the rows that there is time for.
 3. Score these rows in a thread.
-4. Tell the engine of the scores and the policy of the hub, and have the engine place the hub.
+4. Teach the cache the scores and the hub (`core/teaching.py`).
 
 One thread at a time uses the scorings of all lists. So each other use of a scoring (to describe it, to save it, to end
 an epoch) waits until the batch is scored. Everything but the scorings belongs to the manager's event loop.
@@ -24,10 +24,10 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.core.events import Access
-from spiderfs.core.guided import Divided, HasHubs
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
 from spiderfs.core.served_samples import ServedSamples
+from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList, delete_older_scores
 from spiderfs.daemon.training.known_lists import KnownLists
@@ -53,6 +53,7 @@ class BatchScoring:
     def __init__(
         self,
         cache: CacheControl,
+        teaching: Teaching,
         lists: KnownLists,
         counters: Counters,
         scores_directory: Path,
@@ -60,6 +61,7 @@ class BatchScoring:
         recording: Recording | None,
     ) -> None:
         self._cache = cache
+        self._teaching = teaching
         self._lists = lists
         self._counters = counters
         self._scores_directory = scores_directory
@@ -94,16 +96,12 @@ class BatchScoring:
             return
         name = self._cache.engine.policy.scoring
         scored = await self._score(name, known_list, rows)
-        policy, recording = self._cache.guided, self._recording
-        now = time.time()
-        if recording is not None and isinstance(policy, Divided):
-            recording.ratio(now, policy.ratio)
-        if recording is not None and self._records_embeddings:
-            recording.batch(now, known_list.number, known_list.inodes[rows.indices], rows.embeddings, rows.losses)
+        if self._recording is not None and self._records_embeddings:
+            inodes = known_list.inodes[rows.indices]
+            self._recording.batch(time.time(), known_list.number, inodes, rows.embeddings, rows.losses)
         # The policy may have changed meanwhile; the scores are kept for the next one that goes by them.
-        if policy is not None and policy.scoring == name:
-            self._tell_scores(known_list, scored, now)
-            self._tell_hub(known_list, scored, now)
+        if self._cache.engine.policy.scoring == name:
+            self._teach(known_list, scored)
 
     def _rows(self, trainer: int, known_list: KnownList, batches: Sequence[Batch]) -> _Rows | None:
         """Match the rows of these batches with the samples that were served; returns the rows to score.
@@ -135,52 +133,38 @@ class BatchScoring:
         known_list.scoring_s += time.perf_counter() - started
         return scored
 
-    def _tell_scores(self, known_list: KnownList, scored: BatchScores, now: float) -> None:
-        for index, score in zip(scored.ids.tolist(), scored.scores.tolist(), strict=True):
-            inode = int(known_list.inodes[index])
-            if inode:
-                self._cache.engine.scored(inode, score)
-                if self._recording is not None:
-                    self._recording.score(now, inode, score, known_list.number)
-
-    def _tell_hub(self, known_list: KnownList, scored: BatchScores, now: float) -> None:
-        found, policy = scored.hub(), self._cache.engine.policy
-        if found is None or not isinstance(policy, HasHubs):
-            return
-        inode = int(known_list.inodes[found.id])
-        hub = Hub(inode, known_list.digest, known_list.inodes[found.neighbours].tolist(), found.distances.tolist())
-        policy.hub_found(hub)
-        if self._recording is not None:
-            self._recording.hub(now, hub, known_list.number)
-        self._cache.place(inode)
+    def _teach(self, known_list: KnownList, scored: BatchScores) -> None:
+        course_id, inodes = known_list.course_id, known_list.inodes
+        # Every row that was scored is of a known file, and each file is one sample of its list.
+        self._teaching.scored(course_id, inodes[scored.ids].tolist(), scored.scores.tolist())
+        found = scored.hub(skip=lambda sample: self._teaching.is_hub(course_id, int(inodes[sample])))
+        if found is not None:
+            hub = Hub(int(inodes[found.id]), course_id, inodes[found.neighbours].tolist(), found.distances.tolist())
+            self._cache.apply(self._teaching.hub_found(hub))
 
     # -- epochs and policies
 
-    async def new_epoch(self, known_lists: Collection[KnownList]) -> list[float]:
-        """Begin an epoch of these lists, for scorings and policy; returns how far the scores of each list spread."""
-        sigmas = []
+    async def new_epoch(self, known_lists: Collection[KnownList]) -> dict[str, float]:
+        """Begin an epoch of these scorings; returns how far the scores of each course spread, if it has any."""
+        sigmas = {}
         for known_list in known_lists:
             scoring = self.of(known_list)
             if scoring is not None:
                 await trio.to_thread.run_sync(scoring.new_epoch, limiter=self._one_at_a_time)
-                sigmas.append(scoring.sigma)
-            if self._cache.guided is not None:
-                self._cache.guided.new_epoch(known_list.digest)
+                sigmas[known_list.course_id] = scoring.sigma
         return sigmas
 
     async def introduce(self, known_list: KnownList) -> None:
-        """Tell the policy of a list, and of the scores of an earlier training on it, if there are any."""
+        """Teach the cache a list, and the scores of an earlier training on it, if there are any."""
         name = self._cache.engine.policy.scoring
         await trio.to_thread.run_sync(known_list.remember, name, self._options, limiter=self._one_at_a_time)
+        self._cache.apply(self._teaching.begin(known_list.course_id, known_list.job_id, known_list.label_of))
         # The policy may have changed meanwhile.
-        policy, scoring = self._cache.guided, self.of(known_list)
-        if policy is None:
-            return
-        policy.listed(known_list.digest, known_list.label_of)
+        scoring = self.of(known_list)
         if scoring is not None:
-            for inode, score in zip(known_list.keys, scoring.scores.tolist(), strict=True):
-                if inode:
-                    self._cache.engine.scored(inode, score)
+            score_of = dict(zip(known_list.keys, scoring.scores.tolist(), strict=True))
+            score_of.pop(0, None)
+            self._teaching.scored(known_list.course_id, list(score_of), list(score_of.values()))
 
     # -- for people and samplers
 

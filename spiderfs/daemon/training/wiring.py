@@ -5,25 +5,31 @@
                                                scoring              batches become scores and hubs
                                                plans                the draws of epochs
                                                pinboard             the samples that trainers hold
-                                               ratio                the share of the importance section
                                                redirect_publisher   what workers are told of stand-ins
+
+What they learn reaches policy and engine through `core/teaching.py` alone.
 
 Each part is given what it needs of the others when it is made, and can be made alone with fakes.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgpack
+
+from spiderfs.core.elastic import ElasticOptions
 from spiderfs.core.events import Access
+from spiderfs.core.hints import Hint
+from spiderfs.core.teaching import Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.declared_lists import DeclaredLists
 from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.daemon.training.pinboard import Pinboard
 from spiderfs.daemon.training.plans import Plans
-from spiderfs.daemon.training.ratio import SectionRatio
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.daemon.training.trainers import Trainers
@@ -51,55 +57,75 @@ class Training:
     ) -> None:
         self.trainers = Trainers(trainers_file)
         self.lists = KnownLists()
-        self.scoring = BatchScoring(cache, self.lists, counters, scores_directory, options, recording)
-        self.redirects = RedirectPublisher(cache, records, self.lists, self.trainers.list_with)
+        self._cache = cache
+        self.teaching = Teaching(cache.engine, cache.size_of, _teaching_options(options), self._noted_by(recording))
+        self.scoring = BatchScoring(cache, self.teaching, self.lists, counters, scores_directory, options, recording)
+        self.redirects = RedirectPublisher(cache, records, self.lists)
         self.declared_lists = DeclaredLists(
             catalogue,
             lister,
             cache,
+            self.teaching,
             self.lists,
             self.trainers,
             self.scoring,
             self.redirects,
             scores_directory,
-            recording,
         )
-        self.ratio = SectionRatio(cache, options)
-        self.plans = Plans(cache, self.ratio, options, wake_prefetcher)
-        self.pinboard = Pinboard(catalogue, cache, recording)
+        self.plans = Plans(cache, self.teaching, options, wake_prefetcher)
+        self.pinboard = Pinboard(catalogue, cache, self.teaching)
         self.guide = Guide(
             cache,
+            self.teaching,
             self.trainers,
             self.declared_lists,
             self.scoring,
             self.plans,
             self.pinboard,
-            self.ratio,
             self.redirects,
-            recording,
         )
 
-    def begin(self, ratio: bytes | None) -> None:
-        """Before any trainer attaches: no reader is redirected, and the ratio goes on from what `ratio.state` gave."""
+    def _noted_by(self, recording: Recording | None) -> Callable[[Hint], None]:
+        if recording is None:
+            return lambda hint: None
+        return lambda hint: recording.hint(time.time(), hint, self.lists.number_of)
+
+    def begin(self, taught: bytes | None) -> None:
+        """Before any trainer attaches: no reader is redirected, and jobs go on from what `taught` gave."""
         self.trainers.publish()
         self.redirects.begin()
-        if ratio is not None:
-            self.ratio.restore(ratio)
+        if taught is not None:
+            self.teaching.restore(msgpack.unpackb(taught))
+
+    def taught(self) -> bytes:
+        """What jobs need to go on after a remount, beside the scores, which `scoring` saves."""
+        packed: bytes = msgpack.packb(self.teaching.state())
+        return packed
+
+    def served(self, access: Access) -> None:
+        """A reader got bytes of a sample; to be called before the engine has the access."""
+        known_list = self.trainers.list_with(access.trainer, access.wanted) if access.trainer else None
+        if known_list is not None:
+            self.teaching.served(known_list.course_id, access.wanted, access.inode)
 
     def note(self, accesses: Sequence[Access]) -> None:
         """Learn from workers' events what readers got; the engine has seen these events already."""
         self.scoring.note(accesses)
-        self.redirects.note(accesses)
-        self.ratio.follow_schedule()
+        self._cache.apply(self.teaching.schedule_changed())
+
+    def pin_ratio(self, ratio: float | None) -> None:
+        """Fix the ratio, or with None let the jobs decide it again; raises ConfigError where that cannot be done."""
+        self._cache.apply(self.teaching.pin_ratio(ratio))
 
     def change(self, options: Options) -> None:
         """Take over live options; the ratio follows at the end of the epoch."""
-        self.ratio.change(options)
+        self.teaching.change(_teaching_options(options))
         self.plans.change(options)
 
     async def policy_changed(self) -> None:
-        """Tell a policy that was just chosen of all lists and of their scores, and workers of its redirects alone."""
+        """Teach a policy that was just chosen all lists and their scores, and tell workers of its redirects alone."""
         self.pinboard.forget()
+        self._cache.apply(self.teaching.policy_changed())
         for known_list in self.lists:
             await self.scoring.introduce(known_list)
         await self.redirects.publish_all()
@@ -107,3 +133,8 @@ class Training:
     def end(self) -> None:
         """The mount is about to end, and so are connections: what trainers have pinned is to be saved all the same."""
         self.pinboard.forget()
+
+
+def _teaching_options(options: Options) -> TeachingOptions:
+    elastic = ElasticOptions(start=options.ratio_start, end=options.ratio_end)
+    return TeachingOptions(elastic, options.ratio_epochs, only_late=options.substitute_when == "late")

@@ -1,1 +1,1 @@
-"""The parts that policies are made of: sections of importance and homophily, the elastic ratio, pins."""
+"""The parts that policies are made of: sections of importance and homophily, pins."""

@@ -64,13 +64,13 @@ def test_uniform_sampling_meets_the_closed_forms(in_process: ModuleType) -> None
 def test_the_cache_of_uniform_sampling_is_an_lru(accuracy: ModuleType, in_process: ModuleType) -> None:
     lists = permutations(1000, 5)
     sizes = [1 + sample % 3 for sample in range(1000)]
-    cache = in_process.Cache(accuracy.CONFIGURATIONS["uniform"], [0] * 1000, sizes, 400, 8, seed=1)
+    cache = in_process.Cache(accuracy.CONFIGURATIONS["uniform"], [0] * 1000, sizes, 400, 8, seed=1, epochs=5)
     origin = []
     for drawn in lists:
         assert [cache.read(sample) for sample in drawn] == drawn
         origin.append(cache.counts.origin_bytes / cache.counts.opens)
         assert cache.counts.redirects == 0
-        cache.epoch_end(0.5, 0.5)
+        cache.epoch_end(0.5)
     assert origin == pytest.approx(in_process.list_origin(lists, sizes, 400)["LRU"])
 
 

@@ -88,7 +88,7 @@ def test_a_plan_fetches_as_min_does(measured: dict[str, Any]) -> None:
 def test_cached_candidates_come_first(systems: ModuleType) -> None:
     in_process = importlib.import_module("benchmarks.training.in_process")
     configuration = systems.SYSTEMS["quiver"].configuration
-    cache = in_process.Cache(configuration, [0] * 1000, [1] * 1000, 200, 8, seed=1)
+    cache = in_process.Cache(configuration, [0] * 1000, [1] * 1000, 200, 8, seed=1, epochs=5)
     for sample in range(200):
         cache.read(sample)
     batches = list(in_process.in_batches(list(range(1000)), cache, 64, 10, np.random.default_rng(1)))

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
+from spiderfs.core.changes import NOTHING, Changes
+from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.policy import SAMPLES, Key, Policy
 from spiderfs.policies import mountable_policies
 from spiderfs.policies.lfu import LFU

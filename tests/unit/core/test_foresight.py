@@ -12,7 +12,8 @@ from hypothesis.stateful import invariant, precondition, rule
 from test_engine import SAMPLE_KEYS, EngineAgainstModel, size_of
 
 from spiderfs.core.accesses import Accesses
-from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
+from spiderfs.core.changes import NOTHING, Changes
+from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.guided import Adjustable, Guided, HasHubs
 from spiderfs.core.hints import Hub
 from spiderfs.core.planned_epoch import PlannedEpoch

@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spiderfs.core.accesses import Accesses
-from spiderfs.core.engine import NOTHING, Engine
+from spiderfs.core.changes import NOTHING
+from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Epoch, Labels, Pinning, Scored
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key
@@ -288,7 +289,7 @@ class TestPins:
 
     def test_are_replayed(self) -> None:
         accesses = Accesses.of([1, 2, 3, 4, 5, 6, 7, 8, 1, 9], [SIZE] * 10, ["1"] * 10)
-        scores = ((4, Scored("1", key, float(key))) for key in range(1, 11))
+        scores = ((4, Scored("1", [key], [float(key)])) for key in range(1, 11))
         hints = [(4, Labels("1", {1: 0, 5: 1, 6: 1, 7: 1, 8: 1})), *scores, (4, Epoch("1"))]
         without = replay(Engine(Impact(), 4 * SIZE), accesses, 10, hints)
         pinning = replay(Engine(Impact(), 4 * SIZE), accesses, 10, [*hints, (4, Pinning("1", (1,)))])
@@ -505,10 +506,7 @@ def test_it_replays_what_was_learned() -> None:
     accesses = Accesses.of([1, 2, 3, 4, 3, 4, 3, 4], [SIZE] * 8, ["1"] * 8)
     hints = [
         (0, Labels("1", {1: 0, 2: 0, 3: 0, 4: 0})),
-        *(
-            (4, Scored("1", key, loss))
-            for key, loss in {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 9: 5.0, 8: 5.0, 7: 5.0}.items()
-        ),
+        (4, Scored("1", [1, 2, 3, 4, 9, 8, 7], [0.1, 0.2, 0.3, 0.4, 5.0, 5.0, 5.0])),
         (4, Epoch("1")),
     ]
     result = replay(Engine(Impact(), 2 * SIZE), accesses, 4, hints)

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from seen_samples import engine_with
 
 from spiderfs.core.accesses import Accesses
-from spiderfs.core.engine import NOTHING, Changes, Engine
+from spiderfs.core.changes import NOTHING, Changes
+from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Divided, HasHubs, HasPins, HasStandIns
 from spiderfs.core.hints import Epoch, Ratio, Scored
 from spiderfs.core.planned_epoch import PlannedEpoch
@@ -115,10 +116,10 @@ def test_the_plan_overrules_it() -> None:
 def test_it_replays_what_was_scored() -> None:
     accesses = Accesses.of([1, 2, 3, 3, 1, 3], [10] * 6)
     hints = [
-        (2, Scored("1", 1, 2.0)),
-        (2, Scored("1", 2, 1.0)),
+        (2, Scored("1", [1], [2.0])),
+        (2, Scored("1", [2], [1.0])),
         (2, Ratio(0.5)),
-        (3, Scored("1", 3, 3.0)),
+        (3, Scored("1", [3], [3.0])),
         (4, Epoch("1")),
     ]
     # 3 comes in for 2 at its second access, once it is known.

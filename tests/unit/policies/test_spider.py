@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from seen_samples import engine_with
 
-from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
+from spiderfs.core.changes import NOTHING, Changes
+from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.hints import Hub
 from spiderfs.policies.parts.homophily import Homophily, HubLimits
 from spiderfs.policies.parts.importance import Importance

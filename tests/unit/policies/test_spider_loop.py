@@ -6,12 +6,12 @@ from collections import deque
 
 import numpy as np
 
+from spiderfs.core.elastic import Elastic
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
 from spiderfs.core.served_samples import ServedSamples
 from spiderfs.policies.lru import LRU
-from spiderfs.policies.parts.elastic import Elastic
 from spiderfs.policies.spider import HOMOPHILY, Spider
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions

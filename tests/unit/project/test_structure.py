@@ -180,7 +180,7 @@ def test_what_decides_is_pure(path: Path) -> None:
     for found in imports(path):
         top = found.name.split(".")[0]
         if top == "spiderfs":
-            assert unit_of(found.name) in ("core", "policies.parts", own), found
+            assert unit_of(found.name) in ("core", "errors", "policies.parts", own), found
         else:
             assert top == "numpy" or (top in sys.stdlib_module_names and top not in IMPURE), found
     for node in ast.walk(tree_of(path)):

@@ -107,6 +107,7 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
     writer = TraceWriter(path)
     weights, label = np.ones(100), rng.integers(0, 4, 100)
     outcomes: list[tuple[bool, Key | None]] = []
+    writer.labels(0, dict(enumerate(label.tolist())), 1)
     for epoch in range(3):
         policy.new_epoch("1")
         policy.set_ratio(ratio := (0.6, 0.55, 0.5)[epoch])
@@ -127,7 +128,7 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
             for key in batch:
                 weights[key] = rng.uniform(0.05, 1.5)
                 policy.scored(key, weights[key])
-                writer.score(0, key, weights[key], 1)
+                writer.scores(0, [key], [weights[key]], 1)
             alike = np.flatnonzero(label == label[batch[0]]).tolist()[:12]
             hub_found = Hub(batch[0], "1", alike, [0.01 * key for key in alike])
             policy.hub_found(hub_found)

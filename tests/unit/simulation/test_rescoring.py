@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from spiderfs.cli.main import main
-from spiderfs.core.hints import Epoch, Hub, Labels, Ratio, Scored
+from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Ratio, Scored
 from spiderfs.errors import UsageError
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions
@@ -43,8 +43,7 @@ def training(path: Path, scoring: str = "graph", options: ScorerOptions | None =
             found = scorer.batch(places, embeddings.astype(np.float32), losses.astype(np.float32))
             writer.ratio(0, 0.5)
             writer.batch(0, LIST, INODES[places], embeddings, losses)
-            for place, score in zip(found.ids.tolist(), found.scores.tolist(), strict=True):
-                writer.score(0, int(INODES[place]), score, LIST)
+            writer.scores(0, INODES[found.ids].tolist(), found.scores.tolist(), LIST)
             if (hub := found.hub()) is not None:
                 neighbours = INODES[hub.neighbours].tolist()
                 writer.hub(0, Hub(int(INODES[hub.id]), str(LIST), neighbours, hub.distances.tolist()), LIST)
@@ -74,9 +73,11 @@ def test_the_same_settings_find_the_same_again(path: Path, scoring: str, options
     training(path, scoring, options)
     trace = read_trace(path)
     found = rescored(trace, scoring, options)
-    assert found.hints == trace.hints()
-    assert sum(isinstance(hint, Scored) for _, hint in found.hints) > SAMPLES
-    assert any(isinstance(hint, Hub) for _, hint in found.hints) == (scoring == "graph")
+    # This training took the best sample of each batch for its hub.
+    best = [(at, hint.hubs[0] if isinstance(hint, Candidates) else hint) for at, hint in found.hints]
+    assert best == trace.hints()
+    assert sum(len(hint.keys) for _, hint in found.hints if isinstance(hint, Scored)) > SAMPLES
+    assert any(isinstance(hint, Candidates) for _, hint in found.hints) == (scoring == "graph")
     assert list(found.described) == [str(LIST)]
 
 
@@ -86,7 +87,8 @@ def test_another_radius_finds_other_neighbours(path: Path) -> None:
     neighbours = []
     for radius in (0.05, 0.4, 1.0):
         hints = rescored(trace, "graph", ScorerOptions(radius=radius)).hints
-        neighbours.append(sum(len(hint.neighbours) for _, hint in hints if isinstance(hint, Hub)))
+        found = [hint.hubs[0] for _, hint in hints if isinstance(hint, Candidates)]
+        neighbours.append(sum(len(hub.neighbours) for hub in found))
         kinds = (Labels, Ratio, Epoch)
         assert [hint for hint in hints if isinstance(hint[1], kinds)] == [
             hint for hint in trace.hints() if isinstance(hint[1], kinds)
@@ -108,7 +110,8 @@ def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_anew(pat
         writer.append(0, 1, 1)
     writer.close()
     hints = rescored(read_trace(path), "graph", ScorerOptions(radius=0.5)).hints
-    scores = [[hint.score for at, hint in hints if at == number and isinstance(hint, Scored)] for number in range(6)]
+    found = [[hint.scores for at, hint in hints if at == number and isinstance(hint, Scored)] for number in range(6)]
+    scores = [[score for some in of_batches for score in some] for of_batches in found]
     assert scores[0] != scores[2], "the first half found neighbours in the second"
     assert scores[1] == scores[3]
     assert len(scores[4]) == 60
@@ -181,10 +184,10 @@ def test_command_varies_the_radius(path: Path, tmp_path: Path) -> None:
     assert all(name in output for name in ("spider, 0.05 ", "spider, auto ", "shade  "))
     assert "Scored anew (graph, radius auto), list 7: radius 0." in output
     assert "Scored anew (rank), list 7: mean score" in output
-    # As it was recorded it is the same as with what the mount had.
     code, output = run(path, "--policy", "spider", "--capacity", "30%", "--json", report_path)
     assert "anew" not in output
-    assert json.loads(report_path.read_text())["results"][0]["redirects"] == rows["spider", "auto"]["redirects"]
+    # The best sample of each batch was recorded as its hub; scored anew, more of the samples become hubs.
+    assert 0 < json.loads(report_path.read_text())["results"][0]["redirects"] < rows["spider", "auto"]["redirects"]
 
 
 def test_command_varies_neighbours_and_keeps_to_a_ratio(path: Path, tmp_path: Path) -> None:

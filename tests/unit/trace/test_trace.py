@@ -14,7 +14,6 @@ from spiderfs.trace.format import (
     MAGIC,
     RECORD,
     RECORD_FIELDS,
-    EpochEnd,
     Kind,
     TraceWriter,
     read_trace,
@@ -86,7 +85,8 @@ def test_what_a_scorer_found_stands_between_the_accesses(path: Path) -> None:
     writer = TraceWriter(path)
     writer.ratio(0, 0.9)
     writer.append(1, 5, 50, list_number=3)
-    writer.score(2, 5, 1 / 3, 3)
+    writer.scores(2, [5, 6], [1 / 3, 1 / 7], 3)
+    writer.scores(2, [6], [1 / 9], 3)
     writer.hub(2, hub, 3)
     writer.redirect(3, 6, 60, INODE, 70, list_number=3)
     writer.epoch(4, 3)
@@ -95,7 +95,8 @@ def test_what_a_scorer_found_stands_between_the_accesses(path: Path) -> None:
     trace = read_trace(path)
     accesses = trace.accesses()
     assert (accesses.keys, accesses.sizes, accesses.course_ids) == ([5, 6, 7], [50, 60, 70], ["3", "3", ""])
-    assert trace.hints() == [(0, Ratio(0.9)), (1, Scored("3", 5, 1 / 3)), (1, hub), (2, Epoch("3"))]
+    scores = [(1, Scored("3", [5, 6], [1 / 3, 1 / 7])), (1, Scored("3", [6], [1 / 9]))]
+    assert trace.hints() == [(0, Ratio(0.9)), *scores, (1, hub), (2, Epoch("3"))]
     assert trace.served_ratio() == pytest.approx(1 / 3)
 
 
@@ -217,7 +218,7 @@ def test_lessons_stand_between_the_accesses_and_hints_go_without_them(path: Path
     writer.append(1, 5, 10, list_number=2)
     writer.batch(2, 2, np.array([5], np.uint64), np.ones((1, 4)), None)
     writer.ratio(2, 0.75)
-    writer.score(2, 5, 0.5, 3)
+    writer.scores(2, [5], [0.5], 3)
     writer.append(3, 6, 10, list_number=2)
     writer.epoch(4, 2, accuracy=0.25)
     writer.epoch(5, 2)
@@ -228,8 +229,9 @@ def test_lessons_stand_between_the_accesses_and_hints_go_without_them(path: Path
     assert labels == (0, Labels("2", {5: 1, 6: 1}))
     assert isinstance(batch, TracedBatch)
     assert (at, batch.keys.tolist()) == (1, [5])
-    assert rest == [(1, Ratio(0.75)), (2, EpochEnd("2")), (2, EpochEnd("2"))]
-    assert trace.hints() == [labels, (1, Ratio(0.75)), (1, Scored("3", 5, 0.5)), (2, Epoch("2")), (2, Epoch("2"))]
+    ends = [(2, Epoch("2", 0.25)), (2, Epoch("2"))]
+    assert rest == [(1, Ratio(0.75)), *ends]
+    assert trace.hints() == [labels, (1, Ratio(0.75)), (1, Scored("3", [5], [0.5])), *ends]
     assert trace.accesses().keys == [5, 6]
     assert trace.accuracies() == {"2": [0.25]}
 

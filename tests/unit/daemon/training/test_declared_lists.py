@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 
+from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training import declared_lists as module
 from spiderfs.daemon.training.declared_lists import DeclaredLists
@@ -78,12 +79,12 @@ class Harness:
             catalogue,
             Lister(catalogue, client),
             cache,
+            Teaching(cache.engine, cache.size_of),
             self.lists,
             self.trainers,
             scoring,
             redirects,
             directory / "scores",
-            recording=None,
         )
 
     def trainer(self) -> Trainer:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import trio
 
+from spiderfs.core.teaching import PLANNED_RATIO, Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.plans import Plans
-from spiderfs.daemon.training.ratio import PLANNED_RATIO, SectionRatio
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Plan
@@ -27,9 +27,10 @@ class Harness:
         given = {"source": directory / "source", "mountpoint": directory / "point", "cache_dir": directory / "cache"}
         self.options = Options(**given, substitute_when="late")
         self.woken = 0
-        self.ratio = SectionRatio(self.cache, self.options)
-        self.plans = Plans(self.cache, self.ratio, self.options, self._wake)
+        self.teaching = Teaching(self.cache.engine, self.cache.size_of, TeachingOptions(only_late=True))
+        self.plans = Plans(self.cache, self.teaching, self.options, self._wake)
         self.list = known_list(1, [10, 11, 12, 10])
+        self.teaching.begin(self.list.course_id, self.list.job_id, self.list.label_of)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -58,7 +59,7 @@ def test_a_plan_wakes_the_prefetcher_and_shares_the_cache_in_another_way(tmp_pat
         (reader,) = harness.cache.engine.schedule.believed
         assert [key for _, key in reader.coming(9)] == [10, 11, 10, 12], "one file is two samples of the list"
         harness.plans.trainer_left(1)
-        harness.ratio.follow_schedule()
+        harness.teaching.schedule_changed()
         assert (harness.readers, harness.policy.ratio) == ([], 0.9)
 
     run(tmp_path, test)

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from spiderfs.core.events import HIT, Access
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
@@ -25,7 +24,7 @@ class Harness:
         self.records, self.lists = MemoryRecords(TABLES), KnownLists()
         self.lists.put(known_list(1, [10, 11, 12]))
         self.lists.put(known_list(2, [11, 12, 13]))
-        self.redirects = RedirectPublisher(self.cache, self.records, self.lists, lambda *_: self.lists.get("digest 1"))
+        self.redirects = RedirectPublisher(self.cache, self.records, self.lists)
 
     @property
     def rows(self) -> list[tuple[int, int, int]]:
@@ -100,20 +99,6 @@ def test_changes_that_were_drawn_first_are_written_first() -> None:
                 await trio.sleep(0.001)
             nursery.start_soon(harness.redirects.publish)
         assert harness.rows == []
-
-    run(test)
-
-
-def test_the_policy_hears_who_stood_in_for_whom() -> None:
-    async def test(harness: Harness) -> None:
-        harness.redirects.note(
-            [
-                Access(1.0, 11, 10, 100, 0, 1, 1, HIT),
-                Access(1.0, 12, 12, 100, 0, 1, 1, HIT),
-                Access(1.0, 13, 0, 100, 0, 1, 0, HIT),
-            ]
-        )
-        assert [told for told in harness.policy.told if told[0] == "stood_in"] == [("stood_in", "digest 1", 11, 10)]
 
     run(test)
 

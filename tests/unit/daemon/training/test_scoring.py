@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from spiderfs.core.events import FETCHED, HIT, Access
+from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.known_lists import KnownLists
@@ -39,7 +40,10 @@ class Harness:
         options = Options(source=directory / "source", mountpoint=directory / "point", cache_dir=directory / "cache")
         self.lists, self.scores = KnownLists(), directory / "scores"
         self.list = self.declare()
-        self.scoring = BatchScoring(self.cache, self.lists, self.counters.row(0), self.scores, options, recording=None)
+        self.teaching = Teaching(self.cache.engine, self.cache.size_of)
+        self.scoring = BatchScoring(
+            self.cache, self.teaching, self.lists, self.counters.row(0), self.scores, options, recording=None
+        )
 
     def declare(self) -> KnownList:
         """The list, as a new training declares it."""
@@ -101,8 +105,8 @@ def test_samples_of_no_file_are_left_out(tmp_path: Path) -> None:
 
 def test_a_hub_is_told_and_placed_when_its_bytes_are_there(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        placed: list[int] = []
-        harness.cache.place = lambda *inodes: placed.extend(inodes)  # type: ignore[method-assign]
+        placed: list[object] = []
+        harness.teaching._size_of = placed.append  # type: ignore[assignment]
         # The second batch has a radius to go by.
         for _ in range(2):
             await harness.learn(*range(8))
@@ -148,15 +152,14 @@ def test_a_policy_that_was_chosen_while_a_batch_was_scored_is_not_told_of_it(tmp
     run(tmp_path, test)
 
 
-def test_an_epoch_begins_for_the_policy_with_or_without_scores(tmp_path: Path) -> None:
+def test_an_epoch_begins_for_each_scoring_there_is(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        assert await harness.scoring.new_epoch([harness.list]) == []
+        assert await harness.scoring.new_epoch([harness.list]) == {}
         await harness.learn(*range(8))
         sigmas = await harness.scoring.new_epoch([harness.list])
         scoring = harness.scoring.of(harness.list)
         assert scoring is not None
-        assert sigmas == [scoring.sigma]
-        assert harness.told("new_epoch") == [(harness.list.digest,)] * 2
+        assert sigmas == {harness.list.course_id: scoring.sigma}
 
     run(tmp_path, test)
 

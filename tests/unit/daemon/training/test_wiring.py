@@ -16,16 +16,17 @@ import trio
 import trio.testing
 
 from spiderfs.core.events import FETCHED, HIT, Access
-from spiderfs.core.hints import Pinning
+from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.declared_lists import GRACE_S
 from spiderfs.daemon.training.known_list import KEPT_LISTS, KnownList
 from spiderfs.daemon.training.trainer import SampleList, SamplePaths, Trainer
 from spiderfs.daemon.training.wiring import Training
-from spiderfs.errors import ProtocolError
+from spiderfs.errors import ConfigError, ProtocolError
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.policies.parts.pins import PINNED
+from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions
@@ -206,7 +207,7 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path) -> No
 def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        harness.training.ratio.pin(0.5)
+        harness.training.pin_ratio(0.5)
         rng, seen = np.random.default_rng(3), 0
         label = dict(zip(harness.inodes, harness.list.labels.tolist(), strict=True))
         for epoch in range(4):
@@ -256,16 +257,16 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
 def test_a_ratio_can_be_pinned_and_let_go(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        policy = harness.cache.guided
-        assert policy is not None
-        harness.training.ratio.pin(0.25)
+        policy = harness.cache.engine.policy
+        assert isinstance(policy, Spider)
+        harness.training.pin_ratio(0.25)
         await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert policy.ratio == 0.25
-        harness.training.ratio.pin(None)
+        harness.training.pin_ratio(None)
         await harness.training.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
         assert policy.ratio == 0.9
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            harness.training.ratio.pin(1.5)
+        with pytest.raises(ConfigError, match="from 0 to 1"):
+            harness.training.pin_ratio(1.5)
 
     run(tmp_path, test)
 
@@ -625,9 +626,15 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
     assert trace.accuracies() == {"1": [0, 0.25, 0.5]}
     assert (trace.records["kind"] == Kind.BATCH).sum() == 15
     hints = rescored(trace, scoring, ScorerOptions()).hints
-    assert len(hints) > 15 * 7
+    assert sum(len(hint.scores) for _, hint in hints if isinstance(hint, Scored)) > 15 * 7
     if policy != "lru":
-        assert hints == trace.hints()
+        kinds = Labels, Scored, Epoch, Ratio
+        found, recorded = ([some for some in both if isinstance(some[1], kinds)] for both in (hints, trace.hints()))
+        assert found == recorded
+        candidates = [(at, hub) for at, hint in hints if isinstance(hint, Candidates) for hub in hint.hubs]
+        hubs = [some for some in trace.hints() if isinstance(some[1], Hub)]
+        assert all(hub in candidates for hub in hubs)
+        assert bool(hubs) == (policy == "spider")
 
 
 def pinned(harness: Harness) -> list[int]:
@@ -681,9 +688,7 @@ def test_pins_of_an_earlier_mount_last_for_an_epoch(tmp_path: Path) -> None:
         await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
         # A new mount leaves more room for landing.
         await said(harness, 5)
-        again = CacheControl(harness.content, "impact", 0.5, SharedCounters(1).row(0))
-        again.restore(10 * SIZE, harness.cache.saved_state())
-        harness.cache.engine = again.engine
+        harness.cache.restore(10 * SIZE, harness.cache.saved_state())
         await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert pinned(harness) == [5], "it was said in this epoch"
         # A trainer whose manager was another one.

@@ -1,4 +1,4 @@
-"""The ratio over the course of a training: the share of the room for important samples (SpiderCache 4.3, eq. 5 to 8).
+"""The ratio while a training goes on: the share of the room for important samples (SpiderCache 4.3, eq. 5 to 8).
 
 Sigma is the standard deviation of the scores. It rises while the training sorts the samples out, and falls when the
 training converges. When sigma falls, the ratio begins to go from `start` to `end`; it goes the more slowly, the faster
@@ -51,12 +51,10 @@ class ElasticOptions:
 
 
 class Elastic:
-    """The ratio of one training, from its sigma and its accuracy after each epoch (a share from 0 to 1)."""
+    """The ratio that one job asks for, from its sigma and its accuracy after each epoch (a share from 0 to 1)."""
 
     def __init__(self, options: ElasticOptions | None = None) -> None:
         self.options = options or ElasticOptions()
-        self.pinned: float | None = None
-        """The ratio that the user has fixed; None if the equations decide."""
         self._sigmas: deque[float] = deque(maxlen=self.options.slope_window)
         self._accuracies: deque[float] = deque(maxlen=REMEMBERED)
         self._latched = False
@@ -70,12 +68,6 @@ class Elastic:
     def observe_accuracy(self, accuracy: float) -> None:
         """Note the accuracy at the end of an epoch."""
         self._accuracies.append(accuracy)
-
-    def pin(self, ratio: float | None) -> None:
-        """Fix the ratio, or let the equations decide (None); raises ValueError unless it is from 0 to 1."""
-        if ratio is not None and not 0 <= ratio <= 1:
-            raise ValueError(f"the ratio must lie between 0 and 1, not {ratio}")
-        self.pinned = ratio
 
     @property
     def sigma(self) -> float:
@@ -104,8 +96,6 @@ class Elastic:
 
     def ratio(self, progress: float) -> float:
         """The ratio when the share `progress` (t/T of eq. 8) of the training is done."""
-        if self.pinned is not None:
-            return self.pinned
         start, end = self.options.start, self.options.end
         return float(start - self.beta * (start - end) * min(1.0, max(0.0, progress)) ** (1 + self.u))
 
@@ -114,7 +104,6 @@ class Elastic:
             "sigmas": list(self._sigmas),
             "accuracies": list(self._accuracies),
             "latched": self._latched,
-            "pinned": self.pinned,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -122,7 +111,6 @@ class Elastic:
         self._sigmas = deque(state.get("sigmas", ()), self.options.slope_window)
         self._accuracies = deque(state.get("accuracies", ()), REMEMBERED)
         self._latched = bool(state.get("latched", False))
-        self.pin(state.get("pinned"))
 
 
 def slope(series: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from spiderfs.policies.parts.elastic import Elastic, ElasticOptions, savitzky_golay, slope
+from spiderfs.core.elastic import Elastic, ElasticOptions, savitzky_golay, slope
 
 
 def elastic(sigmas: list[float], accuracies: list[float], **options: Any) -> Elastic:
@@ -65,16 +65,6 @@ def test_ratio_by_hand() -> None:
     assert elastic(falling, flat).ratio(1) == pytest.approx(0.8)
     assert elastic(falling, flat, end=0.5).ratio(1) == pytest.approx(0.5)
     assert elastic(falling, flat).ratio(7) == pytest.approx(0.8)
-
-
-def test_pinning() -> None:
-    subject = elastic([5.0, 4.0, 3.0, 2.0, 1.0], [])
-    subject.pin(0.3)
-    assert subject.ratio(0.5) == 0.3
-    subject.pin(None)
-    assert subject.ratio(0) == 0.9
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        subject.pin(1.1)
 
 
 def test_smoothing_by_hand() -> None:

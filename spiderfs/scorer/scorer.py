@@ -1,10 +1,18 @@
 """The scoring "graph": a sample's score follows from where its embedding lies among all others (SpiderCache, 4.1).
 
-The embeddings of each batch update an index of the whole list. Of a sample's neighbours, x_same have the sample's own
-label and x_other have another one; equation 4 computes the score from these two numbers. The paper counts among the 500
-nearest samples and divides x_other by 500; here both are counted among the k nearest, and x_other is divided by k. The
-radius is a quantile over the same k nearest, so the counts range from 0 to k whatever k is. On synthetic clusters the
-ranks of the scores with k = 100 and with k = 500 correlate by 0.74 (benchmarks/engine/scorer.py).
+The embeddings of each batch update an index of the whole list. Each embedding is scaled to length 1, which the paper
+does not say: without that, the radius would depend on how long a network makes its vectors, and would have to follow
+that length through the training.
+
+Of a sample's neighbours, x_same have the sample's own label and x_other have another one; equation 4 computes the score
+from these two numbers. The paper counts them among the 500 nearest samples. Here they are counted among the k nearest,
+and then both are multiplied by 500/k, so that a count means what it means in the paper. If only one of them were
+scaled, the weight between them would shift: the equation takes x_same as it is, and x_other as a share of 500.
+
+Which index serves which list (`exact.py`, `cells.py` and `graph.py` describe them): up to EXACT_MAX_SAMPLES samples,
+each batch is compared with all of them. A longer list is kept in cells of near samples. In very long lists, a graph
+(hnswlib) of the cells' centres finds the cells. A graph of the samples themselves is what `index="graph"` chooses: it
+takes longer, and 2.6 times the memory, and finds fewer of the neighbours.
 
 `scoring.py` has what all scorings have in common.
 """
@@ -20,6 +28,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from spiderfs.scorer.cells import CellIndex
 from spiderfs.scorer.exact import ExactIndex
 from spiderfs.scorer.graph import GraphIndex
 from spiderfs.scorer.index import Ids, Index, Neighbours, blocks_of, exact_nearest, normalised
@@ -27,23 +36,32 @@ from spiderfs.scorer.radius import Radius
 from spiderfs.scorer.saved_files import check_whole, saved_arrays, write_whole
 from spiderfs.scorer.scoring import BatchScores, Hub, ScorerOptions, Scoring
 
-VERSION = 1
+VERSION = 2
 STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
+# A saved state names its index by the position in this row.
+KINDS = ("exact", "cells", "graph")
 
-# Up to about so many samples the exact index is as cheap as the graph: a batch of 128 takes 75 and 77 ms among 100,000
-# samples of 64 dimensions, and 17 and 24 ms among 10,000 (one core; benchmarks/engine/scorer.py).
-EXACT_MAX_SAMPLES = 100_000
+# Up to about so many samples comparing with all of them is as cheap as cells are (benchmarks/engine/scorer.py).
+EXACT_MAX_SAMPLES = 50_000
+# The number of nearest samples among which the paper counts.
+PAPERS_NEIGHBOURS = 500
 # So many distances of each batch calibrate the radius; a batch of 128 has some 10,000.
 CALIBRATING_DISTANCES = 2048
 # 1/x_same when x_same is 0: such a sample is rarer than one with a single neighbour of its label.
 INVERSE_OF_NONE = 2.0
 
 
-def importance(same: ArrayLike, other: ArrayLike, neighbour_max: int) -> NDArray[np.float32]:
-    """ln(1/x_same + x_other/neighbour_max + 1), with 1/x_same := 2 where x_same is 0 (SpiderCache eq. 4)."""
-    same, other = np.asarray(same), np.asarray(other)
-    rarity = np.where(same > 0, 1 / np.maximum(same, 1), INVERSE_OF_NONE)
-    scores: NDArray[np.float32] = np.log(rarity + other / neighbour_max + 1).astype(np.float32)
+def importance(same: ArrayLike, other: ArrayLike, neighbours: int) -> NDArray[np.float32]:
+    """ln(1/x_same + x_other/500 + 1), with 1/x_same := 2 where x_same is 0 (SpiderCache eq. 4).
+
+    `same` and `other` are counts among the `neighbours` nearest samples; x_same and x_other are these counts, scaled to
+    the 500 nearest.
+    """
+    scale = PAPERS_NEIGHBOURS / neighbours
+    # 1/INVERSE_OF_NONE stands in for an x_same of 0.
+    x_same = np.maximum(scale * np.asarray(same), 1 / INVERSE_OF_NONE)
+    x_other = scale * np.asarray(other)
+    scores: NDArray[np.float32] = np.log(1 / x_same + x_other / PAPERS_NEIGHBOURS + 1).astype(np.float32)
     return scores
 
 
@@ -92,10 +110,18 @@ class Scorer(Scoring):
     def __init__(self, labels: ArrayLike, dimension: int, options: ScorerOptions | None = None) -> None:
         super().__init__(labels, dimension, options)
         count = len(self.labels)
-        exact = self.options.index == "exact" or (self.options.index == "auto" and count <= EXACT_MAX_SAMPLES)
-        self.index: Index = (
-            ExactIndex(count, dimension) if exact else GraphIndex(count, dimension, self.options.threads)
-        )
+        kind = self.options.index
+        if kind == "auto":
+            kind = "exact" if count <= EXACT_MAX_SAMPLES else "cells"
+        self._kind = KINDS.index(kind)
+        self.index: Index
+        match kind:
+            case "exact":
+                self.index = ExactIndex(count, dimension)
+            case "cells":
+                self.index = CellIndex(count, dimension)
+            case "graph":
+                self.index = GraphIndex(count, dimension, self.options.threads)
         self._radius = Radius(self.options.radius, self.options.radius_quantile)
         self._same = np.zeros(count, np.int32)
         self._other = np.zeros(count, np.int32)
@@ -228,8 +254,7 @@ class Scorer(Scoring):
 
     def _identity(self) -> list[int]:
         """A saved state can be used only if its identity is equal to this one."""
-        kind = int(isinstance(self.index, ExactIndex))
-        return [VERSION, kind, self.options.neighbours, self.dimension, crc32(self.labels.tobytes())]
+        return [VERSION, self._kind, self.options.neighbours, self.dimension, crc32(self.labels.tobytes())]
 
     # -- scoring
 

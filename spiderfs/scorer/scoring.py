@@ -34,8 +34,8 @@ class ScorerOptions:
     """A fixed radius; None calibrates it."""
     radius_quantile: float = 0.5
     """The quantile of distances by which the radius is calibrated."""
-    index: Literal["auto", "exact", "graph"] = "auto"
-    """Which index to use; "auto" uses the exact one for short lists."""
+    index: Literal["auto", "exact", "cells", "graph"] = "auto"
+    """Which index to use; "auto" uses the exact one for short lists, and cells for longer ones."""
     threads: int = 1
     """The number of threads of the graph index."""
 

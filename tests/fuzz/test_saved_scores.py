@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from spiderfs.scorer.scoring import ScorerOptions, Scoring
 
 LABELS = np.arange(60) % 5
 DIMENSION = 4
-OPTIONS = {"exact": ScorerOptions(index="exact", neighbours=5), "graph": ScorerOptions(index="graph", neighbours=5)}
-CASES = [("graph", "exact"), ("graph", "graph"), ("rank", "exact"), ("loss", "exact")]
+KINDS: tuple[Literal["exact", "cells", "graph"], ...] = ("exact", "cells", "graph")
+OPTIONS = {kind: ScorerOptions(index=kind, neighbours=5) for kind in KINDS}
+CASES = [("graph", "exact"), ("graph", "cells"), ("graph", "graph"), ("rank", "exact"), ("loss", "exact")]
 
 
 def taught(scoring: Scoring) -> Scoring:

@@ -23,7 +23,7 @@ from spiderfs.vfs.lister import Lister
 log = logging.getLogger(__name__)
 
 # The scores of so many lists stay on disk, or of more if more are in use: one trainer may have so many. The scores of a
-# million samples take some 400 MB, which do not count towards the capacity.
+# million samples take some 150 MB, which do not count towards the capacity.
 KEPT_LISTS = 8
 
 # So many samples are looked up between two chances for other tasks, in 5 ms.

@@ -470,13 +470,14 @@ def test_a_trainer_that_talks_too_fast_waits(tmp_path: Path) -> None:
         async with daemon.client() as client:
             await client.greet(b"a")
             begin = trio.current_time()
-            await client.send(*[ScoresRequest("train", number) for number in range(20)])
-            for _ in range(20):
+            await client.send(*[ScoresRequest("train", number) for number in range(12)])
+            for _ in range(12):
                 await client.said(Scores)
-            assert trio.current_time() - begin > 0.1
+            assert trio.current_time() - begin > 0.6
 
-    daemon = served(tmp_path, talk, limits=ServerLimits(messages_per_s=100, burst=5))
-    assert daemon.counted["hook_throttled"] >= 10
+    # A busy machine may take longer than the pause between two messages to answer one, but not as a rule.
+    daemon = served(tmp_path, talk, limits=ServerLimits(messages_per_s=10, burst=5))
+    assert daemon.counted["hook_throttled"] >= 3
 
 
 def test_a_sink_that_fails_is_answered_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,8 @@
 """Which binding to the kernel the mounts of a test have; `import mounting` works in every test.
 
 A module or test marked `both_bindings` runs once over each binding. Of such a module, tests marked `kernel_binding` run
-over the kernel's own protocol alone; the marker says why. Nothing runs over pyfuse3 again only to have more workers.
+over the kernel's own protocol alone; the marker says why. Single parameters of a test can be marked so too. Nothing
+runs over pyfuse3 again only to have more workers.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    several = [item for item in items if _asks_for_workers(item)]
-    config.hook.pytest_deselected(items=several)
-    items[:] = [item for item in items if item not in several]
+    left_out = [item for item in items if _is_left_out(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
-def _asks_for_workers(item: pytest.Item) -> bool:
-    """Whether a test asks for several workers of the binding that serves with one."""
+def _is_left_out(item: pytest.Item) -> bool:
+    """Whether a test runs over pyfuse3 with a parameter marked `kernel_binding`, or with several workers."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     options = parameters.get("options")
     wanted = [parameters.get("workers"), parameters.get("mount")]
     wanted += [options.get("workers")] if isinstance(options, dict) else []
-    return parameters.get("binding") == "pyfuse3" and any(isinstance(count, int) and count > 1 for count in wanted)
+    several = any(isinstance(count, int) and count > 1 for count in wanted)
+    return parameters.get("binding") == "pyfuse3" and (several or item.get_closest_marker("kernel_binding") is not None)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -183,7 +183,10 @@ def test_a_supervisor_killed_while_a_look_up_is_pending_leaves_nothing(
             assert (seen.wrong, seen.errors) == ([], [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+_SUPERVISOR = pytest.mark.kernel_binding("the supervisor does the same after both signals")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=_SUPERVISOR)])
 def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
     source: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -80,8 +80,18 @@ _WITH_ABORT = pytest.mark.skipif(
 )
 
 
+_BESIDE = pytest.mark.kernel_binding("this process does not know which binding serves the mount")
+
+
 @pytest.mark.parametrize(
-    "victim", ["nobody", pytest.param("supervisor", marks=_WITH_ABORT), "worker", "its reading process", "manager"]
+    "victim",
+    [
+        "nobody",
+        pytest.param("supervisor", marks=_WITH_ABORT),
+        "worker",
+        pytest.param("its reading process", marks=_BESIDE),
+        pytest.param("manager", marks=_BESIDE),
+    ],
 )
 @pytest.mark.both_bindings
 def test_nobody_waits_for_a_process_that_cannot_end(

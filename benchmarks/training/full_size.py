@@ -73,7 +73,7 @@ QUICK = Extent(epochs=3, training=512, held_out=200, seeds=1)
 # The caches that serve the draws of the training with uniform sampling.
 UNIFORM_ROWS = ("lru", "uniform+plan")
 NAMES = (UNIFORM_NAME, *SYSTEMS)
-DEFAULT = (UNIFORM_NAME, "echo 2", "spider-paper", "spider+plan", "shade", "impact")
+DEFAULT = (UNIFORM_NAME, "echo 2", "spider-paper", "spider-released", "spider+plan", "shade", "impact")
 
 BATCH = 128
 EMBEDDED = 64

@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -43,6 +43,7 @@ from spiderfs.core.hints import Hint, Hub
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.teaching import Teaching, TeachingOptions
+from spiderfs.core.worths import Worths
 from spiderfs.policies import POLICIES
 from spiderfs.policies.parts.homophily import MAX_NEIGHBOURS, MAX_STAND_INS, HubLimits
 from spiderfs.policies.spider import Spider
@@ -58,9 +59,6 @@ AHEAD = 4
 EVALUATED_SHARE = 5
 # The number of the course in traces.
 DATASET = 1
-JOB = "training"
-# The reader whose plans the engine gets.
-READER = "trainer"
 
 
 @dataclass(frozen=True)
@@ -99,6 +97,8 @@ class Configuration:
     The sampler's own default is a quarter, so that a mount gets the plan in time."""
     uniform_epochs: int = 0
     """So many epochs at the beginning are drawn uniformly; scores are already learned in them."""
+    neighbours: int = ScorerOptions().neighbours
+    """k: the scorer counts neighbours among so many nearest samples."""
     radius_quantile: float = 0.5
     sharpness: float = 1.0
     """The sampler draws by the scores to this power; the cache ranks by the scores themselves."""
@@ -177,8 +177,41 @@ class Counts:
     origin_bytes: int = 0
 
 
+class SharedCache:
+    """What trainings on one mount share: the engine, what they teach it, and the samples that are in landing."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        sizes: list[int],
+        capacity: int,
+        worths: Worths | None = None,
+        note: Callable[[Hint], None] = lambda hint: None,
+    ) -> None:
+        start, end = configuration.ratio
+        policy: Policy = POLICIES[configuration.policy if configuration.scores else configuration.unscored_policy]()
+        if isinstance(policy, Spider):
+            policy = Spider(start, HubLimits(configuration.max_stand_ins, configuration.max_neighbours))
+        self.engine = Engine(policy, capacity)
+        self.landing: set[Key] = set()
+        """The samples of the batch that is being learned."""
+        self._sizes = sizes
+        options = TeachingOptions(ElasticOptions(start=start, end=end))
+        self.teaching = Teaching(self.engine, self._size_of, options, note, worths)
+        self._courses = 0
+
+    def next_course(self) -> int:
+        """The number of a course that begins."""
+        self._courses += 1
+        return self._courses
+
+    def _size_of(self, sample: Key) -> int | None:
+        assert isinstance(sample, int)
+        return self._sizes[sample] if sample in self.engine.members or sample in self.landing else None
+
+
 class Cache:
-    """Does what a mount and its daemon do with reads and batches; a sample's number is its key."""
+    """Does what a mount and its daemon do with one training's reads and batches; a sample's number is its key."""
 
     follows_plans = True
 
@@ -192,38 +225,30 @@ class Cache:
         seed: int,
         epochs: int,
         trace: TraceWriter | None = None,
+        shared: SharedCache | None = None,
     ) -> None:
-        """`epochs` is how many the training will have."""
+        """`epochs` is how many the training will have; without `shared`, it has the cache for itself."""
         self.configuration = configuration
         self._sizes = sizes
         self._trace = trace
         self._rng = np.random.default_rng([seed, 1])
-        start, end = configuration.ratio
-        policy: Policy = POLICIES[configuration.policy if configuration.scores else configuration.unscored_policy]()
-        if isinstance(policy, Spider):
-            policy = Spider(start, HubLimits(configuration.max_stand_ins, configuration.max_neighbours))
-        self.engine = Engine(policy, capacity)
-        # The samples of the batch that is being learned: their bytes are still in landing.
-        self._landing: set[Key] = set()
-        options = TeachingOptions(ElasticOptions(start=start, end=end))
-        self._teaching = Teaching(self.engine, self._size_of, options, self._noted)
+        shared = shared or SharedCache(configuration, sizes, capacity, note=self._noted)
+        self._shared, self.engine, self._teaching = shared, shared.engine, shared.teaching
+        number = shared.next_course()
+        self._course_id, self._job_id = str(number), f"training {number}"
         self._index_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
         self.scorer: Scoring | None = None
         self._epochs_done = self._accesses = 0
         self.counts = Counts()
         if configuration.scores:
-            settings = ScorerOptions(radius_quantile=configuration.radius_quantile)
+            settings = ScorerOptions(configuration.neighbours, radius_quantile=configuration.radius_quantile)
             self.scorer = SCORINGS[configuration.scores](labels, dimension, settings)
-            self._teaching.begin_job(JOB, epochs)
-            self._teaching.begin(str(DATASET), JOB, dict(enumerate(labels)))
+            self._teaching.begin_job(self._job_id, epochs)
+            self._teaching.begin(self._course_id, self._job_id, dict(enumerate(labels)))
 
     def _noted(self, hint: Hint) -> None:
         if self._trace is not None:
             self._trace.hint(self._accesses, hint, int)
-
-    def _size_of(self, sample: Key) -> int | None:
-        assert isinstance(sample, int)
-        return self._sizes[sample] if sample in self.engine.members or sample in self._landing else None
 
     # -- as the client of a SpiderSampler
 
@@ -236,7 +261,7 @@ class Cache:
         return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
 
     def pin(self, name: str, indices: NDArray[np.int64], timeout_s: float) -> int:
-        for _ in self._teaching.pin(str(DATASET), indices.tolist()):
+        for _ in self._teaching.pin(self._course_id, indices.tolist()):
             pass
         return len(indices)
 
@@ -247,7 +272,7 @@ class Cache:
         if self.configuration.planned:
             indices = np.array(order, np.uint32)
             epoch = PlannedEpoch(number, range(len(self._sizes)), self._index_of, indices)
-            self.engine.plan(READER, str(DATASET), epoch, float(self._accesses), begun)
+            self.engine.plan(self._job_id, self._course_id, epoch, float(self._accesses), begun)
 
     def read(self, wanted: int) -> int:
         """Read a sample; returns the sample that is served, which may be a stand-in."""
@@ -255,7 +280,7 @@ class Cache:
         self.counts.opens += 1
         size = self._sizes[wanted]
         if self.configuration.planned:
-            self.engine.wanted(READER, wanted, float(self._accesses))
+            self.engine.wanted(self._job_id, wanted, float(self._accesses))
         hit = wanted in self.engine.members
         given = wanted if hit else self._given(wanted)
         if given != wanted:
@@ -265,7 +290,7 @@ class Cache:
         else:
             self.counts.origin_bytes += size
         if self.scorer is not None:
-            self._teaching.served(str(DATASET), wanted, given)
+            self._teaching.served(self._course_id, wanted, given)
         self.engine.opened(given, self._sizes[given])
         if self._trace is not None:
             if given == wanted:
@@ -278,7 +303,7 @@ class Cache:
         """The sample that a reader gets for this one, which is not cached."""
         if self.scorer is None or self._rng.random() >= self.configuration.stand_in_share:
             return wanted
-        found = self._teaching.stand_in(str(DATASET), wanted)
+        found = self._teaching.stand_in(self._course_id, wanted)
         given = wanted if found is None else found
         assert isinstance(given, int)
         return given
@@ -289,14 +314,14 @@ class Cache:
         """Learn from a batch: from the samples that were trained on, not from those that were asked for."""
         if self.scorer is None:
             return
-        course_id = str(DATASET)
+        course_id = self._course_id
         scored = self.scorer.batch(served, embeddings, losses)
         self._teaching.scored(course_id, scored.ids.tolist(), scored.scores.tolist())
         hub = scored.hub(skip=lambda sample: self._teaching.is_hub(course_id, sample))
         if hub is not None:
-            self._landing = set(served.tolist())
+            self._shared.landing = set(served.tolist())
             self._teaching.hub_found(Hub(hub.id, course_id, hub.neighbours.tolist(), hub.distances.tolist()))
-            self._landing.clear()
+            self._shared.landing.clear()
 
     def epoch_end(self, accuracy: float) -> None:
         self._epochs_done += 1
@@ -305,7 +330,7 @@ class Cache:
             return
         self.scorer.new_epoch()
         # Epochs are counted from 0, as the hook counts them.
-        self._teaching.epoch_ended(JOB, self._epochs_done - 1, {str(DATASET): self.scorer.sigma}, accuracy)
+        self._teaching.epoch_ended(self._job_id, self._epochs_done - 1, {self._course_id: self.scorer.sigma}, accuracy)
 
     @property
     def ratio(self) -> float:
@@ -329,6 +354,7 @@ class Training:
         epochs: int,
         trace: TraceWriter | None = None,
         recipe: Recipe = SMALL,
+        shared: SharedCache | None = None,
     ) -> None:
         torch.manual_seed(seed)
         self.pool = pool
@@ -341,7 +367,8 @@ class Training:
         self._features, self._classifier = model[:-1], cast(nn.Linear, model[-1])
         self.capacity = pool.capacity(configuration.cached_share)
         width = recipe.embedded(torch.zeros(1, self._classifier.in_features)).shape[1]
-        self.cache = Cache(configuration, pool.labels.tolist(), pool.sizes, self.capacity, width, seed, epochs, trace)
+        labels = pool.labels.tolist()
+        self.cache = Cache(configuration, labels, pool.sizes, self.capacity, width, seed, epochs, trace, shared)
         self.sampler = SAMPLERS[configuration.sampler](
             self._samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled
         )
@@ -357,6 +384,17 @@ class Training:
 
     def epoch(self, number: int, stepped: Callable[[], None]) -> tuple[list[int], Epoch]:
         """Train for an epoch; returns the samples in the order in which they were read, and the epoch's figures."""
+        steps = self.steps_of(number)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                found: tuple[list[int], Epoch] = done.value
+                return found
+            stepped()
+
+    def steps_of(self, number: int) -> Generator[None, None, tuple[list[int], Epoch]]:
+        """The same, one step of the training at a time."""
         self.model.train()
         sampler, cache, batch = self.sampler, self.cache, self.recipe.batch
         drawn = list(sampler)
@@ -371,7 +409,6 @@ class Training:
         def train_one() -> None:
             nonlocal trained
             self._step(*ahead.popleft())
-            stepped()
             trained += 1
             self.steps.taken(number - 1, trained, batches)
 
@@ -385,8 +422,10 @@ class Training:
             trained_on.update(ahead[-1][1])
             if len(ahead) > AHEAD:
                 train_one()
+                yield
         while ahead:
             train_one()
+            yield
         figures = self._figures(len(set(drawn)), len(trained_on))
         cache.epoch_end(figures.top1)
         sampler.epoch_end(figures.top1)

@@ -14,10 +14,15 @@ share one training.
                       is filled once, since what is read in an epoch is of no use until the next
     echo 2            each sample twice while it is cached, and then not again before all others; the engine is told of
                       each epoch when it begins (data echoing)
-    shade             draws by the ranks of losses, three times as often what is cached and above the mean
+    shade             draws by the ranks of losses, three times as often what is cached and above the mean; no floor
     icache            half of the samples, the harder ones likelier; easy ones stand in within their class
     impact            the same after a warm-up, with those re-evaluated whose rank varies most
-    spider-paper      SpiderCache as its paper has it: draws by graph score, hubs stand in for whatever they can
+    spider-paper      SpiderCache as its paper has it: draws by graph score, no floor, hubs stand in for whatever they
+                      can, without limits; k is 500. The paper gives no radius: it is calibrated, as the product does
+    spider-released   the same with what its released program has beside: samples that are cached and above the mean are
+                      drawn three times as often, as SHADE does it. What cannot be had by a configuration: its fixed
+                      radius on embeddings of any length, 1 / (x_same + 1) for isolated samples, hubs that are chosen at
+                      random and leave when they are least often used
     spider-imp        its part for important samples alone: no hubs
     spider            the same as spider-paper with the product's limits
     spider+plan       what the product does with its hook: a coverage floor of 0.3, losses weighted, the next epoch
@@ -65,6 +70,7 @@ from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Pool, Ru
 from benchmarks.training.papers import compare
 from benchmarks.training.systems_report import BASELINE, WIDTH, Measured, grouped, plot, print_measured, show
 from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE
+from spiderfs.scorer.scorer import PAPERS_NEIGHBOURS
 from spiderfs.simulation.replay import Replay
 from trainer_hook import SpiderSampler
 
@@ -87,9 +93,9 @@ UNIFORM_CACHES = {
     "minio": ("minio", False),
     "uniform+plan": ("minio", True),
 }
-SHADE = Configuration(scores="rank", policy="shade", sampler="shade", coverage=0.1)
+SHADE = Configuration(scores="rank", policy="shade", sampler="shade")
 IMPACT = Configuration(scores="loss", policy="impact", sampler="impact")
-SPIDER_PAPER = Configuration(max_stand_ins=None, max_neighbours=None)
+SPIDER_PAPER = Configuration(max_stand_ins=None, max_neighbours=None, neighbours=PAPERS_NEIGHBOURS)
 SPIDER_PLANNED = Configuration(coverage=0.3, weight_clip=4.0, settled=0.25, planned=True, stand_in_share=0.0)
 SYSTEMS = {
     "quiver": System(Configuration(scores=None, unscored_policy="minio", oversampling=10)),
@@ -98,6 +104,7 @@ SYSTEMS = {
     "icache": System(Configuration(scores="loss", policy="icache", sampler="icache")),
     "impact": System(IMPACT),
     "spider-paper": System(SPIDER_PAPER),
+    "spider-released": System(replace(SPIDER_PAPER, sampler="spider released")),
     "spider-imp": System(replace(SPIDER_PAPER, ratio=(1.0, 1.0))),
     "spider": System(Configuration()),
     "spider+plan": System(SPIDER_PLANNED),
@@ -115,7 +122,8 @@ WHY = {
     "impact, twice the epochs": System(IMPACT, 2.0),
     "shade, weights and plan": System(replace(SHADE, coverage=0.3, weight_clip=4.0, settled=0.25, planned=True)),
     "shade, no repeats": System(replace(SHADE, sampler="shade without repeats")),
-    "shade, 4 repeats, no floor": System(replace(SHADE, coverage=0.0, sampler="shade with 4 repeats")),
+    "shade, 4 repeats": System(replace(SHADE, sampler="shade with 4 repeats")),
+    "shade, floor of 0.1": System(replace(SHADE, coverage=0.1)),
 }
 
 # The extent of train.py, but for the number of held-out images: that benchmark trains the same through mounts.

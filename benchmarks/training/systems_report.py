@@ -30,6 +30,7 @@ COLOURS = {
     "impact": "#bcbd22",
     "spider-paper": "#ff9896",
     "spider-imp": "#ff7f0e",
+    "spider-released": "#e7ba52",
     "spider": "#d62728",
     "spider+plan": "#2ca02c",
     "uniform+plan": "#9467bd",

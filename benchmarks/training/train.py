@@ -15,7 +15,8 @@ machine falls on all of them alike:
     lfu            evicts what was used least often; the same samples in the same order, so the same accuracy
     minio          keeps what came first; the same samples again
     uniform+plan   the same samples in the same order, published beforehand: evicted by next use, fetched ahead
-    shade          draws by the ranks of losses, and three times as often what is cached and above the mean (SHADE)
+    shade          draws by the ranks of losses, and three times as often what is cached and above the mean; no floor
+                   (SHADE)
     icache         half of the samples in an epoch, harder ones more often; easy samples stand in for others of their
                    class (iCACHE)
     impact         the same after a warm-up of at most 3 epochs; before each epoch it evaluates again the samples whose
@@ -118,7 +119,7 @@ CONFIGURATIONS = {
     "lfu": Configuration("policy=lfu"),
     "minio": Configuration("policy=minio"),
     "uniform+plan": Configuration("policy=minio", planned=True),
-    "shade": Configuration(f"policy=shade,{AS_IN_PAPERS}", sampler="shade"),
+    "shade": Configuration(f"policy=shade,{AS_IN_PAPERS}", sampler="shade", coverage=0.0),
     "icache": Configuration(f"policy=icache,{AS_IN_PAPERS}", sampler="icache"),
     "impact": Configuration(f"policy=impact,{AS_IN_PAPERS}", sampler="impact"),
     "importance": Configuration("plan=off,substitute=off", sampler="spider", coverage=0.0, ratio=1.0),
@@ -170,7 +171,7 @@ def train(data: Data, root: Path, task: Task, epochs: int, progress: Progress) -
             os.listdir(entry)
     if configuration.ratio is not None:
         (root / ".spiderfs" / "ratio").write_text(f"{configuration.ratio}\n")
-    hook = attach(root, model, loader) if sampler is not None and not configuration.planned else None
+    hook = attach(root, model, loader, epochs=epochs) if sampler is not None and not configuration.planned else None
     planning = plan(root, loader) if configuration.planned else None
     shown = progress.add_task(", ".join(map(str, task)), total=epochs)
     done = []

@@ -44,6 +44,8 @@ SAMPLERS: dict[str, Callable[..., SpiderSampler]] = {
     "shade": ShadeSampler,
     "shade without repeats": partial(ShadeSampler, repeats=1),
     "shade with 4 repeats": partial(ShadeSampler, repeats=4),
+    # The released program of SpiderCache has the sampler of SHADE's, with a replication factor of 3.
+    "spider released": ShadeSampler,
     # The trainings here have few epochs, and at most half of them may be the warm-up.
     "impact": partial(ImpactSampler, warm_up=3),
     "icache": partial(ImpactSampler, hybrid=False),

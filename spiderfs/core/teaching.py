@@ -91,13 +91,17 @@ class Teaching:
         size_of: Callable[[Key], int | None],
         options: TeachingOptions | None = None,
         note: Callable[[Hint], None] = lambda hint: None,
+        worths: Worths | None = None,
     ) -> None:
-        """`size_of` a sample is its bytes if they are at hand, in the store or in landing, and None if they are not."""
+        """`size_of` a sample is its bytes if they are at hand, in the store or in landing, and None if they are not.
+
+        `worths` is another rule for the worth of samples, which a benchmark compares with ours.
+        """
         self._engine = engine
         self._size_of = size_of
         self._options = options or TeachingOptions()
         self._note = note
-        self._worths = Worths()
+        self._worths = worths or Worths()
         self._jobs: dict[str, _Job] = {}
         self._pinned_ratio: float | None = None
         self._planned = False

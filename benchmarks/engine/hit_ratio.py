@@ -46,7 +46,6 @@ from benchmarks.training.in_process import Configuration, decode, train
 from benchmarks.training.training import BATCH, IMAGES, find_data
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Adjustable
 from spiderfs.core.hints import Hint, Ratio
 from spiderfs.errors import UsageError
 from spiderfs.policies import POLICIES
@@ -93,10 +92,7 @@ def points_of(trace: Trace, epoch_length: int | None, advance: Any = lambda: Non
             ("MIN", "belady", None, []),
         ):
             engine = Engine(policy_for(POLICIES[policy], accesses), budget)
-            if ratio is not None:
-                assert isinstance(engine.policy, Adjustable)
-                engine.policy.set_ratio(ratio)
-            yield warm_point(name, capacity, replay(engine, accesses, length, given))
+            yield warm_point(name, capacity, replay(engine, accesses, length, given, ratio=ratio))
             advance()
         yield by_epoch_point(accesses, length, capacity, budget)
         advance()

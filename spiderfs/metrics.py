@@ -67,7 +67,6 @@ COUNTERS = (
         "Packages at the source that another mount made, or that others may write to; they are not read",
     ),
     Definition("hook_batches", "Batches taken from trainers"),
-    Definition("hook_batches_dropped", "Batches of trainers dropped because the manager was too slow to take them"),
     Definition(
         "hook_rows_left_out", "Samples of trainers' batches that were not scored because the manager was too slow"
     ),

@@ -1,13 +1,14 @@
-"""How fast a training may be before the daemon drops its batches, and how many of its rows are scored then.
+"""How fast a training may be before rows are left out, how old scores become then, and how right they are.
 
     .venv/bin/python -m benchmarks.training.saturation [--quick] [--large] [--json FILE]
 
 A client of the hook sends batches of 128 samples at growing rates to a hook server with a scorer, in a process of its
-own whose index is filled first. Each rate is sent twice, in turns: to a daemon that takes one batch at a time and drops
-a batch when its queue is full, and to a daemon that takes more batches together the more of them wait, and scores those
-of their rows that were scored longest ago. --large adds a list of a million samples, which takes some fifteen minutes.
+own whose index is filled first. The samples come in the order of epochs, a new one each time. --large adds a list of a
+million samples of a thousand classes; there 5,000 samples a second are offered for two epochs and a bit, some eight
+minutes.
 
-The limit is the highest of these rates at which no batch is dropped.
+"Scored every" is how many epochs pass between two scores of a sample, as far as rows left out say it. After each rate,
+the scores of some samples are compared with exact ones, which an exact search for their neighbours yields.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import multiprocessing.connection
 import random
 import sys
 import tempfile
@@ -25,24 +27,27 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import trio
 from rich.console import Console
+from scipy.stats import spearmanr
 
 from benchmarks.common.command import command_line
+from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.guide import Guide
-from spiderfs.daemon.training.hook_connection import ServerLimits
 from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.daemon.training.trainer import SampleList, Trainer
 from spiderfs.daemon.training.wiring import Training
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, Hello
-from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.index import Ids, blocks_of, exact_nearest, normalised
+from spiderfs.scorer.scorer import Scorer, importance
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.records import LmdbRecords
@@ -53,35 +58,58 @@ from trainer_hook import Client, Declaration
 
 BATCH = 128
 DIMENSION = 64
-CLASSES = 10
 NAME = "train"
-# So many different batches are made, and sent again and again.
-BATCHES = 256
 PATIENCE_S = 3600.0
-TOGETHER = ServerLimits().together
+SAMPLES_OF_A_CLASS = 1000
+COMPARED = 500
+FILLED_AT_ONCE = 8192
+# The samples that find the radius, which stays then.
+RADIUS_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Extent:
     samples: tuple[int, ...]
     offered_s: float
-    rates: tuple[int, ...] = (500, 1000, 2000, 4000, 8000, 16000, 32000)
+    rates: tuple[int, ...] = (1000, 2000, 5000, 10_000, 20_000)
+    # Offer this rate for two epochs and a bit, of the longest list.
+    whole_epochs_at: int | None = None
 
 
-QUICK = Extent((10_000,), 2.0, (2000, 8000, 32000))
-FULL = Extent((10_000, 100_000), 10.0)
-LARGE = Extent((10_000, 100_000, 1_000_000), 10.0)
+QUICK = Extent((10_000,), 2.0, (2000, 8000))
+FULL = Extent((10_000, 50_000, 100_000), 10.0)
+LARGE = Extent((1_000_000,), 10.0, (2000, 5000, 10_000), whole_epochs_at=5000)
+WHOLE_EPOCHS = 2.2
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the daemon says of its scores."""
+
+    left_out_share: float
+    oldest_epochs: float
+    correlation: float  # of the scores with exact ones (Spearman)
+    recall: float
+    bytes_per_sample: float
 
 
 @dataclass(frozen=True)
 class Row:
     samples: int
-    together: int
     offered_per_s: float
-    sent_per_s: float
-    dropped_share: float  # of the batches, by the hook or the daemon
+    seconds: float
+    dropped_share: float  # of the batches, by the hook
     scored_per_s: float
     left_out_share: float  # of the rows that arrived
+    scored_every_epochs: float
+    oldest_epochs: float  # of all scores, since the index was filled
+    correlation: float
+    recall: float
+    bytes_per_sample: float
+
+
+def embeddings_of(samples: int) -> Embeddings:
+    return Embeddings(samples, DIMENSION, max(10, samples // SAMPLES_OF_A_CLASS))
 
 
 class FilledGuide(Guide):
@@ -92,22 +120,41 @@ class FilledGuide(Guide):
         known_list = self.trainers.list_of(trainer, samples.name)
         scorer = known_list.scoring_for("graph", DIMENSION, ScorerOptions())
         assert isinstance(scorer, Scorer)
-        rng = np.random.default_rng(0)
-        for start in range(0, len(samples), 8192):
-            ids = np.arange(start, min(start + 8192, len(samples)))
-            await trio.to_thread.run_sync(scorer.index.update, ids, _embeddings(rng, samples.labels[ids]))
+        made = embeddings_of(len(samples))
+        order = np.random.default_rng(0).permutation(len(samples))
+        for start in range(0, len(samples), FILLED_AT_ONCE):
+            ids = order[start : start + FILLED_AT_ONCE]
+            await trio.to_thread.run_sync(scorer.index.update, ids, normalised(made.of(ids)))
+        scorer.batch(order[:RADIUS_ROWS], made.of(order[:RADIUS_ROWS]))
+        scorer.new_epoch()
         return unknown
 
+    def report(self) -> Report:
+        (known_list,) = self.scoring._lists
+        scorer = known_list.scorings["graph"]
+        assert isinstance(scorer, Scorer)
+        rng = np.random.default_rng(0)
+        return Report(
+            known_list.thinning.left_out_share,
+            known_list.thinning.ages().oldest,
+            correlation(scorer, rng.choice(np.flatnonzero(scorer._scored), COMPARED, replace=False)),
+            scorer.recall(COMPARED, rng),
+            scorer.index.bytes_per_sample,
+        )
 
-def _embeddings(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
-    """Embeddings of unit length, of classes that overlap."""
-    centres = np.random.default_rng(9).normal(size=(CLASSES, DIMENSION))
-    vectors = centres[labels] + rng.normal(size=(len(labels), DIMENSION))
-    unit: np.ndarray = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    return unit
+
+def correlation(scorer: Scorer, ids: Ids) -> float:
+    """Spearman's rank correlation of these samples' scores with the scores that an exact search gives them now."""
+    true = exact_nearest(blocks_of(scorer.index), ids, scorer.index.vectors(ids), scorer.options.neighbours)
+    near = true.distances < scorer.radius
+    same = (near & (scorer.labels[true.ids] == scorer.labels[ids][:, None])).sum(axis=1)
+    exact = importance(same, near.sum(axis=1) - same, scorer.options.neighbours)
+    return float(spearmanr(exact, scorer.scores[ids]).statistic)
 
 
-def _serve(place: Path, samples: int, together: int, counters: Counters, ready: Event) -> None:
+def _serve(
+    place: Path, samples: int, counters: Counters, ready: Event, asked: multiprocessing.connection.Connection
+) -> None:
     async def main() -> None:
         source = MemorySource()
         for number in range(samples):
@@ -123,42 +170,63 @@ def _serve(place: Path, samples: int, together: int, counters: Counters, ready: 
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
         files = place / "trainers", place / "scores"
         training = Training(catalogue, lister, records, cache, counters, *files, options, None, lambda: None)
-        limits = ServerLimits(together=together)
         parts = {field.name: getattr(training.guide, field.name) for field in fields(Guide)}
-        server = HookServer(FilledGuide(**parts), counters.add, limits)
+        guide = FilledGuide(**parts)
+        server = HookServer(guide, counters.add)
         await lister.root()
         listener = listen(place / "hook.sock")
-        ready.set()
-        await server.serve(listener)
+
+        async def report() -> None:
+            while True:
+                await trio.to_thread.run_sync(asked.recv, abandon_on_cancel=True)
+                asked.send(await trio.to_thread.run_sync(guide.report))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(report)
+            ready.set()
+            await server.serve(listener)
 
     trio.run(main)
 
 
+class Daemon(NamedTuple):
+    """A daemon of its own that knows a list, and a client of the hook that is connected to it."""
+
+    client: Client
+    counters: SharedCounters
+    embeddings: Embeddings
+    asked: multiprocessing.connection.Connection
+
+    def report(self) -> Report:
+        self.asked.send(None)
+        found = self.asked.recv()
+        assert isinstance(found, Report)
+        return found
+
+
 @contextmanager
-def connected(samples: int, together: int) -> Iterator[tuple[Client, SharedCounters]]:
-    """A client of the hook that is connected to a daemon of its own, which knows the list."""
+def connected(samples: int) -> Iterator[Daemon]:
     context = multiprocessing.get_context("fork")
     counters = SharedCounters(1)
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         ready = context.Event()
-        arguments = place, samples, together, counters.row(0), ready
-        process = context.Process(target=_serve, args=arguments, daemon=True)
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(place, samples, counters.row(0), ready, there), daemon=True)
         process.start()
         try:
             assert ready.wait(PATIENCE_S), "the daemon did not start"
             client = Client(lambda: place / "hook.sock", Hello("saturation", "saturation"))
-            labels = np.random.default_rng(1).integers(0, CLASSES, samples).astype(np.int32)
+            made = embeddings_of(samples)
             paths = [b"train/%07d" % number for number in range(samples)]
-            client.declare(Declaration(NAME, NAME, paths, labels))
-            # The daemon takes the first batch once the list is known and the index is full, and finds the radius by it.
-            for made in itertools.islice(batches(labels), 2):
-                client.batch(partial(_given, made))
-            _until(lambda: counters.totals()["hook_batches"] == 2)
-            yield client, counters
+            client.declare(Declaration(NAME, NAME, paths, made.labels.astype(np.int32)))
+            # The daemon takes the first batch once the list is known and the index is full.
+            client.batch(partial(_given, next(batches(made))))
+            _until(lambda: counters.totals()["hook_batches"] == 1)
+            yield Daemon(client, counters, made, here)
             client.close()
         finally:
-            process.terminate()
+            process.kill()
             process.join()
 
 
@@ -174,93 +242,95 @@ def _until(condition: object) -> None:
         time.sleep(0.01)
 
 
-def batches(labels: np.ndarray) -> Iterator[Batch]:
+def batches(made: Embeddings) -> Iterator[Batch]:
+    """The batches of one epoch after another, each in a new order."""
     rng = np.random.default_rng(2)
     for step in itertools.count():
-        ids = rng.choice(len(labels), BATCH, replace=False).astype(np.uint32)
-        yield Batch(NAME, 0, step, ids, _embeddings(rng, labels[ids]).astype(np.float16), None)
+        order = rng.permutation(len(made.labels))
+        for start in range(0, len(order) - BATCH + 1, BATCH):
+            ids = order[start : start + BATCH].astype(np.uint32)
+            yield Batch(NAME, 0, step, ids, normalised(made.of(ids)).astype(np.float16), None)
 
 
-def offer(
-    client: Client, counters: SharedCounters, made: list[Batch], rate: float, seconds: float
-) -> tuple[float, ...]:
-    """Send so many samples a second; returns seconds, batches sent, batches dropped, and rows left out."""
-    names = ("hook_batches", "hook_batches_dropped", "hook_rows_left_out")
-    before, refused = counters.totals(), client.counts["dropped"]
+def offer(daemon: Daemon, made: Iterator[Batch], rate: float, seconds: float) -> Row:
+    """Send so many samples a second, and say what became of them."""
+    names = ("hook_batches", "hook_rows_left_out")
+    before, dropped_before = daemon.counters.totals(), daemon.client.counts["dropped"]
     offered = round(rate * seconds / BATCH)
     began = time.perf_counter()
     for number in range(offered):
+        batch = next(made)
         delay_s = began + number * BATCH / rate - time.perf_counter()
         if delay_s > 0:
             time.sleep(delay_s)
-        client.batch(partial(_given, made[number % len(made)]))
-    refused = client.counts["dropped"] - refused
+        daemon.client.batch(partial(_given, batch))
 
     def learned() -> list[int]:
-        after = counters.totals()
+        after = daemon.counters.totals()
         return [after[name] - before[name] for name in names]
 
-    _until(lambda: sum(learned()[:2]) + refused == offered)
-    # The daemon counts a batch when it begins with it, so the last one may not be finished.
+    _until(lambda: learned()[0] + daemon.client.counts["dropped"] - dropped_before == offered)
+    # The daemon counts a batch when it begins with it, so the last call may not be finished.
     took_s = time.perf_counter() - began
-    arrived, dropped, left_out = learned()
-    return took_s, offered, arrived, dropped + refused, left_out
+    arrived, left_out = learned()
+    report = daemon.report()
+    rows = arrived * BATCH
+    return Row(
+        samples=len(daemon.embeddings.labels),
+        offered_per_s=rate,
+        seconds=took_s,
+        dropped_share=(daemon.client.counts["dropped"] - dropped_before) / offered,
+        scored_per_s=(rows - left_out) / took_s,
+        left_out_share=left_out / max(1, rows),
+        scored_every_epochs=offered * BATCH / max(1, rows - left_out),
+        oldest_epochs=report.oldest_epochs,
+        correlation=report.correlation,
+        recall=report.recall,
+        bytes_per_sample=report.bytes_per_sample,
+    )
 
 
 def measure(extent: Extent) -> Iterator[Row]:
     for samples in extent.samples:
-        labels = np.random.default_rng(1).integers(0, CLASSES, samples).astype(np.int32)
-        made = list(itertools.islice(batches(labels), BATCHES))
-        with connected(samples, 1) as alone, connected(samples, TOGETHER) as grouped:
+        with connected(samples) as daemon:
+            made = batches(daemon.embeddings)
             for rate in extent.rates:
-                for together, (client, counters) in ((1, alone), (TOGETHER, grouped)):
-                    result = offer(client, counters, made, rate, extent.offered_s)
-                    took_s, offered, arrived, dropped, left_out = result
-                    rows = arrived * BATCH
-                    yield Row(
-                        samples=samples,
-                        together=together,
-                        offered_per_s=rate,
-                        sent_per_s=offered * BATCH / extent.offered_s,
-                        dropped_share=dropped / offered,
-                        scored_per_s=(rows - left_out) / took_s,
-                        left_out_share=left_out / max(1, rows),
-                    )
-
-
-def limits(rows: list[Row]) -> dict[tuple[int, int], float]:
-    """The highest rate up to which no batch was dropped, for each number of samples and of batches together."""
-    found: dict[tuple[int, int], float] = {}
-    dropped: set[tuple[int, int]] = set()
-    for row in rows:
-        key = row.samples, row.together
-        if row.dropped_share:
-            dropped.add(key)
-        elif key not in dropped:
-            found[key] = row.offered_per_s
-    return found
+                yield offer(daemon, made, rate, extent.offered_s)
+            if extent.whole_epochs_at is not None:
+                rate = extent.whole_epochs_at
+                yield offer(daemon, made, rate, WHOLE_EPOCHS * samples / rate)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     extent = QUICK if arguments.quick else LARGE if arguments.large else FULL
-    rows = list(measure(extent))
-    headings = ("samples", "together", "offered/s", "batches dropped", "scored/s", "rows left out")
-    table = plain_table("Batches of 128 samples; an embedding has 64 numbers", *headings)
-    for row in rows:
-        shares = f"{row.dropped_share:.1%}", f"{row.scored_per_s:,.0f}", f"{row.left_out_share:.1%}"
-        table.add_row(f"{row.samples:,}", str(row.together), f"{row.offered_per_s:,.0f}", *shares)
-    console.print(table)
-    for (samples, together), rate in limits(rows).items():
-        console.print(
-            f"{samples:,} samples, up to {together} together: no batch is dropped at {rate:,.0f} samples a second"
+    headings = ("samples", "offered/s", "dropped", "scored/s", "left out", "every", "oldest", "corr.", "recall")
+    title = (
+        "Batches of 128 samples, embeddings of 64 numbers: batches that were dropped, rows that were left out,\n"
+        "epochs between two scores of a sample, epochs since the oldest score, correlation with exact scores"
+    )
+    table = plain_table(title, *headings)
+    rows = []
+    for row in measure(extent):
+        rows.append(row)
+        table.add_row(
+            f"{row.samples:,}",
+            f"{row.offered_per_s:,.0f}",
+            f"{row.dropped_share:.1%}",
+            f"{row.scored_per_s:,.0f}",
+            f"{row.left_out_share:.1%}",
+            f"{row.scored_every_epochs:.2f}",
+            f"{row.oldest_epochs:.2f}",
+            f"{row.correlation:.3f}",
+            f"{row.recall:.3f}",
         )
-    if arguments.json is not None:
-        save(arguments.json, {"machine": machine(), "rows": [asdict(row) for row in rows]})
+        if arguments.json is not None:
+            save(arguments.json, {"machine": machine(), "rows": [asdict(row) for row in rows]})
+    console.print(table)
 
 
 def main() -> int:
     parser = command_line(__doc__)
-    parser.add_argument("--large", action="store_true", help="measure a list of a million samples too")
+    parser.add_argument("--large", action="store_true", help="measure a list of a million samples instead")
     arguments = parser.parse_args()
     if arguments.quick and arguments.large:
         parser.error("choose --quick or --large, not both")

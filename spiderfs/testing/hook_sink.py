@@ -41,6 +41,13 @@ class RecordingSink:
         self.calls.append(("learn", trainer))
         self.batches += [(trainer, batch) for batch in batches]
 
+    def thinned(
+        self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32], count: int
+    ) -> npt.NDArray[np.int64]:
+        """The first rows."""
+        self.calls.append(("thinned", trainer))
+        return np.arange(count)
+
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
         self.calls.append(("epoch_end", trainer))
         self.ends.append((trainer, end))

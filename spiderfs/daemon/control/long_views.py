@@ -86,6 +86,7 @@ async def graph(lists: KnownLists, batch_scoring: BatchScoring) -> AsyncGenerato
             lines.append("  nothing scored yet\n")
             continue
         found.append(("rows left out", f"{status.left_out_share:.3f}  (scoring them all takes longer than training)"))
-        found.append(("ms per batch", f"{1000 * status.scoring_s:.1f}"))
+        found.append(("age of scores", f"median {status.ages.median:.2f}, oldest {status.ages.oldest:.2f} epochs"))
+        found.append(("rows per second", f"{status.scored_per_s:.0f}  (while it scores)"))
         lines += [f"  {name:18} {text}\n" for name, text in found]
     yield "".join(lines or ["no trainer has declared its samples yet\n"]).encode(errors="surrogateescape")

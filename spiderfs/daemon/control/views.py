@@ -101,7 +101,6 @@ def stats_json(status: MountStatus) -> bytes:
                 "rank": trainer.rank,
                 "lists": dict(trainer.lists),
                 "batches": trainer.batches,
-                "batches_dropped": trainer.batches_dropped,
             }
             for trainer in status.trainers
         ],

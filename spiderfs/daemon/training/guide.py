@@ -51,6 +51,12 @@ class Guide:
         await self.scoring.learn(self.trainers.number_of(trainer), known_list, batches)
         await self.redirects.publish()
 
+    def thinned(
+        self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32], count: int
+    ) -> npt.NDArray[np.int64]:
+        known_list = self.trainers.list_of(trainer, samples.name)
+        return self.scoring.thinned(self.trainers.number_of(trainer), known_list, indices, count)
+
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
         number = self.trainers.number_of(trainer)
         self.scoring.forget_reads(number)

@@ -1,12 +1,12 @@
-"""One trainer's connection: a task that reads and a task that feeds the sink, with a bounded queue between them.
+"""One trainer's connection: a task that reads and a task that feeds the sink, with a bounded backlog between them.
 
 The reader decodes and checks messages, and answers mistakes. The feeder calls the sink, one call at a time and in
-order. When several batches wait, the sink gets them in one call, and scores of them together no more rows than of one
-batch. So a training that is faster than its scoring has fewer of its rows scored, and no batch is lost as a whole.
+order. The sink gets all batches that wait in one call, and scores as many of their rows as there is time for. When
+batches wait that take too many bytes, the sink chooses rows of theirs to leave out. So a training that is faster than
+its scoring has fewer of its rows scored, and no batch is lost as a whole.
 
-When the queue is full all the same, a batch is dropped and counted: each batch is only a hint, and another one will
-come. For every other message the reader waits until the queue has room. Then the trainer's own socket becomes full,
-which its hook can bear. Both tasks send answers, each whole message under a lock.
+For every other message the reader waits until the backlog has room. Then the trainer's own socket becomes full, which
+its hook can bear. Both tasks send answers, each whole message under a lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy.typing as npt
 import trio
 
 from spiderfs import __version__
+from spiderfs.daemon.training.backlog import Backlog, Run
 from spiderfs.daemon.training.declaring import DeclaredBytes, Declaring
 from spiderfs.daemon.training.trainer import SampleList, Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
@@ -70,6 +72,11 @@ class HookSink(Protocol):
     async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
         """Learn from batches that are alike in shape and came one after another; several if the sink is behind."""
 
+    def thinned(
+        self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32], count: int
+    ) -> npt.NDArray[np.int64]:
+        """Choose `count` of the rows of waiting batches with these samples; the sink does not hear of the others."""
+
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None: ...
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None: ...
@@ -103,11 +110,10 @@ class ServerLimits:
     # A GPU sends some 20 batches a second; beyond this rate the reader pauses.
     messages_per_s: float = 1000.0
     burst: int = 200
-    # Messages that wait: two to three seconds of training. If the sink falls further behind, batches are dropped.
+    # Messages that wait; batches that come one after another count as one.
     queue: int = 64
-    # One call of the sink has one batch more for each `waiting_for_each` that wait, and `together` at most.
-    waiting_for_each: int = 4
-    together: int = 16
+    # Bytes of batches that wait: 14,000 rows of 64 numbers, which is three seconds at 5,000 a second.
+    waiting_bytes: int = 2 << 20
     malformed: int = 100
     hello_timeout_s: float = 10.0
     # If a trainer reads no answer for so long, its connection is closed.
@@ -158,12 +164,12 @@ class Connection:
 
     async def run(self, trainer: Trainer) -> None:
         """Read and feed until the trainer leaves, or has made too many mistakes."""
-        queue, feed = trio.open_memory_channel[Message](self._limits.queue)
+        backlog = Backlog(self._limits.queue, self._limits.waiting_bytes, partial(self._thinned, trainer))
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._feed, trainer, feed)
-                async with queue:
-                    await self._read(trainer, queue)
+                nursery.start_soon(self._feed, trainer, backlog)
+                await self._read(backlog)
+                backlog.close()
         except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             log.debug("trainer %d has gone", trainer.pid)
         finally:
@@ -221,7 +227,7 @@ class Connection:
             async with self._answering:
                 await self._stream.send_all(encode(Error("version", text), self._limits.message, version))
 
-    async def _read(self, trainer: Trainer, queue: trio.MemorySendChannel[Message]) -> None:
+    async def _read(self, backlog: Backlog) -> None:
         while self._errors < self._limits.malformed:
             message = await self._next()
             if message is None:
@@ -229,14 +235,8 @@ class Connection:
             if not isinstance(message, _SAID_BY_TRAINERS):
                 await self._refuse(ProtocolError(f"{message.TYPE} is not for a trainer to say now", "order"))
                 continue
-            if isinstance(message, Batch):
-                try:
-                    queue.send_nowait(message)
-                except trio.WouldBlock:
-                    trainer.batches_dropped += 1
-                    self._count("hook_batches_dropped", 1)
-            elif not isinstance(message, Samples) or await self._admitted(message):
-                await queue.send(message)
+            if not isinstance(message, Samples) or await self._admitted(message):
+                await backlog.put(message)
             if isinstance(message, Goodbye):
                 return
 
@@ -249,46 +249,45 @@ class Connection:
 
     # -- feeding
 
-    async def _feed(self, trainer: Trainer, feed: trio.MemoryReceiveChannel[Message]) -> None:
-        async with feed:
-            ahead: list[Message] = []
-            while True:
-                try:
-                    message = ahead.pop() if ahead else await feed.receive()
-                except trio.EndOfChannel:
-                    return
-                try:
-                    if isinstance(message, Batch):
-                        batches, ahead = self._together(message, feed)
-                        await self._learn(trainer, batches)
-                    else:
-                        await self._act(trainer, message)
-                except ProtocolError as exc:
-                    await self._refuse(exc)
-                except SpiderfsError as exc:
-                    await self.answer(Error("failed", str(exc)))
-                except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-                    raise
-                except Exception:
-                    # A mistake in the sink must end neither the daemon nor the connection.
-                    log.exception("%s of trainer %d could not be acted on", message.TYPE, trainer.pid)
-                    self._count("internal_errors", 1)
-                    await self.answer(Error("failed", f"{message.TYPE}: an internal error, see the daemon's log"))
-
-    def _together(self, first: Batch, feed: trio.MemoryReceiveChannel[Message]) -> tuple[list[Batch], list[Message]]:
-        """The batches that go into one call, from `first` on, and the message behind them if it was read already."""
-        waiting = feed.statistics().current_buffer_used
-        count = min(1 + waiting // self._limits.waiting_for_each, self._limits.together)
-        batches = [first]
-        while len(batches) < count:
+    async def _feed(self, trainer: Trainer, backlog: Backlog) -> None:
+        while (waited := await backlog.take()) is not None:
+            kind = Batch.TYPE if isinstance(waited, list) else waited.TYPE
             try:
-                message = feed.receive_nowait()
-            except (trio.WouldBlock, trio.EndOfChannel):
-                break
-            if not isinstance(message, Batch) or not _alike(first, message):
-                return batches, [message]
-            batches.append(message)
-        return batches, []
+                if isinstance(waited, list):
+                    await self._learn(trainer, waited)
+                else:
+                    await self._act(trainer, waited)
+            except ProtocolError as exc:
+                await self._refuse(exc)
+            except SpiderfsError as exc:
+                await self.answer(Error("failed", str(exc)))
+            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+                raise
+            except Exception:
+                # A mistake in the sink must end neither the daemon nor the connection.
+                log.exception("%s of trainer %d could not be acted on", kind, trainer.pid)
+                self._count("internal_errors", 1)
+                await self.answer(Error("failed", f"{kind}: an internal error, see the daemon's log"))
+
+    def _thinned(self, trainer: Trainer, run: Run) -> Run:
+        """These batches without half of their rows, and without the batches that have none then."""
+        samples = trainer.lists.get(run[0].list)
+        indices = np.concatenate([batch.indices for batch in run])
+        if samples is None or int(indices.max(initial=0)) >= len(samples):
+            return run
+        kept = np.zeros(len(indices), bool)
+        kept[self._sink.thinned(trainer, samples, indices, len(indices) // 2)] = True
+        smaller = [
+            _rows_of(batch, rows)
+            for batch, rows in zip(run, np.split(kept, np.cumsum([len(batch.indices) for batch in run])), strict=False)
+        ]
+        left = [batch for batch in smaller if len(batch.indices)]
+        self._heard(trainer, len(run) - len(left))
+        return left
+
+    def _heard(self, trainer: Trainer, batches: int) -> None:
+        trainer.batches += batches
+        self._count("hook_batches", batches)
 
     async def _learn(self, trainer: Trainer, batches: list[Batch]) -> None:
         samples = _list(trainer, batches[0].list)
@@ -301,8 +300,7 @@ class Connection:
             else:
                 good.append(batch)
         if good:
-            trainer.batches += len(good)
-            self._count("hook_batches", len(good))
+            self._heard(trainer, len(good))
             await self._sink.learn(trainer, samples, good)
 
     async def _act(self, trainer: Trainer, message: Message) -> None:
@@ -364,13 +362,11 @@ def _list(trainer: Trainer, name: str) -> SampleList:
     return trainer.lists[name]
 
 
-def _alike(one: Batch, other: Batch) -> bool:
-    """Whether two batches can be scored as one."""
-    return (one.list, one.embeddings.shape[1], one.losses is None) == (
-        other.list,
-        other.embeddings.shape[1],
-        other.losses is None,
-    )
+def _rows_of(batch: Batch, rows: npt.NDArray[np.bool_]) -> Batch:
+    """Some rows of a batch, as copies: the message that they came in leaves memory."""
+    losses = None if batch.losses is None else batch.losses[rows]
+    labels = None if batch.labels is None else batch.labels[rows]
+    return replace(batch, indices=batch.indices[rows], embeddings=batch.embeddings[rows], losses=losses, labels=labels)
 
 
 def _check_indices(samples: SampleList, indices: npt.NDArray[np.uint32]) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.core.policy import Key
+from spiderfs.core.thinning import ScoreAges, Thinning
 from spiderfs.daemon.training.trainer import SampleList
 from spiderfs.errors import SourceError, Stale
 from spiderfs.scorer import SCORINGS
@@ -34,14 +35,16 @@ _AT_A_TIME = 500
 class ListStatus:
     """The status of one list, as control files show it.
 
-    `left_out_share` is the share of rows that were not scored; `scoring_s` is the mean time to score a batch.
+    `left_out_share` is the share of rows that were not scored, and `scored_per_s` is the number of rows in a second of
+    scoring.
     """
 
     number: int
     name: str
     samples: int
     left_out_share: float
-    scoring_s: float
+    ages: ScoreAges
+    scored_per_s: float
 
 
 class KnownList:
@@ -69,12 +72,10 @@ class KnownList:
         self.directory = directory
         self.scorings: dict[str, Scoring] = {}
         """By name; a scoring that is not in use keeps what it has learned."""
-        # Batches that were scored, the time that took, the rows that were scored, and those that there was no time for.
+        self.thinning = Thinning(len(samples))
+        # Calls of the scoring, and the time that they took.
         self.scorings_made = 0
         self.scoring_s = 0.0
-        self.rows_scored = 0
-        self.rows_left_out = 0
-        self._scored_at = np.zeros(len(samples), np.uint32)
 
     @property
     def course_id(self) -> str:
@@ -87,9 +88,9 @@ class KnownList:
         return self.digest
 
     def status(self) -> ListStatus:
-        left_out_share = self.rows_left_out / max(1, self.rows_left_out + self.rows_scored)
-        scoring_s = self.scoring_s / max(1, self.scorings_made)
-        return ListStatus(self.number, self.name, len(self.labels), left_out_share, scoring_s)
+        scored_per_s = self.thinning.rows_scored / self.scoring_s if self.scoring_s else 0.0
+        left_out_share, ages = self.thinning.left_out_share, self.thinning.ages()
+        return ListStatus(self.number, self.name, len(self.labels), left_out_share, ages, scored_per_s)
 
     @property
     def label_of(self) -> dict[Key, int]:
@@ -106,19 +107,6 @@ class KnownList:
                 log.info("%s goes on with the scores of an earlier training", self.name)
             self.scorings[name] = scoring
         return scoring
-
-    def to_score(self, indices: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
-        """The rows to score, of a batch of the samples `indices`, if there is time for `limit` rows.
-
-        These are the rows whose samples were scored the longest ago, in the order of the batch.
-        """
-        rows = np.arange(len(indices))
-        if len(indices) > limit:
-            rows = np.sort(np.argsort(self._scored_at[indices], kind="stable")[:limit])
-        self.rows_scored += len(rows)
-        self.rows_left_out += len(indices) - len(rows)
-        self._scored_at[indices[rows]] = self.scorings_made + 1
-        return rows
 
     def remember(self, name: str, options: ScorerOptions) -> None:
         """Restore a scoring that an earlier mount has saved, if there is one. Blocks."""

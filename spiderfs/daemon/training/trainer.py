@@ -70,7 +70,6 @@ class TrainerStatus:
     rank: int
     lists: Mapping[str, int]
     batches: int
-    batches_dropped: int
 
 
 @dataclass(eq=False)
@@ -82,7 +81,6 @@ class Trainer:
     hello: Hello
     lists: dict[str, SampleList] = field(default_factory=dict)
     batches: int = 0
-    batches_dropped: int = 0
     malformed: int = 0
 
     @property
@@ -91,7 +89,7 @@ class Trainer:
 
     def status(self) -> TrainerStatus:
         lists = {name: len(samples) for name, samples in self.lists.items()}
-        return TrainerStatus(self.hello.client, self.pid, self.rank, lists, self.batches, self.batches_dropped)
+        return TrainerStatus(self.hello.client, self.pid, self.rank, lists, self.batches)
 
 
 class ListAssembly:

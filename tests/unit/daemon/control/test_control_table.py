@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import trio
 
+from spiderfs.core.thinning import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control import long_views
 from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render
@@ -64,7 +65,7 @@ class Harness:
             number=number,
             inodes=inodes,
             scoring=scoring,
-            status=lambda: ListStatus(number, "train", FILES, 0.25, 0.0031),
+            status=lambda: ListStatus(number, "train", FILES, 0.25, ScoreAges(0.5, 2.25), 3100.0),
         )
         self.lists.put(known_list)
 
@@ -149,7 +150,7 @@ def test_the_graph_is_told_while_lists_are_declared(harness: Harness) -> None:
     text, _ = harness.text("graph")
     assert text.count(b"list ") == 2
     assert b"list 1: train, 30000 samples\n  radius             0.5\n  rows left out      0.250" in text
-    assert b"  ms per batch       3.1\n" in text
+    assert b"  rows per second    3100  (while it scores)\n" in text
     assert len(list(harness.lists)) == 4
 
 

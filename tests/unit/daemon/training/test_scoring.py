@@ -118,13 +118,31 @@ def test_a_hub_is_told_and_placed_when_its_bytes_are_there(tmp_path: Path) -> No
     run(tmp_path, test)
 
 
-def test_rows_beyond_those_of_one_batch_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_rows_that_there_is_no_time_for_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spiderfs.daemon.training.scoring.ROWS_AT_ONCE", 2)
+
     async def test(harness: Harness) -> None:
         await harness.scoring.learn(TRAINER, harness.list, [batch((0, 1)), batch((2, 3))])
         assert harness.scored() == [10, 11]
         assert harness.counters.totals()["hook_rows_left_out"] == 2
         await harness.scoring.learn(TRAINER, harness.list, [batch((0, 1)), batch((2, 3))])
         assert harness.scored() == [12, 13], "those that were scored the longest ago come first"
+
+    run(tmp_path, test)
+
+
+def test_waiting_rows_that_leave_are_those_whose_scores_are_youngest(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.learn(0, 1)
+        assert harness.scored() == [10, 11]
+        harness.scoring.note([Access(1.0, 15, 12, SIZE, 0, 1, TRAINER, HIT)])
+        kept = harness.scoring.thinned(TRAINER, harness.list, np.array([0, 1, 2, 3, 2], np.uint32), 2)
+        assert kept.tolist() == [3, 4], "samples 3 and 2 were never scored; of two rows of sample 2 the newer is kept"
+        assert harness.counters.totals()["hook_rows_left_out"] == 3
+        await harness.learn(2)
+        assert harness.scored() == [12], "the read of the row that left is done with"
 
     run(tmp_path, test)
 

@@ -153,7 +153,11 @@ def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> Non
     run(tmp_path, test)
 
 
-def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_longest_ago(tmp_path: Path) -> None:
+def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_longest_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spiderfs.daemon.training.scoring.ROWS_AT_ONCE", 8)
+
     async def test(harness: Harness) -> None:
         await harness.declare()
         rng = np.random.default_rng(3)
@@ -168,13 +172,14 @@ def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_lon
             assert scoring is not None
             scored.append(round(scoring.scored_share * SAMPLES))
         assert scored == [8, 16, 24, 32, 40], "each sample once before any is scored again"
-        assert (known_list.rows_scored, known_list.rows_left_out) == (40, 160)
+        assert (known_list.thinning.rows_scored, known_list.thinning.rows_left_out) == (40, 160)
 
     run(tmp_path, test)
 
 
-def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path) -> None:
+def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next batch would be filed under what an earlier read of its samples was given."""
+    monkeypatch.setattr("spiderfs.daemon.training.scoring.ROWS_AT_ONCE", 1)
 
     async def test(harness: Harness) -> None:
         await harness.declare()
@@ -197,7 +202,7 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path) -> No
         (known_list,) = harness.training.lists
         scoring = harness.training.scoring.of(known_list)
         assert scoring is not None
-        assert (known_list.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
+        assert (known_list.thinning.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
         assert isinstance(scoring, Scorer)
         assert sorted(scoring.index.present().tolist()) == [0, 1]
 

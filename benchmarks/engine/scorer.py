@@ -1,23 +1,25 @@
-"""The cost of a batch to the scorer: milliseconds, bytes per sample and recall, over set size and dimension.
+"""What a batch costs the scorer, and how right its scores are: time, bytes, recall and correlation, by index and list.
 
     .venv/bin/python -m benchmarks.engine.scorer [--quick] [--large] [--json FILE]
 
-Embeddings are synthetic: each class has several clusters, the classes overlap, and the embeddings drift from batch to
-batch as those of a model in training do. First the index is filled, as a first epoch fills it; then batches of 128 are
-timed: normalise, update, calibrate, count, score. hnswlib uses one thread, and matrix products use as many as BLAS
-takes, so compare them with OPENBLAS_NUM_THREADS=1. Other programs disturb the CPU time less than the wall time; the
-time of filling is CPU time.
+Embeddings are synthetic, and move as those of a model in training do (`benchmarks/common/embeddings.py`). First the
+index is filled, as a first epoch fills it; then calls of 128 and of 1,024 rows are timed: normalise, update, calibrate,
+count, score. Times are CPU times, which other programs disturb less than wall times. hnswlib uses one thread, and
+matrix products use as many as BLAS takes, so compare them with OPENBLAS_NUM_THREADS=1. "Correlation" is Spearman's, of
+the scores of some samples with those that an exact search for their neighbours yields.
 
 With --json, rows that the file already holds are not measured again, and each new row is written at once. So a run
 that was interrupted, or a run without --large, can be continued.
 
-The second table says what a smaller k costs: the rank correlation of its scores with those of the paper's k of 500.
+The second table says what a smaller k costs: the rank correlation of its scores with those of the paper's k of 500,
+with both counts of equation 4 scaled to 500, and with x_other alone. The third says how well x_other may be counted in
+less than the whole list, if x_same is exact: among the samples of the labels whose centres are nearest, and in a random
+eighth of the other samples, times eight.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -29,61 +31,43 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
+from scipy.stats import spearmanr
 
 from benchmarks.common.command import command_line
+from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
-from spiderfs.scorer.index import Ids, Vectors, normalised
-from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.index import Ids, Neighbours, Vectors, blocks_of, exact_nearest, normalised
+from spiderfs.scorer.scorer import INVERSE_OF_NONE, Scorer, importance
 from spiderfs.scorer.scoring import ScorerOptions
 
-BATCH = 128
-CLASSES = 10
-CLUSTERS_PER_CLASS = 5
-# The standard deviation within a cluster; that of the clusters' centres is 1.
-SPREAD = 1.0
-# The standard deviation of an embedding between two epochs.
-DRIFT = 0.1
-RECALL_SAMPLE = 256
+Kind = Literal["exact", "cells", "graph"]
+BATCH, MANY = 128, 1024
+FEW_CLASSES = 10
+SAMPLES_OF_A_CLASS = 1000
+COMPARED = 1024
 PAPERS_K = 500
 SMALLER_KS = (50, 100, 200)
+NEAREST_LABELS, PART = 16, 8
 
 
 @dataclass(frozen=True)
 class Row:
     index: str
     samples: int
+    classes: int
     dimension: int
     fill_cpu_ms_per_batch: float
-    ms_per_batch: float
-    cpu_ms_per_batch: float
+    cpu_ms_per_batch: float  # of 128 rows, when 128 come at once
+    cpu_ms_per_batch_of_many: float  # of 128 rows, when 1,024 come at once
     bytes_per_sample: float
     recall: float
-    median_same: float
+    correlation: float
     failures: int
 
 
-class Embeddings:
-    """Synthetic embeddings that drift; each is drawn when it is needed, so that a million take no memory."""
-
-    def __init__(self, samples: int, dimension: int) -> None:
-        self._rng = np.random.default_rng(0)
-        self._centres = self._rng.normal(size=(CLASSES * CLUSTERS_PER_CLASS, dimension)).astype(np.float32)
-        self._cluster = self._rng.integers(0, len(self._centres), samples)
-        self.labels = self._cluster % CLASSES
-        # One sample of twenty lies in a cluster of another class.
-        astray = self._rng.random(samples) < 0.05
-        self._cluster[astray] = self._rng.integers(0, len(self._centres), int(astray.sum()))
-        self._seeds = np.arange(samples)
-
-    def of(self, ids: Ids) -> NDArray[np.float16]:
-        own = np.stack([np.random.default_rng(seed).normal(size=self._centres.shape[1]) for seed in self._seeds[ids]])
-        moved = DRIFT * self._rng.normal(size=own.shape)
-        return (self._centres[self._cluster[ids]] + SPREAD * own + moved).astype(np.float16)
-
-
-def measure(kind: Literal["exact", "graph"], samples: int, dimension: int, batches: int) -> Row:
-    embeddings = Embeddings(samples, dimension)
+def measure(kind: Kind, samples: int, classes: int, dimension: int, calls: int) -> Row:
+    embeddings = Embeddings(samples, dimension, classes)
     scorer = Scorer(embeddings.labels, dimension, ScorerOptions(index=kind))
     fill_s = 0.0
     order = np.random.default_rng(1).permutation(samples)
@@ -93,55 +77,119 @@ def measure(kind: Literal["exact", "graph"], samples: int, dimension: int, batch
         began = time.process_time()
         scorer.index.update(ids, vectors)
         fill_s += time.process_time() - began
-    times_s: list[tuple[float, float]] = []
     rng = np.random.default_rng(2)
-    # Two batches are not counted: the first finds the radius, and after the second the processor's caches are warm.
-    for _ in range(batches + 2):
-        ids = rng.choice(samples, BATCH, replace=False)
-        batch = embeddings.of(ids)
-        began, cpu_began = time.perf_counter(), time.process_time()
-        scorer.batch(ids, batch)
-        times_s.append((time.perf_counter() - began, time.process_time() - cpu_began))
-        if len(times_s) == 1:
-            scorer.new_epoch()
+    # The first call finds the radius.
+    timed(scorer, embeddings, rng, MANY, 1)
+    scorer.new_epoch()
+    few_s = timed(scorer, embeddings, rng, BATCH, calls)
+    many_s = timed(scorer, embeddings, rng, MANY, max(2, calls // 4))
     statistics = scorer.statistics()
-    wall_s, cpu_s = np.median(times_s[2:], axis=0).tolist()
+    ids = rng.choice(samples, min(COMPARED, samples), replace=False)
+    vectors = scorer.index.vectors(ids)
+    true, found = exact(scorer, ids), scorer.index.nearest(ids, vectors, scorer.options.neighbours)
     return Row(
         index=kind,
         samples=samples,
+        classes=classes,
         dimension=dimension,
         fill_cpu_ms_per_batch=fill_s / (samples / BATCH) * 1e3,
-        ms_per_batch=wall_s * 1e3,
-        cpu_ms_per_batch=cpu_s * 1e3,
+        cpu_ms_per_batch=few_s * 1e3,
+        cpu_ms_per_batch_of_many=many_s * 1e3,
         bytes_per_sample=statistics.bytes_per_sample,
-        recall=scorer.recall(RECALL_SAMPLE, rng),
-        median_same=statistics.median_same,
+        recall=scorer.recall(COMPARED // 4, rng),
+        correlation=correlation(scores_of(scorer, ids, true), scores_of(scorer, ids, found)),
         failures=statistics.failures,
     )
 
 
-def ranks_of_scores(neighbours: int, samples: int, dimension: int) -> NDArray[np.float64]:
-    """The ranks of all samples by score, with a calibrated radius."""
-    embeddings = Embeddings(samples, dimension)
-    vectors = embeddings.of(np.arange(samples))
-    scorer = Scorer(embeddings.labels, dimension, ScorerOptions(neighbours=neighbours, index="exact"))
-    # The first pass fills the index and finds the radius, the second scores.
+def timed(scorer: Scorer, embeddings: Embeddings, rng: np.random.Generator, rows: int, calls: int) -> float:
+    """The median CPU time of BATCH rows, in seconds, when so many come at once."""
+    times_s = []
+    # One call is not counted: after it the processor's caches are warm.
+    for _ in range(calls + 1):
+        ids = rng.choice(len(embeddings.labels), min(rows, len(embeddings.labels)), replace=False)
+        batch = embeddings.of(ids, 0.5).astype(np.float16)
+        began = time.process_time()
+        scorer.batch(ids, batch)
+        times_s.append((time.process_time() - began) * BATCH / len(ids))
+    return float(np.median(times_s[1:]))
+
+
+def exact(scorer: Scorer, ids: Ids) -> Neighbours:
+    return exact_nearest(blocks_of(scorer.index), ids, scorer.index.vectors(ids), scorer.options.neighbours)
+
+
+def counts(scorer: Scorer, ids: Ids, found: Neighbours) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """For each neighbour: whether it counts as x_same, and whether it counts as x_other."""
+    near = found.distances < scorer.radius
+    alike = scorer.labels[found.ids] == scorer.labels[ids][:, None]
+    return near & alike, near & ~alike
+
+
+def scores_of(scorer: Scorer, ids: Ids, found: Neighbours) -> NDArray[np.float32]:
+    same, other = counts(scorer, ids, found)
+    return importance(same.sum(axis=1), other.sum(axis=1), scorer.options.neighbours)
+
+
+def correlation(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    return float(spearmanr(one, other).statistic)
+
+
+def scored(samples: int, neighbours: int) -> tuple[Embeddings, Scorer]:
+    """An exact scorer that has seen each sample twice: first it finds the radius, then it scores."""
+    embeddings = Embeddings(samples, 64, FEW_CLASSES)
+    vectors = embeddings.of(np.arange(samples), 1.0)
+    scorer = Scorer(embeddings.labels, 64, ScorerOptions(neighbours=neighbours, index="exact"))
     for _ in range(2):
-        for start in range(0, samples, BATCH):
-            ids = np.arange(start, min(start + BATCH, samples))
+        for start in range(0, samples, MANY):
+            ids = np.arange(start, min(start + MANY, samples))
             scorer.batch(ids, vectors[ids])
         scorer.new_epoch()
-    _, inverse, counts = np.unique(scorer.scores, return_inverse=True, return_counts=True)
-    # Equal scores share the mean of their ranks.
-    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return ranks
+    return embeddings, scorer
 
 
-def correlations_with_papers_k(samples: int, dimension: int) -> dict[int, float]:
-    """Spearman's rank correlation between the scores with the paper's k and the scores with each smaller k."""
-    papers = ranks_of_scores(PAPERS_K, samples, dimension)
-    smaller = {k: ranks_of_scores(k, samples, dimension) for k in SMALLER_KS}
-    return {k: float(np.corrcoef(np.stack([papers, ranks])).min()) for k, ranks in smaller.items()}
+def correlations_with_papers_k(samples: int) -> dict[str, tuple[float, float]]:
+    """For each smaller k: the correlation with both counts scaled to 500, and with x_other alone."""
+    papers = scored(samples, PAPERS_K)[1].scores
+    found = {}
+    for k in SMALLER_KS:
+        scorer = scored(samples, k)[1]
+        rarity = np.where(scorer._same > 0, 1 / np.maximum(scorer._same, 1), INVERSE_OF_NONE)
+        unscaled = np.log(rarity + scorer._other / k + 1).astype(np.float32)
+        found[str(k)] = correlation(papers, scorer.scores), correlation(papers, unscaled)
+    return found
+
+
+def correlations_of_others(samples: int) -> dict[str, float]:
+    """The correlation with exact scores, if x_other is counted in a part of the other samples only."""
+    embeddings = Embeddings(samples, 64, max(FEW_CLASSES, samples // SAMPLES_OF_A_CLASS))
+    scorer = Scorer(embeddings.labels, 64, ScorerOptions(index="exact"))
+    rng = np.random.default_rng(3)
+    order = rng.permutation(samples)
+    for start in range(0, samples, MANY):
+        scorer.index.update(order[start : start + MANY], normalised(embeddings.of(order[start : start + MANY])))
+    scorer.batch(order[:MANY], embeddings.of(order[:MANY]))
+    ids = rng.choice(samples, COMPARED, replace=False)
+    vectors, labels = scorer.index.vectors(np.arange(samples)), scorer.labels
+    true = exact(scorer, ids)
+    same, other = counts(scorer, ids, true)
+    exactly = scores_of(scorer, ids, true)
+    centres = np.stack([vectors[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
+    to_centres = np.einsum("ij,ij->i", centres, centres) - 2 * vectors[ids] @ centres.T
+    to_centres[np.arange(len(ids)), labels[ids]] = np.inf
+    near = np.zeros(to_centres.shape, bool)
+    np.put_along_axis(near, np.argsort(to_centres, axis=1)[:, :NEAREST_LABELS], True, axis=1)
+    among_near = other & np.take_along_axis(near, labels[true.ids], axis=1)
+    part = other & (rng.random(samples) < 1 / PART)[true.ids]
+    k = scorer.options.neighbours
+    return {
+        f"the {NEAREST_LABELS} nearest labels": correlation(
+            exactly, importance(same.sum(axis=1), among_near.sum(axis=1), k)
+        ),
+        f"a random 1/{PART} of the others": correlation(
+            exactly, importance(same.sum(axis=1), np.minimum(PART * part.sum(axis=1), k), k)
+        ),
+    }
 
 
 @dataclass
@@ -150,31 +198,33 @@ class Results:
 
     path: Path | None
     rows: list[Row]
-    correlations: dict[str, float]
+    smaller_ks: dict[str, tuple[float, float]]
+    others: dict[str, float]
 
     @classmethod
     def of(cls, path: Path | None) -> Results:
         if path is None or not path.exists():
-            return cls(path, [], {})
+            return cls(path, [], {}, {})
         kept = json.loads(path.read_text())
-        return cls(path, [Row(**row) for row in kept["rows"]], kept["correlation_with_k_500"])
+        smaller_ks = {k: (both, other) for k, (both, other) in kept["correlation_with_k_500"].items()}
+        return cls(path, [Row(**row) for row in kept["rows"]], smaller_ks, kept["correlation_of_parts"])
 
-    def row(self, kind: Literal["exact", "graph"], samples: int, dimension: int, batches: int) -> Row:
+    def row(self, kind: Kind, samples: int, classes: int, dimension: int, calls: int) -> Row:
         for row in self.rows:
-            if (row.index, row.samples, row.dimension) == (kind, samples, dimension):
+            if (row.index, row.samples, row.classes, row.dimension) == (kind, samples, classes, dimension):
                 return row
-        row = measure(kind, samples, dimension, batches)
+        row = measure(kind, samples, classes, dimension, calls)
         self.rows.append(row)
-        self.rows.sort(key=lambda row: (row.samples, row.dimension, row.index))
+        self.rows.sort(key=lambda row: (row.samples, row.classes, row.dimension, row.index))
         self.keep()
         return row
 
-    def correlations_of(self, samples: int, dimension: int) -> dict[str, float]:
-        if not self.correlations:
-            found = correlations_with_papers_k(samples, dimension)
-            self.correlations = {str(k): correlation for k, correlation in found.items()}
-            self.keep()
-        return self.correlations
+    def correlations(self, samples: int, of_parts: int) -> None:
+        if not self.smaller_ks:
+            self.smaller_ks = correlations_with_papers_k(samples)
+        if not self.others:
+            self.others = correlations_of_others(of_parts)
+        self.keep()
 
     def keep(self) -> None:
         if self.path is not None:
@@ -182,36 +232,57 @@ class Results:
                 "machine": machine(),
                 "batch": BATCH,
                 "rows": [asdict(row) for row in self.rows],
-                "correlation_with_k_500": self.correlations,
+                "correlation_with_k_500": self.smaller_ks,
+                "correlation_of_parts": self.others,
             }
             save(self.path, report)
 
 
+def cases_of(options: argparse.Namespace) -> list[tuple[Kind, int, int, int]]:
+    """Index, samples, classes and dimension of each row."""
+    kinds: tuple[Kind, ...] = ("exact", "cells", "graph")
+    if options.quick:
+        lists = [(2_000, FEW_CLASSES, 16), (2_000, FEW_CLASSES, 64)]
+    else:
+        lists = [(samples, FEW_CLASSES, 64) for samples in (10_000, 50_000, 100_000)]
+        lists += [(100_000, FEW_CLASSES, dimension) for dimension in (16, 128)]
+        lists += [(100_000, 100_000 // SAMPLES_OF_A_CLASS, 64)]
+    if options.large:
+        lists += [(1_000_000, classes, 64) for classes in (1_000_000 // SAMPLES_OF_A_CLASS, FEW_CLASSES)]
+    return [(kind, *some) for some in lists for kind in kinds]
+
+
 def run(options: argparse.Namespace, console: Console) -> None:
-    sizes = (2_000,) if options.quick else (10_000, 100_000, 1_000_000) if options.large else (10_000, 100_000)
-    dimensions = (16, 64) if options.quick else (16, 64, 128, 512)
-    batches = 5 if options.quick else 20
-    kinds: tuple[Literal["exact", "graph"], ...] = ("exact", "graph")
+    calls = 5 if options.quick else 20
     results = Results.of(options.json)
-    headings = ("index", "samples", "dimension", "fill ms", "ms", "CPU ms", "bytes a sample", "recall")
-    table = plain_table(f"What a batch of {BATCH} samples costs", *headings, words=("index",))
-    cases = list(itertools.product(sizes, dimensions, kinds))
-    for samples, dimension, kind in track(cases, console=console, transient=True):
-        row = results.row(kind, samples, dimension, batches)
+    headings = ("index", "samples", "classes", "dim", "fill", "of 128", "of 1024", "bytes", "recall", "corr.")
+    table = plain_table(
+        f"CPU ms of {BATCH} rows, of {BATCH} and of {MANY} that come at once", *headings, words=("index",)
+    )
+    for kind, samples, classes, dimension in track(cases_of(options), console=console, transient=True):
+        row = results.row(kind, samples, classes, dimension, calls)
         table.add_row(
             row.index,
             f"{row.samples:,}",
+            f"{row.classes:,}",
             f"{row.dimension}",
             f"{row.fill_cpu_ms_per_batch:.1f}",
-            f"{row.ms_per_batch:.1f}",
             f"{row.cpu_ms_per_batch:.1f}",
+            f"{row.cpu_ms_per_batch_of_many:.1f}",
             f"{row.bytes_per_sample:.0f}",
             f"{row.recall:.3f}",
+            f"{row.correlation:.3f}",
         )
     console.print(table)
-    table = plain_table(f"Rank correlation of the scores with those of k = {PAPERS_K}", "k", "correlation")
-    for k, correlation in results.correlations_of(2_000 if options.quick else 10_000, 64).items():
-        table.add_row(k, f"{correlation:.3f}")
+    results.correlations(*((2_000, 20_000) if options.quick else (10_000, 50_000)))
+    table = plain_table(f"Correlation of the scores with those of k = {PAPERS_K}", "k", "both scaled", "x_other alone")
+    for k, (both, other) in results.smaller_ks.items():
+        table.add_row(k, f"{both:.3f}", f"{other:.3f}")
+    console.print(table)
+    title = "Correlation with exact scores, if x_same is exact and x_other is counted among"
+    table = plain_table(title, "part", "correlation", words=("part",))
+    for part, found in results.others.items():
+        table.add_row(part, f"{found:.3f}")
     console.print(table)
 
 

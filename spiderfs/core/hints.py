@@ -57,6 +57,34 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class AtHand:
+    """The bytes of this sample are at hand when the hub or the pins that come next are placed."""
+
+    key: Key
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The engine got another budget (`Engine.resize`)."""
+
+    capacity_bytes: int
+    landing_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A member left without the engine's doing: the store lost it, or the user evicted it."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Readers learned of the redirects that had changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ratio:
     """The ratio was set."""
 
@@ -87,4 +115,4 @@ class Pinning:
     keys: Sequence[Key]
 
 
-Hint = Scored | Hub | Candidates | Ratio | Epoch | Labels | Pinning
+Hint = Scored | Hub | Candidates | Ratio | Epoch | Labels | Pinning | AtHand | Budget | Lost | Published

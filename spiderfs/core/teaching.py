@@ -31,7 +31,7 @@ from spiderfs.core.changes import NOTHING, Changes, merged
 from spiderfs.core.elastic import Elastic, ElasticOptions
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Adjustable, Divided, Guided, HasHubs, HasPins, HasStandIns, RanksByCourse
-from spiderfs.core.hints import Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.hints import AtHand, Epoch, Hint, Hub, Labels, Pinning, Published, Ratio, Scored
 from spiderfs.core.policy import Key
 from spiderfs.core.worths import Worth, Worths
 from spiderfs.errors import ConfigError
@@ -169,6 +169,7 @@ class Teaching:
         policy = self._engine.policy
         if not isinstance(policy, HasHubs):
             return NOTHING
+        self._note_at_hand([hub.key])
         self._note(hub)
         policy.hub_found(hub)
         return self._place([hub.key])
@@ -201,6 +202,7 @@ class Teaching:
             return iter(())
         changed = list(policy.pin(course_id, keys))
         if changed:
+            self._note_at_hand(changed)
             self._note(Pinning(course_id, tuple(keys)))
         return self._place_in_turn(changed)
 
@@ -219,6 +221,14 @@ class Teaching:
                 policy.stood_in(course_id, given, wanted)
         elif isinstance(policy, RanksByCourse):
             policy.read_by(course_id, wanted)
+
+    def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
+        """All redirects that may have changed since the last call: course, sample, stand-in (None if it has none)."""
+        policy = self._engine.policy
+        if not isinstance(policy, HasStandIns):
+            return []
+        self._note(Published())
+        return policy.redirects_changed()
 
     # -- the ratio
 
@@ -293,6 +303,12 @@ class Teaching:
     def _rank(self, worths: Iterable[Worth]) -> None:
         for key, worth in worths:
             self._engine.scored(key, worth)
+
+    def _note_at_hand(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            size = self._size_of(key)
+            if size is not None:
+                self._note(AtHand(key, size))
 
     def _place(self, keys: Iterable[Key]) -> Changes:
         """Have the engine put these samples where the policy wants them now, as far as their bytes are at hand."""

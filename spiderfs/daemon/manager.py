@@ -44,7 +44,7 @@ from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
 from spiderfs.policies.parts.homophily import HubLimits
 from spiderfs.sources.client import Read
-from spiderfs.trace.recording import recording_to
+from spiderfs.trace.recording import noted_in, recording_to
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.lister import Lister
@@ -95,13 +95,15 @@ class Manager:
         # The workers and clients tell what was read, and the cache control decides what is kept.
         self._events = EventWriter(context.event_writer, counters)
         self._client_pipe = ClientPipe(run, client_terms_of(options), counters)
-        cache = self._cache = CacheControl(content, options.policy, options.large_share, counters, _hub_limits(options))
+        recording = self._recording = recording_to(options.trace)
+        cache = self._cache = CacheControl(
+            content, options.policy, options.large_share, counters, _hub_limits(options), noted_in(recording)
+        )
         self._survey = Survey(lister, source_bytes_of_last_mount(catalogue))
         self._capacity = CacheCapacity(options, self._survey, cache, catalogue)
         self._superseded = Superseded(catalogue, content, cache)
 
         # Trainers teach the cache.
-        recording = recording_to(options.trace)
         self._bell = Bell()
         training = self._training = Training(
             catalogue,
@@ -131,12 +133,8 @@ class Manager:
         self._access_log = AccessLog(
             run,
             options.access_log,
-            recording,
             catalogue.path_of,
-            catalogue.size_of,
-            training.trainers.number_of_list,
         )
-        self._recording = recording
         self._options = LiveOptions(
             options,
             partial(publish_options, run),
@@ -270,7 +268,7 @@ class Manager:
 
     def _fold(self, events: list[Access]) -> None:
         try:
-            self._cache.fold(events, self._training.served)
+            self._cache.fold(events, self._training.heard)
             self._training.note(events)
         except SpiderfsError as exc:
             # The fetched records stay in landing until they are pushed out; nobody waits until they are kept.

@@ -4,15 +4,13 @@ There is a law to check every result against. In an epoch that reads each sample
 on demand serves only the samples that it held when the epoch began. So no policy has a hit ratio above the cached
 fraction, however much it foresees. A higher ratio needs repeated draws, fetching ahead, or stand-ins.
 
-The hints in a trace are given to guided policies again, between the same accesses; other policies get none. A hub was
-read with the batch that made it a hub, so the replay takes it that its bytes are still in landing, and that it enters
-the cache without a second read.
+The hints in a trace are given to guided policies again, between the same accesses; other policies get none. Where a
+hub's bytes were at hand when the trace was recorded, it enters the cache without a second read.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,15 +18,12 @@ from numpy.typing import NDArray
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Adjustable, Guided
-from spiderfs.core.hints import Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.hints import Hint
 from spiderfs.core.planned_epoch import PlannedEpoch
-from spiderfs.core.policy import Key, Policy
-from spiderfs.core.teaching import Teaching
+from spiderfs.core.policy import Policy
+from spiderfs.simulation.teacher import NEVER, Teacher
 
 Counts = NDArray[np.int64]
-
-NEVER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,7 @@ def replay(
     """
     members = engine.members
     plans = _Plans(engine, accesses, epoch_length, planned_epochs)
-    guide = _Guide(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints, ratio)
+    guide = Teacher(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints, ratio)
     hit_list: list[bool] = []
     redirect_list: list[bool] = []
     for number, (key, size, course_id) in enumerate(
@@ -101,7 +96,9 @@ def replay(
         if planned_epochs:
             engine.wanted(_READER, key, float(number))
         hit = key in members
-        given = guide.served(course_id, key, hit) if course_id else key
+        given = guide.choose(course_id, key, hit) if course_id else key
+        if course_id:
+            guide.served(course_id, key, given)
         redirected = given != key
         hit_list.append(hit or redirected)
         redirect_list.append(redirected)
@@ -109,6 +106,7 @@ def replay(
             engine.block_read(key, size)
         else:
             engine.opened(given, members[given].size if redirected else size)
+    guide.give(len(accesses))
     hits = np.array(hit_list)
     sizes = np.asarray(accesses.sizes, np.int64)
     starts = np.arange(0, len(accesses), epoch_length)
@@ -148,75 +146,3 @@ class _Plans:
                 epoch = PlannedEpoch(start // self._epoch_length, self._keys, self._id_of, order)
                 self._engine.plan(_READER, "", epoch, float(number), begun=ahead == 0)
         self.due = number + self._epoch_length
-
-
-class _Guide:
-    """Teaches a guided policy the hints, each before its access."""
-
-    def __init__(
-        self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, Hint]], ratio: float | None
-    ) -> None:
-        self._engine = engine
-        self._sizes = sizes
-        self._hints = hints if isinstance(engine.policy, Guided) else ()
-        self._next = 0
-        self._landing: Key | None = None
-        self._epochs: Counter[str] = Counter()
-        self._teaching = Teaching(engine, self._size_of)
-        if ratio is not None:
-            self._set_ratio(ratio)
-        self.due = self._hints[0][0] if self._hints else NEVER
-
-    def give(self, number: int) -> None:
-        """Give all hints that are due before access `number`."""
-        while self.due == number:
-            self._give(self._hints[self._next][1])
-            self._next += 1
-            self.due = self._hints[self._next][0] if self._next < len(self._hints) else NEVER
-
-    def served(self, course_id: str, key: Key, hit: bool) -> Key:
-        """The sample whose bytes a reader of this course gets for this one, which is cached if it is a `hit`."""
-        found = None if hit else self._teaching.stand_in(course_id, key)
-        given = key if found is None else found
-        self._teaching.served(course_id, key, given)
-        return given
-
-    def _give(self, hint: Hint) -> None:
-        teaching = self._teaching
-        match hint:
-            case Scored(course_id, keys, scores):
-                teaching.scored(course_id, keys, scores)
-            case Hub():
-                self._hub_found(hint)
-            case Candidates(course_id, hubs):
-                found = next((hub for hub in hubs if not teaching.is_hub(course_id, hub.key)), None)
-                if found is not None:
-                    self._hub_found(found)
-            case Ratio(ratio):
-                self._set_ratio(ratio)
-            case Epoch(course_id, accuracy):
-                teaching.epoch_ended(course_id, self._epochs[course_id], {}, accuracy)
-                self._epochs[course_id] += 1
-            case Labels(course_id, labels):
-                teaching.begin(course_id, course_id, labels)
-            case Pinning(course_id, keys):
-                for _ in teaching.pin(course_id, keys):
-                    pass
-
-    def _hub_found(self, hub: Hub) -> None:
-        self._landing = hub.key
-        self._teaching.hub_found(hub)
-        self._landing = None
-
-    def _set_ratio(self, ratio: float) -> None:
-        if isinstance(self._engine.policy, Adjustable):
-            self._teaching.pin_ratio(ratio)
-
-    def _size_of(self, key: Key) -> int | None:
-        """A sample that is no member enters when it is read, a hub that was read with its batch excepted.
-
-        A hub that no access of the trace reads is no member, and its size is not known.
-        """
-        if key in self._engine.members:
-            return self._engine.members[key].size
-        return self._sizes.get(key) if key == self._landing else None

@@ -25,18 +25,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.core.accesses import Accesses
-from spiderfs.core.hints import Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.hints import (
+    AtHand,
+    Budget,
+    Candidates,
+    Epoch,
+    Hint,
+    Hub,
+    Labels,
+    Lost,
+    Pinning,
+    Published,
+    Ratio,
+    Scored,
+)
 from spiderfs.core.policy import Key
 from spiderfs.errors import SpiderfsError, UsageError
 from spiderfs.trace.batch import TracedBatch, byte_count, from_records, packed, records_for, to_records
 
 MAGIC = b"SPIDERTR"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<8sHHI")
 RECORD = np.dtype(
     [
@@ -88,7 +102,20 @@ class Kind(IntEnum):
     """A trainer pinned samples, in place of those that it pinned before; `size` PINNED records follow."""
     PINNED = 13
     """One sample of the PINS before it."""
+    AT_HAND = 14
+    """The bytes of a sample, `size` of them, were at hand when the HUB or the PINS that come next were placed."""
+    BUDGET = 15
+    """The cache got a capacity of `size` bytes, `key` of which are room for landing."""
+    LOST = 16
+    """A member, or its block, left the cache because the store lost it, or because the user evicted it."""
+    PUBLISHED = 17
+    """Workers learned of the redirects that had changed."""
 
+
+# What only a repetition needs (`testing/repetition.py`), and what was at hand when the engine placed a sample.
+ENGINE_KINDS = (Kind.AT_HAND, Kind.BUDGET, Kind.LOST, Kind.PUBLISHED)
+# A bit of the field `served` of an access: the engine did not hear of it. The lowest bit says whether it was served.
+NOT_OFFERED = 2
 
 ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
 
@@ -129,13 +156,17 @@ class TraceWriter:
         block: int = 0,
         served: bool = False,
         list_number: int = 0,
+        offered: bool = True,
     ) -> None:
         """Record one access. `served` means that the reader did not wait for the source.
+
+        `offered` is False if the engine did not hear of the access, because its bytes were not stored.
 
         Times are in seconds since any fixed moment. `list_number` is the number of the list that the reader has
         declared, or 0 if the reader may not get a stand-in.
         """
-        self._put(RECORD_FIELDS.pack(time_s, key, size, block, kind, served, list_number))
+        flags = served | (0 if offered else NOT_OFFERED)
+        self._put(RECORD_FIELDS.pack(time_s, key, size, block, kind, flags, list_number))
 
     def redirect(self, time_s: float, wanted: int, size: int, given: int, given_size: int, list_number: int) -> None:
         """Record one access to the sample `wanted`, for which the reader got the bytes of the stand-in `given`."""
@@ -158,6 +189,15 @@ class TraceWriter:
                 self.labels(time_s, labels, number_of(course_id))
             case Pinning(course_id, keys):
                 self.pins(time_s, keys, number_of(course_id))
+            case AtHand(key, size):
+                self.append(time_s, _inode(key), size, Kind.AT_HAND)
+            case Budget(capacity_bytes, landing_bytes):
+                self.append(time_s, landing_bytes, capacity_bytes, Kind.BUDGET)
+            case Lost(key):
+                inode, block = key if isinstance(key, tuple) else (key, 0)
+                self.append(time_s, inode, 0, Kind.LOST, block)
+            case Published():
+                self.append(time_s, 0, 0, Kind.PUBLISHED)
 
     def scores(self, time_s: float, keys: Sequence[Key], scores: Sequence[float], list_number: int) -> None:
         """Record new scores that came together."""
@@ -235,6 +275,14 @@ class TraceWriter:
         self._file.seek(0, io.SEEK_END)
 
 
+class Given(NamedTuple):
+    """The sample or block that a reader got, its bytes, and whether the engine heard of it."""
+
+    key: Key
+    size: int
+    offered: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """All records of a trace, of all kinds; `records` has the fields of RECORD."""
@@ -246,7 +294,7 @@ class Trace:
     def served_ratio(self) -> float:
         """The share of the accesses that did not wait for the source while the trace was recorded."""
         accesses = self._accesses()
-        return float(np.mean(accesses["served"])) if len(accesses) else 0.0
+        return float(np.mean(accesses["served"] & 1)) if len(accesses) else 0.0
 
     def accesses(self) -> Accesses:
         accesses = self._accesses()
@@ -256,11 +304,22 @@ class Trace:
         course_ids = [str(number) if number else "" for number in accesses["list"].tolist()]
         return Accesses.of(keys, accesses["size"].tolist(), course_ids)
 
+    def given(self) -> list[Given]:
+        """For each access, what the reader got when the trace was recorded."""
+        found = []
+        for index in np.flatnonzero(np.isin(self.records["kind"], ACCESSES)).tolist():
+            offered = not self.records["served"][index] & NOT_OFFERED
+            if self.records["kind"][index] == Kind.REDIRECT and index + 1 < len(self.records):
+                index += 1
+            key, size, block = (int(self.records[field][index]) for field in ("key", "size", "block"))
+            found.append(Given((key, block) if block else key, size, offered))
+        return found
+
     def hints(self) -> list[tuple[int, Hint]]:
         """All hints in the trace, in order, each with the number of the access before which it came."""
         numbers, starts = self._numbers(), self._starts()
         hints: list[tuple[int, Hint]] = []
-        kinds = Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL, Kind.PINS
+        kinds = Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL, Kind.PINS, *ENGINE_KINDS
         for index, kind, before in self._found(*kinds):
             key, course_id = int(self.records["key"][index]), str(self.records["list"][index])
             if kind == Kind.HUB:
@@ -274,6 +333,8 @@ class Trace:
             elif kind == Kind.SCORE:
                 together = self._together(index, starts)
                 hint = Scored(course_id, self.records["key"][together].tolist(), numbers[together].tolist())
+            elif kind in ENGINE_KINDS:
+                hint = self._of_engine(index)
             else:
                 hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else self._epoch_at(index, numbers)
             hints.append((before, hint))
@@ -331,6 +392,17 @@ class Trace:
         """The record `first`, one of `starts`, and those that go on with it."""
         after = int(np.searchsorted(starts, first, side="right"))
         return slice(first, int(starts[after]) if after < len(starts) else len(self.records))
+
+    def _of_engine(self, index: int) -> Hint:
+        key, size, block = (int(self.records[field][index]) for field in ("key", "size", "block"))
+        match self.records["kind"][index]:
+            case Kind.AT_HAND:
+                return AtHand(key, size)
+            case Kind.BUDGET:
+                return Budget(size, key)
+            case Kind.PUBLISHED:
+                return Published()
+        return Lost((key, block) if block else key)
 
     def _epoch_at(self, index: int, numbers: NDArray[np.float64]) -> Epoch:
         accuracy = float(numbers[index]) if self.records["served"][index] else None
@@ -409,7 +481,7 @@ def read_trace(path: str | Path) -> Trace:
 def _checked(records: NDArray[np.void], path: str | Path) -> NDArray[np.void]:
     """The same records; raises UsageError if a record has a number that no writer writes."""
     kinds, numbers = records["kind"], records["size"].copy().view("<f8")
-    of_access = np.isin(kinds, (*ACCESSES, Kind.STAND_IN))
+    of_access = np.isin(kinds, (*ACCESSES, Kind.STAND_IN, Kind.AT_HAND, Kind.BUDGET))
     is_share = (numbers >= 0) & (numbers <= 1)
     good = np.select(
         [
@@ -445,7 +517,9 @@ def _check_header(header: bytes, path: str | Path) -> None:
         raise UsageError(f"{path} is not a trace: name a new file, or one that spiderfs recorded")
     _, version, record_bytes, _ = HEADER.unpack(header)
     if (version, record_bytes) != (VERSION, RECORD.itemsize):
-        raise UsageError(f"{path} is a trace of version {version}, and this spiderfs knows version {VERSION}")
+        raise UsageError(
+            f"{path} is a trace of version {version}, and this spiderfs knows version {VERSION}: record another"
+        )
 
 
 def _from_text(content: bytes, path: str | Path) -> NDArray[np.void]:

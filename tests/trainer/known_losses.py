@@ -26,11 +26,14 @@ class Training:
         labels: npt.NDArray[np.int32],
         losses: npt.NDArray[np.float64],
         batch: int,
+        vectors: npt.NDArray[np.floating] | None = None,
     ) -> None:
+        """`vectors` are the embeddings, one row for each sample; without them all samples have the same."""
         self._point = point
         self._names = names
         self._losses = losses
         self._batch = batch
+        self._vectors = np.ones((len(names), 4)) if vectors is None else vectors
         self._client = Client(socket_finder(point, None), Hello("test", "test"))
         self._client.declare(Declaration("train", "train", [name.encode() for name in names], labels))
         self.scores = self._client.scores("train", 20.0)
@@ -48,7 +51,7 @@ class Training:
             served = np.array([int((self._point / self._names[index]).read_bytes()[:8]) for index in indices])
             self.given.update(zip(indices.tolist(), served.tolist(), strict=True))
             losses = self._losses[served].astype(np.float16)
-            embeddings = np.ones((len(indices), 4), np.float16)
+            embeddings = self._vectors[served].astype(np.float16)
             batch = Batch("train", self._epoch, first, indices.astype(np.uint32), embeddings, losses)
             self._client.batch(lambda batch=batch: batch)  # type: ignore[misc]
             self._batches += 1

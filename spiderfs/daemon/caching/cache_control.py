@@ -18,6 +18,7 @@ import msgpack
 from spiderfs.core.changes import NOTHING, Changes, merged
 from spiderfs.core.engine import Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
+from spiderfs.core.hints import Budget, Hint, Lost
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.restocked import Restocked
 from spiderfs.errors import StoreError
@@ -37,6 +38,9 @@ LANDING_SHARE = 0.05
 LANDING_MAX_BYTES = 64 << 20
 # Landing has room for so many of the largest files. With room for one alone, each such file would push out all others.
 LANDING_FILES = 4
+
+
+Heard = Callable[[Access, bool], None]
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,11 @@ class CacheControl:
         large_share: float,
         counters: Counters,
         hub_limits: HubLimits | None = None,
+        note: Callable[[Hint], None] = lambda hint: None,
     ) -> None:
+        """`note` hears what the engine hears beside accesses."""
         self._content = content
+        self._note = note
         self._counters = counters
         self._capacity_bytes = 0
         self._largest_bytes = 0
@@ -100,7 +107,7 @@ class CacheControl:
             (_engine_key(member.key), member.size, member.section) for member in members if member.section != LANDING
         ]
         self._largest_bytes = max((size for _, size, _ in kept if 2 * size <= capacity_bytes), default=0)
-        self.engine.resize(capacity_bytes, self._landing_bytes())
+        self._resize()
         return self.engine.restore(kept, _unpacked(state))
 
     def saved_state(self) -> bytes:
@@ -117,25 +124,25 @@ class CacheControl:
 
     # -- decisions
 
-    def fold(self, events: list[Access], served: Callable[[Access], None] = lambda access: None) -> None:
+    def fold(self, events: list[Access], heard: Heard = lambda access, offered: None) -> None:
         """Give accesses to the engine, and do in the store what the engine decides.
 
-        `served` is called with each access of a sample, before the engine has it.
+        `heard` is called with each access, before the engine has it, and with whether the engine will have it.
         """
         changes: list[Changes] = []
         for access in events:
             if access.trainer:
                 self._wanted(access)
-            if access.size == 0 or access.where == UNSTORED:
-                continue
-            if access.where == REFUSED:
+            offered = access.size > 0 and access.where not in (UNSTORED, REFUSED)
+            heard(access, offered)
+            if access.where == REFUSED and access.size:
                 self._make_room_for(access.size, changes)
-            else:
-                served(access)
-                key = ContentKey(access.inode, access.block) if access.block else access.inode
-                change = self._candidate(key, access.size)
-                if change is not NOTHING:
-                    changes.append(change)
+            if not offered:
+                continue
+            key = ContentKey(access.inode, access.block) if access.block else access.inode
+            change = self._candidate(key, access.size)
+            if change is not NOTHING:
+                changes.append(change)
         self._counters.add("events_folded", len(events))
         self.apply(*changes)
 
@@ -153,13 +160,18 @@ class CacheControl:
         """A file did not fit into landing: enlarge landing, unless the file is too large for this cache."""
         if self._largest_bytes < size <= self._capacity_bytes // 2:
             self._largest_bytes = size
-            changes.append(self.engine.resize(self._capacity_bytes, self._landing_bytes()))
+            changes.append(self._resize())
 
     def expect(self, files: int | None) -> None:
         """So many files land at a time, because plans are followed; None if files land as readers ask for them."""
         before, self._expected_files = self._landing_bytes(), files
         if self._landing_bytes() != before:
-            self.apply(self.engine.resize(self._capacity_bytes, self._landing_bytes()))
+            self.apply(self._resize())
+
+    def _resize(self) -> Changes:
+        landing_bytes = self._landing_bytes()
+        self._note(Budget(self._capacity_bytes, landing_bytes))
+        return self.engine.resize(self._capacity_bytes, landing_bytes)
 
     def _landing_bytes(self) -> int:
         share = min(int(self._capacity_bytes * LANDING_SHARE), LANDING_MAX_BYTES)
@@ -178,7 +190,7 @@ class CacheControl:
             return
         with self._undone_on_failure():
             self._capacity_bytes = capacity_bytes
-            self.apply(self.engine.resize(capacity_bytes, self._landing_bytes()))
+            self.apply(self._resize())
             self._content.set_capacity(capacity_bytes)
 
     def set_policy(self, name: str) -> None:
@@ -214,15 +226,19 @@ class CacheControl:
         """Evict records that the user has named, from landing too; returns how many there were."""
         going = [key for key in keys if self._content.member(key) is not None]
         self._content.apply(going, ())
-        self.engine.evict(_engine_key(key) for key in going)
+        self._evict(going)
         return len(going)
 
     def release(self, keys: Iterable[ContentKey]) -> None:
         """Make these records the next to be evicted, whatever their score is."""
         going = [key for key in keys if _engine_key(key) in self.engine.members]
         if going:
-            self.engine.evict(_engine_key(key) for key in going)
+            self._evict(going)
             self._content.release(going)
+
+    def _evict(self, keys: Iterable[ContentKey]) -> None:
+        for key in self.engine.evict(_engine_key(key) for key in keys).drop:
+            self._note(Lost(key))
 
     # -- what others have decided
 
@@ -254,6 +270,7 @@ class CacheControl:
         missing = self._content.apply(drop, keep)
         for key in missing:
             self.engine.forget(_engine_key(key))
+            self._note(Lost(_engine_key(key)))
         self._counters.add("evicted", len(drop))
         self._counters.add("admitted", len(keep) - len(missing))
         self._counters.add("landing_lost", len(missing))

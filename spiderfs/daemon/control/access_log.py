@@ -1,4 +1,4 @@
-"""The latest accesses, as `.spiderfs/log` shows them, and all accesses, as a trace for `spiderfs simulate` has them."""
+"""The latest accesses, as `.spiderfs/log` shows them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from datetime import datetime
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, WARMED, Access
 from spiderfs.shared.layout import RunLayout
-from spiderfs.trace.format import Kind
-from spiderfs.trace.recording import Recording
 
 log = logging.getLogger(__name__)
 
@@ -31,42 +29,21 @@ class AccessLog:
         self,
         run: RunLayout,
         enabled: bool,
-        recording: Recording | None,
         path_of: Callable[[int], bytes],
-        size_of: Callable[[int], int],
-        list_number_of: Callable[[int, int], int],
     ) -> None:
-        """`list_number_of` a trainer and a file is the number of the list that names it."""
         self._file = run.access_log
         self._wanted = run.access_log_wanted
         self._enabled = enabled
-        self._recording = recording
         self._path_of = path_of
-        self._size_of = size_of
-        self._list_number_of = list_number_of
         self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
         self._following = False
 
     def note(self, events: list[Access]) -> None:
-        """Remember accesses, and record them."""
-        noted = [access for access in events if access.where != OPENED]
+        """Remember accesses."""
         if self._enabled:
+            noted = (access for access in events if access.where != OPENED)
             (self._unwritten if self._following else self._recent).extend(noted)
-        if self._recording is not None:
-            for access in noted:
-                if access.where != WARMED:
-                    self._record(self._recording, access)
-
-    def _record(self, recording: Recording, access: Access) -> None:
-        number = self._list_number_of(access.trainer, access.wanted) if access.trainer else 0
-        if access.wanted != access.inode:
-            wanted_size = self._size_of(access.wanted)
-            recording.redirect(access.time_s, access.wanted, wanted_size, access.inode, access.size, number)
-        else:
-            kind = Kind.BLOCK if access.block else Kind.OPEN
-            served = access.where == HIT
-            recording.append(access.time_s, access.inode, access.size, kind, access.block, served, number)
 
     def write(self) -> None:
         """Bring the file up to date if anybody reads it; what was remembered comes first."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import trio
 
 from spiderfs.core.guided import HasStandIns
+from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.known_lists import KnownLists
@@ -21,8 +22,9 @@ from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 
 
 class RedirectPublisher:
-    def __init__(self, cache: CacheControl, records: Records, lists: KnownLists) -> None:
+    def __init__(self, cache: CacheControl, teaching: Teaching, records: Records, lists: KnownLists) -> None:
         self._cache = cache
+        self._teaching = teaching
         self._records = records
         self._lists = lists
         self._publishing = trio.Lock()
@@ -42,8 +44,7 @@ class RedirectPublisher:
             await self._write_changes()
 
     async def _write_changes(self) -> None:
-        policy = self._policy
-        changes = policy.redirects_changed() if policy is not None else []
+        changes = self._teaching.redirects_changed()
         if not changes:
             return
         rows = []

@@ -72,11 +72,6 @@ class Trainers:
         """Whether some trainer has declared the list with this digest."""
         return any(known_list.digest == digest for known_list in self._lists.values())
 
-    def number_of_list(self, trainer: int, inode: int) -> int:
-        """The number of the list by which the trainer with this number knows a file; 0 if none of its lists has it."""
-        known_list = self.list_with(trainer, inode)
-        return 0 if known_list is None else known_list.number
-
     def list_with(self, trainer: int, inode: int) -> KnownList | None:
         """The list by which the trainer with this number knows a file; None if none of its lists has it."""
         for (owner, _), known_list in self._lists.items():

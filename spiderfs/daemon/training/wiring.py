@@ -14,15 +14,13 @@ Each part is given what it needs of the others when it is made, and can be made 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgpack
 
 from spiderfs.core.elastic import ElasticOptions
-from spiderfs.core.events import Access
-from spiderfs.core.hints import Hint
+from spiderfs.core.events import HIT, OPENED, WARMED, Access
 from spiderfs.core.teaching import Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.declared_lists import DeclaredLists
@@ -36,7 +34,8 @@ from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.store.store import Records
-from spiderfs.trace.recording import Recording
+from spiderfs.trace.format import Kind
+from spiderfs.trace.recording import Recording, noted_in
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
 
@@ -58,9 +57,13 @@ class Training:
         self.trainers = Trainers(trainers_file)
         self.lists = KnownLists()
         self._cache = cache
-        self.teaching = Teaching(cache.engine, cache.size_of, _teaching_options(options), self._noted_by(recording))
+        self._catalogue = catalogue
+        self._recording = recording
+        self.teaching = Teaching(
+            cache.engine, cache.size_of, _teaching_options(options), noted_in(recording, self.lists.number_of)
+        )
         self.scoring = BatchScoring(cache, self.teaching, self.lists, counters, scores_directory, options, recording)
-        self.redirects = RedirectPublisher(cache, records, self.lists)
+        self.redirects = RedirectPublisher(cache, self.teaching, records, self.lists)
         self.declared_lists = DeclaredLists(
             catalogue,
             lister,
@@ -85,11 +88,6 @@ class Training:
             self.redirects,
         )
 
-    def _noted_by(self, recording: Recording | None) -> Callable[[Hint], None]:
-        if recording is None:
-            return lambda hint: None
-        return lambda hint: recording.hint(time.time(), hint, self.lists.number_of)
-
     def begin(self, taught: bytes | None) -> None:
         """Before any trainer attaches: no reader is redirected, and jobs go on from what `taught` gave."""
         self.trainers.publish()
@@ -102,11 +100,21 @@ class Training:
         packed: bytes = msgpack.packb(self.teaching.state())
         return packed
 
-    def served(self, access: Access) -> None:
-        """A reader got bytes of a sample; to be called before the engine has the access."""
+    def heard(self, access: Access, offered: bool) -> None:
+        """A reader, or the mount itself, got bytes; `offered` says whether the engine has the access next."""
         known_list = self.trainers.list_with(access.trainer, access.wanted) if access.trainer else None
-        if known_list is not None:
+        if self._recording is not None and access.where not in (OPENED, WARMED):
+            self._record(self._recording, access, 0 if known_list is None else known_list.number, offered)
+        if known_list is not None and offered:
             self.teaching.served(known_list.course_id, access.wanted, access.inode)
+
+    def _record(self, recording: Recording, access: Access, number: int, offered: bool) -> None:
+        if access.wanted != access.inode:
+            wanted_size = self._catalogue.size_of(access.wanted)
+            recording.redirect(access.time_s, access.wanted, wanted_size, access.inode, access.size, number)
+        else:
+            kind, served = Kind.BLOCK if access.block else Kind.OPEN, access.where == HIT
+            recording.append(access.time_s, access.inode, access.size, kind, access.block, served, number, offered)
 
     def note(self, accesses: Sequence[Access]) -> None:
         """Learn from workers' events what readers got; the engine has seen these events already."""

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from spiderfs.core.elastic import ElasticOptions
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Guided, HasStandIns
-from spiderfs.core.hints import Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.hints import AtHand, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.core.teaching import KEPT_JOBS, PLANNED_RATIO, Teaching, TeachingOptions
@@ -211,7 +211,7 @@ def test_all_that_was_taught_is_noted() -> None:
     impact.read(1, 2, 3)
     (changes,) = impact.teaching.pin("a", [1])
     assert changes.keep == ((1, "pinned"),)
-    assert impact.hints == [Pinning("a", (1,))]
+    assert impact.hints == [AtHand(1, SIZE), Pinning("a", (1,))]
 
 
 COURSES = {"a": "one", "b": "one", "c": "other"}

@@ -133,6 +133,7 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
             hub_found = Hub(batch[0], "1", alike, [0.01 * key for key in alike])
             policy.hub_found(hub_found)
             engine.place(batch[0], 100)
+            writer.append(0, batch[0], 100, Kind.AT_HAND)
             writer.hub(0, hub_found, 1)
     writer.close()
     return outcomes

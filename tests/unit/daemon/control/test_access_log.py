@@ -13,8 +13,6 @@ from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED, Access
 from spiderfs.daemon.control import access_log as module
 from spiderfs.daemon.control.access_log import REMEMBERED_ACCESSES, WANTED_S, AccessLog
 from spiderfs.shared.layout import RunLayout
-from spiderfs.trace.format import read_trace
-from spiderfs.trace.recording import Recording
 
 LINE = re.compile(
     rb"(?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?P<how>\w+) +(?P<size>\d+) pid=(?P<pid>\d+)"
@@ -28,17 +26,14 @@ def event(inode: int, where: int = HIT, size: int = 100, block: int = 0) -> Acce
 
 
 class Harness:
-    def __init__(self, directory: Path, enabled: bool = True, recording: Recording | None = None) -> None:
+    def __init__(self, directory: Path, enabled: bool = True) -> None:
         run = RunLayout(directory)
         self.file = run.access_log
         self.wanted = run.access_log_wanted
         self.log = AccessLog(
             run,
             enabled,
-            recording,
             path_of=lambda inode: PATHS.get(inode, b"?"),
-            size_of=lambda inode: 10 * inode,
-            list_number_of=lambda trainer, inode: trainer + 1,
         )
 
     def forget(self) -> None:
@@ -147,19 +142,3 @@ def test_a_disk_without_room_costs_lines_and_nothing_else(harness: Harness) -> N
     harness.log.note([event(2)])
     harness.log.write()
     assert harness.paths() == [PATHS[2]]
-
-
-def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:
-    recording = Recording(tmp_path / "epoch.trace")
-    log = Harness(tmp_path, enabled=False, recording=recording).log
-    log.note([event(1, FETCHED), event(1, HIT), event(2, WARMED), event(3, HIT, 50, block=4)])
-    log.note([Access(1.0, 2, 1, 70, 0, 4321, 6, HIT)])
-    recording.close()
-    trace = read_trace(tmp_path / "epoch.trace")
-    accesses = trace.accesses()
-    assert [accesses.keys[number] for number in range(3)] == [1, 1, (3, 4)]
-    assert [int(size) for size in accesses.sizes[:3]] == [100, 100, 50]
-    assert [(int(row["key"]), int(row["size"]), int(row["list"])) for row in trace.records[3:]] == [
-        (1, 10, 7),
-        (2, 70, 7),
-    ], "a reader's sample, and the file that stood in for it"

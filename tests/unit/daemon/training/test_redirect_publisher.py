@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_lists import KnownLists
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
@@ -21,10 +22,11 @@ class Harness:
         self.policy = RecordingPolicy()
         self.cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
         self.cache.engine.change_policy(self.policy)
+        teaching = Teaching(self.cache.engine, self.cache.size_of)
         self.records, self.lists = MemoryRecords(TABLES), KnownLists()
         self.lists.put(known_list(1, [10, 11, 12]))
         self.lists.put(known_list(2, [11, 12, 13]))
-        self.redirects = RedirectPublisher(self.cache, self.records, self.lists)
+        self.redirects = RedirectPublisher(self.cache, teaching, self.records, self.lists)
 
     @property
     def rows(self) -> list[tuple[int, int, int]]:

@@ -57,8 +57,9 @@ def test_a_file_belongs_to_a_list_of_its_own_trainer(tmp_path: Path) -> None:
     trainers.attach(other)
     trainers.declare(one, "train", known_list(1, [10, 11]))
     trainers.declare(other, "train", known_list(2, [11, 12]))
-    found = [(number, inode, trainers.number_of_list(number, inode)) for number in (1, 2, 3) for inode in (10, 11, 12)]
-    assert [row for row in found if row[2]] == [(1, 10, 1), (1, 11, 1), (2, 11, 2), (2, 12, 2)]
+    pairs = [(number, inode) for number in (1, 2, 3) for inode in (10, 11, 12)]
+    found = [(*pair, known.number) for pair in pairs if (known := trainers.list_with(*pair)) is not None]
+    assert found == [(1, 10, 1), (1, 11, 1), (2, 11, 2), (2, 12, 2)]
     assert [trainers.any_uses(digest) for digest in ("digest 1", "digest 2", "digest 3")] == [True, True, False]
     trainers.detach(one)
     assert [trainers.any_uses(digest) for digest in ("digest 1", "digest 2")] == [False, True]

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from spiderfs.core.events import FETCHED, HIT, Access
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.declared_lists import GRACE_S
@@ -722,3 +722,27 @@ def test_pins_are_recorded(tmp_path: Path) -> None:
     assert kinds == [Kind.PINS, Kind.PINNED, Kind.PINNED, Kind.PINS]
     pinnings = [hint for _, hint in trace.hints() if isinstance(hint, Pinning)]
     assert pinnings == [Pinning("1", (inodes[5], inodes[4])), Pinning("1", ())]
+
+
+def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "trace")
+
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        one, two = harness.inodes[:2]
+        for where, block in ((FETCHED, 0), (HIT, 0), (WARMED, 0), (OPENED, 0), (REFUSED, 0), (HIT, 4)):
+            access = Access(1.0, one, one, SIZE, block, 4321, 0, where)
+            harness.training.heard(access, offered=where != REFUSED)
+        harness.training.heard(Access(1.0, two, one, 70, 0, 4321, 1, HIT), offered=True)
+
+    run(tmp_path, test, recording=recording)
+    recording.close()
+    trace = read_trace(tmp_path / "trace")
+    accesses = trace.accesses()
+    one = accesses.keys[0]
+    assert accesses.keys == [one, one, one, (one, 4), one]
+    assert accesses.sizes == [SIZE] * 5
+    assert accesses.course_ids == ["", "", "", "", "1"]
+    given = [(some.key == key, some.size, some.offered) for some, key in zip(trace.given(), accesses.keys, strict=True)]
+    assert given == [(True, SIZE, True)] * 2 + [(True, SIZE, False), (True, SIZE, True), (False, 70, True)]
+    assert trace.served_ratio() == pytest.approx(3 / 5)

@@ -1,0 +1,101 @@
+"""A recorded training, repeated from its trace alone, takes the very same decisions as the mount took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from known_losses import Training
+from mounting import Mounted, eventually, mounted
+
+from spiderfs.core.guided import Divided
+from spiderfs.core.policy import Policy
+from spiderfs.policies import POLICIES
+from spiderfs.testing.repetition import repeated
+from spiderfs.trace.format import ACCESSES, Kind, Trace, read_trace
+
+SAMPLES, CLASSES, BATCH, EPOCHS = 150, 3, 10, 4
+NAMES = [f"{number:03d}" for number in range(SAMPLES)]
+LABELS = (np.arange(SAMPLES) % CLASSES).astype(np.int32)
+
+
+class Decided(NamedTuple):
+    """What the mount keeps, in which sections, and what it tells workers; files by their inodes."""
+
+    members: dict[int, str]
+    redirects: dict[int, int]
+    ratio: str
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    made = tmp_path / "source"
+    made.mkdir()
+    for number, name in enumerate(NAMES):
+        (made / name).write_bytes(b"%08d" % number + bytes(rng.integers(500, 1500)))
+    return made
+
+
+def decided_by(mount: Mounted, inodes: dict[str, int]) -> Decided:
+    rows = (line.split() for line in mount.control("cache").read_text().splitlines())
+    members = {inodes[path]: section for section, _, _, path in rows if section != "landing"}
+    pairs = (line.split(" ", 1)[1].split(" -> ") for line in mount.control("redirects").read_text().splitlines())
+    redirects = {inodes[wanted]: inodes[given] for wanted, given in pairs}
+    return Decided(members, redirects, mount.control("ratio").read_text().split()[1])
+
+
+def decided_again(trace: Trace, policy: Policy) -> Decided:
+    engine, table = repeated(trace, policy)
+    members = {int(str(key)): member.section for key, member in engine.members.items()}
+    redirects = {int(str(wanted)): int(str(given)) for (_, wanted), given in table.items()}
+    return Decided(members, redirects, f"{policy.ratio:.4f}" if isinstance(policy, Divided) else "none:")
+
+
+def until(trace: Trace, epochs: int, accesses: int) -> Trace:
+    """The trace up to the end of so many epochs, with so many accesses."""
+    kinds = trace.records["kind"]
+    end = max(
+        int(np.flatnonzero(kinds == Kind.EPOCH)[epochs - 1]),
+        int(np.flatnonzero(np.isin(kinds, ACCESSES))[accesses - 1]),
+    )
+    while end + 1 < len(kinds) and kinds[end + 1] in (Kind.STAND_IN, Kind.RATIO, Kind.LOST, Kind.PUBLISHED):
+        end += 1
+    return Trace(trace.records[: end + 1], recorded=True)
+
+
+@pytest.mark.parametrize("policy", ["spider", "shade", "impact"])
+def test_a_trace_repeats_what_the_mount_decided(source: Path, tmp_path: Path, policy: str) -> None:
+    options: dict[str, object] = {"plan": "off", "substitute_when": "miss", "ratio_start": 0.7, "ratio_end": 0.3}
+    rng = np.random.default_rng(2)
+    vectors = rng.standard_normal((CLASSES, 8))[LABELS] + 0.2 * rng.standard_normal((SAMPLES, 8))
+    losses = rng.permutation(np.linspace(0.1, 2, SAMPLES))
+    reads, path, decided = 0, tmp_path / "trace", list[tuple[int, Decided]]()
+    # Room for a fifth of the samples, of which two are pushed out of landing now and then.
+    with mounted(source, tmp_path, capacity="40KiB", policy=policy, trace=path, **options) as mount:
+        # Before this process is a trainer, which looks up stand-ins.
+        inodes = {name: (mount.point / name).stat().st_ino for name in NAMES}
+        training = Training(mount.point, NAMES, LABELS, losses, BATCH, vectors)
+        for epoch in range(EPOCHS):
+            training.epoch()
+            reads += sum(training.given.values())
+            training.given.clear()
+            eventually(lambda reads=reads: mount.metric("events_folded") == reads, what="all events")
+            if epoch == 1:
+                if policy == "spider":
+                    mount.control("ratio").write_bytes(b"0.5\n")
+                mount.control("evict").write_bytes(b"/0*\n")
+                eventually(lambda: b"0 records evicted" not in mount.control("evict").read_bytes(), what="evictions")
+            decided.append((reads, decided_by(mount, inodes)))
+        training.close()
+        if policy != "shade":
+            assert mount.metric("redirects") > 3
+    trace = read_trace(path)
+    for epochs, (accesses, expected) in enumerate(decided, 1):
+        again = decided_again(until(trace, epochs, accesses), POLICIES[policy]())
+        assert again == expected
+    assert len(decided[-1][1].members) > 10
+    if policy == "spider":
+        assert "homophily" in decided[-1][1].members.values()

@@ -39,7 +39,7 @@ from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scoring
 from spiderfs.trace.recording import Recording
 
 # So many rows are scored at once, of all batches that wait; all rows of a larger batch. In a list of a million samples
-# that takes some 0.2 s, and a row costs less than half of what it costs among 128 rows.
+# that takes 0.6 s of a core, and a row costs half of what it costs among 128 rows (benchmarks/engine/scorer.py).
 ROWS_AT_ONCE = 1024
 
 

@@ -120,10 +120,7 @@ class Client:
     # -- what the training calls
 
     def become(self, hello: Hello) -> None:
-        """Begin another job: what was said before belongs to the job before, and what comes after to this one.
-
-        The lists of this process, and its plans that still hold, go with it.
-        """
+        """Begin another job: what was said before belongs to the one before; lists and plans go with the process."""
 
         def change() -> Message:
             self._hello = hello

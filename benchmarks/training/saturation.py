@@ -41,7 +41,7 @@ from benchmarks.common.results import machine, plain_table, save
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.hook_server import HookServer, listen
-from spiderfs.daemon.training.trainer import SampleList, Trainer
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.daemon.training.wiring import Training
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
@@ -115,10 +115,9 @@ def embeddings_of(samples: int) -> Embeddings:
 class FilledGuide(Guide):
     """Has an index in which every sample is, as after an epoch."""
 
-    async def samples(self, trainer: Trainer, samples: SampleList) -> int:
-        unknown = await super().samples(trainer, samples)
-        known_list = self.trainers.list_of(trainer, samples.name)
-        scorer = known_list.scoring_for("graph", DIMENSION, ScorerOptions())
+    async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
+        declared = await super().samples(trainer, samples)
+        scorer = self.trainers.course_of(trainer, samples.name).scoring_for("graph", DIMENSION, ScorerOptions())
         assert isinstance(scorer, Scorer)
         made = embeddings_of(len(samples))
         order = np.random.default_rng(0).permutation(len(samples))
@@ -127,16 +126,16 @@ class FilledGuide(Guide):
             await trio.to_thread.run_sync(scorer.index.update, ids, normalised(made.of(ids)))
         scorer.batch(order[:RADIUS_ROWS], made.of(order[:RADIUS_ROWS]))
         scorer.new_epoch()
-        return unknown
+        return declared
 
     def report(self) -> Report:
-        (known_list,) = self.scoring._lists
-        scorer = known_list.scorings["graph"]
+        (course,) = self.courses
+        scorer = course.scorings["graph"]
         assert isinstance(scorer, Scorer)
         rng = np.random.default_rng(0)
         return Report(
-            known_list.thinning.left_out_share,
-            known_list.thinning.ages().oldest,
+            course.thinning.left_out_share,
+            course.thinning.ages().oldest,
             correlation(scorer, rng.choice(np.flatnonzero(scorer._scored), COMPARED, replace=False)),
             scorer.recall(COMPARED, rng),
             scorer.index.bytes_per_sample,

@@ -59,6 +59,7 @@ def page(stats: Mapping[str, Any], rates_per_s: Mapping[str, float]) -> Renderab
     if _is_number(used) and _is_number(capacity) and capacity > 0:
         parts.append(Text(f"{round_size(used)} of {round_size(capacity)} in {stats.get('entries', '?')} entries"))
         parts.append(_bar(used, capacity))
+    parts += _jobs(stats)
     parts += _plans(stats)
     sections = _table(stats, "sections")
     if sections:
@@ -80,6 +81,32 @@ def page(stats: Mapping[str, Any], rates_per_s: Mapping[str, float]) -> Renderab
             table.add_row(name, f"{value:,.12g}" if _is_number(value) else str(value), f"{rate:,.1f}" if rate else "")
         parts.append(table)
     return Group(*parts)
+
+
+def _jobs(stats: Mapping[str, Any]) -> list[RenderableType]:
+    """A line for each job."""
+    jobs = stats.get("jobs")
+    if not isinstance(jobs, list) or not jobs:
+        return []
+    table = Table("job", "name", box=None)
+    for heading in ("ranks", "epoch", "samples/s", "hits", "origin bytes", "stand-ins"):
+        table.add_column(heading, justify="right")
+    for job in jobs:
+        job = job if isinstance(job, dict) else {}
+        samples, hits, size = job.get("samples"), job.get("hits"), job.get("origin_bytes")
+        pids, rate = job.get("pids"), job.get("samples_per_s")
+        epochs = f" of {job['epochs']}" if job.get("epochs") else ""
+        table.add_row(
+            Text(printable(str(job.get("job", "?")))),
+            Text(printable(str(job.get("name") or ""))),
+            f"{len(pids) if isinstance(pids, list) else '?'} of {job.get('world_size', '?')}",
+            f"{job.get('epoch', '?')}{epochs}",
+            f"{rate:,.1f}" if _is_number(rate) else "?",
+            f"{hits / max(1, samples):.1%}" if _is_number(samples) and _is_number(hits) else "?",
+            round_size(int(size)) if _is_number(size) else "?",
+            f"{job.get('stand_ins', '?')}",
+        )
+    return [table]
 
 
 def _plans(stats: Mapping[str, Any]) -> list[RenderableType]:

@@ -121,7 +121,16 @@ class Manager:
 
         # Prefetcher, warmer and packer fetch on their own.
         self._prefetcher = Prefetcher(
-            cache, catalogue, fetcher, client, content, counters, options, self._bell, training.redirects.has_stand_in
+            cache,
+            catalogue,
+            fetcher,
+            client,
+            content,
+            counters,
+            options,
+            self._bell,
+            training.redirects.has_stand_in,
+            training.accounts.fetched_ahead,
         )
         self._warmer = Warmer(
             catalogue, lister, fetcher, content, counters, options.sample_max_bytes, self._events.note
@@ -164,6 +173,7 @@ class Manager:
             "config": lambda: views.config(self._options.current, refusal.reason),
             "warm": lambda: views.warm(self._warmer.status()),
             "evict": lambda: views.evict(self._warmer.status()),
+            "jobs": lambda: views.jobs(training.jobs()),
             "plan": lambda: views.plan(self._prefetcher.status()),
             "ratio": lambda: views.ratio(training.teaching.status()),
             "hook": lambda: hook_socket,
@@ -171,8 +181,8 @@ class Manager:
             "log": self._access_log.render,
             "cache": lambda: long_views.cached(content, catalogue, self._cache.score),
             "redirects": lambda: long_views.redirects(records, catalogue),
-            "scores": lambda: long_views.scores(training.lists, training.scoring, catalogue),
-            "graph": lambda: long_views.graph(training.lists, training.scoring),
+            "scores": lambda: long_views.scores(training.courses, training.scoring, catalogue),
+            "graph": lambda: long_views.graph(training.courses, training.scoring),
         }
         acts: dict[str, Act] = {
             "config": partial(commands.change_config, self._options),
@@ -193,6 +203,7 @@ class Manager:
             survey=self._survey.status(),
             prefetcher=self._prefetcher.status(),
             trainers=self._hook_server.status(),
+            jobs=self._training.jobs(),
             counters=self._context.counters.totals(),
             source_reachable=self._context.counters.source_reachable(),
         )
@@ -291,7 +302,7 @@ class Manager:
             before, restarts = restarts, self._context.counters.totals()["worker_restarts"]
             await trio.to_thread.run_sync(self._free, restarts != before)
             self._cache.engine.compare_paces(time.time())
-            await self._training.declared_lists.let_go()
+            await self._training.keep_house()
             await self._options.settle()
             self._content.clear_dead_readers()
             self._records.clear_dead_readers()

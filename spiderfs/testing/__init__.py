@@ -8,7 +8,7 @@ from spiderfs.testing.bare import Bare, NoEvents, NoManager, bare_filesystem
 from spiderfs.testing.fake_kernel import FakeKernel
 from spiderfs.testing.guided_policy import RecordingPolicy
 from spiderfs.testing.hook_sink import RecordingSink
-from spiderfs.testing.lists import known_list, sample_list
+from spiderfs.testing.lists import course, known_list, sample_list
 from spiderfs.testing.memory_content import MemoryContent
 from spiderfs.testing.memory_source import MemorySource
 from spiderfs.testing.old_files import make_older
@@ -23,6 +23,7 @@ __all__ = [
     "RecordingPolicy",
     "RecordingSink",
     "bare_filesystem",
+    "course",
     "known_list",
     "make_older",
     "sample_list",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.daemon.training.trainer import SampleList, Trainer
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.protocol import Batch, EpochEnd, Plan
 
 
@@ -31,10 +31,11 @@ class RecordingSink:
     async def attached(self, trainer: Trainer) -> None:
         self.calls.append(("attached", trainer))
 
-    async def samples(self, trainer: Trainer, samples: SampleList) -> int:
+    async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
         self.calls.append(("samples", trainer))
         self.lists.append((trainer, samples))
-        return 0 if self.known is None else sum(bool(path) and path not in self.known for path in samples.paths)
+        known = self.known
+        return Declared(0 if known is None else sum(bool(path) and path not in known for path in samples.paths))
 
     async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
         await trio.sleep(self.batch_s)

@@ -1,4 +1,4 @@
-"""A short list, as a trainer declares it and as the manager has it."""
+"""A short list, as a trainer declares it and as the manager has it, and what a job learns about it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from spiderfs.daemon.training.course import Course
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.trainer import SampleList, SamplePaths
 
@@ -15,7 +16,10 @@ def sample_list(count: int, name: str = "train") -> SampleList:
     return SampleList(name, name, paths, np.arange(count, dtype=np.int32) % 2)
 
 
-def known_list(number: int, inodes: list[int], directory: Path = Path("/nonexistent")) -> KnownList:
-    """A list whose digest says its number."""
-    files = np.array(inodes, np.uint64)
-    return KnownList(number, f"digest {number}", sample_list(len(inodes)), files, directory)
+def known_list(inodes: list[int], digest: str = "digest") -> KnownList:
+    return KnownList(digest, sample_list(len(inodes)), np.array(inodes, np.uint64))
+
+
+def course(number: int, inodes: list[int], directory: Path = Path("/nonexistent"), job: str = "job") -> Course:
+    """A course of a list whose digest says the course's number."""
+    return Course(number, job, known_list(inodes, f"digest {number}"), directory)

@@ -116,7 +116,7 @@ class Prefetcher:
     """Fetches ahead of readers; rings of `bell` say that they have come further, or that plans have come.
 
     `has_stand_in` says of an inode that a cached file can stand in for it. Where the options have readers take that at
-    every miss, such an inode is not fetched.
+    every miss, such an inode is not fetched. `fetched_ahead` is told for which trainer how many bytes were fetched.
     """
 
     def __init__(
@@ -130,6 +130,7 @@ class Prefetcher:
         options: Options,
         bell: Bell,
         has_stand_in: Callable[[int], bool],
+        fetched_ahead: Callable[[int, int], None],
     ) -> None:
         self._cache = cache
         self._schedule = cache.engine.schedule
@@ -141,6 +142,7 @@ class Prefetcher:
         self._sample_max_bytes = options.sample_max_bytes
         self._bell = bell
         self._has_stand_in = has_stand_in
+        self._fetched_ahead = fetched_ahead
         self.change(options)
         self._cursors: dict[PlannedReader, _Cursor] = {}
         self._windows: dict[PlannedReader, Window] = {}
@@ -242,17 +244,17 @@ class Prefetcher:
         try:
             due = self._due()
             while len(self.under_way) < self.concurrency.limit:
-                node = next(due, None)
-                if node is None:
+                found = next(due, None)
+                if found is None:
                     self.concurrency.short_of_work(now)
                     break
-                self.under_way.add(node.inode)
-                nursery.start_soon(self._bring, node)
+                self.under_way.add(found[0].inode)
+                nursery.start_soon(self._bring, *found)
         finally:
             self._content.end_read()
 
-    def _due(self) -> Iterator[Node]:
-        """The missing samples that the engine would keep, by deadline."""
+    def _due(self) -> Iterator[tuple[Node, PlannedReader]]:
+        """The missing samples that the engine would keep, by deadline, and the reader who comes to each first."""
         readers = {}
         for reader in self._schedule.believed:
             limit = reader.look_ahead = self.window(reader)
@@ -270,7 +272,7 @@ class Prefetcher:
             node = self._missing(inode)
             if node is not None:
                 if self._cache.engine.would_keep(inode, node.stat.size):
-                    yield node
+                    yield node, reader
                 elif self._cache.engine.could_keep(inode, node.stat.size):
                     return
             heads[reader] = next(readers[reader], None)
@@ -302,7 +304,7 @@ class Prefetcher:
 
     # -- fetching
 
-    async def _bring(self, node: Node) -> None:
+    async def _bring(self, node: Node, reader: PlannedReader) -> None:
         started = trio.current_time()
         try:
             payload, where = await self._fetcher.fetch(node)
@@ -312,6 +314,7 @@ class Prefetcher:
         else:
             now = trio.current_time()
             self.concurrency.fetched(len(payload), now - started, now)
+            self._tell_for_whom(reader, len(payload))
             if where == FETCHED:
                 self._arrived.append(node.inode)
                 self._counters.add("prefetched")
@@ -323,6 +326,12 @@ class Prefetcher:
         finally:
             self.under_way.discard(node.inode)
             self._bell.ring()
+
+    def _tell_for_whom(self, reader: PlannedReader, size: int) -> None:
+        for (trainer, _), known in self._schedule.readers.items():
+            if known is reader:
+                assert isinstance(trainer, int)
+                self._fetched_ahead(trainer, size)
 
     def _keep_arrived(self) -> None:
         if self._arrived:

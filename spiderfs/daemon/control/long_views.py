@@ -7,7 +7,7 @@ from itertools import islice
 
 import trio
 
-from spiderfs.daemon.training.known_lists import KnownLists
+from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.store.store import Content, ContentKey, Member, Records
 from spiderfs.vfs.catalogue import Catalogue
@@ -42,7 +42,7 @@ async def cached(content: Content, catalogue: Catalogue, score: Callable[[Conten
 
 
 async def redirects(records: Records, catalogue: Catalogue) -> AsyncGenerator[bytes]:
-    """Every redirect that workers know now: the number of its list, the sample, and the sample's stand-in."""
+    """Every redirect that workers know now: the number of its course, the sample, and the sample's stand-in."""
     published = each_redirect(records)
 
     def read() -> bytes:
@@ -58,30 +58,30 @@ async def redirects(records: Records, catalogue: Catalogue) -> AsyncGenerator[by
         yield piece
 
 
-async def scores(lists: KnownLists, batch_scoring: BatchScoring, catalogue: Catalogue) -> AsyncGenerator[bytes]:
-    """The score of every sample that trainers have declared, with the number of its list."""
-    for known_list in lists:
-        scoring = batch_scoring.of(known_list)
+async def scores(courses: Courses, batch_scoring: BatchScoring, catalogue: Catalogue) -> AsyncGenerator[bytes]:
+    """The scores of every course: its number, score and path of each sample."""
+    for course in courses:
+        scoring = batch_scoring.of(course)
         if scoring is None:
             continue
         # A copy is of one moment: a batch may be scored while the list is written.
-        values, inodes = scoring.scores.copy(), known_list.inodes
+        values, inodes = scoring.scores.copy(), course.list.inodes
         for start in range(0, len(values), _AT_A_TIME):
             some = slice(start, start + _AT_A_TIME)
             paths = await trio.to_thread.run_sync(catalogue.paths, inodes[some].tolist())
             yield b"".join(
-                b"%d %s %s\n" % (known_list.number, f"{score:.6g}".encode(), path)
+                b"%d %s %s\n" % (course.number, f"{score:.6g}".encode(), path)
                 for score, path in zip(values[some].tolist(), paths, strict=True)
             )
 
 
-async def graph(lists: KnownLists, batch_scoring: BatchScoring) -> AsyncGenerator[bytes]:
-    """Describes each list as its scorer knows it: radius, neighbours, recall, time per batch."""
+async def graph(courses: Courses, batch_scoring: BatchScoring) -> AsyncGenerator[bytes]:
+    """Describes each course as its scorer knows it: radius, neighbours, recall, time per batch."""
     lines = []
-    for known_list in lists:
-        status = known_list.status()
-        lines.append(f"list {status.number}: {status.name}, {status.samples} samples\n")
-        found = await batch_scoring.described(known_list, _RECALL_SAMPLE)
+    for course in courses:
+        status = course.status()
+        lines.append(f"course {status.number}: job {status.job_id}, list {status.name}, {status.samples} samples\n")
+        found = await batch_scoring.described(course, _RECALL_SAMPLE)
         if found is None:
             lines.append("  nothing scored yet\n")
             continue

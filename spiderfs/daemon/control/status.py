@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spiderfs.daemon.caching.cache_control import CacheStatus
 from spiderfs.daemon.caching.prefetcher import PrefetcherStatus
 from spiderfs.daemon.caching.survey import SurveyStatus
+from spiderfs.daemon.training.job_accounts import JobStatus
 from spiderfs.daemon.training.trainer import TrainerStatus
 from spiderfs.options.model import Options
 
@@ -25,6 +26,7 @@ class MountStatus:
     survey: SurveyStatus
     prefetcher: PrefetcherStatus
     trainers: tuple[TrainerStatus, ...]
+    jobs: tuple[JobStatus, ...]
     counters: Mapping[str, int]
     source_reachable: bool
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from spiderfs import __version__
@@ -10,6 +12,7 @@ from spiderfs.core.teaching import RatioStatus
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.caching.warmer import WarmerStatus
 from spiderfs.daemon.control.status import MountStatus
+from spiderfs.daemon.training.job_accounts import JobStatus
 from spiderfs.daemon.training.trainer import TrainerStatus
 from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
@@ -68,6 +71,34 @@ def _trainer_line(trainer: TrainerStatus) -> str:
     return f"{trainer.client} ({who}, rank {trainer.rank}): {lists}; {trainer.batches} batches"
 
 
+def jobs(statuses: Sequence[JobStatus]) -> bytes:
+    """A line for each job that has a trainer: who it is, how far it has come, and what it reads."""
+    if not statuses:
+        return b"no trainer is attached\n"
+    return "".join(f"{_job_line(job)}\n" for job in statuses).encode(errors="surrogateescape")
+
+
+def _job_line(job: JobStatus) -> str:
+    named = f" ({job.name})" if job.name else ""
+    who = f"pid {', '.join(map(str, job.pids))}; rank {', '.join(map(str, job.ranks))} of {job.world_size}"
+    # The names of lists may have any letters, and a job has one line.
+    lists = ", ".join(
+        f"{name if name.isprintable() else repr(name)} with {count} samples" for name, count in job.lists.items()
+    )
+    of_epochs = f" of {job.epochs}" if job.epochs else ""
+    return (
+        f"{job.job_id}{named}: {who}; {lists or 'no list'}; epoch {job.epoch}{of_epochs}; "
+        f"{job.samples_per_s:.1f} samples/s, {job.samples} in all, {job.hits / max(1, job.samples):.1%} hits, "
+        f"{round_size(job.origin_bytes)} from the source, {job.stand_ins} stand-ins"
+    )
+
+
+def _job_figures(job: JobStatus) -> dict[str, Any]:
+    figures = dataclasses.asdict(job)
+    figures["job"] = figures.pop("job_id")
+    return figures | {"samples_per_s": round(job.samples_per_s, 1)}
+
+
 def _plan_line(plan: PlanStatus) -> str:
     doing = "" if plan.believed else "; not followed, so it is not acted on"
     return (
@@ -104,6 +135,7 @@ def stats_json(status: MountStatus) -> bytes:
             }
             for trainer in status.trainers
         ],
+        "jobs": [_job_figures(job) for job in status.jobs],
         "plans": [_plan_figures(plan) for plan in status.prefetcher.plans],
         "workers": options.workers,
         "uptime_s": round(status.uptime_s, 3),

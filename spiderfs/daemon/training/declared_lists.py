@@ -1,9 +1,9 @@
-"""How lists come into memory when trainers declare them, and leave it when no trainer uses them any more.
+"""How courses come into memory when trainers declare their lists, and leave it when no trainer uses them any more.
 
-All ranks of a training share one list, for a list is known by its content. It stays in memory for a while after its
-last trainer has left, so that the next training on it finds it as it was. When it leaves, its scores are saved, the
-policy forgets its labels and the scores of its samples, and its redirects are withdrawn. All state belongs to the
-manager's event loop.
+All ranks of a job share a course, for a list is known by its content; two jobs that declare one list have one each.
+A course stays in memory for a while after its last trainer has left, so that a job that comes back finds it as it was.
+When it leaves, its scores are saved, the policy forgets its labels and the scores of its samples, and its redirects are
+withdrawn. All state belongs to the manager's event loop.
 """
 
 from __future__ import annotations
@@ -13,28 +13,31 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import trio
 
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.known_list import KnownList, inodes_of, leave_out_contradictions
-from spiderfs.daemon.training.known_lists import KnownLists, digest_of
+from spiderfs.daemon.training.course import Course, course_id_of, directory_of
+from spiderfs.daemon.training.courses import Courses
+from spiderfs.daemon.training.known_list import KnownList, digest_of, inodes_of, leave_out_contradictions
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.scoring import BatchScoring
-from spiderfs.daemon.training.trainer import SampleList, Trainer
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.errors import ProtocolError
+from spiderfs.protocol import Hello
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
 
 log = logging.getLogger(__name__)
 
-# So long a list stays in memory without a trainer. It takes 15 MB for 100,000 samples, and its scoring some 400 bytes a
-# sample.
+# So long a course stays in memory without a trainer. A list takes 15 MB for 100,000 samples, and what a course learns
+# about it some 150 bytes a sample.
 GRACE_S = 60.0
-# All lists together may have so many samples; each sample takes the manager 150 bytes before it is scored.
+# The lists of all courses together may have so many samples; each takes the manager 150 bytes before it is scored.
 MAX_SAMPLES = 32_000_000
+# Trainers that are connected can have no more than 512 (64 connections, 8 lists each); the others are short of leaving.
+MAX_COURSES = 1024
 # So many samples are forgotten between two chances for other tasks, in some milliseconds.
 _AT_A_TIME = 10_000
 
@@ -46,7 +49,7 @@ class DeclaredLists:
         lister: Lister,
         cache: CacheControl,
         teaching: Teaching,
-        lists: KnownLists,
+        courses: Courses,
         trainers: Trainers,
         scoring: BatchScoring,
         redirects: RedirectPublisher,
@@ -56,92 +59,128 @@ class DeclaredLists:
         self._lister = lister
         self._cache = cache
         self._teaching = teaching
-        self._lists = lists
+        self._courses = courses
         self._trainers = trainers
         self._scoring = scoring
         self._redirects = redirects
         self._scores_directory = scores_directory
-        # The time at which each list was first found without a trainer. A list that is being declared counts as used.
+        # The time at which each course was first found without a trainer. One that is being declared counts as used.
         self._unused_since: dict[str, float] = {}
         self._declared_now: list[str] = []
+        # A rank that declares a list while another rank of its job does waits until the course has its scores.
+        self._beginning = trio.Lock()
 
     # -- lists come
 
-    async def declare(self, trainer: Trainer, samples: SampleList) -> int:
-        """Take a list that a trainer declares; returns how many of its paths are unknown.
+    async def declare(self, trainer: Trainer, samples: SampleList) -> Declared:
+        """Take a list that a trainer declares: its job's course of this list begins, or goes on.
 
-        Raises ProtocolError if all lists together would have more than MAX_SAMPLES.
+        Raises ProtocolError if all courses together would have more than MAX_SAMPLES.
         """
         digest = digest_of(samples)
-        with self._declaring(digest):
-            await self._make_room(digest, len(samples))
+        course_id = course_id_of(trainer.job_id, digest)
+        warnings: list[str] = []
+        with self._declaring(course_id):
+            await self._make_room(course_id, len(samples))
             inodes = await inodes_of(samples, self._catalogue, self._lister)
             unknown = int((inodes == 0).sum())
             leave_out_contradictions(inodes, samples.labels)
-            known_list = self._lists.get(digest)
-            if known_list is None or not np.array_equal(known_list.inodes, inodes):
-                number = self._lists.number_of(digest)
-                known_list = KnownList(number, digest, samples, inodes, self._scores_directory / digest)
-                self._lists.put(known_list)
-                await self._scoring.introduce(known_list)
-            self._trainers.declare(trainer, samples.name, known_list)
-        return unknown
+            async with self._beginning:
+                known_list = self._courses.known_list(digest, inodes) or KnownList(digest, samples, inodes)
+                course = self._courses.get(course_id)
+                if course is None or course.list is not known_list:
+                    number = self._courses.number_of(course_id)
+                    course = Course(number, trainer.job_id, known_list, self._scores_directory)
+                    self._courses.put(course)
+                    warnings += await self._begin(course, trainer.hello)
+            self._trainers.declare(trainer, samples.name, course)
+        return Declared(unknown, tuple(warnings))
+
+    async def _begin(self, course: Course, hello: Hello) -> list[str]:
+        """Begin a course with the scores that its job, or the job that it names, has; returns what is missing."""
+        warnings = []
+        if hello.scores_from is not None and not course.directory.exists():
+            try:
+                await self._take_over(course, hello.scores_from)
+            except OSError as exc:
+                warnings.append(f"the scores of job {hello.scores_from} cannot be copied ({exc.strerror})")
+        await self._scoring.introduce(course)
+        if self._scoring.of(course) is None and not warnings:
+            if hello.scores_from is not None:
+                warnings.append(f"the mount has no scores of job {hello.scores_from} to start from")
+            if hello.resume:
+                warnings.append(f"the mount has no scores of job {hello.job}, so it starts afresh")
+        return warnings
+
+    async def _take_over(self, course: Course, job_id: str) -> None:
+        other = self._courses.get(course_id_of(job_id, course.list.digest))
+        if other is not None:
+            await self._scoring.save_course(other)
+        await self._scoring.take_over(course, directory_of(self._scores_directory, job_id, course.list.digest))
 
     @contextlib.contextmanager
-    def _declaring(self, digest: str) -> Iterator[None]:
-        """The list with this digest does not leave memory meanwhile."""
-        self._declared_now.append(digest)
+    def _declaring(self, course_id: str) -> Iterator[None]:
+        """This course does not leave memory meanwhile."""
+        self._declared_now.append(course_id)
         try:
             yield
         finally:
-            self._declared_now.remove(digest)
+            self._declared_now.remove(course_id)
 
-    async def _make_room(self, digest: str, samples: int) -> None:
-        if self._lists.samples_beside(digest) + samples > MAX_SAMPLES:
+    async def _make_room(self, course_id: str, samples: int) -> None:
+        if self._is_full(course_id, samples):
             await self.let_go(0.0)
-        if self._lists.samples_beside(digest) + samples > MAX_SAMPLES:
+        if self._is_full(course_id, samples):
             raise ProtocolError(
-                f"a list of {samples} samples: all lists of this mount together have {MAX_SAMPLES} at most", "too-large"
+                f"a list of {samples} samples: all jobs of this mount together have {MAX_SAMPLES} in "
+                f"{MAX_COURSES} lists at most; close the hooks of trainings that are over",
+                "too-large",
             )
+
+    def _is_full(self, course_id: str, samples: int) -> bool:
+        if self._courses.samples_beside(course_id) + samples > MAX_SAMPLES:
+            return True
+        return course_id not in self._courses and len(self._courses) >= MAX_COURSES
 
     # -- lists leave
 
     async def let_go(self, grace_s: float = GRACE_S) -> None:
-        """Let lists leave memory that no trainer has used for so long; their scores are saved first."""
+        """Let courses leave memory that no trainer has used for so long; their scores are saved first."""
         now = trio.current_time()
         self._unused_since = {
-            known_list.digest: self._unused_since.get(known_list.digest, now)
-            for known_list in self._lists
-            if not self._is_used(known_list.digest)
+            course.course_id: self._unused_since.get(course.course_id, now)
+            for course in self._courses
+            if not self._is_used(course.course_id)
         }
-        for digest, since in list(self._unused_since.items()):
-            known_list = self._lists.get(digest)
-            if known_list is None or now - since < grace_s:
+        for course_id, since in list(self._unused_since.items()):
+            course = self._courses.get(course_id)
+            if course is None or now - since < grace_s:
                 continue
             try:
-                await self._scoring.save_list(known_list)
+                await self._scoring.save_course(course)
             except OSError as exc:
                 log.warning(
                     "cannot save the scores of an unused list (%s): it stays in memory until the cache's disk has room",
                     exc.strerror,
                 )
                 continue
-            # A trainer may have declared the list while it was saved.
-            if self._lists.get(digest) is known_list and not self._is_used(digest):
-                await self._forget(known_list)
+            # A trainer may have declared the list while its scores were saved.
+            if self._courses.get(course_id) is course and not self._is_used(course_id):
+                await self._forget(course)
 
-    def _is_used(self, digest: str) -> bool:
-        return digest in self._declared_now or self._trainers.any_uses(digest)
+    def _is_used(self, course_id: str) -> bool:
+        return course_id in self._declared_now or self._trainers.any_uses(course_id)
 
-    async def _forget(self, known_list: KnownList) -> None:
-        self._lists.remove(known_list)
-        log.info("no trainer uses the list %s: its %d samples leave memory", known_list.name, len(known_list.keys))
-        others = [other.index_of for other in self._lists]
+    async def _forget(self, course: Course) -> None:
+        self._courses.remove(course)
+        known_list = course.list
+        log.info("job %s is over: what it learned about %s leaves memory", course.job_id, known_list.name)
+        others = [other.list.index_of for other in self._courses]
         lonely = [inode for inode in known_list.index_of if not any(inode in other for other in others)]
         for first in range(0, max(1, len(lonely)), _AT_A_TIME):
-            self._cache.apply(self._teaching.end(known_list.course_id, lonely[first : first + _AT_A_TIME]))
+            self._cache.apply(self._teaching.end(course.course_id, lonely[first : first + _AT_A_TIME]))
             await trio.lowlevel.checkpoint()
-            if self._is_used(known_list.digest):
+            if self._is_used(course.course_id):
                 # The list was declared anew, and with it its scores and redirects.
                 return
-        await self._redirects.withdraw(known_list)
+        await self._redirects.withdraw(course)

@@ -14,12 +14,14 @@ import numpy.typing as npt
 
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.declared_lists import DeclaredLists
+from spiderfs.daemon.training.job_accounts import JobAccounts
 from spiderfs.daemon.training.pinboard import Pinboard
 from spiderfs.daemon.training.plans import Plans
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.scoring import BatchScoring
-from spiderfs.daemon.training.trainer import SampleList, Trainer
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.protocol import Batch, EpochEnd, Plan
 
@@ -31,6 +33,8 @@ class Guide:
     cache: CacheControl
     teaching: Teaching
     trainers: Trainers
+    accounts: JobAccounts
+    courses: Courses
     lists: DeclaredLists
     scoring: BatchScoring
     plans: Plans
@@ -38,24 +42,29 @@ class Guide:
     redirects: RedirectPublisher
 
     async def attached(self, trainer: Trainer) -> None:
+        hello = trainer.hello
+        # Rank 0 speaks for all; before it comes, any rank does.
+        if hello.rank == 0 or not self.trainers.any_of(hello.job):
+            self.cache.apply(self.teaching.begin_job(hello.job, hello.epochs, hello.epoch))
         self.trainers.attach(trainer)
+        self.accounts.attached(self.trainers.number_of(trainer), hello.job)
 
-    async def samples(self, trainer: Trainer, samples: SampleList) -> int:
-        unknown = await self.lists.declare(trainer, samples)
+    async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
+        declared = await self.lists.declare(trainer, samples)
         await self.redirects.publish_all()
-        return unknown
+        return declared
 
     async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
-        known_list = self.trainers.list_of(trainer, samples.name)
+        course = self.trainers.course_of(trainer, samples.name)
         self.trainers.teach(trainer, samples.name)
-        await self.scoring.learn(self.trainers.number_of(trainer), known_list, batches)
+        await self.scoring.learn(self.trainers.number_of(trainer), course, batches)
         await self.redirects.publish()
 
     def thinned(
         self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32], count: int
     ) -> npt.NDArray[np.int64]:
-        known_list = self.trainers.list_of(trainer, samples.name)
-        return self.scoring.thinned(self.trainers.number_of(trainer), known_list, indices, count)
+        course = self.trainers.course_of(trainer, samples.name)
+        return self.scoring.thinned(self.trainers.number_of(trainer), course, indices, count)
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
         number = self.trainers.number_of(trainer)
@@ -63,32 +72,29 @@ class Guide:
         self.plans.epoch_ended(number, end.epoch)
         if trainer.rank != 0:
             return
-        known_lists = self.trainers.lists_of(trainer)
-        sigmas = await self.scoring.new_epoch(known_lists)
-        await self.pinboard.epoch_ended()
-        for known_list in known_lists:
-            spread = {course_id: sigma for course_id, sigma in sigmas.items() if course_id == known_list.course_id}
-            self.cache.apply(self.teaching.epoch_ended(known_list.job_id, end.epoch, spread, end.accuracy))
+        sigmas = await self.scoring.new_epoch(self.courses.of_job(trainer.job_id))
+        await self.pinboard.epoch_ended(trainer.job_id)
+        self.cache.apply(self.teaching.epoch_ended(trainer.job_id, end.epoch, sigmas, end.accuracy))
         await self.redirects.publish()
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
-        known_list = self.trainers.list_of(trainer, samples.name)
-        await self.plans.take(self.trainers.number_of(trainer), samples.name, known_list, plan)
+        course = self.trainers.course_of(trainer, samples.name)
+        await self.plans.take(self.trainers.number_of(trainer), samples.name, course.list, plan)
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
-        return self.scoring.to_draw_by(self.trainers.list_of(trainer, samples.name))
+        return self.scoring.to_draw_by(self.trainers.course_of(trainer, samples.name))
 
     @property
     def follows_plans(self) -> bool:
         return self.plans.followed
 
     async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
-        members, known_list = self.cache.engine.members, self.trainers.list_of(trainer, samples.name)
-        return np.array([inode in members for inode in known_list.inodes.tolist()], np.bool_)
+        members, course = self.cache.engine.members, self.trainers.course_of(trainer, samples.name)
+        return np.array([inode in members for inode in course.list.inodes.tolist()], np.bool_)
 
     async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
-        known_list = self.trainers.list_of(trainer, samples.name)
-        held = await self.pinboard.pin(trainer, samples.name, known_list, indices)
+        course = self.trainers.course_of(trainer, samples.name)
+        held = await self.pinboard.pin(trainer, samples.name, course, indices)
         # A pinned sample has no stand-in from now on, and stands in for no other.
         await self.redirects.publish()
         return held

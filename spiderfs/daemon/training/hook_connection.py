@@ -26,7 +26,7 @@ import trio
 from spiderfs import __version__
 from spiderfs.daemon.training.backlog import Backlog, Run
 from spiderfs.daemon.training.declaring import DeclaredBytes, Declaring
-from spiderfs.daemon.training.trainer import SampleList, Trainer
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
 from spiderfs.protocol import (
     VERSION,
@@ -66,8 +66,8 @@ class HookSink(Protocol):
 
     async def attached(self, trainer: Trainer) -> None: ...
 
-    async def samples(self, trainer: Trainer, samples: SampleList) -> int:
-        """A trainer declared a list, in place of one with the same name; returns how many of its paths are unknown."""
+    async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
+        """A trainer declared a list, in place of one with the same name."""
 
     async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
         """Learn from batches that are alike in shape and came one after another; several if the sink is behind."""
@@ -338,7 +338,7 @@ class Connection:
             return
         samples, rejected = whole
         try:
-            unknown = await self._sink.samples(trainer, samples)
+            declared = await self._sink.samples(trainer, samples)
         finally:
             self._declaring.done(chunk.list)
         trainer.lists[chunk.list] = samples.without_paths()
@@ -349,10 +349,11 @@ class Connection:
                     "a path must be relative to the mount, without . and .."
                 )
             )
-        if unknown:
-            await self.answer(
-                Warn(f"list {chunk.list!r}: {unknown} of {len(samples)} paths are ignored: no such file in the source")
-            )
+        warnings = list(declared.warnings)
+        if declared.unknown:
+            warnings.append(f"{declared.unknown} of {len(samples)} paths are ignored: no such file in the source")
+        for text in warnings:
+            await self.answer(Warn(f"list {chunk.list!r}: {text}"))
         await self.answer(Ok(Samples.TYPE))
 
 

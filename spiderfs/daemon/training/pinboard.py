@@ -2,8 +2,8 @@
 
 A trainer names its pins for each list before each epoch. The pins of all trainers go to the policy, in the order in
 which they were named, as far as they fit into the policy's share for them. A pin ends when its trainer leaves or names
-other pins, and when the policy changes. The pins of an earlier mount end with the first epoch in which no trainer has
-named them again. All state belongs to the manager's event loop.
+other pins, and when the policy changes. The pins of an earlier mount end with the first epoch of their job in
+which no trainer has named them again. All state belongs to the manager's event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import trio
 from spiderfs.core.guided import HasPins
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.known_list import KnownList
+from spiderfs.daemon.training.course import Course
+from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.policies.parts.pins import pinned_limit
 from spiderfs.vfs.catalogue import Catalogue
@@ -27,56 +28,58 @@ _AT_A_TIME = 500
 
 
 class Pinboard:
-    def __init__(self, catalogue: Catalogue, cache: CacheControl, teaching: Teaching) -> None:
+    def __init__(self, catalogue: Catalogue, cache: CacheControl, teaching: Teaching, courses: Courses) -> None:
         self._catalogue = catalogue
+        self._courses = courses
         self._cache = cache
         self._teaching = teaching
-        self._pins: dict[tuple[Trainer, str], tuple[KnownList, list[int]]] = {}
-        # The bytes of each list's pins that the policy has, by the list's digest.
+        self._pins: dict[tuple[Trainer, str], tuple[Course, list[int]]] = {}
+        # The bytes of each course's pins that the policy has.
         self._bytes: dict[str, int] = {}
         self._passing = trio.Lock()
 
-    async def pin(self, trainer: Trainer, name: str, known_list: KnownList, indices: npt.NDArray[Any]) -> int:
+    async def pin(self, trainer: Trainer, name: str, course: Course, indices: npt.NDArray[Any]) -> int:
         """Pin these samples of a trainer's list, and no others; returns how many of them the policy holds, or will."""
-        inodes = [inode for inode in dict.fromkeys(known_list.inodes[indices].tolist()) if inode]
+        inodes = [inode for inode in dict.fromkeys(course.list.inodes[indices].tolist()) if inode]
         before = self._pins.pop((trainer, name), None)
         if inodes:
-            self._pins[trainer, name] = known_list, inodes
-        if before is not None and before[0] is not known_list:
+            self._pins[trainer, name] = course, inodes
+        if before is not None and before[0] is not course:
             await self._pass_on(before[0].course_id)
-        await self._pass_on(known_list.course_id)
+        await self._pass_on(course.course_id)
         policy = self._policy
-        held = policy.pinned.get(known_list.digest, ()) if policy is not None else ()
+        held = policy.pinned.get(course.course_id, ()) if policy is not None else ()
         return sum(inode in held for inode in inodes)
 
     async def trainer_left(self, trainer: Trainer) -> None:
         """A trainer left: end its pins."""
         for owner, name in [owned for owned in self._pins if owned[0] is trainer]:
-            known_list, _ = self._pins.pop((owner, name))
-            await self._pass_on(known_list.course_id)
+            course, _ = self._pins.pop((owner, name))
+            await self._pass_on(course.course_id)
 
-    async def epoch_ended(self) -> None:
-        """End the pins that no trainer has named since the mount was made."""
+    async def epoch_ended(self, job_id: str) -> None:
+        """End the pins of an earlier mount that no trainer has named since: this job's, and those of jobs not here."""
         policy = self._policy
-        named = {known_list.digest for known_list, _ in self._pins.values()}
-        for digest in [] if policy is None else [digest for digest in policy.pinned if digest not in named]:
-            await self._pass_on(digest)
+        named = {course.course_id for course, _ in self._pins.values()}
+        others = {course.course_id for course in self._courses if course.job_id != job_id}
+        for course_id in [] if policy is None else [pinned for pinned in policy.pinned if pinned not in named | others]:
+            await self._pass_on(course_id)
 
     def forget(self) -> None:
         """Forget all pins, and leave the policy as it is: trainers name their pins again."""
         self._pins.clear()
         self._bytes.clear()
 
-    async def _pass_on(self, digest: str) -> None:
-        """Teach the cache a list's pins; for one list at a time."""
+    async def _pass_on(self, course_id: str) -> None:
+        """Teach the cache a course's pins; for one course at a time."""
         async with self._passing:
             room = pinned_limit(self._cache.engine.budget_bytes)
-            room -= sum(size for other, size in self._bytes.items() if other != digest)
-            accepted, taken = await self._fitting(self._inodes_of(digest), room)
-            self._bytes.pop(digest, None)
+            room -= sum(size for other, size in self._bytes.items() if other != course_id)
+            accepted, taken = await self._fitting(self._inodes_of(course_id), room)
+            self._bytes.pop(course_id, None)
             if taken:
-                self._bytes[digest] = taken
-            for changes in self._teaching.pin(digest, accepted):
+                self._bytes[course_id] = taken
+            for changes in self._teaching.pin(course_id, accepted):
                 self._cache.apply(changes)
                 await trio.lowlevel.checkpoint()
 
@@ -85,8 +88,8 @@ class Pinboard:
         policy = self._cache.engine.policy
         return policy if isinstance(policy, HasPins) else None
 
-    def _inodes_of(self, digest: str) -> Iterable[int]:
-        lists = (inodes for known_list, inodes in self._pins.values() if known_list.digest == digest)
+    def _inodes_of(self, course_id: str) -> Iterable[int]:
+        lists = (inodes for course, inodes in self._pins.values() if course.course_id == course_id)
         return dict.fromkeys(inode for inodes in lists for inode in inodes)
 
     async def _fitting(self, inodes: Iterable[int], room: int) -> tuple[list[int], int]:

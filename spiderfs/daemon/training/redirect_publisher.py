@@ -2,7 +2,7 @@
 
 The policy names the redirects that have changed since it was asked last, so each change is drawn from it once. Two
 callers that draw one after the other must write in the same order: all that is written goes through one lock. A row
-names its list by the list's number, and only lists that are in memory have rows.
+names its course by the course's number, and only courses that are in memory have rows.
 
 The kernel is told nothing: it believes a name for the rest of its time. A reader that opens a file which has a stand-in
 by now is sent back to look the name up again (`StandIns.send_back` of `vfs/stand_ins.py`).
@@ -15,18 +15,18 @@ import trio
 from spiderfs.core.guided import HasStandIns
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.known_list import KnownList
-from spiderfs.daemon.training.known_lists import KnownLists
+from spiderfs.daemon.training.course import Course
+from spiderfs.daemon.training.courses import Courses
 from spiderfs.store.store import Records
 from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 
 
 class RedirectPublisher:
-    def __init__(self, cache: CacheControl, teaching: Teaching, records: Records, lists: KnownLists) -> None:
+    def __init__(self, cache: CacheControl, teaching: Teaching, records: Records, courses: Courses) -> None:
         self._cache = cache
         self._teaching = teaching
         self._records = records
-        self._lists = lists
+        self._courses = courses
         self._publishing = trio.Lock()
 
     @property
@@ -48,31 +48,31 @@ class RedirectPublisher:
         if not changes:
             return
         rows = []
-        for digest, wanted, stand_in in changes:
+        for course_id, wanted, stand_in in changes:
             assert isinstance(wanted, int)
             assert stand_in is None or isinstance(stand_in, int)
-            known_list = self._lists.get(digest)
-            if known_list is not None:
-                rows.append(redirect_row(known_list.number, wanted, stand_in))
+            course = self._courses.get(course_id)
+            if course is not None:
+                rows.append(redirect_row(course.number, wanted, stand_in))
         await trio.to_thread.run_sync(self._records.put, rows)
 
     async def publish_all(self) -> None:
-        """Write every redirect anew: a hub of an earlier mount may belong to a list that has only now been declared."""
+        """Write every redirect anew: a hub of an earlier mount may belong to a course that has only now begun."""
         async with self._publishing:
             self.begin()
             if self._policy is not None:
                 self._policy.forget_told()
         await self.publish()
 
-    async def withdraw(self, known_list: KnownList) -> None:
-        """Remove all redirects of a list that leaves memory."""
+    async def withdraw(self, course: Course) -> None:
+        """Remove all redirects of a course that leaves memory."""
         async with self._publishing:
-            wanted = [row[0] for row in redirect_rows(self._records) if row[1] == known_list.number]
-            self._records.put(redirect_row(known_list.number, inode, None) for inode in wanted)
+            wanted = [row[0] for row in redirect_rows(self._records) if row[1] == course.number]
+            self._records.put(redirect_row(course.number, inode, None) for inode in wanted)
 
     def has_stand_in(self, inode: int) -> bool:
-        """Whether readers of some list get another file for this one while it is not cached."""
+        """Whether readers of some course get another file for this one while it is not cached."""
         policy = self._policy
         return policy is not None and any(
-            policy.stand_in(known_list.digest, inode) is not None for known_list in self._lists
+            policy.stand_in(course.course_id, inode) is not None for course in self._courses
         )

@@ -8,8 +8,8 @@ The way of a batch:
 3. Score these rows in a thread.
 4. Teach the cache the scores and the hub (`core/teaching.py`).
 
-One thread at a time uses the scorings of all lists. So each other use of a scoring (to describe it, to save it, to end
-an epoch) waits until the batch is scored. Everything but the scorings belongs to the manager's event loop.
+One thread at a time uses the scorings of all courses. So each other use of a scoring (to describe it, to save it, to
+end an epoch) waits until the batch is scored. Everything but the scorings belongs to the manager's event loop.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from spiderfs.core.policy import Key
 from spiderfs.core.served_samples import ServedSamples
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.known_list import KnownList, delete_older_scores
-from spiderfs.daemon.training.known_lists import KnownLists
+from spiderfs.daemon.training.course import Course, delete_older_scores
+from spiderfs.daemon.training.courses import Courses
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch
@@ -52,13 +52,13 @@ class _Rows(NamedTuple):
 
 
 class BatchScoring:
-    """Trainers are named by their numbers; the scores of a list lie in `scores_directory`, below its digest."""
+    """Trainers are named by their numbers; the scores of courses are saved below `scores_directory`."""
 
     def __init__(
         self,
         cache: CacheControl,
         teaching: Teaching,
-        lists: KnownLists,
+        courses: Courses,
         counters: Counters,
         scores_directory: Path,
         options: Options,
@@ -66,7 +66,7 @@ class BatchScoring:
     ) -> None:
         self._cache = cache
         self._teaching = teaching
-        self._lists = lists
+        self._courses = courses
         self._counters = counters
         self._scores_directory = scores_directory
         self._options = ScorerOptions(radius=options.radius)
@@ -75,9 +75,9 @@ class BatchScoring:
         self._served_samples = ServedSamples()
         self._one_at_a_time = trio.CapacityLimiter(1)
 
-    def of(self, known_list: KnownList) -> Scoring | None:
-        """The scoring of a list that the present policy goes by; None until it has something to learn from."""
-        return known_list.scorings.get(self._cache.engine.policy.scoring)
+    def of(self, course: Course) -> Scoring | None:
+        """The scoring of a course that the present policy goes by; None until it has something to learn from."""
+        return course.scorings.get(self._cache.engine.policy.scoring)
 
     # -- what trainers read
 
@@ -93,34 +93,34 @@ class BatchScoring:
 
     # -- batches
 
-    async def learn(self, trainer: int, known_list: KnownList, batches: Sequence[Batch]) -> None:
+    async def learn(self, trainer: int, course: Course, batches: Sequence[Batch]) -> None:
         """Score rows of some batches that are alike in shape, ROWS_AT_ONCE or as many as the largest of them has."""
-        rows = self._rows(trainer, known_list, batches)
+        rows = self._rows(trainer, course, batches)
         if rows is None:
             return
         name = self._cache.engine.policy.scoring
-        scored = await self._score(name, known_list, rows)
+        scored = await self._score(name, course, rows)
         if self._recording is not None and self._records_embeddings:
-            inodes = known_list.inodes[rows.indices]
-            self._recording.batch(time.time(), known_list.number, inodes, rows.embeddings, rows.losses)
+            inodes = course.list.inodes[rows.indices]
+            self._recording.batch(time.time(), course.number, inodes, rows.embeddings, rows.losses)
         # The policy may have changed meanwhile; the scores are kept for the next one that goes by them.
         if self._cache.engine.policy.scoring == name:
-            self._teach(known_list, scored)
+            self._teach(course, scored)
 
-    def _rows(self, trainer: int, known_list: KnownList, batches: Sequence[Batch]) -> _Rows | None:
+    def _rows(self, trainer: int, course: Course, batches: Sequence[Batch]) -> _Rows | None:
         """Match the rows of these batches with the samples that were served; returns the rows to score.
 
         Returns None if no row is of a sample of the list.
         """
         served: list[Key] = []
         for batch in batches:
-            served += self._served_samples.arrived(trainer, known_list.inodes[batch.indices].tolist())
-        indices = np.array([known_list.index_of.get(inode, -1) for inode in served], np.int64)
+            served += self._served_samples.arrived(trainer, course.list.inodes[batch.indices].tolist())
+        indices = np.array([course.list.index_of.get(inode, -1) for inode in served], np.int64)
         known = np.flatnonzero(indices >= 0)
         if not len(known):
             return None
         limit = max(ROWS_AT_ONCE, *(len(batch.indices) for batch in batches))
-        rows = known[known_list.thinning.take(indices[known], limit)]
+        rows = known[course.thinning.take(indices[known], limit)]
         self._counters.add("hook_rows_left_out", len(known) - len(rows))
         embeddings = np.concatenate([batch.embeddings for batch in batches])[rows].astype(np.float32)
         given = [batch.losses for batch in batches if batch.losses is not None]
@@ -128,33 +128,33 @@ class BatchScoring:
         return _Rows(indices[rows], embeddings, losses)
 
     def thinned(
-        self, trainer: int, known_list: KnownList, indices: npt.NDArray[np.uint32], count: int
+        self, trainer: int, course: Course, indices: npt.NDArray[np.uint32], count: int
     ) -> npt.NDArray[np.int64]:
         """The `count` of these waiting rows whose samples' scores are the oldest; the others are done with.
 
         Which samples were served is not known yet, so the ages are those of the samples that were wanted.
         """
-        kept = known_list.thinning.oldest(indices.astype(np.int64), count)
+        kept = course.thinning.oldest(indices.astype(np.int64), count)
         left_out = np.delete(indices, kept)
         # Of several rows of one sample the last is kept. So the reads of those that are left out came before its read.
-        self._served_samples.arrived(trainer, known_list.inodes[left_out].tolist())
-        known_list.thinning.leave_out(len(left_out))
+        self._served_samples.arrived(trainer, course.list.inodes[left_out].tolist())
+        course.thinning.leave_out(len(left_out))
         self._counters.add("hook_rows_left_out", len(left_out))
         return kept
 
-    async def _score(self, name: str, known_list: KnownList, rows: _Rows) -> BatchScores:
+    async def _score(self, name: str, course: Course, rows: _Rows) -> BatchScores:
         def score() -> BatchScores:
-            scoring = known_list.scoring_for(name, rows.embeddings.shape[1], self._options)
+            scoring = course.scoring_for(name, rows.embeddings.shape[1], self._options)
             return scoring.batch(rows.indices, rows.embeddings, rows.losses)
 
         started = time.perf_counter()
         scored = await trio.to_thread.run_sync(score, limiter=self._one_at_a_time)
-        known_list.scorings_made += 1
-        known_list.scoring_s += time.perf_counter() - started
+        course.scorings_made += 1
+        course.scoring_s += time.perf_counter() - started
         return scored
 
-    def _teach(self, known_list: KnownList, scored: BatchScores) -> None:
-        course_id, inodes = known_list.course_id, known_list.inodes
+    def _teach(self, course: Course, scored: BatchScores) -> None:
+        course_id, inodes = course.course_id, course.list.inodes
         # Every row that was scored is of a known file, and each file is one sample of its list.
         self._teaching.scored(course_id, inodes[scored.ids].tolist(), scored.scores.tolist())
         found = scored.hub(skip=lambda sample: self._teaching.is_hub(course_id, int(inodes[sample])))
@@ -164,42 +164,42 @@ class BatchScoring:
 
     # -- epochs and policies
 
-    async def new_epoch(self, known_lists: Collection[KnownList]) -> dict[str, float]:
+    async def new_epoch(self, courses: Collection[Course]) -> dict[str, float]:
         """Begin an epoch of these scorings; returns how far the scores of each course spread, if it has any."""
         sigmas = {}
-        for known_list in known_lists:
-            scoring = self.of(known_list)
+        for course in courses:
+            scoring = self.of(course)
             if scoring is not None:
                 await trio.to_thread.run_sync(scoring.new_epoch, limiter=self._one_at_a_time)
-                sigmas[known_list.course_id] = scoring.sigma
+                sigmas[course.course_id] = scoring.sigma
         return sigmas
 
-    async def introduce(self, known_list: KnownList) -> None:
-        """Teach the cache a list, and the scores of an earlier training on it, if there are any."""
+    async def introduce(self, course: Course) -> None:
+        """Teach the cache a course, and the scores that its job has saved, if there are any."""
         name = self._cache.engine.policy.scoring
-        await trio.to_thread.run_sync(known_list.remember, name, self._options, limiter=self._one_at_a_time)
-        self._cache.apply(self._teaching.begin(known_list.course_id, known_list.job_id, known_list.label_of))
+        await trio.to_thread.run_sync(course.remember, name, self._options, limiter=self._one_at_a_time)
+        self._cache.apply(self._teaching.begin(course.course_id, course.job_id, course.list.label_of))
         # The policy may have changed meanwhile.
-        scoring = self.of(known_list)
+        scoring = self.of(course)
         if scoring is not None:
-            score_of = dict(zip(known_list.keys, scoring.scores.tolist(), strict=True))
+            score_of = dict(zip(course.list.keys, scoring.scores.tolist(), strict=True))
             score_of.pop(0, None)
-            self._teaching.scored(known_list.course_id, list(score_of), list(score_of.values()))
+            self._teaching.scored(course.course_id, list(score_of), list(score_of.values()))
 
     # -- for people and samplers
 
-    def to_draw_by(self, known_list: KnownList) -> npt.NDArray[np.float32]:
+    def to_draw_by(self, course: Course) -> npt.NDArray[np.float32]:
         """One score a sample, for a sampler; empty while there are none."""
-        scoring = self.of(known_list)
+        scoring = self.of(course)
         return np.empty(0, np.float32) if scoring is None else scoring.to_draw_by()
 
-    async def described(self, known_list: KnownList, sample: int) -> list[tuple[str, str]] | None:
-        """Figures of a list's scoring for people, by name; None before anything was scored.
+    async def described(self, course: Course, sample: int) -> list[tuple[str, str]] | None:
+        """Figures of a course's scoring for people, by name; None before anything was scored.
 
         If the scoring has an index, this says which share of the neighbours the index finds: it is compared with all
         samples of the list, for `sample` of them.
         """
-        scoring = self.of(known_list)
+        scoring = self.of(course)
         if scoring is None:
             return None
 
@@ -214,14 +214,18 @@ class BatchScoring:
     # -- saving
 
     def save(self) -> None:
-        """Write down the scores of all lists. Blocks on the disk, and must not run while a batch is scored."""
-        for known_list in self._lists:
-            known_list.save()
-        delete_older_scores(self._scores_directory, self._lists)
+        """Write down the scores of all courses. Blocks on the disk, and must not run while a batch is scored."""
+        for course in self._courses:
+            course.save()
+        delete_older_scores(self._scores_directory, {course.directory for course in self._courses})
 
     async def save_in_thread(self) -> None:
         await trio.to_thread.run_sync(self.save, limiter=self._one_at_a_time)
 
-    async def save_list(self, known_list: KnownList) -> None:
-        """Write down the scores of one list; raises OSError."""
-        await trio.to_thread.run_sync(known_list.save, limiter=self._one_at_a_time)
+    async def save_course(self, course: Course) -> None:
+        """Write down the scores of one course; raises OSError."""
+        await trio.to_thread.run_sync(course.save, limiter=self._one_at_a_time)
+
+    async def take_over(self, course: Course, directory: Path) -> None:
+        """Let a course begin with what another has saved in `directory`, if there is anything; raises OSError."""
+        await trio.to_thread.run_sync(course.take_over, directory, limiter=self._one_at_a_time)

@@ -62,6 +62,14 @@ class SampleList:
 
 
 @dataclass(frozen=True)
+class Declared:
+    """What became of a list that was declared: how many of its paths are unknown, and what the trainer should know."""
+
+    unknown: int = 0
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class TrainerStatus:
     """`lists` has the number of samples by the list's name."""
 
@@ -86,6 +94,10 @@ class Trainer:
     @property
     def rank(self) -> int:
         return self.hello.rank
+
+    @property
+    def job_id(self) -> str:
+        return self.hello.job
 
     def status(self) -> TrainerStatus:
         lists = {name: len(samples) for name, samples in self.lists.items()}

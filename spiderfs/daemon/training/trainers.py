@@ -1,8 +1,8 @@
-"""The attached trainers: the number of each, and the lists that it has declared and teaches.
+"""The attached trainers: the number of each, and the courses to which its lists belong.
 
 A trainer gets a number when it attaches. Events of workers name it by this number, and so does the engine's schedule.
-A trainer **teaches** a list once it has sent a batch of it; a trainer that only publishes plans teaches none, and never
-gets a stand-in.
+All trainers of a job share its courses. A trainer **teaches** a course once it has sent a batch of it; a trainer that
+only publishes plans teaches none, and never gets a stand-in.
 
 Workers learn of trainers from a file (`shared/attached_trainers.py`), which is written anew at each change here. All
 state belongs to the manager's event loop.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from spiderfs.daemon.training.known_list import KnownList
+from spiderfs.daemon.training.course import Course
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached, publish_trainers
@@ -29,8 +29,8 @@ class Trainers:
         self._file = file
         self._numbers: dict[Trainer, int] = {}
         self._last_number = 0
-        self._lists: dict[tuple[Trainer, str], KnownList] = {}
-        """By trainer, and by the name that the trainer has given the list."""
+        self._courses: dict[tuple[Trainer, str], Course] = {}
+        """By trainer, and by the name that the trainer has given its list."""
         self._taught: set[tuple[Trainer, str]] = set()
 
     def attach(self, trainer: Trainer) -> None:
@@ -41,26 +41,34 @@ class Trainers:
 
     def detach(self, trainer: Trainer) -> None:
         del self._numbers[trainer]
-        for key in [key for key in self._lists if key[0] is trainer]:
-            del self._lists[key]
+        for key in [key for key in self._courses if key[0] is trainer]:
+            del self._courses[key]
             self._taught.discard(key)
         self.publish()
 
     def number_of(self, trainer: Trainer) -> int:
         return self._numbers[trainer]
 
-    # -- lists
+    def attached(self) -> list[Trainer]:
+        """All trainers, in the order in which they attached."""
+        return list(self._numbers)
 
-    def declare(self, trainer: Trainer, name: str, known_list: KnownList) -> None:
-        """Note that a trainer means this list by this name from now on."""
-        self._lists[trainer, name] = known_list
+    def any_of(self, job_id: str) -> bool:
+        """Whether some trainer of this job is attached."""
+        return any(trainer.job_id == job_id for trainer in self._numbers)
+
+    # -- courses
+
+    def declare(self, trainer: Trainer, name: str, course: Course) -> None:
+        """Note that a trainer's list with this name belongs to this course from now on."""
+        self._courses[trainer, name] = course
         self.publish()
 
-    def list_of(self, trainer: Trainer, name: str) -> KnownList:
-        return self._lists[trainer, name]
+    def course_of(self, trainer: Trainer, name: str) -> Course:
+        return self._courses[trainer, name]
 
-    def lists_of(self, trainer: Trainer) -> set[KnownList]:
-        return {known_list for (owner, _), known_list in self._lists.items() if owner is trainer}
+    def courses_of(self, trainer: Trainer) -> set[Course]:
+        return {course for (owner, _), course in self._courses.items() if owner is trainer}
 
     def teach(self, trainer: Trainer, name: str) -> None:
         """Note that a trainer has sent a batch of this list."""
@@ -68,15 +76,15 @@ class Trainers:
             self._taught.add((trainer, name))
             self.publish()
 
-    def any_uses(self, digest: str) -> bool:
-        """Whether some trainer has declared the list with this digest."""
-        return any(known_list.digest == digest for known_list in self._lists.values())
+    def any_uses(self, course_id: str) -> bool:
+        """Whether some trainer has declared the list of this course."""
+        return any(course.course_id == course_id for course in self._courses.values())
 
-    def list_with(self, trainer: int, inode: int) -> KnownList | None:
-        """The list by which the trainer with this number knows a file; None if none of its lists has it."""
-        for (owner, _), known_list in self._lists.items():
-            if self._numbers.get(owner) == trainer and inode in known_list.index_of:
-                return known_list
+    def course_with(self, trainer: int, inode: int) -> Course | None:
+        """The course by which the trainer with this number knows a file; None if none of its lists has it."""
+        for (owner, _), course in self._courses.items():
+            if self._numbers.get(owner) == trainer and inode in course.list.index_of:
+                return course
         return None
 
     # -- what workers know
@@ -85,8 +93,8 @@ class Trainers:
         """Let workers know who is attached; where the disk is full, they know of nobody until it has room."""
         rows = []
         for trainer, number in self._numbers.items():
-            declared = [key for key in self._lists if key[0] is trainer]
-            taught = tuple({self._lists[key].number for key in declared if key in self._taught})
+            declared = [key for key in self._courses if key[0] is trainer]
+            taught = tuple({self._courses[key].number for key in declared if key in self._taught})
             try:
                 if trainer.pid and declared:
                     rows.append(Attached(number, trainer.pid, started_at(trainer.pid), taught))

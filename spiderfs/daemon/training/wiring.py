@@ -6,6 +6,7 @@
                                                plans                the draws of epochs
                                                pinboard             the samples that trainers hold
                                                redirect_publisher   what workers are told of stand-ins
+                                               job_accounts         what each job reads
 
 What they learn reaches policy and engine through `core/teaching.py` alone.
 
@@ -14,6 +15,7 @@ Each part is given what it needs of the others when it is made, and can be made 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,9 +25,10 @@ from spiderfs.core.elastic import ElasticOptions
 from spiderfs.core.events import HIT, OPENED, WARMED, Access
 from spiderfs.core.teaching import Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.declared_lists import DeclaredLists
 from spiderfs.daemon.training.guide import Guide
-from spiderfs.daemon.training.known_lists import KnownLists
+from spiderfs.daemon.training.job_accounts import JobAccounts, JobStatus
 from spiderfs.daemon.training.pinboard import Pinboard
 from spiderfs.daemon.training.plans import Plans
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
@@ -55,32 +58,35 @@ class Training:
         wake_prefetcher: Callable[[], None],
     ) -> None:
         self.trainers = Trainers(trainers_file)
-        self.lists = KnownLists()
+        self.courses = Courses()
+        self.accounts = JobAccounts()
         self._cache = cache
         self._catalogue = catalogue
         self._recording = recording
         self.teaching = Teaching(
-            cache.engine, cache.size_of, _teaching_options(options), noted_in(recording, self.lists.number_of)
+            cache.engine, cache.size_of, _teaching_options(options), noted_in(recording, self.courses.number_of)
         )
-        self.scoring = BatchScoring(cache, self.teaching, self.lists, counters, scores_directory, options, recording)
-        self.redirects = RedirectPublisher(cache, self.teaching, records, self.lists)
+        self.scoring = BatchScoring(cache, self.teaching, self.courses, counters, scores_directory, options, recording)
+        self.redirects = RedirectPublisher(cache, self.teaching, records, self.courses)
         self.declared_lists = DeclaredLists(
             catalogue,
             lister,
             cache,
             self.teaching,
-            self.lists,
+            self.courses,
             self.trainers,
             self.scoring,
             self.redirects,
             scores_directory,
         )
         self.plans = Plans(cache, self.teaching, options, wake_prefetcher)
-        self.pinboard = Pinboard(catalogue, cache, self.teaching)
+        self.pinboard = Pinboard(catalogue, cache, self.teaching, self.courses)
         self.guide = Guide(
             cache,
             self.teaching,
             self.trainers,
+            self.accounts,
+            self.courses,
             self.declared_lists,
             self.scoring,
             self.plans,
@@ -102,11 +108,11 @@ class Training:
 
     def heard(self, access: Access, offered: bool) -> None:
         """A reader, or the mount itself, got bytes; `offered` says whether the engine has the access next."""
-        known_list = self.trainers.list_with(access.trainer, access.wanted) if access.trainer else None
+        course = self.trainers.course_with(access.trainer, access.wanted) if access.trainer else None
         if self._recording is not None and access.where not in (OPENED, WARMED):
-            self._record(self._recording, access, 0 if known_list is None else known_list.number, offered)
-        if known_list is not None and offered:
-            self.teaching.served(known_list.course_id, access.wanted, access.inode)
+            self._record(self._recording, access, 0 if course is None else course.number, offered)
+        if course is not None and offered:
+            self.teaching.served(course.course_id, access.wanted, access.inode)
 
     def _record(self, recording: Recording, access: Access, number: int, offered: bool) -> None:
         if access.wanted != access.inode:
@@ -119,7 +125,18 @@ class Training:
     def note(self, accesses: Sequence[Access]) -> None:
         """Learn from workers' events what readers got; the engine has seen these events already."""
         self.scoring.note(accesses)
+        self.accounts.note(accesses)
         self._cache.apply(self.teaching.schedule_changed())
+
+    def jobs(self) -> tuple[JobStatus, ...]:
+        """One status for each job that has a trainer attached."""
+        return self.accounts.statuses(self.trainers.attached(), self.teaching.status(), time.time())
+
+    async def keep_house(self) -> None:
+        """Let go of what belongs to jobs that are over."""
+        await self.declared_lists.let_go()
+        courses = {course.job_id for course in self.courses}
+        self.accounts.keep_only(courses | {trainer.job_id for trainer in self.trainers.attached()})
 
     def pin_ratio(self, ratio: float | None) -> None:
         """Fix the ratio, or with None let the jobs decide it again; raises ConfigError where that cannot be done."""
@@ -134,8 +151,8 @@ class Training:
         """Teach a policy that was just chosen all lists and their scores, and tell workers of its redirects alone."""
         self.pinboard.forget()
         self._cache.apply(self.teaching.policy_changed())
-        for known_list in self.lists:
-            await self.scoring.introduce(known_list)
+        for course in self.courses:
+            await self.scoring.introduce(course)
         await self.redirects.publish_all()
 
     def end(self) -> None:

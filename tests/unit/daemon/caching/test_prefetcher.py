@@ -164,6 +164,7 @@ class Harness:
             fetches=most_fetches,
             substitute_when="miss",
         )
+        self.told: list[tuple[int, int]] = []
         self.prefetcher = Prefetcher(
             self.cache,
             catalogue,
@@ -174,6 +175,7 @@ class Harness:
             options,
             self.bell,
             self.stand_ins.__contains__,
+            lambda trainer, size: self.told.append((trainer, size)),
         )
 
     def _inode(self, number: int) -> int:

@@ -16,8 +16,8 @@ from spiderfs.core.thinning import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control import long_views
 from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render
-from spiderfs.daemon.training.known_list import ListStatus
-from spiderfs.daemon.training.known_lists import KnownLists
+from spiderfs.daemon.training.course import CourseStatus
+from spiderfs.daemon.training.courses import Courses
 from spiderfs.errors import ConfigError, NotFound, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.source import SourceStat
@@ -46,32 +46,32 @@ class Harness:
         names = [(b"sample-of-some-class-%06d.jpg" % number, _file(number)) for number in range(FILES)]
         catalogue.record_listing(1, names, 0, 1.0)
         self.inodes = {entry.name: entry.inode for entry in catalogue.entries(1, 0, FILES)}
-        self.lists = KnownLists()
-        self.scoring: Any = SimpleNamespace(of=lambda known_list: known_list.scoring, described=self._described)
+        self.courses = Courses()
+        self.scoring: Any = SimpleNamespace(of=lambda course: course.scoring, described=self._described)
         self.cache = CacheControl(self.content, "spider", 0.5, SharedCounters(1).row(0))
 
-    async def _described(self, known_list: Any, sample: int) -> list[tuple[str, str]]:
+    async def _described(self, course: Any, sample: int) -> list[tuple[str, str]]:
         # Another list is declared meanwhile.
         self.declare()
         await trio.lowlevel.checkpoint()
         return [("radius", "0.5")]
 
     def declare(self) -> None:
-        number = len(list(self.lists)) + 1
+        number = len(list(self.courses)) + 1
         inodes = np.array([*list(self.inodes.values())[1:], 0], np.uint64)
         scoring = SimpleNamespace(scores=np.arange(FILES, dtype=np.float32))
-        known_list: Any = SimpleNamespace(
-            digest=str(number),
+        course: Any = SimpleNamespace(
+            course_id=str(number),
             number=number,
-            inodes=inodes,
+            list=SimpleNamespace(inodes=inodes),
             scoring=scoring,
-            status=lambda: ListStatus(number, "train", FILES, 0.25, ScoreAges(0.5, 2.25), 3100.0),
+            status=lambda: CourseStatus(number, "a", "train", FILES, 0.25, ScoreAges(0.5, 2.25), 3100.0),
         )
-        self.lists.put(known_list)
+        self.courses.put(course)
 
     def forget_lists(self) -> None:
-        for known_list in self.lists:
-            self.lists.remove(known_list)
+        for course in self.courses:
+            self.courses.remove(course)
 
     def text(self, name: str) -> tuple[bytes, int]:
         """A control file, and how many bytes of memory more than the text itself it took to write it."""
@@ -86,8 +86,8 @@ class Harness:
         renders: dict[str, Render] = {
             "cache": lambda: long_views.cached(self.content, self.catalogue, self.cache.score),
             "redirects": lambda: long_views.redirects(self.records, self.catalogue),
-            "scores": lambda: long_views.scores(self.lists, self.scoring, self.catalogue),
-            "graph": lambda: long_views.graph(self.lists, self.scoring),
+            "scores": lambda: long_views.scores(self.courses, self.scoring, self.catalogue),
+            "graph": lambda: long_views.graph(self.courses, self.scoring),
         }
         tracemalloc.start()
         try:
@@ -148,10 +148,10 @@ def test_the_graph_is_told_while_lists_are_declared(harness: Harness) -> None:
     harness.declare()
     harness.declare()
     text, _ = harness.text("graph")
-    assert text.count(b"list ") == 2
-    assert b"list 1: train, 30000 samples\n  radius             0.5\n  rows left out      0.250" in text
+    assert text.count(b"course ") == 2
+    assert b"course 1: job a, list train, 30000 samples\n  radius             0.5\n  rows left out      0.250" in text
     assert b"  rows per second    3100  (while it scores)\n" in text
-    assert len(list(harness.lists)) == 4
+    assert len(list(harness.courses)) == 4
 
 
 def test_a_trainer_has_to_declare_samples_before_there_is_a_graph(harness: Harness) -> None:

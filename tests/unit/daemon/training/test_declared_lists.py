@@ -14,10 +14,10 @@ import trio
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training import declared_lists as module
+from spiderfs.daemon.training.course import Course
+from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.declared_lists import DeclaredLists
-from spiderfs.daemon.training.known_list import KnownList
-from spiderfs.daemon.training.known_lists import KnownLists
-from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.daemon.training.trainer import Declared, Trainer
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.errors import ProtocolError
 from spiderfs.metrics import SharedCounters
@@ -40,15 +40,18 @@ class Scoring:
         self.full = False
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
 
-    async def introduce(self, known_list: KnownList) -> None:
-        self.introduced.append(known_list.number)
+    def of(self, course: Course) -> None:
+        return None
 
-    async def save_list(self, known_list: KnownList) -> None:
+    async def introduce(self, course: Course) -> None:
+        self.introduced.append(course.number)
+
+    async def save_course(self, course: Course) -> None:
         if self.full:
             raise OSError(28, "No space left on device")
         if self.meanwhile is not None:
             await self.meanwhile()
-        self.saved.append(known_list.number)
+        self.saved.append(course.number)
 
 
 class Redirects:
@@ -57,8 +60,8 @@ class Redirects:
     def __init__(self) -> None:
         self.withdrawn: list[int] = []
 
-    async def withdraw(self, known_list: KnownList) -> None:
-        self.withdrawn.append(known_list.number)
+    async def withdraw(self, course: Course) -> None:
+        self.withdrawn.append(course.number)
 
 
 class Harness:
@@ -71,7 +74,7 @@ class Harness:
         self.policy = RecordingPolicy()
         cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
         cache.engine.change_policy(self.policy)
-        self.lists, self.trainers = KnownLists(), Trainers(directory / "trainers")
+        self.courses, self.trainers = Courses(), Trainers(directory / "trainers")
         scoring: Any = Scoring()
         redirects: Any = Redirects()
         self.scoring, self.redirects = scoring, redirects
@@ -80,21 +83,21 @@ class Harness:
             Lister(catalogue, client),
             cache,
             Teaching(cache.engine, cache.size_of),
-            self.lists,
+            self.courses,
             self.trainers,
             scoring,
             redirects,
             directory / "scores",
         )
 
-    def trainer(self) -> Trainer:
-        trainer = Trainer(os.getpid(), os.getuid(), Hello("test", "test"))
+    def trainer(self, job: str = "test", **told: Any) -> Trainer:
+        trainer = Trainer(os.getpid(), os.getuid(), Hello("test", job, **told))
         self.trainers.attach(trainer)
         return trainer
 
     @property
     def numbers(self) -> list[int]:
-        return [known_list.number for known_list in self.lists]
+        return [course.number for course in self.courses]
 
 
 def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
@@ -107,10 +110,10 @@ def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
 def test_trainers_share_a_list_by_its_content(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         one, other = harness.trainer(), harness.trainer()
-        assert await harness.declared.declare(one, sample_list(4)) == 0
-        assert await harness.declared.declare(other, sample_list(4, "by another name")) == 0
-        assert await harness.declared.declare(other, sample_list(FILES + 2)) == 2, "two paths have no file"
-        assert harness.trainers.list_of(one, "train") is harness.trainers.list_of(other, "by another name")
+        assert await harness.declared.declare(one, sample_list(4)) == Declared()
+        assert await harness.declared.declare(other, sample_list(4, "by another name")) == Declared()
+        assert await harness.declared.declare(other, sample_list(FILES + 2)) == Declared(2), "two paths have no file"
+        assert harness.trainers.course_of(one, "train") is harness.trainers.course_of(other, "by another name")
         assert (harness.numbers, harness.scoring.introduced) == ([1, 2], [1, 2])
 
     run(tmp_path, test)
@@ -125,10 +128,10 @@ def test_a_list_leaves_when_its_last_trainer_has_left_for_long_enough(tmp_path: 
         harness.trainers.detach(one)
         await harness.declared.let_go()
         assert harness.numbers == [1]
-        (digest,) = [known_list.digest for known_list in harness.lists]
+        (course_id,) = [course.course_id for course in harness.courses]
         await harness.declared.let_go(0.0)
         assert (harness.numbers, harness.scoring.saved, harness.redirects.withdrawn) == ([], [1], [1])
-        assert harness.policy.told == [("forget_course", digest, 4)]
+        assert harness.policy.told == [("forget_course", course_id, 4)]
         await harness.declared.declare(harness.trainer(), sample_list(4))
         assert harness.numbers == [1], "a list keeps its number"
 
@@ -175,7 +178,7 @@ def test_a_list_that_has_no_room_is_refused_unless_unused_ones_make_room(
     async def test(harness: Harness) -> None:
         one, other = harness.trainer(), harness.trainer()
         await harness.declared.declare(one, sample_list(4))
-        with pytest.raises(ProtocolError, match="all lists of this mount together have 5 at most"):
+        with pytest.raises(ProtocolError, match="all jobs of this mount together have 5 in"):
             await harness.declared.declare(other, sample_list(2))
         harness.trainers.detach(one)
         await harness.declared.declare(other, sample_list(2))

@@ -29,8 +29,8 @@ class Harness:
         self.woken = 0
         self.teaching = Teaching(self.cache.engine, self.cache.size_of, TeachingOptions(only_late=True))
         self.plans = Plans(self.cache, self.teaching, self.options, self._wake)
-        self.list = known_list(1, [10, 11, 12, 10])
-        self.teaching.begin(self.list.course_id, self.list.job_id, self.list.label_of)
+        self.list = known_list([10, 11, 12, 10])
+        self.teaching.begin("course", "job", self.list.label_of)
 
     def _wake(self) -> None:
         self.woken += 1

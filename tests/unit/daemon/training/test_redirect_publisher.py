@@ -8,11 +8,11 @@ import trio
 
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.known_lists import KnownLists
+from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.metrics import SharedCounters
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemoryContent, RecordingPolicy, known_list
+from spiderfs.testing import MemoryContent, RecordingPolicy, course
 from spiderfs.vfs.catalogue import TABLES
 from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 
@@ -23,9 +23,9 @@ class Harness:
         self.cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
         self.cache.engine.change_policy(self.policy)
         teaching = Teaching(self.cache.engine, self.cache.size_of)
-        self.records, self.lists = MemoryRecords(TABLES), KnownLists()
-        self.lists.put(known_list(1, [10, 11, 12]))
-        self.lists.put(known_list(2, [11, 12, 13]))
+        self.records, self.lists = MemoryRecords(TABLES), Courses()
+        self.lists.put(course(1, [10, 11, 12]))
+        self.lists.put(course(2, [11, 12, 13]))
         self.redirects = RedirectPublisher(self.cache, teaching, self.records, self.lists)
 
     @property
@@ -43,10 +43,10 @@ def run(test: Callable[[Harness], Awaitable[None]]) -> None:
 
 def test_changes_are_written_once_and_those_of_unknown_lists_never() -> None:
     async def test(harness: Harness) -> None:
-        harness.policy.changes = [("digest 1", 10, 11), ("digest 2", 12, 13), ("digest 3", 10, 12)]
+        harness.policy.changes = [("job/digest 1", 10, 11), ("job/digest 2", 12, 13), ("job/digest 3", 10, 12)]
         await harness.redirects.publish()
         assert harness.rows == [(10, 1, 11), (12, 2, 13)]
-        harness.policy.changes = [("digest 1", 10, None)]
+        harness.policy.changes = [("job/digest 1", 10, None)]
         await harness.redirects.publish()
         assert harness.rows == [(12, 2, 13)]
 
@@ -58,7 +58,7 @@ def test_an_earlier_managers_rows_go_and_all_redirects_can_be_written_anew() -> 
         harness.records.put([redirect_row(7, 10, 12)])
         harness.redirects.begin()
         assert harness.rows == []
-        harness.policy.stand_ins = {("digest 1", 10): 11}
+        harness.policy.stand_ins = {("job/digest 1", 10): 11}
         await harness.redirects.publish()
         assert harness.rows == [], "the policy has told of it before"
         harness.records.put([redirect_row(7, 10, 12)])
@@ -70,9 +70,9 @@ def test_an_earlier_managers_rows_go_and_all_redirects_can_be_written_anew() -> 
 
 def test_a_list_that_leaves_takes_its_rows_along() -> None:
     async def test(harness: Harness) -> None:
-        harness.policy.changes = [("digest 1", 12, 11), ("digest 2", 12, 13)]
+        harness.policy.changes = [("job/digest 1", 12, 11), ("job/digest 2", 12, 13)]
         await harness.redirects.publish()
-        first = harness.lists.get("digest 1")
+        first = harness.lists.get("job/digest 1")
         assert first is not None
         await harness.redirects.withdraw(first)
         assert harness.rows == [(12, 2, 13)]
@@ -89,12 +89,12 @@ def test_changes_that_were_drawn_first_are_written_first() -> None:
         def slowly(rows: object) -> None:
             if not order:
                 order.append("slow")
-                trio.from_thread.run_sync(setattr, harness.policy, "changes", [("digest 1", 10, None)])
+                trio.from_thread.run_sync(setattr, harness.policy, "changes", [("job/digest 1", 10, None)])
                 trio.from_thread.run(trio.sleep, 0.05)
             put(rows)  # type: ignore[arg-type]
 
         harness.records.put = slowly  # type: ignore[method-assign]
-        harness.policy.changes = [("digest 1", 10, 11)]
+        harness.policy.changes = [("job/digest 1", 10, 11)]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(harness.redirects.publish)
             while not order:
@@ -107,7 +107,7 @@ def test_changes_that_were_drawn_first_are_written_first() -> None:
 
 def test_a_file_has_a_stand_in_if_some_list_in_memory_has_one_for_it() -> None:
     async def test(harness: Harness) -> None:
-        harness.policy.stand_ins = {("digest 2", 12): 13, ("digest 3", 10): 11}
+        harness.policy.stand_ins = {("job/digest 2", 12): 13, ("job/digest 3", 10): 11}
         assert [harness.redirects.has_stand_in(inode) for inode in (10, 12)] == [False, True]
         harness.cache.set_policy("lru")
         assert not harness.redirects.has_stand_in(12)

@@ -13,14 +13,14 @@ import trio
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.known_list import KnownList
-from spiderfs.daemon.training.known_lists import KnownLists
+from spiderfs.daemon.training.course import Course
+from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch
 from spiderfs.store.store import ContentKey
-from spiderfs.testing import MemoryContent, RecordingPolicy, known_list
+from spiderfs.testing import MemoryContent, RecordingPolicy, course
 
 SIZE = 100
 # Sample i of the list is this file; the last one is unknown.
@@ -38,16 +38,16 @@ class Harness:
         for name in ("source", "point"):
             (directory / name).mkdir()
         options = Options(source=directory / "source", mountpoint=directory / "point", cache_dir=directory / "cache")
-        self.lists, self.scores = KnownLists(), directory / "scores"
+        self.lists, self.scores = Courses(), directory / "scores"
         self.list = self.declare()
         self.teaching = Teaching(self.cache.engine, self.cache.size_of)
         self.scoring = BatchScoring(
             self.cache, self.teaching, self.lists, self.counters.row(0), self.scores, options, recording=None
         )
 
-    def declare(self) -> KnownList:
+    def declare(self) -> Course:
         """The list, as a new training declares it."""
-        declared = known_list(1, INODES, self.scores / "digest 1")
+        declared = course(1, INODES, self.scores)
         self.lists.put(declared)
         return declared
 
@@ -191,7 +191,7 @@ def test_a_list_that_is_introduced_brings_the_scores_that_were_saved(tmp_path: P
         harness.list = harness.declare()
         assert len(harness.scoring.to_draw_by(harness.list)) == 0
         await harness.scoring.introduce(harness.list)
-        assert harness.told("listed") == [("digest 1", 8)]
+        assert harness.told("listed") == [("job/digest 1", 8)]
         assert harness.scored() == INODES[:8]
         assert harness.scoring.to_draw_by(harness.list) == pytest.approx(learned)
 

@@ -12,7 +12,7 @@ from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.protocol import Hello
 from spiderfs.shared.attached_trainers import published_trainers
-from spiderfs.testing import known_list
+from spiderfs.testing import course
 
 
 def trainer(pid: int | None = None) -> Trainer:
@@ -27,15 +27,15 @@ def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(
 
     trainers.attach(one)
     assert known() == []
-    trainers.declare(one, "train", known_list(5, [10, 11]))
-    trainers.declare(one, "validation", known_list(6, [12]))
+    trainers.declare(one, "train", course(5, [10, 11]))
+    trainers.declare(one, "validation", course(6, [12]))
     assert known() == [(1, os.getpid(), ())]
     trainers.teach(one, "train")
     assert known() == [(1, os.getpid(), (5,))]
     trainers.detach(one)
     assert known() == []
     trainers.attach(one)
-    trainers.declare(one, "train", known_list(5, [10, 11]))
+    trainers.declare(one, "train", course(5, [10, 11]))
     assert known() == [(2, os.getpid(), ())], "a new connection has taught nothing yet"
 
 
@@ -46,7 +46,7 @@ def test_workers_do_not_hear_of_trainers_that_the_kernel_cannot_name_or_that_hav
     for pid in (0, 1 << 22):
         foreign = trainer(pid)
         trainers.attach(foreign)
-        trainers.declare(foreign, "train", known_list(1, [10]))
+        trainers.declare(foreign, "train", course(1, [10]))
     assert published_trainers(tmp_path / "trainers") == []
     assert ["another pid namespace" in text for text in caplog.messages] == [True]
 
@@ -55,14 +55,14 @@ def test_a_file_belongs_to_a_list_of_its_own_trainer(tmp_path: Path) -> None:
     trainers, one, other = Trainers(tmp_path / "trainers"), trainer(), trainer()
     trainers.attach(one)
     trainers.attach(other)
-    trainers.declare(one, "train", known_list(1, [10, 11]))
-    trainers.declare(other, "train", known_list(2, [11, 12]))
+    trainers.declare(one, "train", course(1, [10, 11]))
+    trainers.declare(other, "train", course(2, [11, 12]))
     pairs = [(number, inode) for number in (1, 2, 3) for inode in (10, 11, 12)]
-    found = [(*pair, known.number) for pair in pairs if (known := trainers.list_with(*pair)) is not None]
+    found = [(*pair, known.number) for pair in pairs if (known := trainers.course_with(*pair)) is not None]
     assert found == [(1, 10, 1), (1, 11, 1), (2, 11, 2), (2, 12, 2)]
-    assert [trainers.any_uses(digest) for digest in ("digest 1", "digest 2", "digest 3")] == [True, True, False]
+    assert [trainers.any_uses(f"job/digest {number}") for number in (1, 2, 3)] == [True, True, False]
     trainers.detach(one)
-    assert [trainers.any_uses(digest) for digest in ("digest 1", "digest 2")] == [False, True]
+    assert [trainers.any_uses(f"job/digest {number}") for number in (1, 2)] == [False, True]
 
 
 def test_numbers_fit_into_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

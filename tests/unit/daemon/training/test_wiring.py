@@ -18,9 +18,9 @@ import trio.testing
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.training.course import KEPT_COURSES, Course
 from spiderfs.daemon.training.declared_lists import GRACE_S
-from spiderfs.daemon.training.known_list import KEPT_LISTS, KnownList
-from spiderfs.daemon.training.trainer import SampleList, SamplePaths, Trainer
+from spiderfs.daemon.training.trainer import Declared, SampleList, SamplePaths, Trainer
 from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import ConfigError, ProtocolError
 from spiderfs.metrics import SharedCounters
@@ -80,11 +80,11 @@ class Harness:
 
     @property
     def inodes(self) -> list[int]:
-        (known_list,) = self.training.lists
-        found: list[int] = known_list.inodes.tolist()
+        (course,) = self.training.courses
+        found: list[int] = course.list.inodes.tolist()
         return found
 
-    async def declare(self) -> int:
+    async def declare(self) -> Declared:
         await self.training.guide.attached(self.trainer)
         return await self.training.guide.samples(self.trainer, self.list)
 
@@ -124,7 +124,7 @@ def run(
 def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.list = listed([b"train/003", b"train/gone", b"nowhere/1", b"", b"train/001"])
-        assert await harness.declare() == 3
+        assert await harness.declare() == Declared(3)
         assert [inode > 0 for inode in harness.inodes] == [True, False, False, False, True]
         (attached,) = published_trainers(harness.trainers_file)
         assert (attached.pid, attached.list_numbers) == (os.getpid(), ())
@@ -167,12 +167,12 @@ def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_lon
             vectors = rng.standard_normal((5, 8, 8)).astype(np.float16)
             made = [Batch("train", 0, 0, ids, rows, None) for ids, rows in zip(parts, vectors, strict=True)]
             await harness.training.guide.learn(harness.trainer, harness.list, made)
-            (known_list,) = harness.training.lists
-            scoring = harness.training.scoring.of(known_list)
+            (course,) = harness.training.courses
+            scoring = harness.training.scoring.of(course)
             assert scoring is not None
             scored.append(round(scoring.scored_share * SAMPLES))
         assert scored == [8, 16, 24, 32, 40], "each sample once before any is scored again"
-        assert (known_list.thinning.rows_scored, known_list.thinning.rows_left_out) == (40, 160)
+        assert (course.thinning.rows_scored, course.thinning.rows_left_out) == (40, 160)
 
     run(tmp_path, test)
 
@@ -199,10 +199,10 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path, monke
         await harness.training.guide.learn(harness.trainer, harness.list, batches)
         read(one, one)
         await harness.training.guide.learn(harness.trainer, harness.list, batches[1:])
-        (known_list,) = harness.training.lists
-        scoring = harness.training.scoring.of(known_list)
+        (course,) = harness.training.courses
+        scoring = harness.training.scoring.of(course)
         assert scoring is not None
-        assert (known_list.thinning.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
+        assert (course.thinning.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
         assert isinstance(scoring, Scorer)
         assert sorted(scoring.index.present().tolist()) == [0, 1]
 
@@ -220,7 +220,7 @@ def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
                 await harness.batch(rng, rng.permutation(SAMPLES)[:8].tolist())
                 rows = redirect_rows(harness.records)
                 seen += len(rows)
-                assert all(known_list == 1 and label[wanted] == label[given] for wanted, known_list, given in rows)
+                assert all(course == 1 and label[wanted] == label[given] for wanted, course, given in rows)
                 members = harness.cache.engine.members
                 assert all(given in members and wanted not in members for wanted, _, given in rows)
             await harness.training.guide.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
@@ -238,8 +238,8 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
     async def test(harness: Harness) -> None:
         await harness.declare()
         filed: list[list[int]] = []
-        (known_list,) = harness.training.lists
-        scorer = known_list.scoring_for("graph", 8, harness.training.scoring._options)
+        (course,) = harness.training.courses
+        scorer = course.scoring_for("graph", 8, harness.training.scoring._options)
         score = scorer.batch
 
         def batch(
@@ -297,11 +297,11 @@ def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path
         await harness.declare()
         await harness.batch(np.random.default_rng(1), [3, 4])
         assert [harness.cache.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
-        (known_list,) = harness.training.lists
-        scoring = harness.training.scoring.of(known_list)
+        (course,) = harness.training.courses
+        scoring = harness.training.scoring.of(course)
         assert scoring is not None
         assert dict(scoring.described())["without losses"].startswith("1 ")
-        described = await harness.training.scoring.described(known_list, 10)
+        described = await harness.training.scoring.described(course, 10)
         assert described is not None
         assert "recall" not in dict(described)
 
@@ -327,8 +327,8 @@ def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path:
         assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
         # All that was learned is there after a remount, whichever policy is the first to ask.
         harness.training.scoring.save()
-        (known_list,) = harness.training.lists
-        known_list.scorings.clear()
+        (course,) = harness.training.courses
+        course.scorings.clear()
         await change("spider")
         assert harness.cache.engine.score(harness.inodes[4]) > 0
         await change("shade")
@@ -343,18 +343,25 @@ def test_scores_of_lists_long_unused_are_deleted(tmp_path: Path) -> None:
         await harness.batch(np.random.default_rng(1), list(range(16)))
         harness.training.scoring.save()
         scores = tmp_path / "scores"
-        (in_use,) = scores.iterdir()
-        for number in range(KEPT_LISTS + 2):
-            (scores / f"{number}").mkdir()
-            (scores / f"{number}" / "scores.npz").write_bytes(b"of an earlier training")
-            os.utime(scores / f"{number}", (1e9 + number, 1e9 + number))
+        (job,) = scores.iterdir()
+        (in_use,) = job.iterdir()
+        for number in range(KEPT_COURSES + 2):
+            # Two of them are of one job.
+            saved = scores / f"{number // 2:032x}" / f"{number}"
+            saved.mkdir(parents=True)
+            (saved / "scores.npz").write_bytes(b"of an earlier training")
+            os.utime(saved, (1e9 + number, 1e9 + number))
+        # What an older version has saved had no directory for a job.
+        (scores / "0123456789abcdef").mkdir()
+        (scores / "0123456789abcdef" / "scores.npz").write_bytes(b"of an older version")
         # Even if it were the oldest of all: it is not written anew if that fails.
-        (known_list,) = harness.training.lists
-        known_list.scorings.clear()
+        (course,) = harness.training.courses
+        course.scorings.clear()
         os.utime(in_use, (1.0, 1.0))
         harness.training.scoring.save()
-        latest = {str(number) for number in range(2, KEPT_LISTS + 2)}
-        assert {path.name for path in scores.iterdir()} == {in_use.name, *latest}
+        latest = {str(number) for number in range(2, KEPT_COURSES + 2)}
+        assert {path.name for path in scores.glob("*/*")} == {in_use.name, *latest}
+        assert len(list(scores.iterdir())) == 1 + KEPT_COURSES // 2
 
     run(tmp_path, test)
 
@@ -369,25 +376,25 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
 
     async def test(harness: Harness) -> None:
         await harness.declare()
-        inodes, digest = harness.inodes, next(iter(harness.training.lists)).digest
+        inodes, course_id = harness.inodes, next(iter(harness.training.courses)).course_id
         await harness.batch(np.random.default_rng(1), list(range(30)), np.ones(30, np.float16))
         scores = [harness.cache.engine.score(inode) for inode in inodes[:30]]
         members = set(harness.cache.engine.members)
         assert known_scores(harness, inodes) > len(members)
         clock.jump(10 * GRACE_S)
         await harness.training.declared_lists.let_go()
-        assert [known_list.digest for known_list in harness.training.lists] == [digest], "a trainer uses it"
+        assert [course.course_id for course in harness.training.courses] == [course_id], "a trainer uses it"
         await harness.training.guide.detached(harness.trainer)
         for _ in range(3):
             await harness.training.declared_lists.let_go()
             clock.jump(GRACE_S / 4)
         # Who comes again in time finds it as it was.
-        kept = harness.training.lists.get(digest)
+        kept = harness.training.courses.get(course_id)
         await harness.declare()
-        assert harness.training.lists.get(digest) is kept
+        assert harness.training.courses.get(course_id) is kept
         clock.jump(10 * GRACE_S)
         await harness.training.declared_lists.let_go()
-        assert harness.training.lists.get(digest) is kept
+        assert harness.training.courses.get(course_id) is kept
         await harness.training.guide.detached(harness.trainer)
         gone = weakref.ref(kept)
         del kept
@@ -396,13 +403,13 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
         await harness.training.declared_lists.let_go()
         gc.collect()
         assert gone() is None
-        assert list(harness.training.lists) == []
+        assert list(harness.training.courses) == []
         assert redirect_rows(harness.records) == []
         assert known_scores(harness, inodes) <= len(members)
         assert set(harness.cache.engine.members) == members
         # And finds what was learned when it is declared anew, under its old number.
         await harness.declare()
-        assert [known_list.number for known_list in harness.training.lists] == [1]
+        assert [course.number for course in harness.training.courses] == [1]
         assert [harness.cache.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
 
     async def main() -> None:
@@ -421,16 +428,16 @@ def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pyte
         other = Trainer(os.getpid(), os.getuid(), Hello("other", "other"))
         await harness.training.guide.attached(other)
         await harness.training.guide.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
-        numbers = [known_list.number for known_list in harness.training.lists]
+        numbers = [course.number for course in harness.training.courses]
         assert numbers == [1, 2]
         await harness.training.guide.detached(harness.trainer)
         await harness.training.declared_lists.let_go(0.0)
-        assert [known_list.number for known_list in harness.training.lists] == [2]
+        assert [course.number for course in harness.training.courses] == [2]
         assert known_scores(harness, inodes[:20]) == 20
         # The third list does not take the second one's number.
         await harness.training.guide.attached(harness.trainer)
         await harness.training.guide.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
-        assert [known_list.number for known_list in harness.training.lists] == [2, 3]
+        assert [course.number for course in harness.training.courses] == [2, 3]
 
     run(tmp_path, test)
 
@@ -440,11 +447,11 @@ def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch
 
     async def test(harness: Harness) -> None:
         await harness.declare()
-        other = Trainer(os.getpid(), os.getuid(), Hello("other", "other"))
+        other = Trainer(os.getpid(), os.getuid(), Hello("other", "test"))
         await harness.training.guide.attached(other)
         await harness.training.guide.samples(other, harness.list)
         part = listed([b"train/%03d" % number for number in range(11)], "part")
-        with pytest.raises(ProtocolError, match="all lists of this mount together") as refused:
+        with pytest.raises(ProtocolError, match="all jobs of this mount together") as refused:
             await harness.training.guide.samples(other, part)
         assert refused.value.code == "too-large"
         # Those that nobody uses are let go for it, without waiting.
@@ -452,7 +459,7 @@ def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch
         await harness.training.guide.detached(harness.trainer)
         await harness.training.guide.attached(other)
         await harness.training.guide.samples(other, part)
-        assert [len(known_list.keys) for known_list in harness.training.lists] == [11]
+        assert [len(course.list.keys) for course in harness.training.courses] == [11]
 
     run(tmp_path, test)
 
@@ -460,19 +467,19 @@ def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch
 def test_a_list_whose_scores_cannot_be_saved_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(self: KnownList) -> None:
+    def full(self: Course) -> None:
         raise OSError(28, "No space left on device")
 
     async def test(harness: Harness) -> None:
         await harness.declare()
         await harness.training.guide.detached(harness.trainer)
         with monkeypatch.context() as patched:
-            patched.setattr(KnownList, "save", full)
+            patched.setattr(Course, "save", full)
             await harness.training.declared_lists.let_go(0.0)
-        assert len(list(harness.training.lists)) == 1
+        assert len(list(harness.training.courses)) == 1
         assert "unused list (No space left on device)" in caplog.text
         await harness.training.declared_lists.let_go(0.0)
-        assert list(harness.training.lists) == []
+        assert list(harness.training.courses) == []
 
     run(tmp_path, test)
 
@@ -588,7 +595,7 @@ def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCapt
 def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        other = Trainer(os.getpid(), os.getuid(), Hello("other", "other", rank=1))
+        other = Trainer(os.getpid(), os.getuid(), Hello("other", "test", rank=1, world_size=2))
         await harness.training.guide.attached(other)
         await harness.training.guide.samples(other, harness.list)
         await harness.training.guide.plan(harness.trainer, harness.list, planned([1, 2]))

@@ -1,0 +1,176 @@
+"""Jobs on a real mount: each has the scores that it has alone, comes back to them, and is listed.
+
+Stand-ins are off, so that a training is served the same bytes whatever else runs. No row is left out (`one_job.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from mounting import Mounted, eventually, mounted
+
+from spiderfs.protocol import Batch, EpochEnd, Hello
+from trainer_hook import Client, Declaration
+from trainer_hook.mounts import Patience, socket_finder
+
+CLASSES, EACH, WIDTH = 2, 20, 40
+STEPS = CLASSES * EACH // 10
+SCRIPT = Path(__file__).with_name("one_job.py")
+OPTIONS: dict[str, object] = {"capacity": "6KiB", "policy": "spider", "substitute": "off"}
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    for kind in range(CLASSES):
+        centre = rng.normal(size=WIDTH)
+        for number in range(EACH):
+            file = tmp_path / "source" / f"class{kind}" / f"{number:02d}.npy"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(file, centre + rng.normal(size=WIDTH))
+    return tmp_path / "source"
+
+
+class Training:
+    """A training in a process, which goes on step by step."""
+
+    def __init__(self, mount: Mounted, model: str) -> None:
+        command = [sys.executable, str(SCRIPT), str(mount.point), model]
+        environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
+        self.begun = self._hear()
+        self.epoch = 0
+
+    def do(self, what: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        return self._hear()
+
+    def epochs(self, count: int) -> Iterator[dict[str, Any]]:
+        for _ in range(count):
+            for _ in range(STEPS):
+                yield self.do("step")
+            yield self.do("epoch")
+
+    def _hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+
+@contextlib.contextmanager
+def training(mount: Mounted, model: str) -> Iterator[Training]:
+    begun = Training(mount, model)
+    with begun.process:
+        try:
+            yield begun
+        finally:
+            assert begun.process.stdin is not None
+            begun.process.stdin.close()
+            begun.process.wait(PATIENCE_S)
+
+
+def test_two_models_on_one_list_have_the_scores_that_they_have_alone(source: Path, tmp_path: Path) -> None:
+    alone = {}
+    for model, epochs in (("one", 3), ("two", 2)):
+        with mounted(source, tmp_path / model, **OPTIONS) as mount, training(mount, model) as only:
+            assert only.begun["scores"] == "", "a new job starts afresh"
+            alone[model] = list(only.epochs(epochs))
+            assert mount.metric("hook_rows_left_out") == 0
+    with mounted(source, tmp_path / "both", **OPTIONS) as mount:
+        with training(mount, "one") as one, training(mount, "two") as two:
+            assert one.begun["job"] != two.begun["job"]
+            together: dict[str, list[dict[str, Any]]] = {"one": [], "two": []}
+            going = {"one": one.epochs(3), "two": two.epochs(2)}
+            # In turns, three steps of the one for two of the other: their epochs end at different times.
+            for model in ["one", "two", "one", "two", "one"] * 20:
+                together[model] += [found for found in [next(going[model], None)] if found is not None]
+            listed = mount.control("jobs").read_text().splitlines()
+            figures = {job["job"]: job for job in mount.stats()["jobs"]}
+            told = {name: (job["name"], job["epoch"], job["epochs"]) for name, job in figures.items()}
+            assert mount.metric("hook_rows_left_out") == 0
+        # Each number of each step: 40 scores to the last digit, and the losses.
+        assert together == alone
+        assert together["one"][-1]["scores"] != together["two"][-1]["scores"]
+        assert told == {one.begun["job"]: ("model one", 3, 5), two.begun["job"]: ("model two", 2, 5)}
+        for begun, line in zip((one, two), listed, strict=True):
+            job = figures[begun.begun["job"]]
+            assert job["pids"] == [begun.process.pid]
+            # With a plan the loader's next epoch may have begun.
+            assert job["samples"] >= len(together["one" if begun is one else "two"]) - 3
+            assert line.startswith(f"{begun.begun['job']} (model ")
+            assert f"pid {begun.process.pid}; rank 0 of 1; train with 40 samples; epoch" in line
+        eventually(lambda: mount.control("jobs").read_bytes() == b"no trainer is attached\n", what="both to have left")
+
+
+class Job:
+    """A training without torch: it sends what its seed says of each sample."""
+
+    def __init__(self, mount: Mounted, job: str, **told: Any) -> None:
+        hello = Hello("test", job, **told)
+        self.client = Client(socket_finder(mount.point, None), hello, patience=Patience(first_pause_s=0.05))
+        paths = [b"class%d/%02d.npy" % (kind, number) for kind in range(CLASSES) for number in range(EACH)]
+        labels = np.repeat(np.arange(CLASSES, dtype=np.int32), EACH)
+        self.client.declare(Declaration("train", "train", paths, labels))
+
+    def learn(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for first in range(0, CLASSES * EACH, 10):
+            vectors = rng.normal(size=(10, 8)).astype(np.float16)
+            batch = Batch("train", 0, first, np.arange(first, first + 10, dtype=np.uint32), vectors)
+            self.client.batch(lambda batch=batch: batch)  # type: ignore[misc]
+            assert self.scores() is not None
+        self.client.epoch_end(EpochEnd(0, 0.5))
+
+    def scores(self) -> list[float] | None:
+        found: npt.NDArray[np.float32] | None = self.client.scores("train", PATIENCE_S)
+        return None if found is None else found.tolist()
+
+
+@contextlib.contextmanager
+def job(mount: Mounted, name: str, **told: Any) -> Iterator[Job]:
+    begun = Job(mount, name, **told)
+    try:
+        yield begun
+    finally:
+        begun.client.close(10)
+
+
+def test_jobs_come_back_after_a_remount_and_after_their_manager_died(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **OPTIONS) as mount, job(mount, "one", epochs=4) as one, job(mount, "two") as two:
+        one.learn(1)
+        two.learn(2)
+        learned = one.scores(), two.scores()
+    assert learned[0] != learned[1]
+    killed = ["the manager ended"]
+    with (
+        mounted(source, tmp_path, allowed=killed, **OPTIONS) as mount,
+        job(mount, "one", epochs=4, epoch=1, resume=True) as one,
+        job(mount, "two", resume=True) as two,
+    ):
+        assert (one.scores(), two.scores()) == learned
+        os.kill(mount.manager(), signal.SIGKILL)
+        eventually(lambda: mount.metric("manager_restarts") == 1, what="another manager")
+        eventually(lambda: len(mount.stats()["jobs"]) == 2, what="both jobs")
+        eventually(lambda: one.scores() is not None and two.scores() is not None, what="scores")
+        assert (one.scores(), two.scores()) == learned
+        assert {found["job"]: found["epoch"] for found in mount.stats()["jobs"]} == {"one": 1, "two": 1}
+        with job(mount, "new") as new, job(mount, "heir", scores_from="two") as heir:
+            assert new.scores() is None
+            assert heir.scores() == learned[1]
+        assert b"job     one\n" in mount.control("ratio").read_bytes()

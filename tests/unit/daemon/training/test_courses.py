@@ -1,0 +1,47 @@
+"""The courses in memory: their numbers, and the lists that they share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spiderfs.daemon.training import courses as module
+from spiderfs.daemon.training.course import Course, course_id_of, directory_of
+from spiderfs.daemon.training.courses import Courses
+from spiderfs.testing import course, known_list
+
+
+def test_a_course_keeps_its_number() -> None:
+    courses = Courses()
+    numbers = [courses.number_of(name) for name in ("a/1", "b/1", "a/2", "b/1", "a/1")]
+    assert numbers == [1, 2, 3, 2, 1]
+
+
+def test_when_numbers_run_out_those_of_courses_that_are_over_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_NUMBER", 4)
+    courses = Courses()
+    living = course(courses.number_of("job/digest 1"), [10])
+    courses.put(living)
+    found = [courses.number_of(f"job {number}") for number in range(10)]
+    assert set(found) == {2, 3, 4}
+    assert living.number not in found
+    assert courses.number_of("job/digest 1") == 1
+
+
+def test_jobs_share_a_list_with_the_same_files_only() -> None:
+    courses, one = Courses(), known_list([10, 11])
+    courses.put(Course(1, "a", one, Path("/nonexistent")))
+    assert courses.known_list("digest", np.array([10, 11], np.uint64)) is one
+    assert courses.known_list("digest", np.array([10, 12], np.uint64)) is None, "a file has another version"
+    assert courses.known_list("other", np.array([10, 11], np.uint64)) is None
+    assert [len(courses.of_job(job)) for job in ("a", "b")] == [1, 0]
+
+
+def test_no_two_courses_have_one_id_or_one_directory() -> None:
+    pairs = [("a", "1"), ("a/1", "1"), ("a", "2"), ("A", "1"), ("..", "1")]
+    assert len({course_id_of(*pair) for pair in pairs}) == len(pairs)
+    found = {directory_of(Path("/s"), *pair) for pair in pairs}
+    assert len(found) == len(pairs)
+    assert all(path.resolve().parent.parent == Path("/s") for path in found)

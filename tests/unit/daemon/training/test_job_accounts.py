@@ -1,0 +1,99 @@
+"""What each job reads is added up for it, by the trainers that its ranks are."""
+
+from __future__ import annotations
+
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
+from spiderfs.core.teaching import JobRatio, RatioStatus
+from spiderfs.daemon.control import views
+from spiderfs.daemon.training.job_accounts import JobAccounts, JobStatus
+from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.protocol import Hello
+from spiderfs.testing import sample_list
+
+NOBODY = RatioStatus(None, None, ())
+
+
+def access(trainer: int, where: int, wanted: int = 7, given: int = 7, time_s: float = 100.0) -> Access:
+    return Access(time_s, given, wanted, 1000, 0, 1, trainer, where)
+
+
+def accounts(*jobs: str) -> tuple[JobAccounts, list[Trainer]]:
+    """Trainer n + 1 is the n-th of these."""
+    made = JobAccounts()
+    trainers = []
+    for number, job in enumerate(jobs, 1):
+        made.attached(number, job)
+        rank = jobs[: number - 1].count(job)
+        trainer = Trainer(1000 + number, 0, Hello("torch", job, f"the {job}", rank, jobs.count(job), 2, 90))
+        trainer.lists["train"] = sample_list(4)
+        trainers.append(trainer)
+    return made, trainers
+
+
+def test_what_the_ranks_of_a_job_read_is_added_up() -> None:
+    made, trainers = accounts("one", "two", "one")
+    made.note([access(1, HIT), access(3, FETCHED), access(3, HIT, wanted=8), access(2, REFUSED), access(0, FETCHED)])
+    made.note([access(1, OPENED), access(1, WARMED), access(9, HIT)])
+    made.fetched_ahead(3, 500)
+    made.fetched_ahead(9, 500)
+    one, two = made.statuses(trainers, NOBODY, now_s=101.0)
+    assert one == JobStatus(
+        job_id="one",
+        name="the one",
+        clients=("torch",),
+        pids=(1001, 1003),
+        ranks=(0, 1),
+        world_size=2,
+        lists={"train": 4},
+        epoch=2,
+        epochs=90,
+        samples_per_s=0.3,
+        samples=3,
+        hits=2,
+        origin_bytes=1500,
+        stand_ins=1,
+    )
+    assert (two.samples, two.hits, two.origin_bytes, two.stand_ins) == (1, 0, 1000, 0)
+
+
+def test_the_pace_is_that_of_the_last_seconds() -> None:
+    made, trainers = accounts("one")
+    for second in range(100):
+        made.note([access(1, HIT, time_s=second + share / 50) for share in range(50)])
+    # Events of several workers do not come in the order of their times.
+    made.note([access(1, HIT, time_s=98.0)] * 50)
+
+    def pace(now_s: float) -> float:
+        (status,) = made.statuses(trainers, NOBODY, now_s)
+        return status.samples_per_s
+
+    assert [pace(now_s) for now_s in (100.5, 105.0, 200.0)] == [55.0, 30.0, 0.0]
+
+
+def test_the_epoch_is_the_one_that_the_job_has_come_to() -> None:
+    made, trainers = accounts("one", "two")
+    ratios = RatioStatus(0.9, None, [JobRatio("two", 0.9, 0.1, 0, 0.0, 0.0, 17, 90)])
+    assert [status.epoch for status in made.statuses(trainers, ratios, 0.0)] == [2, 17]
+
+
+def test_the_account_of_a_job_that_is_over_is_forgotten_and_that_of_one_that_comes_back_is_not() -> None:
+    made, trainers = accounts("one", "two")
+    made.note([access(1, HIT), access(2, HIT)])
+    made.keep_only({"one"})
+    made.attached(3, "one")
+    made.attached(4, "two")
+    made.note([access(3, HIT), access(2, HIT)])
+    assert [status.samples for status in made.statuses(trainers, NOBODY, 0.0)] == [2, 0]
+
+
+def test_a_job_is_one_line_whatever_its_lists_are_called() -> None:
+    made, trainers = accounts("one", "two", "one")
+    trainers[0].lists["two\nlines"] = sample_list(2)
+    made.note([access(1, HIT), access(1, FETCHED)])
+    first, second = views.jobs(made.statuses(trainers, NOBODY, 105.0)).decode().splitlines()
+    assert first == (
+        "one (the one): pid 1001, 1003; rank 0, 1 of 2; train with 4 samples, 'two\\nlines' with 2 samples; "
+        "epoch 2 of 90; 0.2 samples/s, 2 in all, 50.0% hits, 1000 B from the source, 0 stand-ins"
+    )
+    assert second.startswith("two (the two): pid 1002; rank 0 of 1;")
+    assert views.jobs(()) == b"no trainer is attached\n"

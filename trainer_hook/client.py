@@ -6,6 +6,8 @@ to connect again, with growing pauses. When the daemon is back, the client first
 latest plans, the current one from the position that the training has reached by then.
 
 Locks are held for a few instructions only and never while waiting, so that a data loader can fork at any time.
+
+The module is long because one class has both ends of the queue: what a training calls, and the thread that sends.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from spiderfs.protocol import (
     Samples,
     Scores,
     ScoresRequest,
+    WarmUp,
     Warn,
     encode,
 )
@@ -210,6 +213,14 @@ class Client:
         pinned = indices.astype(np.uint32)
         message = self._ask(lambda number: Pin(name, number, pinned), timeout_s)
         return message.count if isinstance(message, Pinned) else None
+
+    def warm_up(self, name: str, active: bool) -> None:
+        """Say whether the training on a list warms up: the cache then evicts nothing for it. Ends with the client.
+
+        A daemon that comes back after a crash has forgotten it.
+        """
+        message = WarmUp(name, active)
+        self._put(lambda: message)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what waits in the queue and a goodbye, and end the thread; give up after `timeout_s`."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainer_hook.ranks import from_all_ranks, from_first_rank, rank_and_world
 from trainer_hook.sampler import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
@@ -79,11 +80,13 @@ class ImpactSampler(SpiderSampler):
     The first epochs train on all samples until it is known which samples' losses change their rank most (`WarmUp`), for
     at most `warm_up` epochs. From then on the current model evaluates these samples before each epoch, if the sampler
     was offered an evaluation (the hook offers one); for all other samples the latest loss counts. The sampler pins
-    these samples, so that from the second evaluation on they are read from the cache. With `hybrid=False` (iCache)
-    nothing is evaluated, and only the first epoch trains on all samples.
+    these samples, so that from the second evaluation on they are read from the cache. While the warm-up goes on, the
+    daemon is told so, and keeps what the cache has. With `hybrid=False` (iCache) nothing is evaluated, and only the
+    first epoch trains on all samples.
 
     Use this sampler with `policy=impact`, whose scores are losses. An epoch is drawn when it begins, so its plan is not
-    known before. Epochs differ in length: `len` is the length of the current one. Rank 0 decides for all ranks.
+    known before. Epochs differ in length: `len` is the length of the current one. Rank 0 decides for all ranks, and
+    each rank evaluates and pins its own part of the samples whose ranks change most.
     """
 
     def __init__(
@@ -104,8 +107,9 @@ class ImpactSampler(SpiderSampler):
         self._hybrid = hybrid
         self.warm_up = WarmUp(samples, warm_up if hybrid else 0)
         self._evaluate: Evaluate | None = None
+        self._has_said_warm_up = False
         self.evaluated = 0
-        """How many samples were evaluated between epochs, in all."""
+        """How many samples this rank evaluated between epochs, in all."""
 
     def __len__(self) -> int:
         return super().__len__() if self._order is None else self._drawn()
@@ -127,32 +131,56 @@ class ImpactSampler(SpiderSampler):
 
     # -- drawing
 
-    def _asked(self, timeout_s: float) -> Losses | None:
-        """The chance of each sample to be drawn; None while epochs train on all samples."""
-        losses = super()._asked(timeout_s)
-        if losses is None:
-            return None
-        if not self.warm_up.over:
-            self.warm_up.observe(losses, self._unstable_count(timeout_s))
-            if not self.warm_up.over:
-                return None
-            log.info("warm-up is over after %d epochs", self.warm_up.epochs)
-        return chances_of(self._reevaluated(losses, timeout_s), self._sharpness, self._coverage)
+    def _ask(self, timeout_s: float) -> Losses | None:
+        """The chance of each sample to be drawn; None while epochs train on all samples. All ranks must call this."""
+        rank, world_size = rank_and_world()
+        losses = self._noted(timeout_s) if rank == 0 and self._client is not None else None
+        warms_up, unstable = from_first_rank((not self.warm_up.over, self._to_evaluate(losses)))
+        self._say_warm_up(warms_up)
+        found: list[Losses | None] = []
+        if len(unstable):
+            found = from_all_ranks(self._evaluated(unstable[rank::world_size], timeout_s))
+        chances = None
+        if losses is not None:
+            losses = losses.copy()
+            for part, known in enumerate(found):
+                if known is not None:
+                    losses[unstable[part::world_size]] = known
+            chances = chances_of(losses, self._sharpness, self._coverage)
+        shared: Losses | None = from_first_rank(chances)
+        return shared
 
-    def _reevaluated(self, losses: Losses, timeout_s: float) -> Losses:
-        unstable = self.warm_up.unstable
-        if not self._hybrid or self._evaluate is None or not len(unstable):
+    def _noted(self, timeout_s: float) -> Losses | None:
+        """The daemon's losses, after the warm-up has noted them; None while epochs train on all samples."""
+        losses = self._asked(timeout_s)
+        if losses is None or self.warm_up.over:
             return losses
+        self.warm_up.observe(losses, self._unstable_count(timeout_s))
+        if not self.warm_up.over:
+            return None
+        log.info("warm-up is over after %d epochs", self.warm_up.epochs)
+        return losses
+
+    def _to_evaluate(self, losses: Losses | None) -> Indices:
+        return np.empty(0, np.int64) if losses is None or not self._hybrid else self.warm_up.unstable
+
+    def _say_warm_up(self, active: bool) -> None:
+        """Tell the daemon, which may be a new one, in each epoch that the warm-up goes on; and when it is over."""
+        if self._client is not None and (active or self._has_said_warm_up):
+            self._client.warm_up(self._list, active)
+            self._has_said_warm_up = active
+
+    def _evaluated(self, samples: Indices, timeout_s: float) -> Losses | None:
+        """The losses of these samples by the current model; None if this rank cannot tell."""
+        if self._client is None or self._evaluate is None or not len(samples):
+            return None
         # The samples are pinned before each epoch, because the daemon or its policy may be a new one. The sampler waits
         # for the answer: a sample that is read before it is pinned may leave the cache, or be a stand-in.
-        assert self._client is not None
-        self._client.pin(self._list, unstable, timeout_s)
-        found = self._evaluate(unstable)
+        self._client.pin(self._list, samples, timeout_s)
+        found = self._evaluate(samples)
         if found is not None:
-            self.evaluated += len(unstable)
-            losses = losses.copy()
-            losses[unstable] = found
-        return losses
+            self.evaluated += len(samples)
+        return found
 
     def _unstable_count(self, timeout_s: float) -> int:
         assert self._client is not None

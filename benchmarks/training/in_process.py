@@ -260,6 +260,9 @@ class Cache:
     def cached(self, name: str, timeout_s: float) -> NDArray[np.bool_]:
         return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
 
+    def warm_up(self, name: str, active: bool) -> None:
+        self._teaching.warm_up(str(DATASET), active)
+
     def pin(self, name: str, indices: NDArray[np.int64], timeout_s: float) -> int:
         for _ in self._teaching.pin(self._course_id, indices.tolist()):
             pass

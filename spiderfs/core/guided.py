@@ -12,6 +12,7 @@ can do is an interface of its own:
     Divided        a room that is shared by a ratio, which people may look at
     Adjustable     the same, and training or people may set the ratio
     RanksByCourse  ranks by the scores of each course, beside the worth of a sample to all
+    WarmsUp        a cache that stays as it is while a training warms up
     Restocked      room for samples that nobody has read yet (`restocked.py`)
 
 Scores, hubs and the ratio arrive at any time between two opens. None of these methods changes who is a member. So
@@ -112,3 +113,12 @@ class RanksByCourse(ABC):
     @abstractmethod
     def read_by(self, course_id: str, key: Key) -> None:
         """A reader of this course got a sample's own bytes; `hit` or `missed` follows."""
+
+
+class WarmsUp(ABC):
+    @abstractmethod
+    def warm_up(self, course_id: str, active: bool) -> None:
+        """A job began the warm-up of this course, or ended it: in it no read of this course evicts anything.
+
+        A course that is listed anew does not warm up.
+        """

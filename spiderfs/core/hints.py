@@ -115,4 +115,12 @@ class Pinning:
     keys: Sequence[Key]
 
 
-Hint = Scored | Hub | Candidates | Ratio | Epoch | Labels | Pinning | AtHand | Budget | Lost | Published
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """The job of this course began its warm-up, or, if not `active`, ended it."""
+
+    course_id: str
+    active: bool
+
+
+Hint = Scored | Hub | Candidates | Ratio | Epoch | Labels | Pinning | WarmUp | AtHand | Budget | Lost | Published

@@ -30,8 +30,8 @@ from typing import Any
 from spiderfs.core.changes import NOTHING, Changes, merged
 from spiderfs.core.elastic import Elastic, ElasticOptions
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Adjustable, Divided, Guided, HasHubs, HasPins, HasStandIns, RanksByCourse
-from spiderfs.core.hints import AtHand, Epoch, Hint, Hub, Labels, Pinning, Published, Ratio, Scored
+from spiderfs.core.guided import Adjustable, Divided, Guided, HasHubs, HasPins, HasStandIns, RanksByCourse, WarmsUp
+from spiderfs.core.hints import AtHand, Epoch, Hint, Hub, Labels, Pinning, Published, Ratio, Scored, WarmUp
 from spiderfs.core.policy import Key
 from spiderfs.core.worths import Worth, Worths
 from spiderfs.errors import ConfigError
@@ -205,6 +205,13 @@ class Teaching:
             self._note_at_hand(changed)
             self._note(Pinning(course_id, tuple(keys)))
         return self._place_in_turn(changed)
+
+    def warm_up(self, course_id: str, active: bool) -> None:
+        """A job warms up, or does so no more: for a policy that then evicts nothing (`guided.WarmsUp`)."""
+        policy = self._engine.policy
+        if isinstance(policy, WarmsUp):
+            self._note(WarmUp(course_id, active))
+            policy.warm_up(course_id, active)
 
     # -- stand-ins
 

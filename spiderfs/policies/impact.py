@@ -35,7 +35,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from spiderfs.core.guided import Divided, Guided, HasPins, HasStandIns, RanksByCourse
+from spiderfs.core.guided import Divided, Guided, HasPins, HasStandIns, RanksByCourse, WarmsUp
 from spiderfs.core.policy import SAMPLES, Key, in_saved_order, saved_keys
 from spiderfs.core.restocked import Restocked
 from spiderfs.policies.parts.high_and_low import HighAndLow
@@ -56,7 +56,7 @@ MAX_MISSED = 1 << 16
 MAX_SAVED = 1 << 18
 
 
-class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, Restocked):
+class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, WarmsUp, Restocked):
     name = "impact"
     sections = (SAMPLES, PINNED)
     scoring = "loss"
@@ -64,8 +64,6 @@ class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, Restocked):
     def __init__(self) -> None:
         self._courses: dict[str, ImpactCourse] = {}
         self._worths: dict[Key, float] = {}
-        # Whether somebody tells the losses of each course; until then the worths count as those of all courses.
-        self._losses_are_told = False
         self._sizes: dict[Key, int] = {}
         self._parts = HighAndLow({})
         # While members pass to new parts: the old parts, and the members that have not passed yet.
@@ -184,19 +182,14 @@ class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, Restocked):
         if not score > UNKNOWN:
             raise ValueError(f"a score must be positive, not {score}")
         self._worths[key] = score
-        if not self._losses_are_told:
-            for course in self._courses.values():
-                course.losses[key] = score
 
     def scored_by(self, course_id: str, key: Key, score: float) -> None:
-        if not self._losses_are_told:
-            self._losses_are_told = True
-            for course in self._courses.values():
-                course.losses.clear()
         self._course(course_id).losses[key] = score
 
     def listed(self, course_id: str, labels: Mapping[Key, int]) -> None:
         course = self._course(course_id)
+        # A trainer that goes on with its warm-up says so again.
+        course.warms_up = False
         course.labels = labels
         course.stand_ins.listed(labels)
 
@@ -254,7 +247,7 @@ class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, Restocked):
         self._list_anew(course)
 
     def warm_up(self, course_id: str, active: bool) -> None:
-        """A course trains on all samples now, and evicts nothing, until its warm-up is over; then it has an H-list."""
+        """While a course warms up it has no H-list; when the warm-up is over it has one at once."""
         course = self._course(course_id)
         if active != course.warms_up:
             course.warms_up = active
@@ -290,8 +283,6 @@ class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, Restocked):
         course = self._courses.get(course_id)
         if course is None:
             course = self._courses[course_id] = ImpactCourse(self._is_away)
-            if not self._losses_are_told:
-                course.losses.update(self._worths)
         course.is_back = True
         return course
 

@@ -21,6 +21,7 @@ from spiderfs.protocol.messages import (
     Samples,
     Scores,
     ScoresRequest,
+    WarmUp,
     Warn,
 )
 
@@ -47,6 +48,7 @@ __all__ = [
     "Samples",
     "Scores",
     "ScoresRequest",
+    "WarmUp",
     "Warn",
     "encode",
 ]

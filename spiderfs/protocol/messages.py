@@ -271,6 +271,19 @@ class Pin(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class WarmUp(Message):
+    """Whether the training on a list warms up: it reads all samples for a few epochs, and nothing is evicted for that.
+
+    It has no answer.
+    """
+
+    TYPE = "warm_up"
+    SCALARS: ClassVar = {"list": str, "active": bool}
+    list: str
+    active: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Goodbye(Message):
     """The trainer ends the connection."""
 
@@ -362,7 +375,7 @@ class Pinned(Message):
 MESSAGES: Mapping[str, type[Message]] = {
     kind.TYPE: kind
     for kind in (
-        *(Hello, Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Pin, Goodbye),
+        *(Hello, Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye),
         *(Ok, Error, Warn, Scores, Cached, Pinned),
     )
 }

@@ -18,7 +18,7 @@ from typing import overload
 
 import numpy as np
 
-from spiderfs.core.hints import Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.hints import Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored, WarmUp
 from spiderfs.core.policy import Key
 from spiderfs.errors import UsageError
 from spiderfs.scorer import SCORINGS
@@ -66,7 +66,7 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
                 if course_id in lists:
                     lists[course_id].new_epoch()
                 hints.append((before, lesson))
-            case Ratio() | Pinning():
+            case Ratio() | Pinning() | WarmUp():
                 hints.append((before, lesson))
     return Rescored(hints, {name: found.described() for name, found in lists.items()})
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Adjustable, Guided
-from spiderfs.core.hints import AtHand, Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.hints import AtHand, Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored, WarmUp
 from spiderfs.core.policy import Key
 from spiderfs.core.teaching import Teaching
 
@@ -76,6 +76,8 @@ class Teacher:
                 for _ in teaching.pin(course_id, keys):
                     pass
                 self._at_hand.clear()
+            case WarmUp(course_id, active):
+                teaching.warm_up(course_id, active)
 
     def _set_ratio(self, ratio: float) -> None:
         if isinstance(self._engine.policy, Adjustable):

@@ -27,6 +27,7 @@ class RecordingSink:
     ends: list[tuple[Trainer, EpochEnd]] = field(default_factory=list)
     plans: list[tuple[Trainer, Plan]] = field(default_factory=list)
     pins: list[tuple[Trainer, list[int]]] = field(default_factory=list)
+    warm_ups: list[tuple[Trainer, bool]] = field(default_factory=list)
 
     async def attached(self, trainer: Trainer) -> None:
         self.calls.append(("attached", trainer))
@@ -72,6 +73,10 @@ class RecordingSink:
         self.calls.append(("pin", trainer))
         self.pins.append((trainer, indices.tolist()))
         return len(indices)
+
+    async def warm_up(self, trainer: Trainer, samples: SampleList, active: bool) -> None:
+        self.calls.append(("warm_up", trainer))
+        self.warm_ups.append((trainer, active))
 
     async def detached(self, trainer: Trainer) -> None:
         self.calls.append(("detached", trainer))

@@ -44,6 +44,7 @@ from spiderfs.core.hints import (
     Published,
     Ratio,
     Scored,
+    WarmUp,
 )
 from spiderfs.core.policy import Key
 from spiderfs.errors import SpiderfsError, UsageError
@@ -110,6 +111,8 @@ class Kind(IntEnum):
     """A member, or its block, left the cache because the store lost it, or because the user evicted it."""
     PUBLISHED = 17
     """Workers learned of the redirects that had changed."""
+    WARM_UP = 18
+    """A trainer warms up, or, if `served` is not set, does so no more."""
 
 
 # What only a repetition needs (`testing/repetition.py`), and what was at hand when the engine placed a sample.
@@ -120,7 +123,7 @@ NOT_OFFERED = 2
 ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
 
 
-Lesson = Labels | TracedBatch | Epoch | Ratio | Pinning
+Lesson = Labels | TracedBatch | Epoch | Ratio | Pinning | WarmUp
 
 
 class TraceWriter:
@@ -189,6 +192,8 @@ class TraceWriter:
                 self.labels(time_s, labels, number_of(course_id))
             case Pinning(course_id, keys):
                 self.pins(time_s, keys, number_of(course_id))
+            case WarmUp(course_id, active):
+                self.append(time_s, 0, 0, Kind.WARM_UP, served=active, list_number=number_of(course_id))
             case AtHand(key, size):
                 self.append(time_s, _inode(key), size, Kind.AT_HAND)
             case Budget(capacity_bytes, landing_bytes):
@@ -319,7 +324,7 @@ class Trace:
         """All hints in the trace, in order, each with the number of the access before which it came."""
         numbers, starts = self._numbers(), self._starts()
         hints: list[tuple[int, Hint]] = []
-        kinds = Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL, Kind.PINS, *ENGINE_KINDS
+        kinds = Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL, Kind.PINS, Kind.WARM_UP, *ENGINE_KINDS
         for index, kind, before in self._found(*kinds):
             key, course_id = int(self.records["key"][index]), str(self.records["list"][index])
             if kind == Kind.HUB:
@@ -330,6 +335,8 @@ class Trace:
                 hint = self._labels_from(index, numbers, starts)
             elif kind == Kind.PINS:
                 hint = self._pins_at(index)
+            elif kind == Kind.WARM_UP:
+                hint = WarmUp(course_id, bool(self.records["served"][index]))
             elif kind == Kind.SCORE:
                 together = self._together(index, starts)
                 hint = Scored(course_id, self.records["key"][together].tolist(), numbers[together].tolist())
@@ -346,13 +353,15 @@ class Trace:
         Raises UsageError if the trace is damaged. A batch that a crash cut short is left out.
         """
         numbers, starts = self._numbers(), self._starts()
-        for index, kind, before in self._found(Kind.LABEL, Kind.BATCH, Kind.EPOCH, Kind.RATIO, Kind.PINS):
+        for index, kind, before in self._found(Kind.LABEL, Kind.BATCH, Kind.EPOCH, Kind.RATIO, Kind.PINS, Kind.WARM_UP):
             if kind == Kind.LABEL:
                 yield before, self._labels_from(index, numbers, starts)
             elif kind == Kind.RATIO:
                 yield before, Ratio(float(numbers[index]))
             elif kind == Kind.PINS:
                 yield before, self._pins_at(index)
+            elif kind == Kind.WARM_UP:
+                yield before, WarmUp(str(self.records["list"][index]), bool(self.records["served"][index]))
             elif kind == Kind.EPOCH:
                 yield before, self._epoch_at(index, numbers)
             elif (batch := self._batch_at(index)) is not None:

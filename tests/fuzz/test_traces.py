@@ -12,7 +12,7 @@ from fuzzing import damaged, examples, integers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.core.hints import Hub
+from spiderfs.core.hints import Hub, WarmUp
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity
 from spiderfs.simulation.compare import chosen_policies, compare
@@ -62,6 +62,7 @@ def written() -> bytes:
             writer.redirect(2.0, 3, 300, 1, 100, 1)
             writer.append(2.5, 77, 1 << 20, Kind.BLOCK, block=1)
             writer.pins(2.5, [1, 3], 1)
+            writer.hint(2.5, WarmUp("1", epoch == 0), int)
             writer.epoch(3.0, 1, 0.25 * epoch)
         writer.close()
         return (Path(directory) / "trace").read_bytes()

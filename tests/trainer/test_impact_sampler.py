@@ -31,12 +31,16 @@ class Daemon:
     def __init__(self, losses: npt.NDArray[np.float32]) -> None:
         self.losses = losses
         self.pinned: list[list[int]] = []
+        self.warm_ups: list[bool] = []
 
     def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32]:
         return self.losses
 
     def cached(self, name: str, timeout_s: float) -> npt.NDArray[np.bool_]:
         return np.arange(len(self.losses)) % 2 == 0
+
+    def warm_up(self, name: str, active: bool) -> None:
+        self.warm_ups.append(active)
 
     def pin(self, name: str, indices: npt.NDArray[np.int64], timeout_s: float) -> int:
         self.pinned.append(indices.tolist())
@@ -219,13 +223,21 @@ def _rank(rank: int, mount: str) -> None:
         for _ in train(model, batches):
             pass
         hook.epoch_end(epoch / 10)
+    Path(mount, f"evaluated-{rank}").write_text(str(sampler.evaluated))
     hook.close(10)
     torch.distributed.destroy_process_group()
 
 
-def test_ranks_share_one_subset(daemon: HookDaemon) -> None:
+def test_ranks_share_one_subset_and_each_evaluates_its_part(daemon: HookDaemon) -> None:
     in_two_ranks(_rank, daemon.mount)
     until(lambda: len(daemon.sink.plans) == 4)
     subset = {trainer.rank: plan.order.tolist() for trainer, plan in daemon.sink.plans if plan.epoch == 1}
     assert len(subset[0]) == len(subset[1]) == 12
     assert not set(subset[0]) & set(subset[1])
+    # A quarter of the 25 cached samples is S: six samples, each evaluated and pinned once.
+    pins = {trainer.rank: indices for trainer, indices in daemon.sink.pins}
+    assert len(daemon.sink.pins) == 2
+    assert (len(pins[0]), len(pins[1]), len({*pins[0], *pins[1]})) == (3, 3, 6)
+    assert [int(Path(daemon.mount, f"evaluated-{rank}").read_text()) for rank in (0, 1)] == [3, 3]
+    told = {rank: [active for trainer, active in daemon.sink.warm_ups if trainer.rank == rank] for rank in (0, 1)}
+    assert told == {0: [True, False], 1: [True, False]}

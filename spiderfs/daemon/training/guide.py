@@ -99,6 +99,11 @@ class Guide:
         await self.redirects.publish()
         return held
 
+    async def warm_up(self, trainer: Trainer, samples: SampleList, active: bool) -> None:
+        self.teaching.warm_up(self.trainers.course_of(trainer, samples.name).course_id, active)
+        # A course that warms up has no stand-ins.
+        await self.redirects.publish()
+
     async def detached(self, trainer: Trainer) -> None:
         number = self.trainers.number_of(trainer)
         self.scoring.forget_reads(number)

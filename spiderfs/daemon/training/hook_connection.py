@@ -47,6 +47,7 @@ from spiderfs.protocol import (
     Samples,
     Scores,
     ScoresRequest,
+    WarmUp,
     Warn,
     encode,
 )
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")
 _RECEIVE_BYTES = 1 << 18
-_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Pin, Goodbye)
+_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye)
 
 
 class HookSink(Protocol):
@@ -93,6 +94,9 @@ class HookSink(Protocol):
 
     async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
         """Pin these samples in place of those pinned before; returns how many of them the cache holds, or will."""
+
+    async def warm_up(self, trainer: Trainer, samples: SampleList, active: bool) -> None:
+        """The training on this list begins its warm-up, or has ended it."""
 
     async def detached(self, trainer: Trainer) -> None: ...
 
@@ -329,6 +333,8 @@ class Connection:
                 _check_indices(samples, message.indices)
                 count = await self._sink.pin(trainer, samples, message.indices)
                 await self.answer(Pinned(message.list, message.request, count))
+            case WarmUp():
+                await self._sink.warm_up(trainer, _list(trainer, message.list), message.active)
             case Goodbye():
                 await self.answer(Ok(Goodbye.TYPE))
 

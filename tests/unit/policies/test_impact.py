@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.changes import NOTHING
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Epoch, Labels, Pinning, Scored
+from spiderfs.core.hints import Epoch, Labels, Pinning, Scored, WarmUp
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key
 from spiderfs.policies import impact
@@ -433,15 +433,24 @@ class TestLists:
 class TestWarmUp:
     def test_evicts_nothing_until_it_is_over(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
-        policy = taught(engine, {})
+        policy = taught(engine, {}, LABELS)
         policy.warm_up("train", True)
         opened(engine, 1, 2, 3)
-        taught(engine, LOSSES, LABELS)
-        for key in LOSSES:
-            assert engine.opened(key, SIZE) == NOTHING
+        for _ in range(2):
+            taught(engine, LOSSES)
+            for key in LOSSES:
+                assert engine.opened(key, SIZE) == NOTHING
         assert (policy.stand_in("train", 4), policy.ratio) == (None, pytest.approx(0.9))
         policy.warm_up("train", False)
         assert engine.opened(10, SIZE).drop == (1,)
+
+    def test_ends_when_the_list_is_declared_anew(self) -> None:
+        engine = Engine(Impact(), 3 * SIZE)
+        policy = taught(engine, LOSSES, LABELS)
+        policy.warm_up("train", True)
+        policy.listed("train", LABELS)
+        policy.new_epoch("train")
+        assert not policy.ranks_low(10)
 
     def test_of_one_course_does_not_bind_another(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
@@ -455,6 +464,13 @@ class TestWarmUp:
         assert engine.opened(10, SIZE).drop == (6,)
         policy.forget_course("other", [])
         assert engine.opened(9, SIZE).drop == (7,)
+
+    def test_is_replayed(self) -> None:
+        accesses = Accesses.of([1, 2, 10, 9, 1, 2], [SIZE] * 6, ["1"] * 6)
+        hints = [(0, Labels("1", LABELS)), (2, Scored("1", [*LOSSES], [*LOSSES.values()])), (2, Epoch("1"))]
+        without = replay(Engine(Impact(), 2 * SIZE), accesses, 6, hints)
+        warming = replay(Engine(Impact(), 2 * SIZE), accesses, 6, [*hints[:1], (0, WarmUp("1", True)), *hints[1:]])
+        assert (without.hits.tolist(), warming.hits.tolist()) == ([0], [2])
 
 
 class TestSingleUseStandIns:

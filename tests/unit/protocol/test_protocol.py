@@ -37,6 +37,7 @@ from spiderfs.protocol import (
     Samples,
     Scores,
     ScoresRequest,
+    WarmUp,
     Warn,
     encode,
 )
@@ -72,6 +73,8 @@ EXAMPLES: tuple[Message, ...] = (
     ScoresRequest("train", 7),
     CachedRequest("train", 8),
     Pin("train", 9, np.array([3, 0], np.uint32)),
+    WarmUp("train", True),
+    WarmUp("train", True),
     Goodbye(),
     Ok("hello"),
     Error("refused", "no"),

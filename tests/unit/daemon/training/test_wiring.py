@@ -678,6 +678,25 @@ def test_what_is_pinned_is_held_as_far_as_it_fits(tmp_path: Path) -> None:
     run(tmp_path, test, "impact")
 
 
+def test_the_cache_is_static_while_a_trainer_says_that_it_warms_up(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        guide, rng = harness.training.guide, np.random.default_rng(1)
+        await guide.warm_up(harness.trainer, harness.list, True)
+        for epoch in range(2):
+            for first in (0, 10, 20):
+                losses = np.arange(first, first + 10).astype(np.float16) + 1
+                await harness.batch(rng, [*range(first, first + 10)], losses)
+            await guide.epoch_end(harness.trainer, EpochEnd(epoch))
+            kept = {harness.inodes.index(inode) for inode in harness.cache.engine.members if isinstance(inode, int)}
+            assert kept <= {*range(10)}
+        await guide.warm_up(harness.trainer, harness.list, False)
+        await harness.batch(rng, [29])
+        assert harness.inodes[29] in harness.cache.engine.members
+
+    run(tmp_path, test, "impact")
+
+
 def test_pins_end_with_the_trainer_and_with_the_policy(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()

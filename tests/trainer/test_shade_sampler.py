@@ -271,7 +271,8 @@ class Training:
         self.batches: DataLoader[Any] = DataLoader(Files(mount.point), batch_size=16, sampler=self.sampler)
         torch.manual_seed(1)
         self.model = nn.Linear(4, 2)
-        self.hook = attach(mount.point, self.model, self.batches, plan=plan)
+        # Each training goes on with what the one before it has learned.
+        self.hook = attach(mount.point, self.model, self.batches, plan=plan, job="shade")
         self.drawn: Counter[int] = Counter()
         self.repeats: list[float] = []
         self.epochs = 0

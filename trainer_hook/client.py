@@ -6,20 +6,17 @@ to connect again, with growing pauses. When the daemon is back, the client first
 latest plans, the current one from the position that the training has reached by then.
 
 Locks are held for a few instructions only and never while waiting, so that a data loader can fork at any time.
-
-The module is long because one class has both ends of the queue: what a training calls, and the thread that sends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +39,6 @@ from spiderfs.protocol import (
     Pinned,
     Plan,
     ProtocolError,
-    Samples,
     Scores,
     ScoresRequest,
     WarmUp,
@@ -51,6 +47,7 @@ from spiderfs.protocol import (
 )
 from trainer_hook.mounts import DEFAULT_PATIENCE, Patience, connect
 from trainer_hook.sample_list import Declaration
+from trainer_hook.standing import Standing
 
 log = logging.getLogger("trainer_hook")
 
@@ -88,19 +85,7 @@ class Client:
         self._hello = hello
         self._queue_batches = queue_batches
         self._patience = patience
-        self._declarations: dict[str, Declaration] = {}
-        # The current plan of each list, and the plans of later epochs: by list and number of the epoch.
-        self._plans: dict[tuple[str, int], Plan] = {}
-        # The current plan of each list, and how far the training has come in it.
-        self._begun: dict[str, Plan] = {}
-        self._positions: dict[str, int] = {}
-        # The names of the lists and plans that have not been sent through this connection.
-        self._undeclared: deque[str] = deque()
-        self._unplanned: deque[tuple[str, int]] = deque()
-        # The lists that were declared through this connection. No plan is sent for a list that was withdrawn before it
-        # was declared.
-        self._declared: set[str] = set()
-        self._chunks: Iterator[Samples] = iter(())
+        self._standing = Standing()
         self._queue: deque[Callable[[], Message | None]] = deque()
         self._answers: dict[int, _Answer] = {}
         self._requests = 0
@@ -133,8 +118,7 @@ class Client:
 
     def declare(self, declaration: Declaration) -> None:
         """Declare a list to the daemon, now and whenever the daemon comes back."""
-        self._declarations[declaration.name] = declaration
-        self._undeclared.append(declaration.name)
+        self._standing.declare(declaration)
         self._wake_up()
 
     def plan(self, plan: Plan) -> None:
@@ -144,28 +128,12 @@ class Client:
         stay valid, except in two cases: if another plan was sent before for this epoch, or if the epoch is earlier than
         the last one that began. In both cases the later plans followed from an epoch that did not come.
         """
-        key = plan.list, plan.epoch
-        if plan.begun:
-            drawn_ahead, last = self._plans.get(key), self._begun.get(plan.list)
-            as_expected = (last is None or last.epoch <= plan.epoch) and (
-                drawn_ahead is None or drawn_ahead.begun or np.array_equal(drawn_ahead.order, plan.order)
-            )
-            for name, epoch in list(self._plans):
-                if name == plan.list and not (as_expected and epoch > plan.epoch):
-                    del self._plans[name, epoch]
-            self._begun[plan.list] = plan
-            self._positions[plan.list] = plan.position
-        self._plans[key] = plan
-        # If the plan replaces one that waits to be sent, it must not be sent before plans that came earlier.
-        with contextlib.suppress(ValueError):
-            self._unplanned.remove(key)
-        self._unplanned.append(key)
+        self._standing.plan(plan)
         self._wake_up()
 
     def withdraw(self, name: str) -> None:
         """No longer use a list: the daemon gets an empty plan for it, and knows the list until the connection ends."""
-        self._declarations.pop(name, None)
-        plan = self._begun.get(name)
+        plan = self._standing.withdraw(name)
         if plan is not None:
             self.plan(Plan(name, plan.epoch + 1, 0, True, np.empty(0, np.uint32)))
 
@@ -174,7 +142,7 @@ class Client:
 
         If the daemon comes back, the plan is sent with this position.
         """
-        self._positions[name] = position
+        self._standing.reached(name, position)
 
     def batch(self, build: Callable[[], Batch | None]) -> None:
         """Send the batch that `build` returns, unless it is None; the sending thread calls `build`."""
@@ -310,30 +278,10 @@ class Client:
         for answer in list(self._answers.values()):
             answer.there.set()
 
-    def _next_setting(self) -> Message | None:
-        """The next message of a list, or else of a plan, that has not been sent; None if there is none."""
-        chunk = next(self._chunks, None)
-        while chunk is None and self._undeclared:
-            declaration = self._declarations.get(self._undeclared.popleft())
-            if declaration is not None:
-                self._declared.add(declaration.name)
-                self._chunks = declaration.chunks()
-                chunk = next(self._chunks, None)
-        while chunk is None and self._unplanned:
-            plan = self._plans.get(self._unplanned.popleft())
-            if plan is not None and plan.list in self._declared:
-                position = self._positions[plan.list] if plan.begun else plan.position
-                return replace(plan, position=min(position, len(plan.order)))
-        return chunk
-
     def _talk(self, stream: socket.socket) -> None:
         """Send and receive until the daemon has answered a goodbye; raises OSError if it dies."""
         stream.setblocking(False)
-        # `declare` and `plan` write their table before the queue, so a name may come twice here but is never missing.
-        self._declared = set()
-        self._undeclared = deque(self._declarations)
-        self._unplanned = deque(sorted(key for key in list(self._plans) if key[0] in self._declarations))
-        self._chunks = iter(())
+        self._standing.begin()
         decoder = Decoder()
         unsent = memoryview(encode(self._hello))
         poll = select.poll()
@@ -360,7 +308,7 @@ class Client:
     def _next_frame(self) -> bytes:
         while True:
             try:
-                message = self._next_setting()
+                message = self._standing.next()
                 if message is None:
                     if not self._queue and not self._closing.is_set():
                         return b""

@@ -42,6 +42,10 @@ PLANNED_RATIO = 0.98
 KEPT_JOBS = 64
 # So many pinned samples are placed for each `Changes`, so that a caller can do other things between.
 PLACED_AT_ONCE = 500
+# So many of the worths that are due (`worths.py`) are told with scores, ends of epochs and of courses, and with a read.
+# Scores come once a batch. Of reads a thousand may come at once, and the event loop does nothing else meanwhile:
+# telling a worth takes 10 to 20 us (benchmarks/engine/worths.py).
+DUE_WITH_SCORES, DUE_WITH_READ = 1000, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,8 @@ class Teaching:
         """A course is over; `keys` are samples of no other course. May be called again, for others of its samples."""
         if isinstance(self._engine.policy, Guided):
             self._engine.policy.forget_course(course_id, keys)
-        self._rank(self._worths.forget(course_id))
+        self._worths.forget(course_id)
+        self._tell_due(DUE_WITH_SCORES)
         for job in self._jobs.values():
             job.course_ids.pop(course_id, None)
         return self._share()
@@ -155,6 +160,7 @@ class Teaching:
             return
         self._note(Scored(course_id, tuple(keys), tuple(scores)))
         self._rank(self._worths.scored(course_id, keys, scores))
+        self._tell_due(DUE_WITH_SCORES)
         if isinstance(policy, RanksByCourse):
             for key, score in zip(keys, scores, strict=True):
                 policy.scored_by(course_id, key, score)
@@ -185,7 +191,8 @@ class Teaching:
         job = self._job(job_id)
         for course_id in job.course_ids:
             self._note(Epoch(course_id, accuracy))
-            self._rank(self._worths.epoch_ended(course_id))
+            self._worths.epoch_ended(course_id)
+            self._tell_due(DUE_WITH_SCORES)
             if isinstance(self._engine.policy, Guided):
                 self._engine.policy.new_epoch(course_id)
         if sigmas:
@@ -222,6 +229,7 @@ class Teaching:
 
     def served(self, course_id: str, wanted: Key, given: Key) -> None:
         """A reader of this course asked for a sample and got these bytes; to be called before `Engine.opened`."""
+        self._tell_due(DUE_WITH_READ)
         policy = self._engine.policy
         if wanted != given:
             if isinstance(policy, HasStandIns):
@@ -310,6 +318,11 @@ class Teaching:
     def _rank(self, worths: Iterable[Worth]) -> None:
         for key, worth in worths:
             self._engine.scored(key, worth)
+
+    def _tell_due(self, count: int) -> None:
+        """Called at the same places of a replay as of the mount, so that both have told the same worths at any read."""
+        if isinstance(self._engine.policy, Guided):
+            self._rank(self._worths.due(count))
 
     def _note_at_hand(self, keys: Iterable[Key]) -> None:
         for key in keys:

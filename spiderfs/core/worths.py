@@ -16,13 +16,21 @@ before that whenever the course has scored twice as many samples as when the tab
 table stays, so that a new score changes the worth of one sample and not of all. A course that ends gives back to the
 others what they alone think; if one course is left, its scores count unchanged again.
 
-With one course this costs one more dict entry for each sample, and no time. With several, a renewal gives every sample
-of the course a new worth, at once. The same happens when a second course begins to have scores.
+With one course this costs one more dict entry for each sample, and no time. With several, a renewal changes the worth
+of every sample of the course. So do the first scores of a second course, and the end of a course. Telling a million
+worths takes seconds, so these are **due** at first, and the caller asks for some of them at a time (`due`). A worth is
+computed when it is told, from the scores and tables of that moment, so nothing that is due undoes what was told later.
+
+Until none is due, some samples have their new worth and others the old one, which may be in another unit. That harms
+little. A worth decides which samples are kept, never which bytes a reader gets. It is asked for where a sample that is
+not cached is read, and where the ratio falls. Some worths are told at each read, so while a list of n samples is told,
+no more than a fraction of n samples can enter or leave at a wrong place in the order. The ratio falls when an epoch or
+a course ends, before more than the first few worths are told: all others are still in the order of before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +45,16 @@ Worth = tuple[Key, float]
 
 
 class Worths:
-    """The scores of all courses; each method returns the worths that have changed, those that have not among them."""
+    """The scores of all courses. Each method returns worths that have changed, those that have not among them.
+
+    The worths that change beside those of the samples that a method is called with are due.
+    """
 
     def __init__(self) -> None:
         # Only courses that have scores.
         self._courses: dict[str, _Scores] = {}
+        # Each sample once; the last one is told first.
+        self._due: list[Key] = []
 
     @property
     def course_ids(self) -> Sequence[str]:
@@ -58,41 +71,59 @@ class Worths:
         if len(self._courses) == 1:
             return zip(keys, scores, strict=True)
         if is_new:
-            return self._all_ranked()
-        if len(course.of) >= 2 * course.ranked:
+            self._rank_all()
+        elif len(course.of) >= 2 * course.ranked:
             course.renew()
-            return self._worths(list(course.of))
+            self._now_due(course.of)
         return self._worths(keys)
 
-    def epoch_ended(self, course_id: str) -> Iterable[Worth]:
+    def epoch_ended(self, course_id: str) -> None:
         """The job of this course has ended an epoch."""
         course = self._courses.get(course_id)
-        if course is None or len(self._courses) == 1:
-            return ()
-        course.renew()
-        return self._worths(list(course.of))
+        if course is not None and len(self._courses) > 1:
+            course.renew()
+            self._now_due(course.of)
 
-    def forget(self, course_id: str) -> Iterable[Worth]:
-        """A course is over; returns the worths of the samples of which another course has scores."""
+    def forget(self, course_id: str) -> None:
+        """A course is over: the worths of the samples of which another course has scores are due."""
         gone = self._courses.pop(course_id, None)
-        if gone is None or not self._courses:
-            return ()
-        if len(self._courses) == 1:
+        if gone is None:
+            return
+        if not self._courses:
+            self._due.clear()
+        elif len(self._courses) == 1:
             (left,) = self._courses.values()
             left.ranked = 0
-            return left.of.items()
-        return self._worths([key for key in gone.of if any(key in course.of for course in self._courses.values())])
+            self._now_due(left.of)
+        else:
+            self._now_due(gone.of)
+
+    def due(self, count: int) -> Iterable[Worth]:
+        """The worths of the next `count` samples that are due, or of fewer: nobody may have a score of some."""
+        if not self._due:
+            return ()
+        some = self._due[-count:]
+        del self._due[-count:]
+        known = [key for key in some if any(key in course.of for course in self._courses.values())]
+        if len(self._courses) == 1:
+            (alone,) = self._courses.values()
+            return [(key, alone.of[key]) for key in known]
+        return self._worths(known)
 
     def clear(self) -> None:
         """Forget all scores: the next ones are in another unit."""
         self._courses.clear()
+        self._due.clear()
 
-    def _all_ranked(self) -> Iterable[Worth]:
+    def _now_due(self, keys: Mapping[Key, object]) -> None:
+        """These samples are due beside those that are due already, which are told first."""
+        self._due = [*keys, *(key for key in self._due if key not in keys)]
+
+    def _rank_all(self) -> None:
         for course in self._courses.values():
             if not course.ranked or len(course.of) >= 2 * course.ranked:
                 course.renew()
-        keys = {key: None for course in self._courses.values() for key in course.of}
-        return self._worths(list(keys))
+                self._now_due(course.of)
 
     def _worths(self, keys: Sequence[Key]) -> Iterable[Worth]:
         """The largest rank of each of these samples, of which some course must have a score."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -17,7 +19,15 @@ from spiderfs.core.guided import Guided, HasStandIns
 from spiderfs.core.hints import AtHand, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
-from spiderfs.core.teaching import KEPT_JOBS, PLANNED_RATIO, Teaching, TeachingOptions
+from spiderfs.core.teaching import (
+    DUE_WITH_READ,
+    DUE_WITH_SCORES,
+    KEPT_JOBS,
+    PLANNED_RATIO,
+    Teaching,
+    TeachingOptions,
+)
+from spiderfs.core.worths import QUANTILES
 from spiderfs.errors import ConfigError
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import HOMOPHILY, Spider
@@ -196,6 +206,37 @@ def test_scores_of_two_courses_are_merged_and_of_one_they_stay() -> None:
     assert [harness.engine.score(key) for key in (1, 2)] == [3.0, 5.0]
 
 
+def test_worths_that_change_together_are_told_a_few_at_a_call() -> None:
+    """So the manager's event loop goes on; reads alone bring the rest, also if no more scores come."""
+    policy, keys = RecordingPolicy(), list(range(5 * DUE_WITH_SCORES))
+    harness, told = Harness(policy), dict[object, object]()
+
+    def tell(most: int, call: Callable[..., object], *arguments: object) -> bool:
+        """Whether the call told any worth."""
+        policy.told.clear()
+        call(*arguments)
+        scored = [entry[1:] for entry in policy.told if entry[0] == "scored"]
+        assert len(scored) <= most
+        told.update(scored)
+        return bool(scored)
+
+    teaching = harness.teaching
+    for course_id in ("a", "b"):
+        teaching.begin(course_id, course_id, {})
+    tell(len(keys), teaching.scored, "a", keys, [1000.0 + key for key in keys])
+    tell(2 + DUE_WITH_SCORES, teaching.scored, "b", keys[:2], [1.0, 2.0])
+    assert told[keys[2]] == 1002.0, "not told yet"
+    while tell(DUE_WITH_READ, teaching.served, "a", 1, 1):
+        pass
+    ranks = [(key + 0.5) / len(keys) for key in keys]
+    assert [told[key] for key in keys[2:]] == pytest.approx(ranks[2:], abs=1 / QUANTILES)
+    tell(DUE_WITH_SCORES, teaching.epoch_ended, "a", 0, {})
+    tell(DUE_WITH_SCORES, teaching.end, "b")
+    while tell(DUE_WITH_READ, teaching.served, "a", 1, 1):
+        pass
+    assert told == {key: 1000.0 + key for key in keys}
+
+
 def test_all_that_was_taught_is_noted() -> None:
     harness = Harness()
     hub = hub_of(2, 4)
@@ -229,6 +270,8 @@ class TaughtEngine(RuleBasedStateMachine):
         for course_id, job_id in COURSES.items():
             self.harness.teaching.begin(course_id, job_id, LABELS)
         self.epochs = {"one": 0, "other": 0}
+        # How often each sample stood in for others, in this epoch of a course.
+        self.stood_in = {course_id: Counter[Key]() for course_id in COURSES}
 
     @rule(key=KEYS)
     def reads(self, key: int) -> None:
@@ -250,6 +293,8 @@ class TaughtEngine(RuleBasedStateMachine):
         sigmas = {course_id: sigma for course_id, owner in COURSES.items() if owner == job_id}
         self.harness.teaching.epoch_ended(job_id, self.epochs[job_id], sigmas, accuracy)
         self.epochs[job_id] += 1
+        for course_id in sigmas:
+            self.stood_in[course_id].clear()
 
     @rule(course_id=st.sampled_from(list(COURSES)), keys=st.lists(KEYS, max_size=5, unique=True))
     def pins(self, course_id: str, keys: list[Key]) -> None:
@@ -261,12 +306,21 @@ class TaughtEngine(RuleBasedStateMachine):
         found = self.harness.teaching.stand_in(course_id, key)
         given = key if found is None else found
         self.harness.teaching.served(course_id, key, given)
+        self.stood_in[course_id].update([given] if given != key else [])
         self.harness.read(given)
 
     @rule(course_id=st.sampled_from(list(COURSES)))
     def ends_and_begins(self, course_id: str) -> None:
         self.harness.teaching.end(course_id)
         self.harness.teaching.begin(course_id, COURSES[course_id], LABELS)
+        self.stood_in[course_id].clear()
+
+    @invariant()
+    def each_course_counts_its_own_stand_ins(self) -> None:
+        """What one course does leaves alone how often samples stood in for readers of the others."""
+        if hasattr(self, "harness") and isinstance(self.harness.engine.policy, Spider):
+            counted = self.harness.engine.policy._homophily._stood_in
+            assert {course_id: Counter(counted.get(course_id, {})) for course_id in COURSES} == self.stood_in
 
     @invariant()
     def books_are_right(self) -> None:

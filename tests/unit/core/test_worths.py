@@ -30,6 +30,18 @@ class Told:
 
     def scored(self, course_id: str, scores: dict[int, float]) -> None:
         self.note(self.worths.scored(course_id, list(scores), list(scores.values())))
+        self.tell_due()
+
+    def epoch_ended(self, course_id: str) -> None:
+        self.worths.epoch_ended(course_id)
+        self.tell_due()
+
+    def forget(self, course_id: str) -> None:
+        self.worths.forget(course_id)
+        self.tell_due()
+
+    def tell_due(self) -> None:
+        self.note(self.worths.due(1_000_000))
 
 
 @given(parts=st.lists(COURSE, min_size=1, max_size=5))
@@ -39,7 +51,7 @@ def test_with_one_course_the_worth_is_the_score(parts: list[dict[int, float]]) -
     for scores in parts:
         told.scored("one", scores)
         expected.update(scores)
-        told.note(told.worths.epoch_ended("one"))
+        told.epoch_ended("one")
     assert told.of == expected
 
 
@@ -52,7 +64,7 @@ def test_with_several_the_worth_is_the_largest_rank(
     told.scored("one", more)
     one = one | more
     for course_id in ("one", "other"):
-        told.note(told.worths.epoch_ended(course_id))
+        told.epoch_ended(course_id)
     assert all(0 < worth < 1 for worth in told.of.values())
 
     def rank(scores: dict[int, float], key: int) -> float:
@@ -96,15 +108,15 @@ def test_a_course_that_ends_gives_back_what_the_others_think(
     one: dict[int, float], other: dict[int, float], third: dict[int, float]
 ) -> None:
     told = Told(one=one, other=other, third=third)
-    told.note(told.worths.forget("third"))
+    told.forget("third")
     for course_id in ("one", "other"):
-        told.note(told.worths.epoch_ended(course_id))
+        told.epoch_ended(course_id)
     two = Told(one=one, other=other)
     assert {key: told.of[key] for key in two.of} == pytest.approx(two.of)
-    told.note(told.worths.forget("other"))
+    told.forget("other")
     assert {key: told.of[key] for key in one} == one
     assert told.worths.course_ids == ["one"]
-    told.note(told.worths.forget("one"))
+    told.forget("one")
     told.scored("new", {1: 7.0})
     assert told.of[1] == 7.0
 
@@ -124,3 +136,37 @@ def test_many_scores_become_a_short_table() -> None:
     told = Told(one={key: float(key + 1) for key in range(count)}, other={-1: 1.0})
     worths = np.array([told.of[key] for key in range(count)])
     assert worths == pytest.approx((np.arange(count) + 0.5) / count, abs=1 / QUANTILES)
+
+
+NAMES = st.sampled_from(["one", "other", "third"])
+SCORED = st.tuples(st.just("scored"), NAMES, COURSE)
+STEPS = st.one_of(SCORED, st.tuples(st.sampled_from(["epoch_ended", "forget"]), NAMES, st.none()))
+
+
+@given(steps=st.lists(STEPS, max_size=20), count=st.integers(1, 40))
+@QUICKLY
+def test_what_is_told_in_slices_ends_as_what_is_told_at_once(
+    steps: list[tuple[str, str, dict[int, float] | None]], count: int
+) -> None:
+    at_once, sliced = Told(), Told()
+    scored: dict[str, set[int]] = {}
+    for what, course_id, scores in steps:
+        if scores is not None:
+            at_once.scored(course_id, scores)
+            sliced.note(sliced.worths.scored(course_id, list(scores), list(scores.values())))
+            scored.setdefault(course_id, set()).update(scores)
+        else:
+            getattr(at_once, what)(course_id)
+            getattr(sliced.worths, what)(course_id)
+            if what == "forget":
+                scored.pop(course_id, None)
+        some = list(sliced.worths.due(count))
+        assert len(some) <= count
+        sliced.note(some)
+    known = set[int]().union(*scored.values())
+    for _ in range(200 // count + 1):
+        some = list(sliced.worths.due(count))
+        assert {key for key, _ in some} <= known, "nobody has a score of the others"
+        sliced.note(some)
+    assert list(sliced.worths.due(count)) == []
+    assert {key: sliced.of[key] for key in known} == {key: at_once.of[key] for key in known}

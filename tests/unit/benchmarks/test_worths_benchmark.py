@@ -1,0 +1,16 @@
+"""The benchmark of new worths ends, and by then each worth has been told."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.engine import worths
+
+
+@pytest.mark.parametrize("policy", worths.GUIDED)
+def test_every_worth_is_told_while_times_are_taken(policy: str) -> None:
+    taught = worths.Taught(policy, 3 * worths.BATCH)
+    first, *_ = taught.scores("second", 2)
+    row = taught.row("a second one scores", [first])
+    assert 0 < row.stall_s <= row.total_s
+    assert list(taught.teaching._worths.due(1)) == []

@@ -41,6 +41,8 @@ from spiderfs.trace.recording import Recording
 # So many rows are scored at once, of all batches that wait; all rows of a larger batch. In a list of a million samples
 # that takes 0.6 s of a core, and a row costs half of what it costs among 128 rows (benchmarks/engine/scorer.py).
 ROWS_AT_ONCE = 1024
+# Scores that were saved are told so many at a time: telling one takes 10 to 20 us (benchmarks/engine/worths.py).
+_TOLD_AT_ONCE = 1000
 
 
 class _Rows(NamedTuple):
@@ -179,12 +181,21 @@ class BatchScoring:
         name = self._cache.engine.policy.scoring
         await trio.to_thread.run_sync(course.remember, name, self._options, limiter=self._one_at_a_time)
         self._cache.apply(self._teaching.begin(course.course_id, course.job_id, course.list.label_of))
-        # The policy may have changed meanwhile.
-        scoring = self.of(course)
-        if scoring is not None:
-            score_of = dict(zip(course.list.keys, scoring.scores.tolist(), strict=True))
+        await self._tell_saved(course)
+
+    async def _tell_saved(self, course: Course) -> None:
+        """Teach the cache all scores of a course, a few at a time: other things may happen between."""
+        keys = course.list.keys
+        for first in range(0, len(keys), _TOLD_AT_ONCE):
+            # The policy may have changed meanwhile, and the course may be over. A score that is new since counts.
+            scoring = self.of(course)
+            if scoring is None or self._courses.get(course.course_id) is not course:
+                return
+            some = slice(first, first + _TOLD_AT_ONCE)
+            score_of = dict(zip(keys[some], scoring.scores[some].tolist(), strict=True))
             score_of.pop(0, None)
             self._teaching.scored(course.course_id, list(score_of), list(score_of.values()))
+            await trio.lowlevel.checkpoint()
 
     # -- for people and samplers
 

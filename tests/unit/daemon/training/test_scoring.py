@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from spiderfs.core.events import FETCHED, HIT, Access
+from spiderfs.core.hints import Hint, Scored
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.course import Course
@@ -194,6 +195,36 @@ def test_a_list_that_is_introduced_brings_the_scores_that_were_saved(tmp_path: P
         assert harness.told("listed") == [("job/digest 1", 8)]
         assert harness.scored() == INODES[:8]
         assert harness.scoring.to_draw_by(harness.list) == pytest.approx(learned)
+
+    run(tmp_path, test)
+
+
+def test_saved_scores_are_told_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two slices other tasks go on; the rest is not told if the course has ended by then."""
+    monkeypatch.setattr("spiderfs.daemon.training.scoring._TOLD_AT_ONCE", 3)
+
+    async def test(harness: Harness) -> None:
+        await harness.learn(*range(8))
+        hints: list[Hint] = []
+        harness.teaching._note = hints.append
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += any(isinstance(hint, Scored) for hint in hints)
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_turns)
+            await harness.scoring.introduce(harness.list)
+            nursery.cancel_scope.cancel()
+        assert [len(hint.keys) for hint in hints if isinstance(hint, Scored)] == [3, 3, 2]
+        assert turns >= 2
+        hints.clear()
+        harness.lists.remove(harness.list)
+        await harness.scoring.introduce(harness.list)
+        assert not any(isinstance(hint, Scored) for hint in hints)
 
     run(tmp_path, test)
 

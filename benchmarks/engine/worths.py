@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import machine, plain_table, save, wide_console
 from spiderfs.core.engine import Engine
 from spiderfs.core.policy import Key
 from spiderfs.core.teaching import DUE_WITH_READ, Teaching
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 def main() -> int:
     arguments = command_line(__doc__).parse_args()
-    return exit_status("worths", lambda: run(arguments, Console()), "interrupted")
+    return exit_status("worths", lambda: run(arguments, wide_console(90)), "interrupted")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ def test_the_last_writer_wins_where_nothing_is_merged() -> None:
     for worths in (naive, merged):
         worths.scored("1", [1, 2, 3], [5.0, 6.0, 7.0])
     assert dict(naive.scored("2", [2, 3], [0.1, 0.2])) == {2: 0.1, 3: 0.2}
-    assert dict(naive.epoch_ended("1")) == dict(naive.forget("1")) == {}
+    for end in (naive.epoch_ended, naive.forget):
+        end("1")
+        assert dict(naive.due(3)) == {}
     found = dict(merged.scored("2", [2, 3], [0.1, 0.2]))
     assert found[3] == max(found.values()) <= 1
 

@@ -31,6 +31,7 @@ from spiderfs.core.worths import QUANTILES
 from spiderfs.errors import ConfigError
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import HOMOPHILY, Spider
+from spiderfs.simulation.teacher import Teacher
 from spiderfs.testing import RecordingPolicy
 
 SIZE = 10
@@ -235,6 +236,43 @@ def test_worths_that_change_together_are_told_a_few_at_a_call() -> None:
     while tell(DUE_WITH_READ, teaching.served, "a", 1, 1):
         pass
     assert told == {key: 1000.0 + key for key in keys}
+
+
+@pytest.mark.parametrize("policy", ["spider", "shade", "impact"])
+def test_a_replay_tells_the_same_worths_at_each_read(policy: str) -> None:
+    """Also while many worths are due, and where one end of an epoch is the end of two courses' epochs."""
+    count, rng = 4 * DUE_WITH_SCORES, np.random.default_rng(1)
+    harness, reads, noted = Harness(policy, count // 5 * SIZE), list[Key](), list[tuple[int, Hint]]()
+    teaching, kept = harness.teaching, list[list[Key]]()
+    teaching._note = lambda hint: noted.append((len(reads), hint))
+
+    def read(*keys: Key) -> None:
+        for key in keys:
+            reads.append(key)
+            teaching.served("a", key, key)
+            harness.read(key)
+        kept.append(sorted(harness.engine.members, key=str))
+
+    keys: list[Key] = list(range(count))
+    for course_id in ("a", "b"):
+        teaching.begin(course_id, "job", dict.fromkeys(keys, 0))
+        teaching.scored(course_id, keys, (rng.random(count) + 0.01).tolist())
+        for some in np.array_split(rng.permutation(count), 20):
+            read(*some.tolist())
+    teaching.epoch_ended("job", 0, {})
+    for some in np.array_split(rng.permutation(count), 20):
+        read(*some.tolist())
+
+    engine, again = Engine(POLICIES[policy](), count // 5 * SIZE), list[list[Key]]()
+    teacher = Teacher(engine, dict.fromkeys(keys, SIZE), noted, None)
+    for number, key in enumerate(reads):
+        teacher.give(number)
+        teacher.served("a", key, key)
+        engine.opened(key, SIZE)
+        if (number + 1) % (count // 20) == 0:
+            again.append(sorted(engine.members, key=str))
+    assert again == kept
+    assert kept[-1] != kept[19]
 
 
 def test_all_that_was_taught_is_noted() -> None:

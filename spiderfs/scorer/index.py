@@ -107,58 +107,86 @@ class Nearest:
         self._own = ids
         # One more than k is kept, because a sample usually finds itself.
         self._k = k + 1
-        self._ids = np.full((len(ids), k + 1), NOBODY, np.int64)
-        self._squared = np.full((len(ids), k + 1), np.inf, np.float32)
         self._bounds = np.full(len(ids), np.inf, np.float32)
-        self._new: list[tuple[Ids, Ids, Vectors]] = []
-        self._new_count = 0
+        self._kept: list[tuple[Ids, Ids, Vectors]] = []
+        self._count = self._count_sorted = 0
 
     def consider(self, rows: Ids, ids: Ids, squared: Vectors) -> None:
         """Compare some rows of the query with some samples; `squared` (rows, ids) has the squares of the distances."""
         count, width = squared.shape
-        chosen = np.flatnonzero(squared < self._bounds[rows, None])
-        # With so many, partitioning costs less than to look at them all later.
+        near = squared < self._bounds[rows, None]
+        chosen = np.flatnonzero(near)
+        # With so many, finding the k-th nearest costs less than to look at them all later.
         if len(chosen) > 2 * count * self._k and width > self._k:
-            nearest = np.argpartition(squared, self._k - 1, axis=1)[:, : self._k]
-            chosen = (nearest + width * np.arange(count)[:, None]).ravel()
+            bounds = np.partition(squared, self._k - 1, axis=1)[:, self._k - 1]
+            self._bounds[rows] = np.minimum(self._bounds[rows], bounds)
+            np.less_equal(squared, self._bounds[rows, None], out=near)
+            chosen = np.flatnonzero(near)
         which, columns = np.divmod(chosen, width)
-        self._new.append((rows[which], ids[columns], squared.ravel()[chosen]))
-        self._new_count += len(chosen)
+        self._kept.append((rows[which], ids[columns], squared.ravel()[chosen]))
+        self._count += len(chosen)
         # Each time the bounds fall, and fewer of the next samples are chosen: this happens some log(n) times.
-        if self._new_count > len(self._own) * self._k // 2:
+        if self._count - self._count_sorted > 2 * len(self._own) * self._k:
             self._shorten()
 
     def bounds(self) -> Vectors:
         """The squares of the distances beyond which a sample is too far to count, one for each row."""
         self._shorten()
-        # Rounding can bring the square of a very small distance below zero.
         return np.maximum(self._bounds, 0)
 
     def neighbours(self) -> Neighbours:
-        self._shorten()
-        # The sample itself goes to the end, or else the farthest.
-        self._squared[self._ids == self._own[:, None]] = np.inf
-        order = np.argsort(self._squared, axis=1, kind="stable")[:, : self._k - 1]
-        ids, squared = np.take_along_axis(self._ids, order, 1), np.take_along_axis(self._squared, order, 1)
-        ids[np.isinf(squared)] = NOBODY
-        # Rounding can bring the square of a very small distance below zero.
-        return Neighbours(ids, np.sqrt(np.maximum(squared, 0)))
+        rows, ids, squared = self._shorten()
+        # The sample itself leaves, or else the farthest.
+        others = np.flatnonzero(ids != self._own[rows])
+        rows, ids, squared = rows[others], ids[others], squared[others]
+        ranks = _ranks(rows, len(self._own))
+        near = np.flatnonzero(ranks < self._k - 1)
+        shape = len(self._own), self._k - 1
+        found = Neighbours(np.full(shape, NOBODY, np.int64), np.full(shape, np.inf, np.float32))
+        found.ids[rows[near], ranks[near]] = ids[near]
+        found.distances[rows[near], ranks[near]] = np.sqrt(squared[near])
+        return found
 
-    def _shorten(self) -> None:
-        """Forget all but the nearest samples of each row."""
-        if not self._new_count:
-            return
-        rows, ids, squared = (np.concatenate(parts) for parts in zip(*self._new, strict=True))
-        self._new, self._new_count = [], 0
-        # The new samples of a row go behind its old ones. Numbers of 16 bits are sorted in a tenth of the time.
-        order = np.argsort(rows.astype(np.min_scalar_type(len(self._own))), kind="stable")
-        rows = rows[order]
-        counts = np.bincount(rows, minlength=len(self._own))
-        columns = self._k + np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        shape = len(self._own), self._k + int(counts.max())
-        all_ids, all_squared = np.full(shape, NOBODY, np.int64), np.full(shape, np.inf, np.float32)
-        all_ids[:, : self._k], all_squared[:, : self._k] = self._ids, self._squared
-        all_ids[rows, columns], all_squared[rows, columns] = ids[order], squared[order]
-        kept = np.argpartition(all_squared, self._k - 1, axis=1)[:, : self._k]
-        self._ids, self._squared = np.take_along_axis(all_ids, kept, 1), np.take_along_axis(all_squared, kept, 1)
-        self._bounds = self._squared.max(axis=1)
+    def _shorten(self) -> tuple[Ids, Ids, Vectors]:
+        """Forget all but the nearest samples of each row; returns rows, samples and squares, by row and distance."""
+        if not self._kept:
+            return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
+        rows, ids, squared = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
+        # Rounding can bring the square of a very small distance below zero.
+        np.maximum(squared, 0, out=squared)
+        if self._count > self._count_sorted:
+            order = _order(rows, squared, len(self._own))
+            rows = rows[order]
+            ranks = _ranks(rows, len(self._own))
+            kept = np.flatnonzero(ranks < self._k)
+            order, rows = order[kept], rows[kept]
+            ids, squared = ids[order], squared[order]
+            last = np.flatnonzero(ranks[kept] == self._k - 1)
+            self._bounds[rows[last]] = squared[last]
+        self._kept, self._count, self._count_sorted = [(rows, ids, squared)], len(rows), len(rows)
+        return rows, ids, squared
+
+
+def _order(rows: Ids, squared: Vectors, count: int) -> Ids:
+    """The order of these entries by their rows, which lie below `count`, and then by their squares, which are >= 0.
+
+    Sorting numbers takes a small part of the time of sorting positions. So row, square and position become one number
+    of 64 bits. The bits of a float that is not negative grow with it; of its 31 bits, those for which there is no room
+    are left out, which are the least.
+    """
+    row_bits, place_bits = count.bit_length(), len(rows).bit_length()
+    square_bits = min(31, 64 - row_bits - place_bits)
+    assert square_bits > 16, "a query of so many rows has to be divided"
+    numbers = rows.astype(np.uint64) << np.uint64(square_bits + place_bits)
+    numbers |= (squared.view(np.uint32) >> np.uint32(31 - square_bits)).astype(np.uint64) << np.uint64(place_bits)
+    numbers |= np.arange(len(rows), dtype=np.uint64)
+    numbers.sort()
+    numbers &= np.uint64((1 << place_bits) - 1)
+    return numbers.view(np.int64)
+
+
+def _ranks(rows: Ids, count: int) -> Ids:
+    """The place of each entry among those of its row; `rows` is in order, and all lie below `count`."""
+    counts = np.bincount(rows, minlength=count)
+    ranks: Ids = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return ranks

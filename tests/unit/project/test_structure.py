@@ -47,6 +47,7 @@ ONLY_IMPORTERS = {
     "click": ("spiderfs/cli/",),
     "rich": ("spiderfs/cli/",),
     "hnswlib": ("spiderfs/scorer/graph.py",),
+    "threadpoolctl": ("spiderfs/scorer/cells.py",),
     "torch": ("trainer_hook/",),
     "fsspec": ("spiderfs/client/fsspec_files.py",),
     "pyfuse3": ("spiderfs/fuse/pyfuse3_binding.py",),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from threadpoolctl import threadpool_info
 
 from spiderfs.scorer import cells as module
 from spiderfs.scorer.cells import CELL_ROWS, LEAST_ROWS, PAGE_ROWS, CellIndex
 from spiderfs.scorer.centres import Centres
-from spiderfs.scorer.index import NOBODY, Vectors, blocks_of, exact_nearest, normalised
+from spiderfs.scorer.index import NOBODY, Nearest, Vectors, blocks_of, exact_nearest, normalised
 
 DIMENSION = 8
 
@@ -146,3 +150,46 @@ def test_a_graph_of_many_centres_finds_those_that_comparing_finds() -> None:
     assert np.isin(true[0] + pairs, found[0] + pairs).mean() > 0.9
     assert (true[0][:, 0] == found[0][:, 0]).mean() > 0.95
     assert graph.bytes_per_cell > compared.bytes_per_cell
+
+
+def test_queries_and_updates_let_blas_use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = CellIndex(100, DIMENSION)
+    seen = []
+    for name in ("_update", "_nearest"):
+        really = getattr(index, name)
+
+        def noted(*arguments: Any, really: Any = really) -> Any:
+            seen.append({library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"})
+            return really(*arguments)
+
+        monkeypatch.setattr(index, name, noted)
+    vectors = normalised(np.random.default_rng(0).normal(size=(100, DIMENSION)))
+    index.update(np.arange(100), vectors)
+    index.nearest(np.arange(100), vectors, 5)
+    assert seen == [{1}, {1}]
+
+
+def test_short_lists_need_no_library_of_graphs() -> None:
+    program = "import sys; sys.modules['hnswlib'] = None; from spiderfs.scorer.scorer import Scorer; Scorer([0, 1], 8)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([2, 5, 100]))
+@settings(max_examples=50, deadline=None)
+def test_the_nearest_of_several_parts_are_those_of_all(seed: int, k: int, values: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, samples = 4, 60
+    # With few values many distances are equal.
+    squared = rng.integers(-1, values, (rows, samples)).astype(np.float32)
+    nearest = Nearest(np.arange(rows), k)
+    for part in np.array_split(rng.permutation(samples), rng.integers(1, 8)):
+        some = np.arange(rows)
+        nearest.consider(some, part, np.ascontiguousarray(squared[np.ix_(some, part)]))
+    found = nearest.neighbours()
+    for row in range(rows):
+        others = np.delete(np.arange(samples), row)
+        true = np.sort(np.sqrt(np.maximum(squared[row, others], 0)))[:k]
+        assert found.distances[row] == pytest.approx(true)
+        assert len(set(found.ids[row].tolist())) == k
+        assert row not in found.ids[row]
+        assert np.sqrt(np.maximum(squared[row, found.ids[row]], 0)) == pytest.approx(found.distances[row])

@@ -56,7 +56,7 @@ class Extent:
 
 
 FULL = Extent(warm_steps=10, steps=300, small_steps=5000)
-QUICK = Extent(warm_steps=3, steps=30, small_steps=1000)
+QUICK = Extent(warm_steps=2, steps=10, small_steps=300)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import hnswlib
 import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.scorer.index import Ids, Neighbours, Vectors
+
+if TYPE_CHECKING:
+    import hnswlib
 
 # The number of links of a node, and of candidates that are looked at while a node is linked. An update costs as much as
 # several inserts: among 10,000 samples of 64 dimensions a batch of 128 takes 55 ms with 100 candidates and 23 ms with
@@ -85,6 +87,9 @@ class GraphIndex:
         self._graph = graph
 
     def _empty_graph(self) -> hnswlib.Index:
+        # Short lists have no graph, and need no library for it.
+        import hnswlib
+
         return hnswlib.Index(space="l2", dim=self._dimension)
 
     def _query(self, vectors: Vectors, k: int) -> tuple[Ids, Vectors]:

@@ -41,7 +41,7 @@ from spiderfs.trace.recording import Recording
 # So many rows are scored at once, of all batches that wait; all rows of a larger batch. In a list of a million samples
 # that takes about a second of a core, and a row costs less the more come at once (benchmarks/engine/scorer.py).
 ROWS_AT_ONCE = 4096
-# Scores that were saved are told so many at a time: telling one takes 10 to 20 us (benchmarks/engine/worths.py).
+# Scores are told so many at a time: telling one takes 10 to 20 us (benchmarks/engine/worths.py).
 _TOLD_AT_ONCE = 1000
 
 
@@ -105,9 +105,7 @@ class BatchScoring:
         if self._recording is not None and self._records_embeddings:
             inodes = course.list.inodes[rows.indices]
             self._recording.batch(time.time(), course.number, inodes, rows.embeddings, rows.losses)
-        # The policy may have changed meanwhile; the scores are kept for the next one that goes by them.
-        if self._cache.engine.policy.scoring == name:
-            self._teach(course, scored)
+        await self._teach(name, course, scored)
 
     def _rows(self, trainer: int, course: Course, batches: Sequence[Batch]) -> _Rows | None:
         """Match the rows of these batches with the samples that were served; returns the rows to score.
@@ -155,10 +153,19 @@ class BatchScoring:
         course.scoring_s += time.perf_counter() - started
         return scored
 
-    def _teach(self, course: Course, scored: BatchScores) -> None:
+    async def _teach(self, name: str, course: Course, scored: BatchScores) -> None:
+        """Tell the scores that the scoring `name` has made, a few at a time, and the best hub among them."""
         course_id, inodes = course.course_id, course.list.inodes
-        # Every row that was scored is of a known file, and each file is one sample of its list.
-        self._teaching.scored(course_id, inodes[scored.ids].tolist(), scored.scores.tolist())
+        for first in range(0, len(scored.ids), _TOLD_AT_ONCE):
+            if first:
+                await trio.lowlevel.checkpoint()
+            # The policy may have changed meanwhile; the scores are kept for the next one that goes by them. Or the
+            # course may be over.
+            if self._cache.engine.policy.scoring != name or self._courses.get(course_id) is not course:
+                return
+            some = slice(first, first + _TOLD_AT_ONCE)
+            # Every row that was scored is of a known file, and each file is one sample of its list.
+            self._teaching.scored(course_id, inodes[scored.ids[some]].tolist(), scored.scores[some].tolist())
         found = scored.hub(skip=lambda sample: self._teaching.is_hub(course_id, int(inodes[sample])))
         if found is not None:
             hub = Hub(int(inodes[found.id]), course_id, inodes[found.neighbours].tolist(), found.distances.tolist())

@@ -52,7 +52,7 @@ class Courses:
         return number
 
     def put(self, course: Course) -> None:
-        """Have this course in memory, in place of one with the same id."""
+        """Have this course in memory; there is none with its id."""
         self._courses[course.course_id] = course
 
     def remove(self, course: Course) -> None:

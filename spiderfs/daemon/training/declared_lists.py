@@ -88,13 +88,21 @@ class DeclaredLists:
             async with self._beginning:
                 known_list = self._courses.known_list(digest, inodes) or KnownList(digest, samples, inodes)
                 course = self._courses.get(course_id)
-                if course is None or course.list is not known_list:
+                if course is None:
                     number = self._courses.number_of(course_id)
                     course = Course(number, trainer.job_id, known_list, self._scores_directory)
                     self._courses.put(course)
                     warnings += await self._begin(course, trainer.hello)
+                elif course.list is not known_list or not self._is_going_on(course):
+                    # Its scores are by index, so they hold for other files too.
+                    course.list = known_list
+                    warnings += await self._begin(course, trainer.hello)
             self._trainers.declare(trainer, samples.name, course)
         return Declared(unknown, tuple(warnings))
+
+    def _is_going_on(self, course: Course) -> bool:
+        """Whether nothing is to be told to, or asked of, a job that declares the list of this course again."""
+        return self._scoring.of(course) is not None or self._trainers.any_uses(course.course_id)
 
     async def _begin(self, course: Course, hello: Hello) -> list[str]:
         """Begin a course with the scores that its job, or the job that it names, has; returns what is missing."""

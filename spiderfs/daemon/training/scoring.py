@@ -160,15 +160,19 @@ class BatchScoring:
             if first:
                 await trio.lowlevel.checkpoint()
             # The policy may have changed meanwhile; the scores are kept for the next one that goes by them. Or the
-            # course may be over.
+            # course may be over, or its list declared anew: then a file of a sample that was scored may be gone.
             if self._cache.engine.policy.scoring != name or self._courses.get(course_id) is not course:
                 return
+            inodes = course.list.inodes
             some = slice(first, first + _TOLD_AT_ONCE)
-            # Every row that was scored is of a known file, and each file is one sample of its list.
-            self._teaching.scored(course_id, inodes[scored.ids[some]].tolist(), scored.scores[some].tolist())
-        found = scored.hub(skip=lambda sample: self._teaching.is_hub(course_id, int(inodes[sample])))
+            keys, scores = inodes[scored.ids[some]], scored.scores[some]
+            # Each file is one sample of its list.
+            self._teaching.scored(course_id, keys[keys != 0].tolist(), scores[keys != 0].tolist())
+        found = scored.hub(skip=lambda i: not inodes[i] or self._teaching.is_hub(course_id, int(inodes[i])))
         if found is not None:
-            hub = Hub(int(inodes[found.id]), course_id, inodes[found.neighbours].tolist(), found.distances.tolist())
+            there = inodes[found.neighbours] != 0
+            neighbours, distances = inodes[found.neighbours][there], found.distances[there]
+            hub = Hub(int(inodes[found.id]), course_id, neighbours.tolist(), distances.tolist())
             self._cache.apply(self._teaching.hub_found(hub))
 
     # -- epochs and policies

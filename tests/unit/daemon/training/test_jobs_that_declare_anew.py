@@ -1,0 +1,123 @@
+"""A job that declares its list again keeps what it has learned, whatever has become of the list's files meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from test_two_jobs import EPOCH, Job, run
+from test_wiring import SAMPLES, Harness
+
+from spiderfs.core.changes import Changes
+from spiderfs.core.hints import Hub
+from spiderfs.daemon.training import declared_lists
+
+CHANGED, GONE = 3, 5
+
+
+def _change_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one file of each list that is declared from now on be another version, and one be gone."""
+    unchanged = declared_lists.inodes_of
+
+    async def inodes_of(*of: Any) -> npt.NDArray[np.uint64]:
+        inodes = await unchanged(*of)
+        inodes[CHANGED] += np.uint64(1 << 40)
+        inodes[GONE] = 0
+        return inodes
+
+    monkeypatch.setattr(declared_lists, "inodes_of", inodes_of)
+
+
+async def _taught(harness: Harness) -> Job:
+    job = Job(harness, "one", 1)
+    await job.attach()
+    for batch in EPOCH:
+        await job.learn(batch)
+    return job
+
+
+def test_a_rank_that_comes_after_a_file_has_changed_has_the_scores_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(harness: Harness) -> None:
+        first = await _taught(harness)
+        before, old = (await first.scores()).tolist(), first.course.list.keys
+        _change_files(monkeypatch)
+        rank = Job(harness, "one", 2, rank=1, world_size=2, resume=True)
+        await rank.attach()
+        assert rank.warnings == ()
+        assert (await rank.scores()).tolist() == before
+        # Both go on with one course, by the files that there are now.
+        await first.learn(EPOCH[0])
+        assert first.course is rank.course
+        assert (await rank.scores()).tolist() == (await first.scores()).tolist() != before
+        now = first.course.list.keys
+        assert [index for index, (a, b) in enumerate(zip(old, now, strict=True)) if a != b] == [CHANGED, GONE]
+
+    run(tmp_path, test)
+
+
+def test_a_job_that_comes_back_after_a_file_has_changed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(harness: Harness) -> None:
+        one = await _taught(harness)
+        before = (await one.scores()).tolist()
+        await one.leave()
+        _change_files(monkeypatch)
+        again = Job(harness, "one", 2, resume=True)
+        await again.attach()
+        assert (again.warnings, (await again.scores()).tolist()) == ((), before)
+        await again.leave()
+        await harness.training.declared_lists.let_go(0.0)
+        late = Job(harness, "one", 3, resume=True)
+        await late.attach()
+        assert (late.warnings, (await late.scores()).tolist()) == ((), before)
+
+    run(tmp_path, test)
+
+
+def test_files_that_are_gone_are_taught_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(harness: Harness) -> None:
+        one = await _taught(harness)
+        told: list[int] = []
+        teaching = harness.training.teaching
+        hub_found, scored = teaching.hub_found, teaching.scored
+
+        def noted_hub(hub: Hub) -> Changes:
+            told.extend((hub.key, *hub.neighbours))
+            return hub_found(hub)
+
+        def noted_scores(course_id: str, keys: Sequence[int], scores: Sequence[float]) -> None:
+            told.extend(keys)
+            scored(course_id, keys, scores)
+
+        _change_files(monkeypatch)
+        await Job(harness, "one", 2, rank=1, world_size=2).attach()
+        monkeypatch.setattr(teaching, "hub_found", noted_hub)
+        monkeypatch.setattr(teaching, "scored", noted_scores)
+        for batch in EPOCH:
+            await one.learn(batch)
+        assert len(told) > SAMPLES, "hubs too"
+        assert 0 not in told
+
+    run(tmp_path, test)
+
+
+def test_a_job_that_comes_back_before_it_has_learned_is_told_and_helped_anew(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        donor = await _taught(harness)
+        for _ in range(2):
+            lost = Job(harness, "two", 2, resume=True, scores_from="unknown")
+            await lost.attach()
+            assert len(lost.warnings) == 2, "each time that it comes back in vain"
+            await lost.leave()
+        found = Job(harness, "two", 2, scores_from="one")
+        await found.attach()
+        assert (found.warnings, (await found.scores()).tolist()) == ((), (await donor.scores()).tolist())
+
+    run(tmp_path, test)

@@ -68,6 +68,10 @@ def attach(
         raise ValueError(f"embed_dim={embed_dim}: give 1 to {DEFAULT_LIMITS.dimension}")
     if lookahead is not None and lookahead < 0:
         raise ValueError(f"lookahead={lookahead}: give 0 or more")
+    if queue_batches < 1:
+        raise ValueError(f"queue_batches={queue_batches}: give 1 or more")
+    if epoch is None:
+        raise ValueError("epoch=None: give the number of the epoch that begins, 0 for a new training")
     drawing = None
     if loader is not None:
         Follower.check(loader)

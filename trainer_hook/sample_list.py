@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spiderfs.protocol import Samples
+from spiderfs.protocol import DEFAULT_LIMITS, Samples
 
 log = logging.getLogger("trainer_hook")
 
@@ -53,8 +53,12 @@ def declaration(
     """The list of a data set whose files lie in the mount `root`, which is a real path.
 
     Relative paths start at the working directory if that leads into the mount, and otherwise at `directory`. Raises
-    ValueError if the data set does not say which files it reads and they are not `given` either.
+    ValueError if the data set does not say which files it reads and they are not `given` either, or for a `split` that
+    no message can carry.
     """
+    split_bytes = len(split.encode(errors="surrogatepass"))
+    if split_bytes > DEFAULT_LIMITS.text_bytes:
+        raise ValueError(f"split of {split_bytes} bytes: give at most {DEFAULT_LIMITS.text_bytes}")
     samples = _with_labels(list(given), None) if given is not None else samples_of(dataset)
     if not samples:
         raise ValueError("the data set has no samples")

@@ -340,6 +340,9 @@ def test_arguments_that_can_never_work_are_refused_at_once(tmp_path: Path) -> No
         ("no layer 'head'", (model, loader()), {"classifier": "head"}),
         ("embed_dim=65", (model, loader()), {"embed_dim": 65}),
         ("lookahead=-1", (model, loader()), {"lookahead": -1}),
+        ("queue_batches=0: give 1", (model, loader()), {"queue_batches": 0}),
+        ("epoch=None: give the number", (model, loader()), {"epoch": None}),
+        ("split of 1025 bytes: give at most", (model, loader()), {"split": "x" * 1025}),
         ("no samples", (model, None), {"samples": []}),
     ]:
         with pytest.raises(ValueError, match=words):

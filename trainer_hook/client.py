@@ -16,7 +16,7 @@ import select
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,9 @@ class Client:
         self._hello = hello
         self._queue_batches = queue_batches
         self._patience = patience
-        self._standing = Standing()
+        # Of the job that the training has, and of the one that the daemon is told of: an earlier one, while messages of
+        # that one still wait.
+        self._standing = self._told = Standing()
         self._queue: deque[Callable[[], Message | None]] = deque()
         self._answers: dict[int, _Answer] = {}
         self._requests = 0
@@ -107,13 +109,15 @@ class Client:
 
     # -- what the training calls
 
-    def become(self, hello: Hello) -> None:
-        """Begin another job: what was said before belongs to the one before; lists and plans go with the process."""
+    def become(self, hello: Hello, lists: Collection[str]) -> None:
+        """Begin another job: what was said before belongs to the one before; these lists go with the process."""
+        following = self._standing.of_lists(lists)
 
         def change() -> Message:
-            self._hello = hello
+            self._hello, self._told = hello, following
             return Goodbye()
 
+        self._standing = following
         self._put(change)
 
     def declare(self, declaration: Declaration) -> None:
@@ -281,7 +285,7 @@ class Client:
     def _talk(self, stream: socket.socket) -> None:
         """Send and receive until the daemon has answered a goodbye; raises OSError if it dies."""
         stream.setblocking(False)
-        self._standing.begin()
+        self._told.begin()
         decoder = Decoder()
         unsent = memoryview(encode(self._hello))
         poll = select.poll()
@@ -308,7 +312,7 @@ class Client:
     def _next_frame(self) -> bytes:
         while True:
             try:
-                message = self._standing.next()
+                message = self._told.next()
                 if message is None:
                     if not self._queue and not self._closing.is_set():
                         return b""

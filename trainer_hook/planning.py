@@ -60,7 +60,7 @@ class _Connection:
                 "close it first, or give both one job="
             )
         if vars(self.hello) != before:
-            self.client.become(self.hello)
+            self.client.become(self.hello, {user.split for user in self.users})
 
     @property
     def _taught(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +35,15 @@ class Standing:
         self._chunks: Iterator[Samples] = iter(())
 
     # -- the training's threads
+
+    def of_lists(self, names: Collection[str]) -> Standing:
+        """These lists and their plans, for another job; what comes to the one does not come to the other."""
+        following = Standing()
+        following._declarations = {name: found for name, found in self._declarations.items() if name in names}
+        following._plans = {key: plan for key, plan in self._plans.items() if key[0] in names}
+        following._begun = {name: plan for name, plan in self._begun.items() if name in names}
+        following._positions = {name: position for name, position in self._positions.items() if name in names}
+        return following
 
     def declare(self, declaration: Declaration) -> None:
         """Declare a list to this daemon and to every later one."""

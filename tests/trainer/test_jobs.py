@@ -15,7 +15,7 @@ from hook_daemon import HookDaemon, until
 from tiny_training import Network, loader, train
 from two_ranks import in_two_ranks, join_two_ranks
 
-from spiderfs.protocol import Decoder, EpochEnd, Error, Hello, Plan, encode
+from spiderfs.protocol import Batch, Decoder, EpochEnd, Error, Hello, Plan, encode
 from trainer_hook import Client, Declaration, attach, plan
 from trainer_hook.jobs import agreed_id
 from trainer_hook.mounts import Patience, socket_finder
@@ -130,7 +130,7 @@ def test_what_was_said_before_belongs_to_the_job_before(tmp_path: Path) -> None:
         client.declare(Declaration("train", "train", [b"a", b"b"], np.zeros(2, np.int32)))
         for epoch in range(20):
             client.epoch_end(EpochEnd(epoch, None))
-        client.become(Hello("test", "two", epoch=40))
+        client.become(Hello("test", "two", epoch=40), {"train"})
         for epoch in range(40, 60):
             client.epoch_end(EpochEnd(epoch, None))
         client.close(10)
@@ -140,6 +140,32 @@ def test_what_was_said_before_belongs_to_the_job_before(tmp_path: Path) -> None:
         *(("two", epoch) for epoch in range(40, 60)),
     ]
     assert [trainer.hello.job for trainer, _ in daemon.sink.lists] == ["one", "two"]
+    assert not daemon.counted["hook_malformed"]
+
+
+def test_what_waits_for_the_job_before_keeps_the_list_of_that_job(tmp_path: Path) -> None:
+    client = Client(socket_finder(tmp_path, None), Hello("test", "0"), patience=QUICK)
+    for job in range(3):
+        if job:
+            client.become(Hello("test", str(job)), set())
+        client.declare(Declaration("train", "train", [b"%d" % n for n in range(3 - job)], np.zeros(3 - job, np.int32)))
+        indices = np.arange(3 - job, dtype=np.uint32)
+        batch = Batch("train", 0, 0, indices, np.zeros((3 - job, 2), np.float16))
+        client.batch(lambda batch=batch: batch)  # type: ignore[misc]
+    # Only now is there a daemon.
+    with HookDaemon(tmp_path) as daemon:
+        until(lambda: len(daemon.sink.batches) == 3)
+        client.close(10)
+    assert [(trainer.hello.job, len(declared)) for trainer, declared in daemon.sink.lists] == [
+        ("0", 3),
+        ("1", 2),
+        ("2", 1),
+    ]
+    assert [(trainer.hello.job, len(batch.indices)) for trainer, batch in daemon.sink.batches] == [
+        ("0", 3),
+        ("1", 2),
+        ("2", 1),
+    ]
     assert not daemon.counted["hook_malformed"]
 
 

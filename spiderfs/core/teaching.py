@@ -10,7 +10,8 @@ known by strings of the caller's. What one job says changes nothing of another's
 of which there is one, makes necessary:
 
 - the worth of a sample follows from the scores of all courses (`worths.py`);
-- the ratio is the largest of those that the jobs ask for (`elastic.py`), unless the user has pinned it.
+- the ratio is the largest of those that the jobs with scores ask for (`elastic.py`), unless the user has pinned it. A
+  job that only plans has no use for either section.
 
 While plans are followed and only late reads get stand-ins, readers seldom get one: only for a sample whose fetch has
 not begun. Then hubs get no more than 2 %, for a hub takes the room of a sample whose next use is known. (With a fifth
@@ -354,7 +355,10 @@ class Teaching:
         """None if nobody wants a certain ratio."""
         if self._pinned_ratio is not None:
             return self._pinned_ratio
-        ratios = [self._ratio_of(job) for job in self._jobs.values() if job.course_ids]
+        running = [job for job in self._jobs.values() if job.course_ids]
+        scored = set(self._worths.course_ids)
+        taught = [job for job in running if not scored.isdisjoint(job.course_ids)]
+        ratios = [self._ratio_of(job) for job in taught or running]
         if ratios and self._options.only_late and self._planned:
             ratios.append(PLANNED_RATIO)
         return max(ratios, default=None)

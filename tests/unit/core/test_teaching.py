@@ -113,6 +113,18 @@ def test_the_largest_ratio_of_the_running_jobs_counts() -> None:
     assert harness.ratio == pytest.approx(0.5), "nobody wants another"
 
 
+def test_a_job_without_scores_asks_for_no_ratio_beside_one_that_has_some() -> None:
+    harness = Harness(elastic=ElasticOptions(0.9, 0.5), epochs=5)
+    harness.teaching.begin("a", "job", LABELS)
+    harness.teaching.scored("a", [1, 2], [0.5, 0.25])
+    harness.end_epochs("job", FALLING)
+    harness.teaching.begin("b", "plans only", LABELS)
+    assert harness.ratio == pytest.approx(0.5)
+    harness.teaching.scored("b", [1, 2], [0.5, 0.25])
+    harness.teaching.begin_job("plans only")
+    assert harness.ratio == pytest.approx(0.9)
+
+
 def test_a_job_that_comes_back_goes_on_and_a_new_one_begins_afresh() -> None:
     harness = Harness(elastic=ElasticOptions(0.9, 0.5), epochs=5)
     harness.teaching.begin("a", "job", LABELS)

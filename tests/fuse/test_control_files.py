@@ -36,6 +36,7 @@ FILES = {
     "evict": 0o600,
     "log": 0o444,
     "hook": 0o444,
+    "jobs": 0o444,
     "version": 0o444,
 }
 SIZES = {f"{part}/{kind}/{number}.bin": 4_000 for part in ("train", "val") for kind in "ab" for number in range(5)}

@@ -176,10 +176,10 @@ class Teaching:
         policy = self._engine.policy
         if not isinstance(policy, HasHubs):
             return NOTHING
-        self._note_at_hand([hub.key])
+        size = self._at_hand(hub.key)
         self._note(hub)
         policy.hub_found(hub)
-        return self._place([hub.key])
+        return NOTHING if size is None else self._engine.place(hub.key, size)
 
     def epoch_ended(
         self, job_id: str, epoch: int, sigmas: Mapping[str, float], accuracy: float | None = None
@@ -210,7 +210,8 @@ class Teaching:
             return iter(())
         changed = list(policy.pin(course_id, keys))
         if changed:
-            self._note_at_hand(changed)
+            for key in changed:
+                self._at_hand(key)
             self._note(Pinning(course_id, tuple(keys)))
         return self._place_in_turn(changed)
 
@@ -325,20 +326,18 @@ class Teaching:
         if isinstance(self._engine.policy, Guided):
             self._rank(self._worths.due(count))
 
-    def _note_at_hand(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            size = self._size_of(key)
-            if size is not None:
-                self._note(AtHand(key, size))
-
-    def _place(self, keys: Iterable[Key]) -> Changes:
-        """Have the engine put these samples where the policy wants them now, as far as their bytes are at hand."""
-        sizes = ((key, self._size_of(key)) for key in keys)
-        return merged(self._engine.place(key, size) for key, size in sizes if size is not None)
+    def _at_hand(self, key: Key) -> int | None:
+        """The bytes of a sample that is to be placed, if they are at hand; a replay hears of them."""
+        size = self._size_of(key)
+        if size is not None:
+            self._note(AtHand(key, size))
+        return size
 
     def _place_in_turn(self, keys: Sequence[Key]) -> Iterator[Changes]:
+        """Have the engine put these samples where the policy wants them, as far as their bytes are at hand by then."""
         for first in range(0, len(keys), PLACED_AT_ONCE):
-            yield self._place(keys[first : first + PLACED_AT_ONCE])
+            sizes = ((key, self._size_of(key)) for key in keys[first : first + PLACED_AT_ONCE])
+            yield merged(self._engine.place(key, size) for key, size in sizes if size is not None)
 
     def _share(self) -> Changes:
         """Share the room as the running jobs, the plans and the user want it now."""

@@ -19,7 +19,7 @@ takes longer, and 2.6 times the memory, and finds fewer of the neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -77,13 +77,13 @@ class GraphScores(BatchScores):
     alike: Neighbours
     """The k nearest samples; in each row those that count as x_same come first."""
 
-    def hub(self, skip: Callable[[int], bool] = lambda sample: False) -> Hub | None:
-        """The sample of highest x_same for which `skip` is False; None if no such sample has an x_same above 0."""
+    def hubs(self) -> Iterator[Hub]:
+        """All samples whose x_same is above 0, those of the highest x_same first."""
         for row in np.argsort(-self.same, kind="stable").tolist():
             count = int(self.same[row])
-            if count and not skip(int(self.ids[row])):
-                return Hub(int(self.ids[row]), self.alike.ids[row, :count], self.alike.distances[row, :count])
-        return None
+            if not count:
+                return
+            yield Hub(int(self.ids[row]), self.alike.ids[row, :count], self.alike.distances[row, :count])
 
 
 @dataclass(frozen=True, slots=True)

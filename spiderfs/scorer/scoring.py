@@ -8,7 +8,7 @@ sample is named by its index in the list.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
@@ -59,9 +59,13 @@ class BatchScores:
     ids: Ids
     scores: Scores
 
+    def hubs(self) -> Iterator[Hub]:
+        """The hubs that the batch may have, the best first; none if the scoring finds no hubs."""
+        return iter(())
+
     def hub(self, skip: Callable[[int], bool] = lambda sample: False) -> Hub | None:
-        """The best hub of the batch for which `skip` is False; None if there is none, or the scoring finds no hubs."""
-        return None
+        """The best hub of the batch for whose sample `skip` is False; None if there is none."""
+        return next((hub for hub in self.hubs() if not skip(hub.id)), None)
 
 
 class Scoring(ABC):

@@ -24,7 +24,6 @@ from spiderfs.errors import UsageError
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scoring
-from spiderfs.scorer.scoring import Hub as ScoredHub
 from spiderfs.trace.batch import TracedBatch
 from spiderfs.trace.format import Trace
 
@@ -121,14 +120,12 @@ class _Hubs(Sequence[Hub]):
     def __init__(self, course_id: str, keys: Sequence[Key], scored: BatchScores) -> None:
         self._course_id = course_id
         self._keys = keys
-        found: dict[int, ScoredHub] = {}
-        while (hub := scored.hub(skip=found.__contains__)) is not None:
-            found[hub.id] = hub
-        self._ids = list(found)
-        self._ends = np.cumsum([len(hub.neighbours) for hub in found.values()], dtype=np.int64)
+        found = list(scored.hubs())
+        self._ids = [hub.id for hub in found]
+        self._ends = np.cumsum([len(hub.neighbours) for hub in found], dtype=np.int64)
         if found:
-            self._neighbours = np.concatenate([hub.neighbours for hub in found.values()]).astype(np.int32)
-            self._distances = np.concatenate([hub.distances for hub in found.values()])
+            self._neighbours = np.concatenate([hub.neighbours for hub in found]).astype(np.int32)
+            self._distances = np.concatenate([hub.distances for hub in found])
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -196,6 +196,7 @@ class TestScorer:
         assert following is not None
         assert following.id == 0
         assert scores.hub(skip=lambda sample: sample < 3) is None
+        assert [hub.id for hub in scores.hubs()] == [1, 0, 2]
 
     def test_a_sample_twice_in_a_batch_counts_once(self, kind: Kind) -> None:
         labels, embeddings = clusters(60)

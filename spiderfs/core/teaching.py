@@ -215,6 +215,12 @@ class Teaching:
             self._note(Pinning(course_id, tuple(keys)))
         return self._place_in_turn(changed)
 
+    @property
+    def pinned(self) -> Mapping[str, Collection[Key]]:
+        """The samples of each course that the policy has pinned."""
+        policy = self._engine.policy
+        return policy.pinned if isinstance(policy, HasPins) else {}
+
     def warm_up(self, course_id: str, active: bool) -> None:
         """A job warms up, or does so no more: for a policy that then evicts nothing (`guided.WarmsUp`)."""
         policy = self._engine.policy
@@ -246,6 +252,12 @@ class Teaching:
             return []
         self._note(Published())
         return policy.redirects_changed()
+
+    def forget_told(self) -> None:
+        """Make the next `redirects_changed` return every redirect, as if it had never returned any."""
+        policy = self._engine.policy
+        if isinstance(policy, HasStandIns):
+            policy.forget_told()
 
     # -- the ratio
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy.typing as npt
 import trio
 
-from spiderfs.core.guided import HasPins
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.course import Course
@@ -47,8 +46,7 @@ class Pinboard:
         if before is not None and before[0] is not course:
             await self._pass_on(before[0].course_id)
         await self._pass_on(course.course_id)
-        policy = self._policy
-        held = policy.pinned.get(course.course_id, ()) if policy is not None else ()
+        held = self._teaching.pinned.get(course.course_id, ())
         return sum(inode in held for inode in inodes)
 
     async def trainer_left(self, trainer: Trainer) -> None:
@@ -59,10 +57,9 @@ class Pinboard:
 
     async def epoch_ended(self, job_id: str) -> None:
         """End the pins of an earlier mount that no trainer has named since: this job's, and those of jobs not here."""
-        policy = self._policy
-        named = {course.course_id for course, _ in self._pins.values()}
-        others = {course.course_id for course in self._courses if course.job_id != job_id}
-        for course_id in [] if policy is None else [pinned for pinned in policy.pinned if pinned not in named | others]:
+        kept = {course.course_id for course, _ in self._pins.values()}
+        kept |= {course.course_id for course in self._courses if course.job_id != job_id}
+        for course_id in [pinned for pinned in self._teaching.pinned if pinned not in kept]:
             await self._pass_on(course_id)
 
     def forget(self) -> None:
@@ -82,11 +79,6 @@ class Pinboard:
             for changes in self._teaching.pin(course_id, accepted):
                 self._cache.apply(changes)
                 await trio.lowlevel.checkpoint()
-
-    @property
-    def _policy(self) -> HasPins | None:
-        policy = self._cache.engine.policy
-        return policy if isinstance(policy, HasPins) else None
 
     def _inodes_of(self, course_id: str) -> Iterable[int]:
         lists = (inodes for course, inodes in self._pins.values() if course.course_id == course_id)

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import trio
 
-from spiderfs.core.guided import HasStandIns
 from spiderfs.core.teaching import Teaching
-from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.course import Course
 from spiderfs.daemon.training.courses import Courses
 from spiderfs.store.store import Records
@@ -22,17 +20,11 @@ from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 
 
 class RedirectPublisher:
-    def __init__(self, cache: CacheControl, teaching: Teaching, records: Records, courses: Courses) -> None:
-        self._cache = cache
+    def __init__(self, teaching: Teaching, records: Records, courses: Courses) -> None:
         self._teaching = teaching
         self._records = records
         self._courses = courses
         self._publishing = trio.Lock()
-
-    @property
-    def _policy(self) -> HasStandIns | None:
-        policy = self._cache.engine.policy
-        return policy if isinstance(policy, HasStandIns) else None
 
     def begin(self) -> None:
         """Empty the table: the stand-ins that an earlier manager has published may no longer be cached."""
@@ -60,8 +52,7 @@ class RedirectPublisher:
         """Write every redirect anew: a hub of an earlier mount may belong to a course that has only now begun."""
         async with self._publishing:
             self.begin()
-            if self._policy is not None:
-                self._policy.forget_told()
+            self._teaching.forget_told()
         await self.publish()
 
     async def withdraw(self, course: Course) -> None:
@@ -72,7 +63,4 @@ class RedirectPublisher:
 
     def has_stand_in(self, inode: int) -> bool:
         """Whether readers of some course get another file for this one while it is not cached."""
-        policy = self._policy
-        return policy is not None and any(
-            policy.stand_in(course.course_id, inode) is not None for course in self._courses
-        )
+        return any(self._teaching.stand_in(course.course_id, inode) is not None for course in self._courses)

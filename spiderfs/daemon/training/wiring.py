@@ -67,7 +67,7 @@ class Training:
             cache.engine, cache.size_of, _teaching_options(options), noted_in(recording, self.courses.number_of)
         )
         self.scoring = BatchScoring(cache, self.teaching, self.courses, counters, scores_directory, options, recording)
-        self.redirects = RedirectPublisher(cache, self.teaching, records, self.courses)
+        self.redirects = RedirectPublisher(self.teaching, records, self.courses)
         self.declared_lists = DeclaredLists(
             catalogue,
             lister,

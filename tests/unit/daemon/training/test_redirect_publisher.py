@@ -26,7 +26,7 @@ class Harness:
         self.records, self.lists = MemoryRecords(TABLES), Courses()
         self.lists.put(course(1, [10, 11, 12]))
         self.lists.put(course(2, [11, 12, 13]))
-        self.redirects = RedirectPublisher(self.cache, teaching, self.records, self.lists)
+        self.redirects = RedirectPublisher(teaching, self.records, self.lists)
 
     @property
     def rows(self) -> list[tuple[int, int, int]]:

@@ -21,7 +21,6 @@ class Courses:
     def __init__(self) -> None:
         self._courses: dict[str, Course] = {}
         self._numbers: dict[str, int] = {}
-        self._last_number = 0
 
     def __iter__(self) -> Iterator[Course]:
         """The courses there are now: others may come, or leave memory, while a caller looks at these."""
@@ -40,14 +39,13 @@ class Courses:
         return [course for course in self._courses.values() if course.job_id == job_id]
 
     def number_of(self, course_id: str) -> int:
+        """The number of a course, which gets one now if it has none; the numbers in use are 1, 2, and so on."""
         number = self._numbers.get(course_id)
         if number is None:
-            if len(self._numbers) == _MAX_NUMBER:
-                # None of those in memory: they are far fewer.
-                del self._numbers[next(known for known in self._numbers if known not in self._courses)]
-            taken = set(self._numbers.values()) if self._last_number == _MAX_NUMBER else ()
-            number = next(n for n in range(1, _MAX_NUMBER + 1) if n not in taken) if taken else self._last_number + 1
-            self._last_number = max(self._last_number, number)
+            number = len(self._numbers) + 1
+            if number > _MAX_NUMBER:
+                # That of the course which got one first, of those not in memory: there are far fewer in memory.
+                number = self._numbers.pop(next(known for known in self._numbers if known not in self._courses))
             self._numbers[course_id] = number
         return number
 

@@ -56,9 +56,8 @@ class Course:
         self.scorings: dict[str, Scoring] = {}
         """By name; a scoring that is not in use keeps what it has learned."""
         self.thinning = Thinning(len(known_list.keys))
-        # Calls of the scoring, and the time that they took.
-        self.scorings_made = 0
         self.scoring_s = 0.0
+        """The time that scoring has taken."""
 
     def status(self) -> CourseStatus:
         scored_per_s = self.thinning.rows_scored / self.scoring_s if self.scoring_s else 0.0

@@ -178,7 +178,6 @@ class Connection:
             log.debug("trainer %d has gone", trainer.pid)
         finally:
             self._declaring.end()
-        trainer.malformed = self._errors
 
     # -- reading
 

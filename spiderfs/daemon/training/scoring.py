@@ -149,7 +149,6 @@ class BatchScoring:
 
         started = time.perf_counter()
         scored = await trio.to_thread.run_sync(score, limiter=self._one_at_a_time)
-        course.scorings_made += 1
         course.scoring_s += time.perf_counter() - started
         return scored
 

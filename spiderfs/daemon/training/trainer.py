@@ -1,4 +1,4 @@
-"""A trainer as the daemon knows it: which process it is, the lists that it declared, and its mistakes."""
+"""A trainer as the daemon knows it: which process it is, and the lists that it declares."""
 
 from __future__ import annotations
 
@@ -89,7 +89,6 @@ class Trainer:
     hello: Hello
     lists: dict[str, SampleList] = field(default_factory=dict)
     batches: int = 0
-    malformed: int = 0
 
     @property
     def rank(self) -> int:

@@ -67,9 +67,6 @@ class Trainers:
     def course_of(self, trainer: Trainer, name: str) -> Course:
         return self._courses[trainer, name]
 
-    def courses_of(self, trainer: Trainer) -> set[Course]:
-        return {course for (owner, _), course in self._courses.items() if owner is trainer}
-
     def teach(self, trainer: Trainer, name: str) -> None:
         """Note that a trainer has sent a batch of this list."""
         if (trainer, name) not in self._taught:

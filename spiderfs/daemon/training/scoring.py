@@ -15,7 +15,7 @@ end an epoch) waits until the batch is scored. Everything but the scorings belon
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,26 +153,37 @@ class BatchScoring:
         return scored
 
     async def _teach(self, name: str, course: Course, scored: BatchScores) -> None:
-        """Tell the scores that the scoring `name` has made, a few at a time, and the best hub among them."""
+        """Teach the cache the scores of a batch that the scoring `name` has made, and the best hub among them."""
+        if not await self._tell(name, course, scored.ids, lambda some: scored.scores[some]):
+            return
         course_id, inodes = course.course_id, course.list.inodes
-        for first in range(0, len(scored.ids), _TOLD_AT_ONCE):
-            if first:
-                await trio.lowlevel.checkpoint()
-            # The policy may have changed meanwhile; the scores are kept for the next one that goes by them. Or the
-            # course may be over, or its list declared anew: then a file of a sample that was scored may be gone.
-            if self._cache.engine.policy.scoring != name or self._courses.get(course_id) is not course:
-                return
-            inodes = course.list.inodes
-            some = slice(first, first + _TOLD_AT_ONCE)
-            keys, scores = inodes[scored.ids[some]], scored.scores[some]
-            # Each file is one sample of its list.
-            self._teaching.scored(course_id, keys[keys != 0].tolist(), scores[keys != 0].tolist())
         found = scored.hub(skip=lambda i: not inodes[i] or self._teaching.is_hub(course_id, int(inodes[i])))
         if found is not None:
             there = inodes[found.neighbours] != 0
             neighbours, distances = inodes[found.neighbours][there], found.distances[there]
             hub = Hub(int(inodes[found.id]), course_id, neighbours.tolist(), distances.tolist())
             self._cache.apply(self._teaching.hub_found(hub))
+
+    async def _tell(
+        self, name: str, course: Course, ids: npt.NDArray[np.int64], scores: Callable[[slice], npt.NDArray[np.float32]]
+    ) -> bool:
+        """Teach the cache scores of the scoring `name`, a few at a time: other things may happen between.
+
+        `ids` names each file of the list once at most, and `scores` gives the scores of a slice of `ids`. False if the
+        rest is told to nobody: the policy may have changed, and scores are kept for the next one that goes by them, or
+        the course may be over.
+        """
+        for first in range(0, len(ids), _TOLD_AT_ONCE):
+            if first:
+                await trio.lowlevel.checkpoint()
+            if self._cache.engine.policy.scoring != name or self._courses.get(course.course_id) is not course:
+                return False
+            some = slice(first, first + _TOLD_AT_ONCE)
+            keys = course.list.inodes[ids[some]]
+            # The list may have been declared anew meanwhile, and a file be gone.
+            there = keys != 0
+            self._teaching.scored(course.course_id, keys[there].tolist(), scores(some)[there].tolist())
+        return True
 
     # -- epochs and policies
 
@@ -191,21 +202,10 @@ class BatchScoring:
         name = self._cache.engine.policy.scoring
         await trio.to_thread.run_sync(course.remember, name, self._options, limiter=self._one_at_a_time)
         self._cache.apply(self._teaching.begin(course.course_id, course.job_id, course.list.label_of))
-        await self._tell_saved(course)
-
-    async def _tell_saved(self, course: Course) -> None:
-        """Teach the cache all scores of a course, a few at a time: other things may happen between."""
-        keys = course.list.keys
-        for first in range(0, len(keys), _TOLD_AT_ONCE):
-            # The policy may have changed meanwhile, and the course may be over. A score that is new since counts.
-            scoring = self.of(course)
-            if scoring is None or self._courses.get(course.course_id) is not course:
-                return
-            some = slice(first, first + _TOLD_AT_ONCE)
-            score_of = dict(zip(keys[some], scoring.scores[some].tolist(), strict=True))
-            score_of.pop(0, None)
-            self._teaching.scored(course.course_id, list(score_of), list(score_of.values()))
-            await trio.lowlevel.checkpoint()
+        if name in course.scorings:
+            ids = np.unique(course.list.one_of_file).astype(np.int64)
+            # A score that is new since counts.
+            await self._tell(name, course, ids, lambda some: course.scorings[name].scores[ids[some]])
 
     # -- for people and samplers
 

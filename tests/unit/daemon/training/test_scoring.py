@@ -201,7 +201,7 @@ def test_a_list_that_is_introduced_brings_the_scores_that_were_saved(tmp_path: P
 
 def test_saved_scores_are_told_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two slices other tasks go on; the rest is not told if the course has ended by then."""
-    monkeypatch.setattr("spiderfs.daemon.training.scoring._TOLD_AT_ONCE", 3)
+    monkeypatch.setattr("spiderfs.daemon.training.scoring._TOLD_AT_ONCE", 2)
 
     async def test(harness: Harness) -> None:
         await harness.learn(*range(8))
@@ -219,7 +219,7 @@ def test_saved_scores_are_told_a_few_at_a_time(tmp_path: Path, monkeypatch: pyte
             nursery.start_soon(take_turns)
             await harness.scoring.introduce(harness.list)
             nursery.cancel_scope.cancel()
-        assert [len(hint.keys) for hint in hints if isinstance(hint, Scored)] == [3, 3, 2]
+        assert [len(hint.keys) for hint in hints if isinstance(hint, Scored)] == [2, 2, 2, 2]
         assert turns >= 2
         hints.clear()
         harness.lists.remove(harness.list)

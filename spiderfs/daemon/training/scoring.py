@@ -198,9 +198,12 @@ class BatchScoring:
         return sigmas
 
     async def introduce(self, course: Course) -> None:
-        """Teach the cache a course, and the scores that its job has saved, if there are any."""
+        """Teach the cache a course that is in memory, and the scores that its job has saved, if there are any."""
         name = self._cache.engine.policy.scoring
         await trio.to_thread.run_sync(course.remember, name, self._options, limiter=self._one_at_a_time)
+        # It may have left memory meanwhile. What is begun then nobody would end.
+        if self._courses.get(course.course_id) is not course:
+            return
         self._cache.apply(self._teaching.begin(course.course_id, course.job_id, course.list.label_of))
         if name in course.scorings:
             ids = np.unique(course.list.one_of_file).astype(np.int64)

@@ -20,6 +20,7 @@ from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch
+from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.store.store import ContentKey
 from spiderfs.testing import MemoryContent, RecordingPolicy, course
 
@@ -221,10 +222,35 @@ def test_saved_scores_are_told_a_few_at_a_time(tmp_path: Path, monkeypatch: pyte
             nursery.cancel_scope.cancel()
         assert [len(hint.keys) for hint in hints if isinstance(hint, Scored)] == [2, 2, 2, 2]
         assert turns >= 2
+
+        def over(hint: Hint) -> None:
+            hints.append(hint)
+            if isinstance(hint, Scored):
+                harness.lists.remove(harness.list)
+
         hints.clear()
-        harness.lists.remove(harness.list)
+        harness.teaching._note = over
         await harness.scoring.introduce(harness.list)
-        assert not any(isinstance(hint, Scored) for hint in hints)
+        assert [len(hint.keys) for hint in hints if isinstance(hint, Scored)] == [2]
+
+    run(tmp_path, test)
+
+
+def test_a_course_that_leaves_memory_while_it_is_introduced_is_begun_no_more(tmp_path: Path) -> None:
+    """When the policy is changed all courses are introduced to the new one, and some may be over by then."""
+
+    async def test(harness: Harness) -> None:
+        await harness.learn(*range(8))
+        remember = harness.list.remember
+
+        def meanwhile(name: str, options: ScorerOptions) -> None:
+            harness.lists.remove(harness.list)
+            remember(name, options)
+
+        harness.list.remember = meanwhile  # type: ignore[method-assign]
+        harness.policy.told.clear()
+        await harness.scoring.introduce(harness.list)
+        assert (harness.policy.told, harness.teaching.status().jobs) == ([], [])
 
     run(tmp_path, test)
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.hints import Hint, Scored
@@ -145,6 +146,27 @@ def test_waiting_rows_that_leave_are_those_whose_scores_are_youngest(tmp_path: P
         assert harness.counters.totals()["hook_rows_left_out"] == 3
         await harness.learn(2)
         assert harness.scored() == [12], "the read of the row that left is done with"
+
+    run(tmp_path, test)
+
+
+def test_the_wait_for_another_courses_scoring_is_no_time_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_s = 0.0
+    monkeypatch.setattr("spiderfs.daemon.training.scoring.time.perf_counter", lambda: clock_s)
+
+    async def test(harness: Harness) -> None:
+        nonlocal clock_s
+        another = object()
+        await harness.scoring._one_at_a_time.acquire_on_behalf_of(another)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.learn, 0, 1)
+            await wait_all_tasks_blocked()
+            clock_s = 100.0
+            harness.scoring._one_at_a_time.release_on_behalf_of(another)
+        assert harness.scored() == [10, 11]
+        assert harness.list.scoring_s == 0.0
 
     run(tmp_path, test)
 

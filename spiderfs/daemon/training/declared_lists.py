@@ -181,14 +181,16 @@ class DeclaredLists:
 
     async def _forget(self, course: Course) -> None:
         self._courses.remove(course)
-        known_list = course.list
-        log.info("job %s is over: what it learned about %s leaves memory", course.job_id, known_list.name)
-        others = [other.list.index_of for other in self._courses]
-        lonely = [inode for inode in known_list.index_of if not any(inode in other for other in others)]
-        for first in range(0, max(1, len(lonely)), _AT_A_TIME):
-            self._cache.apply(self._teaching.end(course.course_id, lonely[first : first + _AT_A_TIME]))
+        log.info("job %s is over: what it learned about %s leaves memory", course.job_id, course.list.name)
+        inodes = list(course.list.index_of)
+        for first in range(0, max(1, len(inodes)), _AT_A_TIME):
+            # Another job may have declared a list with these files since the last slice.
+            others = [other.list.index_of for other in self._courses]
+            some = inodes[first : first + _AT_A_TIME]
+            lonely = [inode for inode in some if not any(inode in other for other in others)]
+            self._cache.apply(self._teaching.end(course.course_id, lonely))
             await trio.lowlevel.checkpoint()
-            if self._is_used(course.course_id):
+            if course.course_id in self._courses:
                 # The list was declared anew, and with it its scores and redirects.
                 return
         await self._redirects.withdraw(course)

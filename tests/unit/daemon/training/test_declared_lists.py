@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from spiderfs.core.policy import Key
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training import declared_lists as module
@@ -146,6 +147,66 @@ def test_what_another_list_names_is_not_forgotten(tmp_path: Path) -> None:
         harness.trainers.detach(one)
         await harness.declared.let_go(0.0)
         assert [told[2] for told in harness.policy.told if told[0] == "forget_course"] == [2]
+
+    run(tmp_path, test)
+
+
+def test_what_another_job_declares_meanwhile_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AT_A_TIME", 2)
+
+    async def test(harness: Harness) -> None:
+        one = harness.trainer()
+        await harness.declared.declare(one, sample_list(FILES))
+        harness.trainers.detach(one)
+        (course,) = harness.courses
+        beside = Course(2, "another", course.list, tmp_path)
+        forget_course = harness.policy.forget_course
+
+        def meanwhile(course_id: str, keys: Iterable[Key]) -> None:
+            forget_course(course_id, keys)
+            if beside.course_id not in harness.courses:
+                harness.courses.put(beside)
+
+        harness.policy.forget_course = meanwhile  # type: ignore[method-assign]
+        await harness.declared.let_go(0.0)
+        assert [told[2] for told in harness.policy.told] == [2, 0, 0]
+
+    run(tmp_path, test)
+
+
+def test_a_list_is_forgotten_whole_although_it_is_declared_in_vain_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AT_A_TIME", 2)
+
+    async def test(harness: Harness) -> None:
+        one, again = harness.trainer(), harness.trainer()
+        await harness.declared.declare(one, sample_list(FILES))
+        harness.trainers.detach(one)
+        over = trio.Event()
+
+        async def fails(*of: Any) -> None:
+            await over.wait()
+            raise ProtocolError("in vain")
+
+        async def declare() -> None:
+            with pytest.raises(ProtocolError, match="in vain"):
+                await harness.declared.declare(again, sample_list(FILES))
+
+        monkeypatch.setattr(module, "inodes_of", fails)
+        async with trio.open_nursery() as nursery:
+            forget_course = harness.policy.forget_course
+
+            def meanwhile(course_id: str, keys: Iterable[Key]) -> None:
+                forget_course(course_id, keys)
+                if len(harness.policy.told) == 1:
+                    nursery.start_soon(declare)
+
+            harness.policy.forget_course = meanwhile  # type: ignore[method-assign]
+            await harness.declared.let_go(0.0)
+            over.set()
+        assert [told[2] for told in harness.policy.told] == [2, 2, 2]
+        assert harness.redirects.withdrawn == [1]
 
     run(tmp_path, test)
 

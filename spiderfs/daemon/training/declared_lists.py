@@ -67,7 +67,8 @@ class DeclaredLists:
         # The time at which each course was first found without a trainer. One that is being declared counts as used.
         self._unused_since: dict[str, float] = {}
         self._declared_now: list[str] = []
-        # A rank that declares a list while another rank of its job does waits until the course has its scores.
+        # One list at a time begins: a rank waits until another rank of its job has begun their course with its scores,
+        # and no two lists take the same room.
         self._beginning = trio.Lock()
 
     # -- lists come
@@ -81,11 +82,11 @@ class DeclaredLists:
         course_id = course_id_of(trainer.job_id, digest)
         warnings: list[str] = []
         with self._declaring(course_id):
-            await self._make_room(course_id, len(samples))
             inodes = await inodes_of(samples, self._catalogue, self._lister)
             unknown = int((inodes == 0).sum())
             leave_out_contradictions(inodes, samples.labels)
             async with self._beginning:
+                await self._make_room(course_id, len(samples))
                 known_list = self._courses.known_list(digest, inodes) or KnownList(digest, samples, inodes)
                 course = self._courses.get(course_id)
                 if course is None:

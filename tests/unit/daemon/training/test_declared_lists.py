@@ -246,3 +246,23 @@ def test_a_list_that_has_no_room_is_refused_unless_unused_ones_make_room(
         assert harness.numbers == [2]
 
     run(tmp_path, test)
+
+
+def test_two_lists_that_come_at_once_do_not_take_the_same_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SAMPLES", 5)
+
+    async def test(harness: Harness) -> None:
+        refused: list[int] = []
+
+        async def declare(samples: int) -> None:
+            try:
+                await harness.declared.declare(harness.trainer(), sample_list(samples))
+            except ProtocolError:
+                refused.append(samples)
+
+        async with trio.open_nursery() as nursery:
+            for samples in (3, 4):
+                nursery.start_soon(declare, samples)
+        assert (len(harness.numbers), len(refused)) == (1, 1)
+
+    run(tmp_path, test)

@@ -34,8 +34,10 @@ class Trainers:
         self._taught: set[tuple[Trainer, str]] = set()
 
     def attach(self, trainer: Trainer) -> None:
-        self._last_number = self._last_number % _MAX_NUMBER + 1
-        self._numbers[trainer] = self._last_number
+        taken = self.numbers
+        while (number := self._last_number % _MAX_NUMBER + 1) in taken:
+            self._last_number = number
+        self._last_number = self._numbers[trainer] = number
         if trainer.pid == 0:
             log.warning("a trainer is of another pid namespace: it gets no stand-ins, see HOOK_PROTOCOL.md")
 
@@ -48,6 +50,11 @@ class Trainers:
 
     def number_of(self, trainer: Trainer) -> int:
         return self._numbers[trainer]
+
+    @property
+    def numbers(self) -> set[int]:
+        """The numbers of all trainers that are attached."""
+        return set(self._numbers.values())
 
     def attached(self) -> list[Trainer]:
         """All trainers, in the order in which they attached."""

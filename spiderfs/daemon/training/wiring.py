@@ -124,7 +124,9 @@ class Training:
 
     def note(self, accesses: Sequence[Access]) -> None:
         """Learn from workers' events what readers got; the engine has seen these events already."""
-        self.scoring.note(accesses)
+        # Events of a trainer may come after it has left, but no batch comes for them any more.
+        attached = self.trainers.numbers
+        self.scoring.note(access for access in accesses if access.trainer in attached)
         self.accounts.note(accesses)
         self._cache.apply(self.teaching.schedule_changed())
 

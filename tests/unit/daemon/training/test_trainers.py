@@ -74,3 +74,15 @@ def test_numbers_fit_into_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         numbers.append(trainers.number_of(one))
         trainers.detach(one)
     assert numbers == [1, 2, 3, 1, 2]
+
+
+def test_no_two_trainers_have_one_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_NUMBER", 3)
+    trainers, numbers = Trainers(tmp_path / "trainers"), []
+    trainers.attach(trainer())
+    for _ in range(4):
+        one = trainer()
+        trainers.attach(one)
+        numbers.append(trainers.number_of(one))
+        trainers.detach(one)
+    assert numbers == [2, 3, 2, 3]

@@ -259,6 +259,21 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
     run(tmp_path, test)
 
 
+def test_reads_of_a_trainer_that_has_left_are_not_remembered(tmp_path: Path) -> None:
+    """Workers' events may come after their trainer has gone, and its number is given to another one much later."""
+
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        inode, reads = harness.inodes[0], harness.training.scoring._served_samples
+        harness.training.note([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
+        assert reads.on_the_way(1) == 1
+        await harness.training.guide.detached(harness.trainer)
+        harness.training.note([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
+        assert reads.on_the_way(1) == 0
+
+    run(tmp_path, test)
+
+
 def test_a_ratio_can_be_pinned_and_let_go(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()

@@ -47,6 +47,8 @@ FOLLOWED_WEIGHT = 1 / 128
 BELIEVED_BELOW, BELIEVED_AGAIN = 0.5, 0.8
 # A plan is proven after so many opens, if at least so large a share of them followed it.
 PROVEN_OPENS, PROVEN_SHARE = 32, 0.9
+# The plans of so many later epochs are kept: our hook knows two at most, and each takes some 12 bytes a draw.
+LATER_EPOCHS = 8
 # A reader's pace is measured over so many seconds, and averaged with the pace before.
 PACE_WINDOW_S = 1.0
 FIRST_PACE_S = 0.001
@@ -117,9 +119,9 @@ class PlannedReader:
             self._looked_at = self.reached + self.look_ahead
 
     def follow_with(self, epoch: PlannedEpoch) -> None:
-        """Note the plan of a later epoch; it replaces an earlier plan for the same number."""
+        """Note the plan of a later epoch, one of the next LATER_EPOCHS; it replaces an earlier plan for its number."""
         others = [ahead for ahead in self.later if ahead.number != epoch.number]
-        self.later = sorted([*others, epoch], key=lambda ahead: ahead.number)
+        self.later = sorted([*others, epoch], key=lambda ahead: ahead.number)[:LATER_EPOCHS]
 
     def opened(self, key: Key, now_s: float, late: bool) -> list[Key]:
         """Note an open, `late` if it waited for the source; returns the keys whose next use has changed."""

@@ -17,6 +17,7 @@ from spiderfs.core.schedule import (
     BEHIND,
     BELIEVED_AGAIN,
     FIRST_PACE_S,
+    LATER_EPOCHS,
     PlannedReader,
     Schedule,
 )
@@ -441,3 +442,10 @@ def test_an_epoch_that_begins_again_forgets_later_ones_of_an_earlier_training() 
     reader.follow_with(of_files(9, [2, 2, 1]))
     reader.begin(of_files(0, [1, 2]), 0.0)
     assert reader.later == []
+
+
+def test_a_reader_keeps_the_plans_of_a_few_epochs_those_that_come_first() -> None:
+    reader = PlannedReader(of_files(0, [1, 2]), 0.0)
+    for number in [*range(5, 30), *range(1, 5)]:
+        reader.follow_with(of_files(number, [1, 2]))
+    assert [epoch.number for epoch in reader.later] == [*range(1, LATER_EPOCHS + 1)]

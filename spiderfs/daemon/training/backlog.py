@@ -24,7 +24,7 @@ _BATCH_BYTES = 1000
 
 class Backlog:
     def __init__(self, items: int, batch_bytes: int, thinned: Callable[[Run], Run]) -> None:
-        """`thinned` returns a run without half of its rows, or all of it if none may leave."""
+        """`thinned` returns a run without half of its rows, or all of it if none may leave; at least one row stays."""
         self._limit = items
         self._limit_bytes = batch_bytes
         self._thinned = thinned

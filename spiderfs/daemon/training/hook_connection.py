@@ -279,7 +279,8 @@ class Connection:
         if samples is None or int(indices.max(initial=0)) >= len(samples):
             return run
         kept = np.zeros(len(indices), bool)
-        kept[self._sink.thinned(trainer, samples, indices, len(indices) // 2)] = True
+        # The larger half: a run of one row stays, for a run without rows is none.
+        kept[self._sink.thinned(trainer, samples, indices, (len(indices) + 1) // 2)] = True
         smaller = [
             _rows_of(batch, rows)
             for batch, rows in zip(run, np.split(kept, np.cumsum([len(batch.indices) for batch in run])), strict=False)

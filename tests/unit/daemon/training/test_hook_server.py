@@ -388,6 +388,22 @@ def test_batches_that_wait_take_bounded_memory_and_rows_leave_for_it(tmp_path: P
     assert daemon.counted["hook_batches"] == 100, "a batch of which nothing is left was heard too"
 
 
+def test_the_last_row_of_waiting_batches_does_not_leave(tmp_path: Path) -> None:
+    """The last batch of an epoch may have one row, and the end of the epoch parts it from the batches that follow."""
+
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as slow:
+            await slow.greet(b"a")
+            daemon.sink.batch_s = 0.1
+            for epoch in range(4):
+                await slow.send(batch(0, step=epoch), EpochEnd(epoch, None))
+            await daemon.until(lambda: len(daemon.sink.ends) == 4)
+
+    daemon = served(tmp_path, talk, limits=ServerLimits(waiting_bytes=1500))
+    assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(4)]
+    assert daemon.counted["internal_errors"] == 0
+
+
 def test_a_slow_sink_gets_all_batches_that_wait_in_one_call(tmp_path: Path) -> None:
     async def talk(daemon: Daemon) -> None:
         async with daemon.client() as slow:

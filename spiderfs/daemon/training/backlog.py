@@ -4,7 +4,7 @@ Batches that come one after another and are alike in shape wait as one run, beca
 runs take more bytes than they may, half of their rows leave: which ones, the sink decides. No batch is refused because
 scoring is slow, so a trainer never waits for it; every other message waits for room.
 
-A run of which no row may leave yet, since its list is not known or one of its indices is wrong, has to wait too.
+A run of which no row may leave yet, since its list is being declared or one of its indices is wrong, has to wait too.
 """
 
 from __future__ import annotations

@@ -80,6 +80,10 @@ class Declaring:
             raise ProtocolError(f"list {chunk.list!r}: a chunk from {chunk.first} where 0 was due")
         return begun
 
+    def has_begun(self, name: str) -> bool:
+        """Whether a list with this name is being declared."""
+        return name in self._assemblies
+
     def done(self, name: str) -> None:
         """Forget the chunks of a list."""
         assembly = self._assemblies.pop(name, None)

@@ -274,9 +274,11 @@ class Connection:
 
     def _thinned(self, trainer: Trainer, run: Run) -> Run:
         """These batches without half of their rows, and without the batches that have none then."""
-        samples = trainer.lists.get(run[0].list)
+        name = run[0].list
+        samples = trainer.lists.get(name)
         indices = np.concatenate([batch.indices for batch in run])
-        if samples is None or int(indices.max(initial=0)) >= len(samples):
+        # A list that is declared anew may have other samples.
+        if samples is None or self._declaring.has_begun(name) or int(indices.max(initial=0)) >= len(samples):
             return run
         kept = np.zeros(len(indices), bool)
         # The larger half: a run of one row stays, for a run without rows is none.

@@ -17,10 +17,11 @@ import msgpack
 import numpy as np
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from spiderfs.daemon.training.hook_connection import ServerLimits
 from spiderfs.daemon.training.hook_server import HookServer, listen
-from spiderfs.daemon.training.trainer import SamplePaths, Trainer, is_below_mount
+from spiderfs.daemon.training.trainer import Declared, SampleList, SamplePaths, Trainer, is_below_mount
 from spiderfs.errors import HookError
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import COUNTERS
@@ -402,6 +403,34 @@ def test_the_last_row_of_waiting_batches_does_not_leave(tmp_path: Path) -> None:
     daemon = served(tmp_path, talk, limits=ServerLimits(waiting_bytes=1500))
     assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(4)]
     assert daemon.counted["internal_errors"] == 0
+
+
+def test_no_row_leaves_while_its_list_is_declared_anew(tmp_path: Path) -> None:
+    """The list may be a shorter one then: the sink knows it already, and the connection still has the one before."""
+    declared_anew = trio.Event()
+
+    class Sink(RecordingSink):
+        async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
+            found = await super().samples(trainer, samples)
+            if len(self.lists) == 2:
+                await declared_anew.wait()
+            return found
+
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet(b"a", b"b")
+            await client.send(samples(b"a"))
+            await daemon.until(lambda: len(daemon.sink.lists) == 2)
+            await client.send(*(batch(1, step=step) for step in range(30)), EpochEnd(0, None))
+            await wait_all_tasks_blocked(0.05)
+            assert "thinned" not in [name for name, _ in daemon.sink.calls]
+            declared_anew.set()
+            await client.said(Ok, "samples")
+            for _ in range(30):
+                await client.said(Error, "index 1 in a list of 1")
+            await daemon.until(lambda: len(daemon.sink.ends) == 1)
+
+    served(tmp_path, talk, Sink(), ServerLimits(waiting_bytes=20_000))
 
 
 def test_a_slow_sink_gets_all_batches_that_wait_in_one_call(tmp_path: Path) -> None:

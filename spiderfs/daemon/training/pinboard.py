@@ -51,9 +51,10 @@ class Pinboard:
 
     async def trainer_left(self, trainer: Trainer) -> None:
         """A trainer left: end its pins."""
-        for owner, name in [owned for owned in self._pins if owned[0] is trainer]:
-            course, _ = self._pins.pop((owner, name))
-            await self._pass_on(course.course_id)
+        # All at once: the server gives this call a few seconds, and what is not unpinned by then is at an epoch's end.
+        courses = [self._pins.pop(owned)[0] for owned in list(self._pins) if owned[0] is trainer]
+        for course_id in dict.fromkeys(course.course_id for course in courses):
+            await self._pass_on(course_id)
 
     async def epoch_ended(self, job_id: str) -> None:
         """End the pins of an earlier mount that no trainer has named since: this job's, and those of jobs not here."""

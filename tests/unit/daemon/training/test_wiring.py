@@ -7,6 +7,7 @@ import os
 import random
 import weakref
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -723,6 +724,25 @@ def test_pins_end_with_the_trainer_and_with_the_policy(tmp_path: Path) -> None:
         await said(harness, 5, 4)
         assert pinned(harness) == [4, 5]
         await harness.training.guide.detached(harness.trainer)
+        assert pinned(harness) == []
+
+    run(tmp_path, test, "impact")
+
+
+def test_pins_end_with_a_trainer_although_there_is_no_time_to_unpin_them(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        again = replace(harness.list, name="again")
+        await harness.training.guide.samples(harness.trainer, again)
+        await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
+        await said(harness, 5)
+        assert await harness.training.guide.pin(harness.trainer, again, np.array([4], np.uint32)) == 1
+        assert pinned(harness) == [4, 5]
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await harness.training.guide.detached(harness.trainer)
+        await harness.declare()
+        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert pinned(harness) == []
 
     run(tmp_path, test, "impact")

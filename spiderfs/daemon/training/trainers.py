@@ -68,6 +68,8 @@ class Trainers:
 
     def declare(self, trainer: Trainer, name: str, course: Course) -> None:
         """Note that a trainer's list with this name belongs to this course from now on."""
+        if self._courses.get((trainer, name)) is not course:
+            self._taught.discard((trainer, name))
         self._courses[trainer, name] = course
         self.publish()
 

@@ -27,15 +27,20 @@ def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(
 
     trainers.attach(one)
     assert known() == []
-    trainers.declare(one, "train", course(5, [10, 11]))
+    train = course(5, [10, 11])
+    trainers.declare(one, "train", train)
     trainers.declare(one, "validation", course(6, [12]))
     assert known() == [(1, os.getpid(), ())]
     trainers.teach(one, "train")
     assert known() == [(1, os.getpid(), (5,))]
+    trainers.declare(one, "train", train)
+    assert known() == [(1, os.getpid(), (5,))], "the same list"
+    trainers.declare(one, "train", course(7, [10]))
+    assert known() == [(1, os.getpid(), ())], "it has taught nothing of this one"
     trainers.detach(one)
     assert known() == []
     trainers.attach(one)
-    trainers.declare(one, "train", course(5, [10, 11]))
+    trainers.declare(one, "train", train)
     assert known() == [(2, os.getpid(), ())], "a new connection has taught nothing yet"
 
 

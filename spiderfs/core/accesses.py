@@ -21,7 +21,7 @@ class Accesses:
     ids: NDArray[np.int64]
     """The number of each key: keys are numbered from 0, in the order of their first access."""
     course_ids: Sequence[str]
-    """The list that the reader had declared, if the reader may get a stand-in, and "" if it may not."""
+    """The course by which the reader may get a stand-in; "" for a reader of no course."""
 
     @classmethod
     def of(cls, keys: Sequence[Key], sizes: Sequence[int], course_ids: Sequence[str] | None = None) -> Accesses:

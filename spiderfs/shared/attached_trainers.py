@@ -14,14 +14,14 @@ from typing import NamedTuple
 class Attached(NamedTuple):
     """One attached trainer; `started` is the start time of its process in clock ticks.
 
-    `list_numbers` are those of the lists whose stand-ins the trainer may be given: the lists of which it has sent
-    batches.
+    `course_numbers` are those of the courses whose stand-ins the trainer may be given: it has sent batches of their
+    lists.
     """
 
     number: int
     pid: int
     started: int
-    list_numbers: tuple[int, ...]
+    course_numbers: tuple[int, ...]
 
 
 def publish_trainers(path: Path, trainers: Iterable[Attached]) -> None:

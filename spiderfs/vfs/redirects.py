@@ -113,8 +113,8 @@ class Redirects:
                 pass
         if trainer is None and self._who == "all" and self._trainers:
             # The reads count as nobody's (trainer 0), because no batch will come for them.
-            list_numbers = {number for trainer in self._trainers for number in trainer.list_numbers}
-            trainer = self._trainers[0]._replace(number=0, list_numbers=tuple(list_numbers))
+            course_numbers = {number for trainer in self._trainers for number in trainer.course_numbers}
+            trainer = self._trainers[0]._replace(number=0, course_numbers=tuple(course_numbers))
         return Identity(trainer, status, until)
 
     def _trainer_above(self, status: Status) -> Attached | None:
@@ -144,7 +144,7 @@ class Redirects:
         return bool(self.stand_ins(wanted, 1))
 
     def stand_ins(self, wanted: int, limit: int = 64) -> list[int]:
-        """The stand-ins that readers may be given for a file now, one inode for each list that has one."""
+        """The stand-ins that readers may be given for a file now, one inode for each course that has one."""
         return stand_ins_of(self._records, wanted, limit)
 
     def choose(self, wanted: int, trainer: Attached, at_hand: Callable[[int], bool]) -> int:
@@ -154,8 +154,8 @@ class Redirects:
         if lease is not None and lease[1] >= now:
             return lease[0]
         given = wanted
-        for list_number in trainer.list_numbers:
-            stand_in = stand_in_of(self._records, wanted, list_number)
+        for course_number in trainer.course_numbers:
+            stand_in = stand_in_of(self._records, wanted, course_number)
             if stand_in is not None:
                 given = wanted if at_hand(wanted) else stand_in
                 break

@@ -58,8 +58,8 @@ class Harness:
         self.clock = Clock()
         self.redirects = Redirects(self.records, PendingReads(), self.clock)
 
-    def redirect(self, list_number: int, wanted: int, given: int | None) -> None:
-        self.records.put([redirect_row(list_number, wanted, given)])
+    def redirect(self, course_number: int, wanted: int, given: int | None) -> None:
+        self.records.put([redirect_row(course_number, wanted, given)])
 
 
 def nowhere(inode: int) -> bool:
@@ -86,8 +86,8 @@ def family() -> Iterator[list[int]]:
             process.stdin.close()
 
 
-def attached(pid: int, number: int = 1, list_numbers: tuple[int, ...] = (1,), later: int = 0) -> Attached:
-    return Attached(number, pid, started_at(pid) + later, list_numbers)
+def attached(pid: int, number: int = 1, course_numbers: tuple[int, ...] = (1,), later: int = 0) -> Attached:
+    return Attached(number, pid, started_at(pid) + later, course_numbers)
 
 
 def test_a_trainer_is_its_process_its_threads_and_all_below_it(harness: Harness, family: list[int]) -> None:
@@ -153,7 +153,7 @@ def test_all_means_every_process(harness: Harness) -> None:
     harness.redirects.set_trainers([attached(os.getpid(), 1, (1,)), attached(os.getpid(), 2, (2,))], "all")
     reader = harness.redirects.trainer_of(1)
     assert reader is not None
-    assert set(reader.list_numbers) == {1, 2}
+    assert set(reader.course_numbers) == {1, 2}
     harness.redirect(2, WANTED, GIVEN)
     assert harness.redirects.choose(WANTED, reader, nowhere) == GIVEN
 

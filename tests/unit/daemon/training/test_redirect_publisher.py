@@ -1,4 +1,4 @@
-"""Redirects of a policy become rows of the table, for the lists that are in memory."""
+"""Redirects of a policy become rows of the table, for the courses that are in memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Harness:
         self.cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
         self.cache.engine.change_policy(self.policy)
         teaching = Teaching(self.cache.engine, self.cache.size_of)
-        self.records, self.lists = MemoryRecords(TABLES), Courses()
-        self.lists.put(course(1, [10, 11, 12]))
-        self.lists.put(course(2, [11, 12, 13]))
-        self.redirects = RedirectPublisher(teaching, self.records, self.lists)
+        self.records, self.courses = MemoryRecords(TABLES), Courses()
+        self.courses.put(course(1, [10, 11, 12]))
+        self.courses.put(course(2, [11, 12, 13]))
+        self.redirects = RedirectPublisher(teaching, self.records, self.courses)
 
     @property
     def rows(self) -> list[tuple[int, int, int]]:
-        """Wanted inode, list, stand-in."""
+        """Wanted inode, course, stand-in."""
         return sorted(redirect_rows(self.records))
 
 
@@ -41,7 +41,7 @@ def run(test: Callable[[Harness], Awaitable[None]]) -> None:
     trio.run(main)
 
 
-def test_changes_are_written_once_and_those_of_unknown_lists_never() -> None:
+def test_changes_are_written_once_and_those_of_unknown_courses_never() -> None:
     async def test(harness: Harness) -> None:
         harness.policy.changes = [("job/digest 1", 10, 11), ("job/digest 2", 12, 13), ("job/digest 3", 10, 12)]
         await harness.redirects.publish()
@@ -68,11 +68,11 @@ def test_an_earlier_managers_rows_go_and_all_redirects_can_be_written_anew() -> 
     run(test)
 
 
-def test_a_list_that_leaves_takes_its_rows_along() -> None:
+def test_a_course_that_leaves_takes_its_rows_along() -> None:
     async def test(harness: Harness) -> None:
         harness.policy.changes = [("job/digest 1", 12, 11), ("job/digest 2", 12, 13)]
         await harness.redirects.publish()
-        first = harness.lists.get("job/digest 1")
+        first = harness.courses.get("job/digest 1")
         assert first is not None
         await harness.redirects.withdraw(first)
         assert harness.rows == [(12, 2, 13)]
@@ -105,7 +105,7 @@ def test_changes_that_were_drawn_first_are_written_first() -> None:
     run(test)
 
 
-def test_a_file_has_a_stand_in_if_some_list_in_memory_has_one_for_it() -> None:
+def test_a_file_has_a_stand_in_if_some_course_in_memory_has_one_for_it() -> None:
     async def test(harness: Harness) -> None:
         harness.policy.stand_ins = {("job/digest 2", 12): 13, ("job/digest 3", 10): 11}
         assert [harness.redirects.has_stand_in(inode) for inode in (10, 12)] == [False, True]

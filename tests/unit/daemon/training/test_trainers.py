@@ -23,7 +23,7 @@ def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(
     trainers, one = Trainers(tmp_path / "trainers"), trainer()
 
     def known() -> list[tuple[int, int, tuple[int, ...]]]:
-        return [(found.number, found.pid, found.list_numbers) for found in published_trainers(tmp_path / "trainers")]
+        return [(found.number, found.pid, found.course_numbers) for found in published_trainers(tmp_path / "trainers")]
 
     trainers.attach(one)
     assert known() == []

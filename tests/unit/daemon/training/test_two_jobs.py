@@ -270,7 +270,7 @@ def test_redirects_of_a_job_are_its_own(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         one, two = await _taught(harness, "one"), await _taught(harness, "two")
         assert one.course.number != two.course.number
-        taught = {row.number: row.list_numbers for row in published_trainers(harness.trainers_file)}
+        taught = {row.number: row.course_numbers for row in published_trainers(harness.trainers_file)}
         assert taught == {1: (one.course.number,), 2: (two.course.number,)}
 
     run(tmp_path, test)

@@ -128,7 +128,7 @@ def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> N
         assert await harness.declare() == Declared(3)
         assert [inode > 0 for inode in harness.inodes] == [True, False, False, False, True]
         (attached,) = published_trainers(harness.trainers_file)
-        assert (attached.pid, attached.list_numbers) == (os.getpid(), ())
+        assert (attached.pid, attached.course_numbers) == (os.getpid(), ())
         await harness.training.guide.detached(harness.trainer)
         assert published_trainers(harness.trainers_file) == []
 
@@ -142,13 +142,13 @@ def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> Non
         await harness.declare()
         await harness.batch(np.random.default_rng(3), [*range(8)])
         (attached,) = published_trainers(harness.trainers_file)
-        assert attached.list_numbers == (1,)
+        assert attached.course_numbers == (1,)
         await harness.training.guide.detached(harness.trainer)
         await harness.declare()
         await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3]))
         await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         (attached,) = published_trainers(harness.trainers_file)
-        assert attached.list_numbers == ()
+        assert attached.course_numbers == ()
         assert await harness.training.guide.scores(harness.trainer, harness.list) is not None
 
     run(tmp_path, test)

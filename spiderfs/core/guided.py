@@ -17,16 +17,23 @@ can do is an interface of its own:
 
 Scores, hubs and the ratio arrive at any time between two opens. None of these methods changes who is a member. So
 whoever calls them has to call `Engine.place` or `Engine.settle` afterwards, as each of them says. `teaching.py` is the
-only caller.
+only caller of all but `limit_hubs`, which is an option of the user.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key, Policy
+
+# If a third of all reads were redirected to 2 % of the samples, without a limit each of these would be read 16 times
+# per epoch.
+MAX_STAND_INS = 8
+# 64 neighbours of a hub take some 4 kB.
+MAX_NEIGHBOURS = 64
 
 
 class Guided(Policy):
@@ -44,6 +51,20 @@ class Guided(Policy):
         """The job of this course began an epoch; other courses go on."""
 
 
+@dataclass(frozen=True, slots=True)
+class HubLimits:
+    """The limits of each hub; None is no limit, as in SpiderCache's paper. Raises ValueError for impossible ones."""
+
+    stand_ins: int | None = MAX_STAND_INS
+    """How often a hub stands in per epoch of its course."""
+    neighbours: int | None = MAX_NEIGHBOURS
+    """For how many samples a hub may stand in: the nearest ones."""
+
+    def __post_init__(self) -> None:
+        if (self.stand_ins is not None and self.stand_ins < 0) or (self.neighbours is not None and self.neighbours < 1):
+            raise ValueError("a hub stands in at least 0 times, for at least 1 neighbour; None is no limit")
+
+
 class HasHubs(ABC):
     @abstractmethod
     def hub_found(self, hub: Hub) -> None:
@@ -55,6 +76,10 @@ class HasHubs(ABC):
     @abstractmethod
     def is_hub(self, course_id: str, key: Key) -> bool:
         """Whether this sample is a hub of the course already, so that another one of the batch is wanted."""
+
+    @abstractmethod
+    def limit_hubs(self, limits: HubLimits) -> None:
+        """Change the limits of each hub; that on neighbours holds for hubs that are found from now on."""
 
 
 class HasStandIns(ABC):

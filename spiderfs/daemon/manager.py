@@ -20,6 +20,7 @@ from functools import partial
 import trio
 
 from spiderfs.core.events import Access
+from spiderfs.core.guided import HubLimits
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.capacity import CacheCapacity, source_bytes_of_last_mount
 from spiderfs.daemon.caching.packer import Packer
@@ -42,7 +43,6 @@ from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
-from spiderfs.policies.parts.homophily import HubLimits
 from spiderfs.sources.client import Read
 from spiderfs.trace.recording import noted_in, recording_to
 from spiderfs.vfs.catalogue import Catalogue

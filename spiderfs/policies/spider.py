@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasStandIns
+from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasStandIns, HubLimits
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key, in_saved_order, saved_keys
-from spiderfs.policies.parts.homophily import Homophily, HubLimits
+from spiderfs.policies.parts.homophily import Homophily
 from spiderfs.policies.parts.importance import UNKNOWN, Importance
 
 IMPORTANCE, HOMOPHILY = "importance", "homophily"
@@ -174,7 +174,6 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
         self._homophily.new_epoch(course_id)
 
     def limit_hubs(self, limits: HubLimits) -> None:
-        """Change the limits of each hub; that on neighbours holds for hubs that are found from now on."""
         self._homophily.limit(limits)
 
     @property

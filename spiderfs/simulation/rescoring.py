@@ -33,7 +33,7 @@ class Rescored:
     hints: list[tuple[int, Hint]]
     """The hints to replay instead of `Trace.hints`."""
     described: dict[str, dict[str, str]]
-    """For each list, by its number, how its scoring describes itself at the end of the trace."""
+    """For each course, by its number, how its scoring describes itself at the end of the trace."""
 
 
 def depends_on_neighbours(scoring: str) -> bool:
@@ -49,29 +49,29 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
             " trace_embeddings=on"
         )
     hints: list[tuple[int, Hint]] = []
-    lists: dict[str, _List] = {}
+    courses: dict[str, _Course] = {}
     for before, lesson in trace.lessons():
         match lesson:
             case Labels(course_id, labels):
                 # After a crash of the manager a trainer declares its list again, and its scoring goes on.
-                if course_id not in lists or lists[course_id].labels != labels:
-                    lists[course_id] = _List(course_id, labels, scoring, options)
+                if course_id not in courses or courses[course_id].labels != labels:
+                    courses[course_id] = _Course(course_id, labels, scoring, options)
                 hints.append((before, lesson))
             case TracedBatch():
-                if lesson.course_id not in lists:
-                    raise _damaged(f"it holds a batch of list {lesson.course_id}, but not that list")
-                hints += [(before, hint) for hint in lists[lesson.course_id].batch(lesson)]
+                if lesson.course_id not in courses:
+                    raise _damaged(f"it holds a batch of course {lesson.course_id}, but not its list")
+                hints += [(before, hint) for hint in courses[lesson.course_id].batch(lesson)]
             case Epoch(course_id):
-                if course_id in lists:
-                    lists[course_id].new_epoch()
+                if course_id in courses:
+                    courses[course_id].new_epoch()
                 hints.append((before, lesson))
             case Ratio() | Pinning() | WarmUp():
                 hints.append((before, lesson))
-    return Rescored(hints, {name: found.described() for name, found in lists.items()})
+    return Rescored(hints, {name: found.described() for name, found in courses.items()})
 
 
-class _List:
-    """A list and its scoring, as `daemon/training/known_list.py` has them for a mount."""
+class _Course:
+    """A course and its scoring, as `daemon/training/course.py` has them for a mount."""
 
     def __init__(self, course_id: str, labels: Mapping[Key, int], scoring: str, options: ScorerOptions) -> None:
         self.labels = labels
@@ -87,7 +87,7 @@ class _List:
         try:
             indices = [self._index_of[key] for key in batch.keys.tolist()]
         except KeyError as exc:
-            raise _damaged(f"a batch of list {self._course_id} has the file {exc}, which is not in it") from None
+            raise _damaged(f"a batch of course {self._course_id} has the file {exc}, which is not in its list") from None
         if self._scoring is None or not self._scoring.fits(batch.dimension):
             labels = np.fromiter(self.labels.values(), np.int64, len(self.labels))
             self._scoring = SCORINGS[self._name](labels, batch.dimension, self._options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasStandIns
+from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasStandIns, HubLimits
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
 from spiderfs.policies.lru import LRU
@@ -36,6 +36,9 @@ class RecordingPolicy(LRU, Guided, HasHubs, HasStandIns, Adjustable):
 
     def is_hub(self, course_id: str, key: Key) -> bool:
         return False
+
+    def limit_hubs(self, limits: HubLimits) -> None:
+        self.told.append(("limit_hubs", limits))
 
     def stand_in(self, course_id: str, key: Key) -> Key | None:
         return self.stand_ins.get((course_id, key))

@@ -18,14 +18,13 @@ import msgpack
 from spiderfs.core.changes import NOTHING, Changes, merged
 from spiderfs.core.engine import Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
+from spiderfs.core.guided import HasHubs, HubLimits
 from spiderfs.core.hints import Budget, Hint, Lost
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.restocked import Restocked
 from spiderfs.errors import StoreError
 from spiderfs.metrics import Counters
 from spiderfs.policies import mountable_policies
-from spiderfs.policies.parts.homophily import HubLimits
-from spiderfs.policies.spider import Spider
 from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member
 
 log = logging.getLogger(__name__)
@@ -203,12 +202,16 @@ class CacheControl:
     def limit_hubs(self, limits: HubLimits) -> None:
         """Change the limits of each hub, now and for policies that are chosen later."""
         self._hub_limits = limits
-        if isinstance(self.engine.policy, Spider):
-            self.engine.policy.limit_hubs(limits)
+        self._limit_hubs_of(self.engine.policy)
 
-    def _made(self, policy: str) -> Policy:
-        kind = mountable_policies()[policy]
-        return Spider(hub_limits=self._hub_limits) if kind is Spider else kind()
+    def _made(self, name: str) -> Policy:
+        policy = mountable_policies()[name]()
+        self._limit_hubs_of(policy)
+        return policy
+
+    def _limit_hubs_of(self, policy: Policy) -> None:
+        if isinstance(policy, HasHubs):
+            policy.limit_hubs(self._hub_limits)
 
     @contextlib.contextmanager
     def _undone_on_failure(self) -> Iterator[None]:

@@ -14,30 +14,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from spiderfs.core.guided import HubLimits
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
-
-# If a third of all reads were redirected to 2 % of the samples, without a limit each of these would be read 16 times
-# per epoch.
-MAX_STAND_INS = 8
-# 64 neighbours of a hub take some 4 kB.
-MAX_NEIGHBOURS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class HubLimits:
-    """The limits of each hub; None is no limit, as in SpiderCache's paper. Raises ValueError for impossible ones."""
-
-    stand_ins: int | None = MAX_STAND_INS
-    """How often a hub stands in per epoch of its course."""
-    neighbours: int | None = MAX_NEIGHBOURS
-    """For how many samples a hub may stand in: the nearest ones."""
-
-    def __post_init__(self) -> None:
-        if (self.stand_ins is not None and self.stand_ins < 0) or (self.neighbours is not None and self.neighbours < 1):
-            raise ValueError("a hub stands in at least 0 times, for at least 1 neighbour; None is no limit")
 
 
 class Homophily:

@@ -13,8 +13,9 @@ from seen_samples import engine_with
 
 from spiderfs.core.changes import NOTHING, Changes
 from spiderfs.core.engine import BLOCKS, Engine
+from spiderfs.core.guided import HubLimits
 from spiderfs.core.hints import Hub
-from spiderfs.policies.parts.homophily import Homophily, HubLimits
+from spiderfs.policies.parts.homophily import Homophily
 from spiderfs.policies.parts.importance import Importance
 from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, MAX_WAITING, Spider
 

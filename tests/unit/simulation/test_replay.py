@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from spiderfs.cli.main import main
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
+from spiderfs.core.guided import HubLimits
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
 from spiderfs.policies import POLICIES
 from spiderfs.policies.belady import Belady
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO
-from spiderfs.policies.parts.homophily import HubLimits
 from spiderfs.policies.spider import Spider
 from spiderfs.simulation.checks import Check, Relation, lru_on_permutations, self_test
 from spiderfs.simulation.replay import policy_for, replay

@@ -14,13 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spiderfs.core.engine import BLOCKS
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
+from spiderfs.core.guided import HubLimits
 from spiderfs.core.hints import Hub
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.daemon.caching.cache_control import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, CacheControl
 from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
-from spiderfs.policies.parts.homophily import HubLimits
 from spiderfs.policies.spider import Spider
 from spiderfs.store.store import LANDING, ContentKey, Keep
 from spiderfs.testing import MemoryContent

@@ -1,6 +1,7 @@
-"""An index that is a navigable small-world graph (Malkov and Yashunin, 2018): it is approximate, and for long lists.
+"""An index that is a navigable small-world graph (Malkov and Yashunin, 2018), and approximate.
 
-Only this module imports hnswlib. The library's space "l2" returns squared distances. A sample is usually, but not
+It finds the cells of very long lists (`centres.py`); `index="graph"` is a graph of the samples, to compare with. Only
+this module imports hnswlib. The library's space "l2" returns squared distances. A sample is usually, but not
 always, its own first neighbour. A query that finds fewer than k neighbours raises RuntimeError; this can happen after
 many updates.
 """
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spiderfs.scorer.index import Ids, Neighbours, Vectors
+from spiderfs.scorer.index import NOBODY, Ids, Neighbours, Vectors
 
 if TYPE_CHECKING:
     import hnswlib
@@ -60,7 +61,7 @@ class GraphIndex:
         own[~own.any(axis=1), -1] = True
         order = np.argsort(own, axis=1, kind="stable")[:, :-1]
         found, squared = np.take_along_axis(found, order, 1), np.take_along_axis(squared, order, 1)
-        return Neighbours(_padded(found, k, -1), _padded(np.sqrt(squared), k, np.inf))
+        return Neighbours(_padded(found, k, NOBODY), _padded(np.sqrt(squared), k, np.inf))
 
     def present(self) -> Ids:
         return np.array(self._graph.get_ids_list(), np.int64)
@@ -87,7 +88,7 @@ class GraphIndex:
         self._graph = graph
 
     def _empty_graph(self) -> hnswlib.Index:
-        # Short lists have no graph, and need no library for it.
+        # Only very long lists have a graph, and others need no library for it.
         import hnswlib
 
         return hnswlib.Index(space="l2", dim=self._dimension)
@@ -104,7 +105,7 @@ class GraphIndex:
                 k //= 2
             else:
                 return found.astype(np.int64), squared
-        return np.full((len(vectors), 1), -1, np.int64), np.full((len(vectors), 1), np.inf, np.float32)
+        return np.full((len(vectors), 1), NOBODY, np.int64), np.full((len(vectors), 1), np.inf, np.float32)
 
 
 @contextlib.contextmanager

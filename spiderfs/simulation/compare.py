@@ -164,11 +164,11 @@ def caption(report: dict[str, Any]) -> str:
 
 
 def lines_about_scorings(report: dict[str, Any]) -> list[str]:
-    """One line for each list that was scored anew."""
+    """One line for each course that was scored anew."""
     lines = []
     for scoring in report["scorings"]:
-        for name, facts in scoring["lists"].items():
+        for number, facts in scoring["courses"].items():
             found = ", ".join(f"{fact} {value.partition('  ')[0]}" for fact, value in facts.items())
             radius = f", radius {scoring['radius']}" if scoring["radius"] else ""
-            lines.append(f"Scored anew ({scoring['scoring']}{radius}), list {name}: {found}")
+            lines.append(f"Scored anew ({scoring['scoring']}{radius}), course {number}: {found}")
     return lines

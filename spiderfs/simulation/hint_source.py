@@ -79,7 +79,7 @@ class HintSource:
                     "scores": len(anew),
                     "scores_as_recorded": len(anew & recorded),
                     "seconds": perf_counter() - began,
-                    "lists": found.described,
+                    "courses": found.described,
                 }
             )
         return self._anew[scoring, setting]

@@ -83,22 +83,22 @@ def replay(
     """
     members = engine.members
     plans = _Plans(engine, accesses, epoch_length, planned_epochs)
-    guide = Teacher(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints, ratio)
+    teacher = Teacher(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints, ratio)
     hit_list: list[bool] = []
     redirect_list: list[bool] = []
     for number, (key, size, course_id) in enumerate(
         zip(accesses.keys, accesses.sizes, accesses.course_ids, strict=True)
     ):
-        if number == guide.due:
-            guide.give(number)
+        if number == teacher.due:
+            teacher.give(number)
         if number == plans.due:
             plans.give(number)
         if planned_epochs:
             engine.wanted(_READER, key, float(number))
         hit = key in members
-        given = guide.choose(course_id, key, hit) if course_id else key
+        given = teacher.choose(course_id, key, hit) if course_id else key
         if course_id:
-            guide.served(course_id, key, given)
+            teacher.served(course_id, key, given)
         redirected = given != key
         hit_list.append(hit or redirected)
         redirect_list.append(redirected)
@@ -106,7 +106,7 @@ def replay(
             engine.block_read(key, size)
         else:
             engine.opened(given, members[given].size if redirected else size)
-    guide.give(len(accesses))
+    teacher.give(len(accesses))
     hits = np.array(hit_list)
     sizes = np.asarray(accesses.sizes, np.int64)
     starts = np.arange(0, len(accesses), epoch_length)

@@ -87,7 +87,7 @@ class _Course:
         try:
             indices = [self._index_of[key] for key in batch.keys.tolist()]
         except KeyError as exc:
-            raise _damaged(f"a batch of course {self._course_id} has the file {exc}, which is not in its list") from None
+            raise _damaged(f"a batch of course {self._course_id} has the file {exc}, which its list has not") from None
         if self._scoring is None or not self._scoring.fits(batch.dimension):
             labels = np.fromiter(self.labels.values(), np.int64, len(self.labels))
             self._scoring = SCORINGS[self._name](labels, batch.dimension, self._options)

@@ -13,7 +13,7 @@ from spiderfs.store.store import Content, ContentKey, Member, Records
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.redirect_table import each_redirect
 
-# The recall of the graph is judged by so many samples: 0.1 s for a million.
+# The recall of an index is judged by so many samples: 0.1 s for a million.
 _RECALL_SAMPLE = 256
 # Lines between two chances for events to be folded: some 3 ms.
 _AT_A_TIME = 1000
@@ -76,7 +76,7 @@ async def scores(courses: Courses, batch_scoring: BatchScoring, catalogue: Catal
 
 
 async def graph(courses: Courses, batch_scoring: BatchScoring) -> AsyncGenerator[bytes]:
-    """Describes each course as its scorer knows it: radius, neighbours, recall, time per batch."""
+    """What the scoring of each course knows, which share of its rows it leaves out, and how fast it is."""
     lines = []
     for course in courses:
         status = course.status()

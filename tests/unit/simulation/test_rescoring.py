@@ -133,8 +133,8 @@ KNOWN = np.array([5, 6], np.uint64)
 @pytest.mark.parametrize(
     ("inodes", "vectors", "number", "complaint"),
     [
-        (KNOWN, np.ones((2, 4)), LIST + 1, "list 8, but not that list"),
-        (KNOWN + 1, np.ones((2, 4)), LIST, "the file 7, which is not in it"),
+        (KNOWN, np.ones((2, 4)), LIST + 1, "course 8, but not its list"),
+        (KNOWN + 1, np.ones((2, 4)), LIST, "the file 7, which its list has not"),
         (KNOWN, np.full((2, 4), np.inf), LIST, "not finite"),
         (KNOWN[:0], np.ones((0, 4)), LIST, "a batch of 0 samples"),
     ],
@@ -183,8 +183,8 @@ def test_command_varies_the_radius(path: Path, tmp_path: Path) -> None:
     assert max(same[radius] for radius in ("0.05", "1", None)) < 0.5
     assert report["accuracies_when_recorded"] == {str(LIST): [0.5] * 4}
     assert all(name in output for name in ("spider, 0.05 ", "spider, auto ", "shade  "))
-    assert "Scored anew (graph, radius auto), list 7: radius 0." in output
-    assert "Scored anew (rank), list 7: mean score" in output
+    assert "Scored anew (graph, radius auto), course 7: radius 0." in output
+    assert "Scored anew (rank), course 7: mean score" in output
     code, output = run(path, "--policy", "spider", "--capacity", "30%", "--json", report_path)
     assert "anew" not in output
     # The best sample of each batch was recorded as its hub; scored anew, more of the samples become hubs.

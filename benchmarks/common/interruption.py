@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.common.slices import LEFT, TimeIsOver
+
 
 def exit_status(
     name: str,
@@ -19,7 +21,8 @@ def exit_status(
 ) -> int:
     """Run a measurement and return the exit status: 0, 130 after an interrupt, or 1 after an expected error.
 
-    The message of an expected error is printed; any other exception is raised.
+    LEFT is the status if the time of a slice is over. The message of that, and of an expected error, is printed; any
+    other exception is raised.
     """
     unwind_on_signals()
     try:
@@ -27,6 +30,9 @@ def exit_status(
     except KeyboardInterrupt:
         print(when_interrupted)
         return 130
+    except TimeIsOver as over:
+        print(over)
+        return LEFT
     except expected as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1

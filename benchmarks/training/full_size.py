@@ -49,7 +49,7 @@ from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch
 from benchmarks.common.results import plain_table, save, spread, wide_console
 from benchmarks.common.side_by_side import add_jobs, side_by_side
-from benchmarks.common.slices import LEFT, Slice, TimeIsOver, add_minutes
+from benchmarks.common.slices import Slice, TimeIsOver, add_minutes
 from benchmarks.training.in_process import Epoch, Pool, Run, Training
 from benchmarks.training.saved_training import load_training, save_training
 from benchmarks.training.systems import (
@@ -431,11 +431,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     console = wide_console(WIDTH)
-    try:
-        return exit_status("full_size", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
-    except TimeIsOver as over:
-        console.print(str(over), highlight=False)
-        return LEFT
+    return exit_status("full_size", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
 
 
 if __name__ == "__main__":

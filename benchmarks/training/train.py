@@ -65,7 +65,7 @@ from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
 from benchmarks.common.results import machine, save, verdict_table, wide_console
-from benchmarks.common.slices import LEFT, Slice, TimeIsOver, add_minutes
+from benchmarks.common.slices import Slice, TimeIsOver, add_minutes
 from benchmarks.training.train_report import (
     FORMS,
     TRAFFIC,
@@ -425,13 +425,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     console = wide_console(TABLE_WIDTH)
-    try:
-        return exit_status(
-            "train", lambda: measure(arguments, console), "interrupted; everything is unmounted and deleted"
-        )
-    except TimeIsOver as over:
-        console.print(str(over), highlight=False)
-        return LEFT
+    return exit_status("train", lambda: measure(arguments, console), "interrupted; everything is unmounted and deleted")
 
 
 if __name__ == "__main__":

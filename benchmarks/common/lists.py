@@ -1,7 +1,8 @@
-"""Replays the draws of a sampler through other caches, with the product's engine and policies, without a training."""
+"""What caches make of the draws of a sampler: replays with the product's engine and policies, and LRU's closed form."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from spiderfs.core.accesses import Accesses
@@ -42,6 +43,11 @@ def min_by_epoch(lists: list[list[int]], sizes: list[int], capacity: int) -> Ite
         else:
             engine.change_policy(policy)
         yield replay(engine, accesses, len(drawn))
+
+
+def lru_hits(cached_share: float) -> float:
+    """The hits of an LRU if each epoch reads every sample once in a new order, as a share of the reads."""
+    return cached_share + (1 - cached_share) * math.log(1 - cached_share) if cached_share < 1 else 1.0
 
 
 def accesses_of(samples: list[int], sizes: list[int]) -> Accesses:

@@ -22,12 +22,9 @@ The rows of uniform sampling need no trace: they are c + (1 - c) ln(1 - c) for L
 from __future__ import annotations
 
 import argparse
-import math
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,11 +36,11 @@ from rich.progress import Progress
 
 from benchmarks.common.command import add_data, command_line
 from benchmarks.common.extent import Extent
-from benchmarks.common.interruption import exit_status
-from benchmarks.common.lists import min_by_epoch
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.lists import lru_hits, min_by_epoch
 from benchmarks.common.results import machine, plain_table, save, wide_console
-from benchmarks.training.in_process import Configuration, decode, train
-from benchmarks.training.training import BATCH, IMAGES, find_data
+from benchmarks.training.in_process import Configuration, pool_in, train
+from benchmarks.training.training import BATCH, IMAGES
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hint, Ratio
@@ -124,40 +121,20 @@ def by_epoch_point(accesses: Accesses, length: int, capacity: float, budget: int
     return Point("MIN by epoch", capacity, hits / opens, 0.0, origin / opens)
 
 
-def uniform_lru(capacity: float) -> float:
-    """The hit ratio of an LRU if each epoch reads every sample once, in a new order."""
-    return capacity + (1 - capacity) * math.log(1 - capacity)
-
-
 # -- the trace
 
 
 @contextmanager
 def recorded(data: Path, extent: Extent, console: Console) -> Iterator[Path]:
     """The trace of a training, deleted when the context ends."""
-    scratch = Path(tempfile.mkdtemp(prefix="spiderfs-hits."))
-    try:
+    with scratch_directory("hits") as scratch:
         path = scratch / "trace"
         torch.set_num_threads(1)
-        pool = decode(find_data(data, extent))
-        writer = TraceWriter(path)
-        try:
-            with Progress(console=console, transient=True) as progress:
-                task = progress.add_task("training", total=extent.epochs * -(-extent.training // BATCH))
-                train(
-                    pool,
-                    RECORDED,
-                    "recorded",
-                    SEED,
-                    extent.epochs,
-                    lambda: progress.advance(task),
-                    writer,
-                )
-        finally:
-            writer.close()
+        pool = pool_in(data, extent)
+        with closing(TraceWriter(path)) as writer, Progress(console=console, transient=True) as progress:
+            task = progress.add_task("training", total=extent.epochs * -(-extent.training // BATCH))
+            train(pool, RECORDED, "recorded", SEED, extent.epochs, lambda: progress.advance(task), writer)
         yield path
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 # -- what it shows
@@ -174,7 +151,7 @@ def show(points: list[Point], console: Console) -> None:
             found = {point.policy: getattr(point, field) * factor for point in points if point.capacity == capacity}
             cells = [format(found[name], form) for name in POLICIES_SHOWN if name in found]
             if field == "hit_ratio":
-                cells.append(format(100 * uniform_lru(capacity), form))
+                cells.append(format(100 * lru_hits(capacity), form))
             table.add_row(f"{capacity:.0%}", *cells)
         console.print(table)
     shares = {point.capacity: point.redirected_share for point in points if point.policy == "spider"}
@@ -213,7 +190,7 @@ def plot(points: list[Point], path: Path) -> None:
         axis.grid(alpha=0.3)
     smooth = np.linspace(0.05, 0.8, 40)
     axes[0].plot(
-        100 * smooth, [100 * uniform_lru(c) for c in smooth], "--", color="#bbbbbb", label="lru, uniform sampling"
+        100 * smooth, [100 * lru_hits(c) for c in smooth], "--", color="#bbbbbb", label="lru, uniform sampling"
     )
     # The legend stands in the right panel, which has room and all lines but one.
     axes[1].legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=8)

@@ -42,8 +42,8 @@ from benchmarks.common.command import add_data, command_line
 from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, spread, wide_console
-from benchmarks.training.in_process import Configuration, Pool, Training, decode
-from benchmarks.training.training import IMAGES, find_data
+from benchmarks.training.in_process import Configuration, Pool, Training, pool_in
+from benchmarks.training.training import IMAGES
 from spiderfs.core.policy import Key
 from spiderfs.policies import POLICIES
 from spiderfs.policies import impact as impact_policy
@@ -245,7 +245,7 @@ def show(found: list[Hits], console: Console) -> None:
 def measure(arguments: argparse.Namespace, console: Console) -> None:
     extent: Extent = arguments.extent
     torch.set_num_threads(1)
-    pool = decode(find_data(arguments.data, extent))
+    pool = pool_in(arguments.data, extent)
     found: list[Hits] = []
     try:
         for seed in range(1, extent.seeds + 1):

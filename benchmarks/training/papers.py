@@ -9,7 +9,6 @@ who lies above whom, and by how much SpiderCache lies above the baseline. Nothin
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -17,17 +16,13 @@ from typing import NamedTuple
 from rich.console import Console
 
 from benchmarks.common import intervals
+from benchmarks.common.lists import lru_hits
 from benchmarks.common.results import plain_table, spread
 from benchmarks.training.systems_report import BASELINE, Group
 
 # A difference of so many points is to be explained in the documents.
 NOTABLE_POINTS = 5.0
 NOTABLE = "differs"
-
-
-def lru_hits(size: float) -> float:
-    """The hits of an LRU if each epoch reads every sample once in a new order, as a share of the reads."""
-    return size + (1 - size) * math.log(1 - size) if size < 1 else 1.0
 
 
 class Reported(NamedTuple):

@@ -90,6 +90,7 @@ from benchmarks.training.training import (
     Steps,
     evaluate,
     find_data,
+    flipped,
     network,
 )
 from trainer_hook import Hook, attach, plan
@@ -215,10 +216,8 @@ def train_epoch(
     begin = asked = time.monotonic()
     for batch, (images, labels, indices, inodes) in enumerate(loader, 1):
         figures.waiting_s += time.monotonic() - asked
-        flipped = torch.rand(len(images)) < 0.5
-        images = torch.where(flipped[:, None, None, None], images.flip(3), images)
         steps.optimizer.zero_grad()
-        losses = nn.functional.cross_entropy(model(images), labels, reduction="none")
+        losses = nn.functional.cross_entropy(model(flipped(images)), labels, reduction="none")
         if weighting is not None:
             losses = losses * weighting.weights(clip=MOST_WEIGHT)
         losses.mean().backward()  # type: ignore[no-untyped-call]

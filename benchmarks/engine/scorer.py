@@ -38,7 +38,7 @@ from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
 from spiderfs.scorer.index import Ids, Neighbours, Vectors, blocks_of, exact_nearest, normalised
-from spiderfs.scorer.scorer import INVERSE_OF_NONE, Scorer, importance
+from spiderfs.scorer.scorer import INVERSE_OF_NONE, PAPERS_NEIGHBOURS, Scorer, importance
 from spiderfs.scorer.scoring import ScorerOptions
 
 Kind = Literal["exact", "cells", "graph"]
@@ -46,7 +46,6 @@ BATCH, MANY = 128, 1024
 FEW_CLASSES = 10
 SAMPLES_OF_A_CLASS = 1000
 COMPARED = 1024
-PAPERS_K = 500
 SMALLER_KS = (50, 100, 200)
 NEAREST_LABELS, PART = 16, 8
 
@@ -116,6 +115,7 @@ def timed(scorer: Scorer, embeddings: Embeddings, rng: np.random.Generator, rows
 
 
 def exact(scorer: Scorer, ids: Ids) -> Neighbours:
+    """The neighbours of these samples that a search among all vectors of the index finds."""
     return exact_nearest(blocks_of(scorer.index), ids, scorer.index.vectors(ids), scorer.options.neighbours)
 
 
@@ -127,11 +127,13 @@ def counts(scorer: Scorer, ids: Ids, found: Neighbours) -> tuple[NDArray[np.bool
 
 
 def scores_of(scorer: Scorer, ids: Ids, found: Neighbours) -> NDArray[np.float32]:
+    """The scores of these samples if these are their neighbours."""
     same, other = counts(scorer, ids, found)
     return importance(same.sum(axis=1), other.sum(axis=1), scorer.options.neighbours)
 
 
 def correlation(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Spearman's rank correlation."""
     return float(spearmanr(one, other).statistic)
 
 
@@ -150,7 +152,7 @@ def scored(samples: int, neighbours: int) -> tuple[Embeddings, Scorer]:
 
 def correlations_with_papers_k(samples: int) -> dict[str, tuple[float, float]]:
     """For each smaller k: the correlation with both counts scaled to 500, and with x_other alone."""
-    papers = scored(samples, PAPERS_K)[1].scores
+    papers = scored(samples, PAPERS_NEIGHBOURS)[1].scores
     found = {}
     for k in SMALLER_KS:
         scorer = scored(samples, k)[1]
@@ -275,7 +277,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
         )
     console.print(table)
     results.correlations(*((2_000, 20_000) if options.quick else (10_000, 50_000)))
-    table = plain_table(f"Correlation of the scores with those of k = {PAPERS_K}", "k", "both scaled", "x_other alone")
+    title = f"Correlation of the scores with those of k = {PAPERS_NEIGHBOURS}"
+    table = plain_table(title, "k", "both scaled", "x_other alone")
     for k, (both, other) in results.smaller_ks.items():
         table.add_row(k, f"{both:.3f}", f"{other:.3f}")
     console.print(table)

@@ -1,4 +1,4 @@
-"""The training of benchmarks/training/train.py without its mount: what accuracy.py, hit_ratio.py and systems.py train.
+"""The training of benchmarks/training/train.py without its mount, which the other benchmarks that train use.
 
 Images are decoded once into memory. The engine, the policy, the scorer and the sampler are those of a mount, and they
 are called in the order in which the daemon calls them. A batch teaches the embeddings of the samples that were served.
@@ -57,13 +57,14 @@ from trainer_hook.client import Client
 AHEAD = 4
 # So many held-out images are evaluated after each epoch; after the last epoch all of them are.
 EVALUATED_SHARE = 5
-# The number of the course in traces.
-DATASET = 1
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """How a training is done, and with which cache; all defaults but that of `settled` are those of the product."""
+    """How a training is done, and with which cache.
+
+    The defaults are SpiderCache as its paper has it, but with the product's limits on hubs and its k.
+    """
 
     scores: str | None = "graph"
     """The scoring, by which the sampler draws and the cache keeps samples; None draws uniformly."""
@@ -99,7 +100,8 @@ class Configuration:
     """So many epochs at the beginning are drawn uniformly; scores are already learned in them."""
     neighbours: int = ScorerOptions().neighbours
     """k: the scorer counts neighbours among so many nearest samples."""
-    radius_quantile: float = 0.5
+    radius_quantile: float = ScorerOptions().radius_quantile
+    """The quantile of distances by which the scorer calibrates its radius."""
     sharpness: float = 1.0
     """The sampler draws by the scores to this power; the cache ranks by the scores themselves."""
 
@@ -117,8 +119,9 @@ class Pool:
         return int(sum(self.sizes) * cached_share)
 
 
-def decode(data: Data) -> Pool:
-    """Read and decode every training image once."""
+def pool_in(directory: Path, extent: Extent) -> Pool:
+    """The images of a directory, each training image read and decoded once."""
+    data = find_data(directory, extent)
     images = Images(data.root, data.training)
     return Pool(
         images=torch.stack([images[number][0] for number in range(len(images))]),
@@ -126,11 +129,6 @@ def decode(data: Data) -> Pool:
         sizes=[(data.root / path).stat().st_size for path, _ in data.training],
         held_out=data,
     )
-
-
-def pool_in(directory: Path, extent: Extent) -> Pool:
-    """The images of a directory."""
-    return decode(find_data(directory, extent))
 
 
 @dataclass(frozen=True)
@@ -234,8 +232,8 @@ class Cache:
         self._rng = np.random.default_rng([seed, 1])
         shared = shared or SharedCache(configuration, sizes, capacity, note=self._noted)
         self._shared, self.engine, self._teaching = shared, shared.engine, shared.teaching
-        number = shared.next_course()
-        self._course_id, self._job_id = str(number), f"training {number}"
+        self._number = shared.next_course()
+        self._course_id, self._job_id = str(self._number), f"training {self._number}"
         self._index_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
         self.scorer: Scoring | None = None
         self._epochs_done = self._accesses = 0
@@ -261,7 +259,7 @@ class Cache:
         return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
 
     def warm_up(self, name: str, active: bool) -> None:
-        self._teaching.warm_up(str(DATASET), active)
+        self._teaching.warm_up(self._course_id, active)
 
     def pin(self, name: str, indices: NDArray[np.int64], timeout_s: float) -> int:
         for _ in self._teaching.pin(self._course_id, indices.tolist()):
@@ -297,9 +295,9 @@ class Cache:
         self.engine.opened(given, self._sizes[given])
         if self._trace is not None:
             if given == wanted:
-                self._trace.append(self._accesses, wanted, size, served=hit, list_number=DATASET)
+                self._trace.append(self._accesses, wanted, size, served=hit, list_number=self._number)
             else:
-                self._trace.redirect(self._accesses, wanted, size, given, self._sizes[given], DATASET)
+                self._trace.redirect(self._accesses, wanted, size, given, self._sizes[given], self._number)
         return given
 
     def _given(self, wanted: int) -> int:

@@ -3,11 +3,11 @@
     .venv/bin/python -m benchmarks.training.saturation [--quick] [--large] [--json FILE]
 
 A client of the hook sends batches of 128 samples at growing rates to a hook server with a scorer, in a process of its
-own whose index is filled first. The samples come in the order of epochs, a new one each time. --large adds a list of a
-million samples of a thousand classes; there 5,000 samples a second are offered for two epochs and a bit, some eight
-minutes.
+own whose index is filled first. The samples come in the order of epochs, a new one each time. --large measures
+a list of a million samples of a thousand classes in place of the others; there 5,000 samples a second are offered for
+two epochs and a bit, some eight minutes.
 
-"Scored every" is how many epochs pass between two scores of a sample, as far as rows left out say it. After each rate,
+"Every" is how many epochs pass between two scores of a sample, as far as rows left out say it. After each rate,
 the scores of some samples are compared with exact ones, which an exact search for their neighbours yields.
 """
 
@@ -21,7 +21,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -32,12 +32,12 @@ from typing import NamedTuple
 import numpy as np
 import trio
 from rich.console import Console
-from scipy.stats import spearmanr
 
 from benchmarks.common.command import command_line
 from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
+from benchmarks.engine.scorer import correlation, exact, scores_of
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.hook_server import HookServer, listen
@@ -46,8 +46,8 @@ from spiderfs.daemon.training.wiring import Training
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, Hello
-from spiderfs.scorer.index import Ids, blocks_of, exact_nearest, normalised
-from spiderfs.scorer.scorer import Scorer, importance
+from spiderfs.scorer.index import normalised
+from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.records import LmdbRecords
@@ -133,22 +133,14 @@ class FilledGuide(Guide):
         scorer = course.scorings["graph"]
         assert isinstance(scorer, Scorer)
         rng = np.random.default_rng(0)
+        ids = rng.choice(np.flatnonzero(scorer._scored), COMPARED, replace=False)
         return Report(
             course.thinning.left_out_share,
             course.thinning.ages().oldest,
-            correlation(scorer, rng.choice(np.flatnonzero(scorer._scored), COMPARED, replace=False)),
+            correlation(scores_of(scorer, ids, exact(scorer, ids)), scorer.scores[ids]),
             scorer.recall(COMPARED, rng),
             scorer.index.bytes_per_sample,
         )
-
-
-def correlation(scorer: Scorer, ids: Ids) -> float:
-    """Spearman's rank correlation of these samples' scores with the scores that an exact search gives them now."""
-    true = exact_nearest(blocks_of(scorer.index), ids, scorer.index.vectors(ids), scorer.options.neighbours)
-    near = true.distances < scorer.radius
-    same = (near & (scorer.labels[true.ids] == scorer.labels[ids][:, None])).sum(axis=1)
-    exact = importance(same, near.sum(axis=1) - same, scorer.options.neighbours)
-    return float(spearmanr(exact, scorer.scores[ids]).statistic)
 
 
 def _serve(
@@ -233,8 +225,7 @@ def _given(made: Batch) -> Batch:
     return made
 
 
-def _until(condition: object) -> None:
-    assert callable(condition)
+def _until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

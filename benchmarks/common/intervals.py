@@ -39,18 +39,18 @@ class Interval:
         return self.mean + self.half_width
 
 
-def interval_of(differences: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """The t interval of the mean of these differences; raises ValueError if there are none."""
+def interval_of(differences: Sequence[float]) -> Interval:
+    """The 95 % interval of the mean of these differences; raises ValueError if there are none."""
     if not differences:
         raise ValueError("an interval needs at least one difference")
     count, mean = len(differences), statistics.fmean(differences)
     if count == 1:
         return Interval(mean, math.inf, 1, 0.0)
     deviation = statistics.stdev(differences)
-    return Interval(mean, _quantile(confidence, count) * deviation / math.sqrt(count), count, deviation)
+    return Interval(mean, _quantile(count) * deviation / math.sqrt(count), count, deviation)
 
 
-def seeds_needed(deviation: float, half_width: float = MARGIN_POINTS, confidence: float = CONFIDENCE) -> int | None:
+def seeds_needed(deviation: float, half_width: float = MARGIN_POINTS) -> int | None:
     """The least number of seeds whose interval reaches at most `half_width` to either side, for this deviation.
 
     None if it takes more than MOST_SEEDS. The deviation is itself measured: that of three seeds may be half of the true
@@ -60,15 +60,15 @@ def seeds_needed(deviation: float, half_width: float = MARGIN_POINTS, confidence
         (
             count
             for count in range(2, MOST_SEEDS + 1)
-            if _quantile(confidence, count) * deviation / math.sqrt(count) <= half_width
+            if _quantile(count) * deviation / math.sqrt(count) <= half_width
         ),
         None,
     )
 
 
-def is_equivalent(found: Interval, margin: float = MARGIN_POINTS) -> bool:
-    """Whether the whole interval lies above -margin: at most so many points lower can be claimed."""
-    return found.low > -margin
+def is_equivalent(found: Interval) -> bool:
+    """Whether the whole interval lies above -MARGIN_POINTS: at most so many points lower can be claimed."""
+    return found.low > -MARGIN_POINTS
 
 
 def shown(differences: Sequence[float], form: str = "+.1f") -> str:
@@ -97,7 +97,7 @@ def verdict(differences: Sequence[float]) -> str:
     return "open" if needed is None or needed <= found.seeds else f"open: {needed} seeds for ±{MARGIN_POINTS:g}"
 
 
-def _quantile(confidence: float, count: int) -> float:
+def _quantile(count: int) -> float:
     from scipy import stats  # imported here: it takes a second, and most benchmarks print no interval
 
-    return float(stats.t.ppf((1 + confidence) / 2, count - 1))
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))

@@ -137,7 +137,7 @@ def correlation(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     return float(spearmanr(one, other).statistic)
 
 
-def scored(samples: int, neighbours: int) -> tuple[Embeddings, Scorer]:
+def scored(samples: int, neighbours: int) -> Scorer:
     """An exact scorer that has seen each sample twice: first it finds the radius, then it scores."""
     embeddings = Embeddings(samples, 64, FEW_CLASSES)
     vectors = embeddings.of(np.arange(samples), 1.0)
@@ -147,15 +147,15 @@ def scored(samples: int, neighbours: int) -> tuple[Embeddings, Scorer]:
             ids = np.arange(start, min(start + MANY, samples))
             scorer.batch(ids, vectors[ids])
         scorer.new_epoch()
-    return embeddings, scorer
+    return scorer
 
 
 def correlations_with_papers_k(samples: int) -> dict[str, tuple[float, float]]:
     """For each smaller k: the correlation with both counts scaled to 500, and with x_other alone."""
-    papers = scored(samples, PAPERS_NEIGHBOURS)[1].scores
+    papers = scored(samples, PAPERS_NEIGHBOURS).scores
     found = {}
     for k in SMALLER_KS:
-        scorer = scored(samples, k)[1]
+        scorer = scored(samples, k)
         rarity = np.where(scorer._same > 0, 1 / np.maximum(scorer._same, 1), INVERSE_OF_NONE)
         unscaled = np.log(rarity + scorer._other / k + 1).astype(np.float32)
         found[str(k)] = correlation(papers, scorer.scores), correlation(papers, unscaled)

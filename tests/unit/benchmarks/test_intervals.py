@@ -21,10 +21,6 @@ def test_the_interval_is_that_of_students_table() -> None:
     assert (six.low, six.high) == (six.mean - six.half_width, six.mean + six.half_width)
 
 
-def test_another_confidence() -> None:
-    assert interval_of([1.0, 3.0], 0.90).half_width == pytest.approx(6.314, abs=1e-3)
-
-
 def test_one_seed_says_nothing_of_the_spread() -> None:
     found = interval_of([0.4])
     assert found == Interval(0.4, math.inf, 1, 0.0)

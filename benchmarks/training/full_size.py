@@ -31,17 +31,14 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.common.command import add_data, add_names, command_line
 from benchmarks.common.extent import Extent, add_extent, extent_of
@@ -50,8 +47,9 @@ from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch
 from benchmarks.common.results import plain_table, save, spread, wide_console
 from benchmarks.common.side_by_side import add_jobs, side_by_side
 from benchmarks.common.slices import Slice, TimeIsOver, add_minutes
-from benchmarks.training.in_process import Epoch, Pool, Run, Training
-from benchmarks.training.saved_training import load_training, save_training
+from benchmarks.training.in_process import Pool, Run, Training
+from benchmarks.training.resnet import BATCH, LEARNING_RATE, QUICK_WIDTH, USUAL_WIDTH, recipe_of
+from benchmarks.training.saved_training import Done, load_training, save_training
 from benchmarks.training.systems import (
     SYSTEMS,
     UNIFORM,
@@ -65,8 +63,7 @@ from benchmarks.training.systems import (
     result_of,
 )
 from benchmarks.training.systems_report import BASELINE, WIDTH, Measured, grouped, show_costs
-from benchmarks.training.training import CACHED_SHARE, IMAGES, PIXELS, Block, Data, Recipe, find_data, pixels
-from trainer_hook.capture import projection
+from benchmarks.training.training import CACHED_SHARE, IMAGES, PIXELS, Data, Recipe, find_data, pixels
 
 FULL = Extent(epochs=30, training=50_000, held_out=10_000, seeds=1)
 QUICK = Extent(epochs=3, training=512, held_out=200, seeds=1)
@@ -74,86 +71,6 @@ QUICK = Extent(epochs=3, training=512, held_out=200, seeds=1)
 UNIFORM_ROWS = ("lru", "uniform+plan")
 NAMES = (UNIFORM_NAME, *SYSTEMS)
 DEFAULT = (UNIFORM_NAME, "echo 2", "spider-paper", "spider-released", "spider+plan", "shade", "impact")
-
-BATCH = 128
-EMBEDDED = 64
-# With momentum 0.9 and a batch of 128 a one-cycle schedule of 30 epochs with this rate is a usual recipe for CIFAR-10.
-LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
-PADDING = 4
-MEANS, DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-# Channels of the first stage. Below 8, the convolutions of torch 2.13 on a CPU corrupt memory in this layout.
-USUAL_WIDTH, QUICK_WIDTH = 64, 8
-
-
-# -- what is trained
-
-
-def resnet18(classes: int, width: int = USUAL_WIDTH) -> nn.Sequential:
-    """A ResNet-18 (He et al., 2016) for images of 32 x 32; `width` is the number of channels of its first stage."""
-    widths = [width, width, 2 * width, 4 * width, 8 * width]
-    stages = [
-        layer
-        for before, after in itertools.pairwise(widths)
-        for layer in (Block(before, after, 1 if before == after else 2, True), Block(after, after, 1, True))
-    ]
-    stem = nn.Sequential(nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
-    return nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes))
-
-
-def on_device(classes: int, width: int, device: str) -> nn.Sequential:
-    return resnet18(classes, width).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
-
-
-def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, LEARNING_RATE, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True)
-
-
-def prepared(images: Tensor) -> Tensor:
-    """The model's input of images of bytes."""
-    means, deviations = (torch.tensor(numbers, device=images.device)[:, None, None] for numbers in (MEANS, DEVIATIONS))
-    return ((images.float() / 255 - means) / deviations).contiguous(memory_format=torch.channels_last)
-
-
-def augmented(images: Tensor) -> Tensor:
-    """The model's input of images of bytes, each cropped at random after a padding of 4 and perhaps mirrored."""
-    padded = nn.functional.pad(images, (PADDING,) * 4)
-    count, device = len(images), images.device
-    top, left = torch.randint(0, 2 * PADDING + 1, (2, count, 1), device=device)
-    along = torch.arange(PIXELS, device=device)
-    mirrored = torch.rand(count, 1, device=device) < 0.5
-    rows, columns = top + along, left + torch.where(mirrored, along.flip(0), along)
-    which = torch.arange(count, device=device)[:, None, None, None]
-    channels = torch.arange(images.shape[1], device=device)[None, :, None, None]
-    return prepared(padded[which, channels, rows[:, None, :, None], columns[:, None, None, :]])
-
-
-def embedded(embeddings: Tensor) -> Tensor:
-    """Embeddings as the hook sends them: of length 1, projected to 64 numbers, in half precision."""
-    unit = nn.functional.normalize(embeddings.float(), dim=1)
-    if unit.shape[1] > EMBEDDED:
-        unit = unit @ _projection(unit.shape[1], str(unit.device))
-    return unit.half()
-
-
-@functools.cache
-def _projection(width: int, device: str) -> Tensor:
-    return projection(width, EMBEDDED).to(device)
-
-
-def mixed_precision() -> AbstractContextManager[Any]:
-    return torch.autocast("cuda", torch.bfloat16)
-
-
-def recipe_of(width: int, device: str) -> Recipe:
-    return Recipe(
-        network=functools.partial(on_device, width=width, device=device),
-        optimizer=momentum,
-        batch=BATCH,
-        augmented=augmented,
-        prepared=prepared,
-        embedded=embedded,
-        precision=nullcontext if device == "cpu" else mixed_precision,
-    )
 
 
 # -- images
@@ -200,18 +117,6 @@ def generated(extent: Extent, device: str) -> Pool:
 # -- one training, in slices
 
 
-@dataclass
-class Done:
-    """What an unfinished training has done, and what it is: another one does not go on with it."""
-
-    what: dict[str, Any]
-    epochs: list[Epoch] = field(default_factory=list)
-    reads: list[NDArray[np.uint32]] = field(default_factory=list)
-    """The samples of each epoch, in the order in which they were read."""
-    seconds: list[float] = field(default_factory=list)
-    """How long each epoch took, the evaluation after it included."""
-
-
 def file_of(directory: Path | None, task: Task) -> Path | None:
     """Where the state of an unfinished training is kept."""
     name = f"{task.system.replace(' ', '-')}.{task.cached_share:g}.{task.seed}"
@@ -246,7 +151,7 @@ def trained(
     done = Done({"settings": settings, "task": asdict(task), "configuration": asdict(configuration)})
     file, console = file_of(directory, task), wide_console(WIDTH)
     if file is not None and file.exists():
-        found: Done = load_training(file, training)
+        found = load_training(file, training)
         if found.what != done.what:
             raise RuntimeError(f"{file} is of a training with other settings: delete it, or choose another --state")
         done = found
@@ -328,22 +233,22 @@ def show(found: list[Measured], size: float, console: Console) -> None:
             continue
         base = {of.seed: of for of in group.get((BASELINE, size), [])}
         times = [of.settled("origin") / base[of.seed].settled("origin") for of in ran if of.seed in base]
+        figures = [
+            spread([of.settled(field) for of in ran], form, factor)
+            for field, form, factor in (
+                ("hit_ratio", ".1f", 100),
+                ("origin", ".2f", 1),
+                ("planned", ".2f", 1),
+                ("served_share", ".0f", 100),
+                ("redirected_share", ".1f", 100),
+            )
+        ]
         table.add_row(
             system,
             str(len(ran)),
-            *(
-                spread([of.settled(field) for of in ran], form, factor)
-                for field, form, factor in (("hit_ratio", ".1f", 100), ("origin", ".2f", 1))
-            ),
+            *figures[:2],
             spread(times, ".2f") if times else "",
-            *(
-                spread([of.settled(field) for of in ran], form, factor)
-                for field, form, factor in (
-                    ("planned", ".2f", 1),
-                    ("served_share", ".0f", 100),
-                    ("redirected_share", ".1f", 100),
-                )
-            ),
+            *figures[2:],
             spread([of.seconds / len(of.epochs) for of in ran], ".1f"),
         )
     console.print(table)

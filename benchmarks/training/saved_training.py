@@ -10,24 +10,41 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from benchmarks.training.in_process import Training
+from benchmarks.training.in_process import Epoch, Training
 
 
-def save_training(path: Path, training: Training, rest: Any) -> None:
-    """Write the training, between two epochs, and `rest`; a crash leaves the file that was there before."""
+# The class is not in the program, whose module has one name in a single process and another in one of several: what one
+# of them has pickled, the other could not read.
+@dataclass
+class Done:
+    """What an unfinished training has done, and what it is: another one does not go on with it."""
+
+    what: dict[str, Any]
+    epochs: list[Epoch] = field(default_factory=list)
+    reads: list[NDArray[np.uint32]] = field(default_factory=list)
+    """The samples of each epoch, in the order in which they were read."""
+    seconds: list[float] = field(default_factory=list)
+    """How long each epoch took, the evaluation after it included."""
+
+
+def save_training(path: Path, training: Training, done: Done) -> None:
+    """Write the training, between two epochs; a crash leaves the file that was there before."""
     state = {
         "model": training.model.state_dict(),
         "steps": training.steps.state_dict(),
         "decides": (training.cache, training.sampler, training.rng),
         "random": torch.get_rng_state(),
         "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "rest": rest,
+        "done": done,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
@@ -38,8 +55,8 @@ def save_training(path: Path, training: Training, rest: Any) -> None:
     unfinished.replace(path)
 
 
-def load_training(path: Path, training: Training) -> Any:
-    """Bring a training that was just made to where the saved one was; returns what was saved as `rest`."""
+def load_training(path: Path, training: Training) -> Done:
+    """Bring a training that was just made to where the saved one was; returns what that had done."""
     with path.open("rb") as file:
         state = _Unpickler(file, training).load()
     training.model.load_state_dict(state["model"])
@@ -48,7 +65,8 @@ def load_training(path: Path, training: Training) -> Any:
     torch.set_rng_state(state["random"])
     if state["random_cuda"]:
         torch.cuda.set_rng_state_all(state["random_cuda"])
-    return state["rest"]
+    done: Done = state["done"]
+    return done
 
 
 class _Pickler(pickle.Pickler):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.common.lists import lru_hits
+from spiderfs.core.hints import WarmUp
 from spiderfs.trace.format import TraceWriter, read_trace
 
 SAMPLES, CLASSES = 480, 4
@@ -41,10 +42,6 @@ def pool(in_process: ModuleType) -> Any:
     images = colours[labels] + 0.5 * torch.randn(SAMPLES, 3, 32, 32, generator=generator)
     held_out = in_process.Data(Path(), [], 0, images[:100], labels[:100], CLASSES)
     return in_process.Pool(images, labels, [700 + 7 * (sample % 50) for sample in range(SAMPLES)], held_out)
-
-
-def lru_hits(cached: float) -> float:
-    return cached + (1 - cached) * math.log(1 - cached)
 
 
 def permutations(samples: int, epochs: int) -> list[list[int]]:
@@ -159,6 +156,17 @@ def test_an_epoch_of_part_of_the_samples_ends_with_the_same_learning_rate(in_pro
         rates.append(by_epoch)
     assert rates[0] == rates[1] == rates[2]
     assert rates[0][-1] < rates[0][0]
+
+
+def test_a_training_on_a_shared_cache_warms_up_its_own_course(in_process: ModuleType) -> None:
+    noted: list[Any] = []
+    configuration = in_process.Configuration(scores="loss", policy="impact", sampler="impact")
+    shared = in_process.SharedCache(configuration, [1] * 8, 4, note=noted.append)
+    _, second = (
+        in_process.Cache(configuration, [0] * 8, [1] * 8, 4, 2, seed=1, epochs=5, shared=shared) for _ in range(2)
+    )
+    second.warm_up("train", True)
+    assert noted[-1] == WarmUp("2", True)
 
 
 def test_a_measurement_goes_on_with_its_own_file_only(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import runpy
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +25,16 @@ def full_size() -> ModuleType:
     return importlib.import_module("benchmarks.training.full_size")
 
 
+@pytest.fixture(scope="module")
+def resnet() -> ModuleType:
+    return importlib.import_module("benchmarks.training.resnet")
+
+
 @pytest.fixture(autouse=True)
-def small(full_size: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def small(resnet: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The small network in place of a ResNet, which takes most of the time and is saved alike."""
     training = importlib.import_module("benchmarks.training.training")
-    monkeypatch.setattr(full_size, "on_device", lambda classes, width, device: training.small_network(classes))
+    monkeypatch.setattr(resnet, "on_device", lambda classes, width, device: training.small_network(classes))
 
 
 def arguments(full_size: ModuleType, path: Path, **chosen: Any) -> Namespace:
@@ -101,6 +107,12 @@ def test_a_training_goes_on_with_its_own_state_only(full_size: ModuleType, tmp_p
         full_size.measure(given, console)
 
 
+def test_what_one_process_has_saved_another_can_read(full_size: ModuleType) -> None:
+    """The program's own module has another name in each, and with it all that is defined there."""
+    in_a_process_of_several = runpy.run_path(str(full_size.__file__), run_name="__mp_main__")
+    assert in_a_process_of_several["Done"] is full_size.Done
+
+
 def test_further_seeds_and_systems_are_added(full_size: ModuleType, tmp_path: Path) -> None:
     console = Console(quiet=True)
     full_size.measure(arguments(full_size, tmp_path, systems=["uniform"]), console)
@@ -110,11 +122,11 @@ def test_further_seeds_and_systems_are_added(full_size: ModuleType, tmp_path: Pa
     assert [of["system"] for of in kept(tmp_path)[len(first) :]] == ["shade"]
 
 
-def test_images_are_cropped_and_mirrored(full_size: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(full_size, "prepared", lambda images: images)
+def test_images_are_cropped_and_mirrored(resnet: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resnet, "prepared", lambda images: images)
     torch.manual_seed(0)
     image = torch.arange(3 * 32 * 32).reshape(1, 3, 32, 32).remainder(255).to(torch.uint8) + 1
-    made = full_size.augmented(image.repeat(300, 1, 1, 1))
+    made = resnet.augmented(image.repeat(300, 1, 1, 1))
     padded = torch.nn.functional.pad(image[0], (4,) * 4)
     wanted = {
         side.numpy().tobytes()
@@ -128,12 +140,12 @@ def test_images_are_cropped_and_mirrored(full_size: ModuleType, monkeypatch: pyt
     assert len(found) > len(wanted) / 2
 
 
-def test_the_network_is_a_resnet_of_eighteen_layers(full_size: ModuleType) -> None:
-    model = full_size.resnet18(10)
+def test_the_network_is_a_resnet_of_eighteen_layers(resnet: ModuleType) -> None:
+    model = resnet.resnet18(10)
     # 17 convolutions, three more in shortcuts, and the classifier: 11.2 million numbers, as in the literature.
     assert sum(isinstance(module, torch.nn.Conv2d) for module in model.modules()) == 20
     assert sum(parameter.numel() for parameter in model.parameters()) == 11_173_962
     images = torch.zeros(2, 3, 32, 32)
     assert model[:-3](images).shape == (2, 512, 4, 4)
     assert model(images).shape == (2, 10)
-    assert full_size.embedded(model[:-1](images)).shape == (2, 64)
+    assert resnet.embedded(model[:-1](images)).shape == (2, 64)

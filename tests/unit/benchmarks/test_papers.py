@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from benchmarks.common.lists import lru_hits
 from benchmarks.training import papers
 from benchmarks.training.in_process import Epoch
 from benchmarks.training.systems_report import Measured, grouped
@@ -26,8 +27,8 @@ def shown(*found: Measured) -> str:
 
 def test_the_hits_of_an_lru_are_those_that_impact_reports() -> None:
     for size, hits in ((0.2, 0.02), (0.4, 0.09), (0.6, 0.23), (0.8, 0.48)):
-        assert papers.lru_hits(size) == pytest.approx(hits, abs=0.006)
-    assert (papers.lru_hits(0.0), papers.lru_hits(1.0)) == (0.0, 1.0)
+        assert lru_hits(size) == pytest.approx(hits, abs=0.006)
+    assert (lru_hits(0.0), lru_hits(1.0)) == (0.0, 1.0)
 
 
 def test_a_difference_of_more_than_five_points_is_marked() -> None:

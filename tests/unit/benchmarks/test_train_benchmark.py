@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks.common import interruption
 from benchmarks.common.extent import Extent
 from benchmarks.common.results import save
-from benchmarks.common.slices import Slice, TimeIsOver
+from benchmarks.common.slices import LEFT, Slice, TimeIsOver
 from benchmarks.training import train
 from benchmarks.training.train_report import Epoch, Run, speed_table
 from benchmarks.training.training import Data
@@ -120,7 +121,7 @@ def test_an_epoch_without_a_mount_waits_for_no_source() -> None:
     assert replace(found, top1=0.0).waiting_share == 0.25
 
 
-def test_a_slice_has_time_for_one_piece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_slice_has_time_for_one_piece() -> None:
     part = Slice(0.0)
     assert not part.over
     part.took(1.0)
@@ -130,6 +131,18 @@ def test_a_slice_has_time_for_one_piece(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not longer.over
     longer.took(700.0)
     assert longer.over
+
+
+def test_the_end_of_a_slice_is_an_exit_status_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(interruption, "unwind_on_signals", lambda: None)
+
+    def ends() -> None:
+        raise TimeIsOver("2 runs are left")
+
+    assert interruption.exit_status("train", ends, "interrupted") == LEFT
+    assert capsys.readouterr().out == "2 runs are left\n"
 
 
 def test_what_is_kept_can_be_read_again(tmp_path: Path) -> None:

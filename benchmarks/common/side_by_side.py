@@ -40,6 +40,12 @@ def side_by_side(prepare: Callable[[], P], work: Callable[[P, T], R], tasks: Ite
         executor.shutdown(cancel_futures=True)
 
 
+def time_left(done: int, tasks: int, seconds: float) -> str:
+    """How many of the tasks are left, and how long they take if `done` of them took so many seconds."""
+    left = tasks - done
+    return f"{left} left, some {seconds / done * left / 60:.0f} minutes"
+
+
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """Add --jobs N, the number of trainings at a time."""
     parser.add_argument(

@@ -30,7 +30,8 @@ from spiderfs.daemon.pipes.event_pipe import READ_EVENTS
 from spiderfs.policies import POLICIES
 
 GUIDED = ("spider", "shade", "impact")
-BATCH, SIZE, CACHED = 1000, 1000, 5
+BATCH, SIZE = 1000, 1000
+CACHED_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,14 @@ class Row:
 class Taught:
     def __init__(self, policy: str, samples: int) -> None:
         self.policy, self.samples = policy, samples
-        engine = Engine(POLICIES[policy](), samples // CACHED * SIZE)
+        cached = int(samples * CACHED_SHARE)
+        engine = Engine(POLICIES[policy](), cached * SIZE)
         self.teaching = Teaching(engine, lambda key: None)
         self.keys: list[Key] = list(range(samples))
         self.teaching.begin("first", "first", dict.fromkeys(self.keys, 0))
         for call in self.scores("first", 1):
             call()
-        for key in self.keys[: samples // CACHED]:
+        for key in self.keys[:cached]:
             engine.opened(key, SIZE)
         self.teaching.begin("second", "second", dict.fromkeys(self.keys, 0))
 

@@ -41,7 +41,7 @@ from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import LIST_CACHES, MIN_BY_EPOCH
 from benchmarks.common.results import machine, plain_table, save, spread, wide_console
-from benchmarks.common.side_by_side import add_jobs, side_by_side
+from benchmarks.common.side_by_side import add_jobs, side_by_side, time_left
 from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Pool, Run, pool_in, train
 from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE
 
@@ -291,8 +291,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
             print_run(run, console)
             if arguments.json is not None:
                 save(arguments.json, result_of(extent, runs))
-            left_s = (time.monotonic() - began) / number * (len(tasks) - number)
-            console.print(f"{len(tasks) - number} left, some {left_s / 60:.0f} minutes", style="dim", highlight=False)
+            left = time_left(number, len(tasks), time.monotonic() - began)
+            console.print(left, style="dim", highlight=False)
     finally:
         # An interrupted measurement shows what it has measured.
         rows = rows_of(runs)

@@ -17,8 +17,8 @@ for several trainings, since scoring is the CPU's work: --jobs 6 on 16 cores.
 
 The rows are those of benchmarks/training/systems.py. "lru" and "uniform+plan" are one training with uniform sampling.
 
-It needs torch, numpy, pillow, scipy, rich, msgpack and hnswlib, and this repository: no installation of spiderfs, no
-network. On a machine of which only the data are an archive:
+It needs torch, numpy, pillow, scipy, rich and msgpack, and this repository: no installation of spiderfs, no network. On
+a machine to which the images came as an archive:
 
     mkdir -p /tmp/cifar && tar xf cifar10.tar.xz -C /tmp/cifar && python3 -m benchmarks.training.full_size \\
       --data /tmp/cifar --state /tmp/state --json FILE --minutes 8 --jobs 6

@@ -30,8 +30,8 @@ share one training.
                       only reads get one that nobody has begun to fetch, and with a plan those are next to none
     uniform+plan      MIN: uniform sampling with a cache that knows each epoch as it begins
 
-"planned" is what a MIN would fetch for a system's draws if it knew each epoch when the epoch begins, and "MIN" if it
-knew the whole training. At one size of the cache there are more trainings, which show why systems differ: the same
+"Planned" is what a MIN would fetch for a system's draws if it knew each epoch when the epoch begins, and "foreseen" if
+it knew the whole training. At one size of the cache there are more trainings, which show why systems differ: the same
 systems with fewer or more epochs, since a system that trains on less fetches less, and variants of shade and of
 spider-paper. If FILE exists and holds runs of the same extent, only those that `--again` names are measured again.
 
@@ -65,7 +65,7 @@ from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch, served
 from benchmarks.common.results import machine, save, wide_console
-from benchmarks.common.side_by_side import add_jobs, side_by_side
+from benchmarks.common.side_by_side import add_jobs, side_by_side, time_left
 from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Pool, Run, pool_in, train
 from benchmarks.training.papers import compare
 from benchmarks.training.systems_report import BASELINE, WIDTH, Measured, grouped, plot, print_measured, show
@@ -278,8 +278,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                 print_measured(of, console)
             if arguments.json is not None:
                 save(arguments.json, result_of(extent, measured))
-            left_s = (time.monotonic() - began) / number * (len(tasks) - number)
-            console.print(f"{len(tasks) - number} left, some {left_s / 60:.0f} minutes", style="dim", highlight=False)
+            left = time_left(number, len(tasks), time.monotonic() - began)
+            console.print(left, style="dim", highlight=False)
     finally:
         # An interrupted measurement shows what it has measured.
         if measured:

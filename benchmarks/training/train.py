@@ -1,11 +1,10 @@
 """Real trainings on a slow source with a fifth of the data cached: what each way of caching costs, and what it reaches.
 
-    .venv/bin/python -m benchmarks.training.train --data DIR --json FILE      the whole measurement, forty minutes
-    .venv/bin/python -m benchmarks.training.train --data DIR --quick          about a minute, for a look
+    .venv/bin/python -m benchmarks.training.train --data DIR --json FILE                all of it, forty minutes
+    .venv/bin/python -m benchmarks.training.train --data DIR --json FILE --minutes 8    a slice of it
+    .venv/bin/python -m benchmarks.training.train --data DIR --quick                    about a minute, for a look
 
-The second command goes on where the first has stopped, however that came about:
-
-    .venv/bin/python -m benchmarks.training.train --data DIR --json FILE --minutes 8
+What FILE has is not measured again: the same command goes on where one has stopped, however that came about.
 
 DIR holds train/CLASS/NAME and test/CLASS/NAME. Every run trains the same small residual network on the same images
 through a mount of its own with an empty cache. The configurations take turns seed by seed, so that other load on the

@@ -41,7 +41,7 @@ from benchmarks.common.command import add_data, command_line
 from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, spread, wide_console
-from benchmarks.common.side_by_side import add_jobs, side_by_side
+from benchmarks.common.side_by_side import add_jobs, side_by_side, time_left
 from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Pool, SharedCache, Training, pool_in
 from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE, SMALL, Recipe
 from spiderfs.core.policy import Key
@@ -139,10 +139,10 @@ def measure_task(pool: Pool, task: Task, epochs: int) -> list[Job]:
     ]
 
 
-Steps = Generator[None, None, list[Epoch]]
+Running = Generator[None, None, list[Epoch]]
 
 
-def each_epoch(training: Training, epochs: int) -> Steps:
+def each_epoch(training: Training, epochs: int) -> Running:
     """Train batch by batch; returns the figures of all epochs."""
     done = []
     for number in range(1, epochs + 1):
@@ -151,7 +151,7 @@ def each_epoch(training: Training, epochs: int) -> Steps:
     return done
 
 
-def in_turns(running: dict[str, Steps], seed: int) -> dict[str, list[Epoch]]:
+def in_turns(running: dict[str, Running], seed: int) -> dict[str, list[Epoch]]:
     """Go on with each training by one batch after another, each with random numbers of its own."""
     done: dict[str, list[Epoch]] = {}
     states = {name: torch.Generator().manual_seed(seed).get_state() for name in running}
@@ -256,12 +256,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
             jobs += found
             if arguments.json is not None:
                 save(arguments.json, result_of(extent, jobs))
-            left_s = (time.monotonic() - began) / number * (len(tasks) - number)
-            console.print(
-                f"{found[0].arrangement}, seed {found[0].seed}: {len(tasks) - number} left, some "
-                f"{left_s / 60:.0f} minutes",
-                highlight=False,
-            )
+            left = time_left(number, len(tasks), time.monotonic() - began)
+            console.print(f"{found[0].arrangement}, seed {found[0].seed}: {left}", highlight=False)
     finally:
         # An interrupted measurement shows what it has measured.
         if jobs:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from benchmarks.common.side_by_side import side_by_side
+from benchmarks.common.side_by_side import side_by_side, time_left
 
 
 def prepare() -> tuple[int, list[int]]:
@@ -43,3 +43,8 @@ def test_an_error_ends_all() -> None:
     with pytest.raises(RuntimeError, match="no luck"):
         list(side_by_side(prepare, square, [13, *range(8)], 2))
     assert multiprocessing.active_children() == []
+
+
+def test_what_is_left_takes_as_long_as_what_is_done() -> None:
+    assert time_left(2, 6, 150) == "4 left, some 5 minutes"
+    assert time_left(6, 6, 450) == "0 left, some 0 minutes"

@@ -43,7 +43,7 @@ def measured(systems: ModuleType, pool: Any) -> dict[str, Any]:
     return found
 
 
-def test_fetched_is_what_was_neither_cached_nor_lent(measured: dict[str, Any]) -> None:
+def test_fetched_is_what_was_neither_cached_nor_given_a_stand_in(measured: dict[str, Any]) -> None:
     for name, of in measured.items():
         if len(of.epochs) < EPOCHS:
             continue
@@ -57,8 +57,8 @@ def test_fetched_is_what_was_neither_cached_nor_lent(measured: dict[str, Any]) -
 
 def test_each_system_is_what_it_says(systems: ModuleType, measured: dict[str, Any]) -> None:
     assert set(systems.ROWS) <= set(measured)
-    lending = {name for name, of in measured.items() if of.settled("redirected_share") > 0}
-    assert lending == {"icache", "impact", "spider", "spider-paper", "spider-released"}
+    with_stand_ins = {name for name, of in measured.items() if of.settled("redirected_share") > 0}
+    assert with_stand_ins == {"icache", "impact", "spider", "spider-paper", "spider-released"}
     assert measured["icache"].settled("reads_share") == pytest.approx(0.5)
     assert measured["impact"].settled("reads_share") == pytest.approx(0.5)
     assert measured["shade"].settled("hit_ratio") > measured["shade, no repeats"].settled("hit_ratio")

@@ -62,7 +62,7 @@ def test_the_last_writer_wins_where_nothing_is_merged() -> None:
 
 
 def test_each_training_has_random_numbers_of_its_own() -> None:
-    def draws(count: int, found: list[float]) -> two_jobs.Steps:
+    def draws(count: int, found: list[float]) -> two_jobs.Running:
         for _ in range(count):
             found.append(float(torch.rand(())))
             yield

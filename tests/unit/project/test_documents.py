@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+from spiderfs import protocol
 from spiderfs.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -110,6 +112,17 @@ def test_every_subcommand_and_its_flags_exist() -> None:
 def test_every_python_example_is_python(document: Path) -> None:
     for block in blocks(document, "python"):
         ast.parse(block)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_messages_in_examples_have_the_arguments_of_the_protocol(document: Path) -> None:
+    for block in blocks(document, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                message = getattr(protocol, node.func.id, None)
+                if isinstance(message, type) and issubclass(message, protocol.Message):
+                    named = {keyword.arg: ... for keyword in node.keywords if keyword.arg is not None}
+                    inspect.signature(message).bind(*node.args, **named)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)

@@ -145,3 +145,8 @@ def test_there_are_parts_that_are_written() -> None:
     marks = [mark for path in DOCUMENTS for mark in re.findall(r"<!-- ([\w-]+): written by", path.read_text())]
     assert len(marks) >= 7
     assert len(set(marks)) == len(marks)
+
+
+def test_every_kept_result_is_named_by_a_document() -> None:
+    text = "".join(document.read_text() for document in DOCUMENTS)
+    assert [path.name for path in sorted((ROOT / "docs/results").iterdir()) if f"results/{path.name}" not in text] == []

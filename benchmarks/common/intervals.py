@@ -57,11 +57,7 @@ def seeds_needed(deviation: float, half_width: float = MARGIN_POINTS) -> int | N
     one, or twice it.
     """
     return next(
-        (
-            count
-            for count in range(2, MOST_SEEDS + 1)
-            if _quantile(count) * deviation / math.sqrt(count) <= half_width
-        ),
+        (count for count in range(2, MOST_SEEDS + 1) if _quantile(count) * deviation / math.sqrt(count) <= half_width),
         None,
     )
 

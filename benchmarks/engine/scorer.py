@@ -36,7 +36,7 @@ from scipy.stats import spearmanr
 from benchmarks.common.command import command_line
 from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import machine, plain_table, save, wide_console
 from spiderfs.scorer.index import Ids, Neighbours, Vectors, blocks_of, exact_nearest, normalised
 from spiderfs.scorer.scorer import INVERSE_OF_NONE, PAPERS_NEIGHBOURS, Scorer, importance
 from spiderfs.scorer.scoring import ScorerOptions
@@ -48,6 +48,7 @@ SAMPLES_OF_A_CLASS = 1000
 COMPARED = 1024
 SMALLER_KS = (50, 100, 200)
 NEAREST_LABELS, PART = 16, 8
+TABLE_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ def main() -> int:
         "--large", action="store_true", help="measure a million samples too: half an hour of one core, some GB"
     )
     arguments = parser.parse_args()
-    return exit_status("scorer", lambda: run(arguments, Console()), "interrupted")
+    return exit_status("scorer", lambda: run(arguments, wide_console(TABLE_WIDTH)), "interrupted")
 
 
 if __name__ == "__main__":

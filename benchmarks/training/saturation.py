@@ -36,7 +36,7 @@ from rich.console import Console
 from benchmarks.common.command import command_line
 from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.engine.scorer import correlation, exact, scores_of
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.guide import Guide
@@ -65,6 +65,7 @@ COMPARED = 500
 FILLED_AT_ONCE = 8192
 # The samples that find the radius, which stays then.
 RADIUS_ROWS = 1024
+TABLE_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.quick and arguments.large:
         parser.error("choose --quick or --large, not both")
-    return exit_status("saturation", lambda: run(arguments, Console()), "interrupted")
+    return exit_status("saturation", lambda: run(arguments, wide_console(TABLE_WIDTH)), "interrupted")
 
 
 if __name__ == "__main__":

@@ -6,18 +6,26 @@ hook.epoch_end(accuracy)  # after each epoch
 One line is enough if the mount needs to know only what will be read:
 
 trainer_hook.plan("/mnt/data", loader)
+
+A name is imported when it is first used: `Client` and `Declaration` do without torch, which takes seconds to import.
 """
 
-from trainer_hook.attaching import attach
-from trainer_hook.callbacks import hugging_face_callback, lightning_callback
-from trainer_hook.client import Client
-from trainer_hook.echo import EchoSampler
-from trainer_hook.hook import Hook
-from trainer_hook.impact import ImpactSampler
-from trainer_hook.planning import Planning, plan
-from trainer_hook.sample_list import Declaration
-from trainer_hook.sampler import SpiderSampler
-from trainer_hook.shade import ShadeSampler
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer_hook.attaching import attach
+    from trainer_hook.callbacks import hugging_face_callback, lightning_callback
+    from trainer_hook.client import Client
+    from trainer_hook.echo import EchoSampler
+    from trainer_hook.hook import Hook
+    from trainer_hook.impact import ImpactSampler
+    from trainer_hook.planning import Planning, plan
+    from trainer_hook.sample_list import Declaration
+    from trainer_hook.sampler import SpiderSampler
+    from trainer_hook.shade import ShadeSampler
 
 __all__ = [
     "Client",
@@ -33,3 +41,30 @@ __all__ = [
     "lightning_callback",
     "plan",
 ]
+
+_MODULES = {
+    "Client": "client",
+    "Declaration": "sample_list",
+    "EchoSampler": "echo",
+    "Hook": "hook",
+    "ImpactSampler": "impact",
+    "Planning": "planning",
+    "ShadeSampler": "shade",
+    "SpiderSampler": "sampler",
+    "attach": "attaching",
+    "hugging_face_callback": "callbacks",
+    "lightning_callback": "callbacks",
+    "plan": "planning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,15 +20,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from command_forks import command_forks
+
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.testing import make_older
 
 T = TypeVar("T")
 
-SPIDERFS = Path(sys.executable).with_name("spiderfs")
+# The program itself, for tests of how it starts; others use `run_spiderfs`.
+_INSTALLED = Path(sys.executable).with_name("spiderfs")
+SPIDERFS = _INSTALLED
 # Two busy cores may need seconds for what an idle core does in 0.1 s; only a test that fails waits for so long.
 PATIENCE_S = 30.0
-_POLL_S = 0.01
+# The pause between two looks is a tenth of the time that has passed, so it adds a tenth to the wait at most. A look at
+# a figure of a mount is work for the manager, for which others wait.
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 _TROUBLE = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^\w*(Error|Exception):")
 # What mounts are made with that say nothing of it: see the fixture of this name.
 binding = "kernel"
@@ -37,13 +43,14 @@ _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 
 def eventually(condition: Callable[[], T], within_s: float = PATIENCE_S, what: str = "") -> T:
     """Call `condition` until it returns a true value, and return that; raises AssertionError after the deadline."""
-    deadline = time.monotonic() + within_s
+    began = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what or condition}"
-        time.sleep(_POLL_S)
+        waited_s = time.monotonic() - began
+        assert waited_s < within_s, f"not within {within_s:g} s: {what or condition}"
+        time.sleep(min(max(waited_s / 10, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
 
 
 def as_root(*command: str | Path) -> subprocess.CompletedProcess[bytes]:
@@ -52,10 +59,14 @@ def as_root(*command: str | Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([*prefix, *command], capture_output=True, check=True, timeout=60)
 
 
-def run_spiderfs(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SPIDERFS, *arguments], capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})}
-    )
+def run_spiderfs(*arguments: str | Path, first: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command, in a fork of a process that has imported the program, which runs the Python `first` before.
+
+    If a test has put another program in the place of `SPIDERFS`, that runs.
+    """
+    if SPIDERFS != _INSTALLED:
+        return subprocess.run([SPIDERFS, *arguments], capture_output=True, text=True, timeout=60)
+    return command_forks().run([os.fspath(argument) for argument in arguments], os.environ, 60, first)
 
 
 def options_text(options: Mapping[str, object]) -> str:
@@ -84,13 +95,11 @@ class Process:
 def children(pid: int) -> list[int]:
     """The pids of a process's live children, from /proc."""
     found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                status = _status(int(entry))
-                if status["PPid"] == str(pid) and not status["State"].startswith("Z"):
-                    found.append(int(entry))
-    return found
+    # A process that has ended has no directory any more. The file needs CONFIG_PROC_CHILDREN, as distributions have it.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
+    return [child for child in map(int, found) if is_running(child)]
 
 
 def is_running(pid: int) -> bool:
@@ -268,13 +277,15 @@ def mounted(
     allowed: Sequence[str] = (),
     point: Path | None = None,
     cache: Path | None = None,
+    first: str = "",
     **options: object,
 ) -> Iterator[Mounted]:
     """Mount `source`; mount point, cache and log lie below the directory `place`, unless arguments name them.
 
     Before that, the source's files are made older (`settle`). When the context ends, the daemon is stopped, nothing may
     stay mounted, and the log may hold no warnings but those that `allowed` names. A mount with binding=pyfuse3 has one
-    worker, whatever `workers` says.
+    worker, whatever `workers` says. `first` is Python that runs before the mount: a test that would wait for one of the
+    daemon's constants makes it smaller.
     """
     settle(source)
     place.mkdir(parents=True, exist_ok=True)
@@ -286,7 +297,7 @@ def mounted(
         workers = 1
     chosen = options_text({"cache_dir": cache, "log_file": log, "workers": workers, "binding": binding, **options})
     with ending(place, point, cache):
-        done = run_spiderfs("mount", source, point, "-o", chosen)
+        done = run_spiderfs("mount", source, point, "-o", chosen, first=first)
         assert done.returncode == 0, done.stderr
         mount = attach(source, point, cache, log, workers)
         mount.expect(*allowed)

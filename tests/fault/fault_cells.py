@@ -30,6 +30,7 @@ from mounting import (
     children,
     detach,
     eventually,
+    is_running,
     lock_holder,
     mounts_at,
     options_text,
@@ -133,7 +134,7 @@ def run(cell: Cell, source: Path, place: Path, setting: Setting) -> Outcome:
 class _Program:
     """A reading program and its progress."""
 
-    def __init__(self, task: Task, mark: dict[str, str]) -> None:
+    def __init__(self, task: Task) -> None:
         progress = Path(task.progress)
         progress.write_bytes(bytes(PROGRESS.size))
         self._progress = progress
@@ -144,7 +145,6 @@ class _Program:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **mark},
         )
 
     def attached(self) -> None:
@@ -203,8 +203,8 @@ class _Trial:
         self._point = place / "mnt"
         self._log = place / "log"
         self._cache = place / "cache"
-        # All processes of the mount inherit this mark: see scripts/test.
-        self._mark = {"SPIDERFS_FAULT_CELL": os.fspath(place)}
+        # The name that all processes of the mount inherit (proc_pid_comm(5)), of 15 bytes at most.
+        self._mark = f"sf{os.getpid():x}.{place.name}"
         self._programs: list[_Program] = []
         self._doomed: _Program | None = None
         self._killed_at = 0.0
@@ -232,7 +232,8 @@ class _Trial:
     def _mount(self) -> Mounted:
         options = OPTIONS | {"source.timeout_s": self._setting.timeout_s, "workers": self._setting.workers}
         text = options_text(options | {"cache_dir": self._cache, "log_file": self._log})
-        done = run_spiderfs("mount", self._source, self._point, "-o", text, env=self._mark)
+        named = f"open('/proc/self/comm', 'w').write({self._mark!r})"
+        done = run_spiderfs("mount", self._source, self._point, "-o", text, first=named)
         assert done.returncode == 0, f"not mounted: {done.stderr.strip()}"
         return attach(self._source, self._point, self._cache, self._log, self._setting.workers)
 
@@ -240,7 +241,7 @@ class _Trial:
         """Start the readers, the training last."""
         for number, attached in enumerate((None,) * READERS + (self._cell.trainer,)):
             task = Task(os.fspath(self._point), SIZES, f"{self._place}/progress{number}", number, attached)
-            self._programs.append(_Program(task, self._mark))
+            self._programs.append(_Program(task))
         for program in self._programs:
             program.attached()
         return self._programs
@@ -339,16 +340,18 @@ class _Trial:
         mount.supervisor.close()
 
     def _check_nothing_is_left(self) -> None:
-        def left() -> bool:
-            return not _marked(self._mark)
-
         deadline = time.monotonic() + self._setting.slack_s
-        while _marked(self._mark) and time.monotonic() < deadline:
+        while self._left() and time.monotonic() < deadline:
             time.sleep(0.05)
-        self._outcome.problems += [f"left behind: {_described(pid)}" for pid in _marked(self._mark)]
+        self._outcome.problems += [f"left behind: {_described(pid)}" for pid in self._left()]
         dead_mount = self._cell.victim == "supervisor" and self._cell.signal == "SIGKILL"
         if not dead_mount and mounts_at(self._point):
             self._outcome.problems.append("left behind: the mount")
+
+    def _left(self) -> list[int]:
+        """The processes of the mount and the readers that have not ended."""
+        readers = [program.process.pid for program in self._programs if program.process.poll() is None]
+        return [*readers, *_named(self._mark)]
 
     def _check_log(self) -> None:
         lines = self._log.read_text(errors="replace").splitlines()
@@ -406,14 +409,12 @@ class _Trial:
             holder.close()
 
 
-def _marked(mark: dict[str, str]) -> list[int]:
-    """The processes with this mark in their environment, without our own children that have ended."""
-    ((name, value),) = mark.items()
-    wanted = f"{name}={value}".encode()
+def _named(name: str) -> list[int]:
+    """The processes of this name that have not ended."""
     found = []
     for entry in _processes():
         with contextlib.suppress(OSError):
-            if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+            if Path(f"/proc/{entry}/comm").read_text() == f"{name}\n" and is_running(entry):
                 found.append(entry)
     return found
 

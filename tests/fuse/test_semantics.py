@@ -12,18 +12,16 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from mounting import settle
+from mounting import SPIDERFS, run_spiderfs, settle
 
 pytestmark = pytest.mark.both_bindings
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "SEMANTICS.md"
-SPIDERFS = Path(sys.executable).parent / "spiderfs"
 FILES = {"cat.txt": "a cat\n", "dog.txt": "a dog\n", "train/1.txt": "one\n", "train/2.txt": "two\n"}
 
 # Examples that wait do so in a loop; this is their deadline.
@@ -113,8 +111,8 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     }
     yield environment
     while os.fsencode(places["MOUNT"]) in Path("/proc/self/mounts").read_bytes():
-        if run("spiderfs umount $MOUNT", environment).returncode:
-            run("spiderfs umount --lazy $MOUNT", environment)
+        if run_spiderfs("umount", places["MOUNT"]).returncode:
+            run_spiderfs("umount", "--lazy", places["MOUNT"])
     shutil.rmtree(places["CACHE"], ignore_errors=True)
 
 
@@ -143,9 +141,9 @@ def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess
 def test_the_example_prints_what_the_document_says(example: Example, environment: dict[str, str], binding: str) -> None:
     if any("setpriv" in step.command for step in example.steps) and os.geteuid() != 0:
         pytest.skip("only root can read as another user")
-    options = f"cache_dir=$CACHE,binding={binding},{example.options}"
-    mounted = run(f'spiderfs mount "$SOURCE" "$MOUNT" -o "{options}"', environment)
-    assert mounted.returncode == 0, mounted.stdout
+    options = f"cache_dir={environment['CACHE']},binding={binding},{example.options}"
+    mounted = run_spiderfs("mount", environment["SOURCE"], environment["MOUNT"], "-o", options)
+    assert mounted.returncode == 0, mounted.stderr
 
     # One shell for all steps, since later ones use the variables and descriptors of earlier ones.
     script = "\nprintf '\\001'\n".join(["cd /", *(step.command for step in example.steps)])

@@ -15,6 +15,12 @@ import pytest
 BINDINGS = ("kernel", "pyfuse3")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # xdist would begin with the files of the most tests. Files of real mounts have few tests and long ones: at the
+    # end one process would wait for the other. By their names they come before the many short tests of units.
+    config.option.loadscopereorder = False
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     test = metafunc.definition
     if test.get_closest_marker("both_bindings") and not test.get_closest_marker("kernel_binding"):

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import torch
 
-# Both processes import torch first, which takes 5 s, and a minute when ten programs share two cores.
+# The first time torch is imported, which takes 5 s, and a minute when ten programs share two cores.
 PATIENCE_S = 240.0
 
 
 def in_two_ranks(train: Callable[[int, str], None], mount: Path) -> set[int | None]:
     """Run `train(rank, mount)`, which begins with `join_two_ranks`, in two processes; returns their pids.
 
-    It must be a function of a module, for the processes import it.
+    It must be a function of a module, for the processes import that.
     """
-    context = multiprocessing.get_context("spawn")
+    # Not fork: a test's process has threads.
+    context = multiprocessing.get_context("forkserver")
     ranks = [context.Process(target=train, args=(rank, str(mount))) for rank in (0, 1)]
     for process in ranks:
         process.start()

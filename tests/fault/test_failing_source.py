@@ -16,7 +16,7 @@ from reading import readers, together, write_files
 
 pytestmark = pytest.mark.both_bindings
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 0.5
 # What the start of threads, the kernel and the interpreter may add on two busy cores.
 SLACK_S = 4.0
 TROUBLES = ("the source has not answered within", r"the source is gone", r"the source failed", "the source hangs")

@@ -23,6 +23,8 @@ CLASSES, EACH = 3, 40
 CLEANED = "took away what a crash had left mounted"
 # A call that waits for nothing takes milliseconds; two busy cores may add seconds. The pending look-up takes 30 s.
 QUICK_S = 5.0
+# After the unmount, workers serve open handles for so long: by default 5 s.
+DRAINING_SOON = "from spiderfs.daemon import supervisor; supervisor.DRAIN_S = 0.5"
 
 # This program trains without reading: every batch has new random embeddings, which make new hubs and new redirects.
 _TRAINER = r"""
@@ -190,7 +192,8 @@ _SUPERVISOR = pytest.mark.kernel_binding("the supervisor does the same after bot
 def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
     source: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    with mounted(source, tmp_path / "m", allowed=["is in use: it is detached"], **OPTIONS) as mount:
+    allowed = ["is in use: it is detached"]
+    with mounted(source, tmp_path / "m", allowed=allowed, first=DRAINING_SOON, **OPTIONS) as mount:
         pids = descendants(mount.supervisor.pid)
         with training_over_a_hanging_source(mount):
             mount.stop(number)

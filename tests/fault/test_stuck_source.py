@@ -18,7 +18,9 @@ import pytest
 from mounting import Mounted, children, eventually, mounted, options_text, run_spiderfs, unmount
 from reading import readers, together, write_files
 
-TIMEOUT_S = 1.0
+from spiderfs.options.paths import check_source_answers
+
+TIMEOUT_S = 0.5
 # What two busy cores may add, and the second after which the supervisor looks for children that ended without a signal.
 SLACK_S = 6.0
 TROUBLES = (
@@ -144,8 +146,11 @@ def test_nobody_waits_for_a_process_that_cannot_end(
 def test_a_mount_over_a_source_that_hangs_says_so(tmp_path: Path, below: Mounted) -> None:
     (tmp_path / "mnt").mkdir()
     below.change("source.hang", "on")
-    done = run_spiderfs("mount", below.point, tmp_path / "mnt", "-o", options_text({"cache_dir": tmp_path / "cache"}))
+    assert check_source_answers.__defaults__ == (10.0,)
+    first = "from spiderfs.options import paths; paths.check_source_answers.__defaults__ = (0.5,)"
+    options = options_text({"cache_dir": tmp_path / "cache"})
+    done = run_spiderfs("mount", below.point, tmp_path / "mnt", "-o", options, first=first)
     assert done.returncode == 1
-    assert "has not answered for 10 s" in done.stderr
+    assert "has not answered for 0.5 s" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     below.change("source.hang", "off")

@@ -28,6 +28,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 BYTES = (12 << 20) + 4099
+# How long a file stays registered without a handle, and how often the worker looks for such files; else 2 s and 1 s.
+TIDY_SOON = "from spiderfs.fuse import passthrough; passthrough.LINGER_S = 1.0;"
+TIDY_SOON += "from spiderfs.daemon import worker; worker.TIDY_INTERVAL_S = 0.2"
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mount(source: Path, tmp_path: Path) -> Iterator[Mounted]:
-    with mounted(source, tmp_path / "m", ttl=0.2, dir_ttl=0) as mount:
+    with mounted(source, tmp_path / "m", ttl=0.2, dir_ttl=0, first=TIDY_SOON) as mount:
         yield mount
 
 

@@ -171,10 +171,10 @@ def test_stand_ins_have_the_trainers_own_label_and_other_readers_get_none(
             training(mount.point, 1, one) as first,
             training(mount.point, 2, two) as second,
         ):
-            redirected(mount, 300)
+            redirected(mount, 100)
             scored = len(one) + len(two)
             eventually(lambda: len(mount.control("scores").read_bytes().splitlines()) == scored, what="both lists")
-            redirected(mount, mount.metric("redirects") + 300)
+            redirected(mount, mount.metric("redirects") + 100)
             shown = {name: eventually(mount.control(name).read_bytes, what=name) for name in ("redirects", "graph")}
             assert b" -> " in shown["redirects"]
             assert b"radius" in shown["graph"]
@@ -196,10 +196,10 @@ def test_trainers_that_read_around_fuse_get_the_same_stand_ins(source: Path, tmp
             training(mount.point, 1, one, "around") as first,
             training(mount.point, 2, two, "around") as second,
         ):
-            redirected(mount, 300)
+            redirected(mount, 100)
             for name, content in ((name, (source / name).read_bytes()) for name in one):
                 assert around_fuse.read_bytes(mount.point / name) == content, "this process belongs to no trainer"
-            redirected(mount, mount.metric("redirects") + 300)
+            redirected(mount, mount.metric("redirects") + 100)
             assert mount.metric("client_opens") > mount.metric("redirects") / 2
             found = [first.end(), second.end()]
             report = together(outside)
@@ -260,7 +260,7 @@ def test_stand_ins_are_only_those_that_the_reader_could_open(source: Path, tmp_p
             return [[name, content] for name, content in given if content in closed]
 
         def redirects() -> None:
-            redirected(mount, mount.metric("redirects") + 300)
+            redirected(mount, mount.metric("redirects") + 100)
 
         # The directory is open still.
         eventually(lambda: foreign(as_nobody(mount.point, open_names, redirects)), what="stand-ins from that directory")

@@ -37,7 +37,7 @@ def _is_left_out(item: pytest.Item) -> bool:
     """Whether a test runs over pyfuse3 with a parameter marked `kernel_binding`, or with several workers."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     options = parameters.get("options")
-    wanted = [parameters.get("workers"), parameters.get("mount")]
+    wanted = [parameters.get(name) for name in ("workers", "mount", "lasting")]
     wanted += [options.get("workers")] if isinstance(options, dict) else []
     several = any(isinstance(count, int) and count > 1 for count in wanted)
     return parameters.get("binding") == "pyfuse3" and (several or item.get_closest_marker("kernel_binding") is not None)

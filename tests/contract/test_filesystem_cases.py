@@ -335,7 +335,6 @@ def _last_error() -> OSError:
 # Number of workers and binding of those subjects that are mounts.
 MOUNTS = {
     "1 worker": (1, "kernel"),
-    "2 workers": (2, "kernel"),
     "4 workers": (4, "kernel"),
     "pyfuse3": (1, "pyfuse3"),
 }

@@ -144,7 +144,8 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+# Several workers race for requests however many they are, and four do it more often than two.
+@pytest.mark.parametrize("workers", [1, 4])
 def test_no_worker_freezes_when_requests_vanish(source: Path, tmp_path: Path, workers: int) -> None:
     """Readers that are killed remove their requests from the queue between a worker's poll and its read(2)."""
     wanted = write_files(source, SIZES)
@@ -182,7 +183,7 @@ def _all_workers_idle(mount: Mounted) -> bool:
     return True
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_no_read_waits_long_under_light_or_heavy_load(source: Path, tmp_path: Path, workers: int) -> None:
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "m", workers=workers, ttl=0.01, read_ahead=2) as mount:

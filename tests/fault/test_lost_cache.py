@@ -16,6 +16,8 @@ pytestmark = pytest.mark.both_bindings
 
 SIZES = {f"{number:03d}": 20_000 for number in range(40)} | {"large": (9 << 20) + 5}
 GONE = "has gone: the cache is made anew"
+# How soon the supervisor notices: by default 2 s.
+LOOKING_OFTEN = "from spiderfs.daemon import supervisor; supervisor.LOOK_S = 0.2"
 
 
 @pytest.fixture
@@ -43,17 +45,23 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 
 
 _SUPERVISOR = pytest.mark.kernel_binding("the supervisor answers any loss alike: it starts all processes anew")
+# The supervisor alone notices a loss, and knows its workers only by their number. So each loss comes once, and each
+# number of workers with the loss of everything and with that of a part.
+CASES = [
+    ("deleted", 1),
+    ("deleted", 2),
+    pytest.param("moved", 1, marks=_SUPERVISOR),
+    pytest.param("run deleted", 2, marks=_SUPERVISOR),
+    pytest.param("store deleted", 1, marks=_SUPERVISOR),
+]
 
 
-@pytest.mark.parametrize(
-    "loss", [name if name == "deleted" else pytest.param(name, marks=_SUPERVISOR) for name in LOSSES]
-)
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("loss", "workers"), CASES)
 def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss: str, workers: int) -> None:
     wanted = write_files(source, SIZES)
     # A worker may fetch a block just while the directory of blocks is gone, and the manager may need room for names.
     allowed = [GONE, "set them again", "reading from the source instead", "no room to keep for names"]
-    with mounted(source, tmp_path / "m", workers=workers, ttl=0.2, allowed=allowed) as mount:
+    with mounted(source, tmp_path / "m", workers=workers, ttl=0.2, allowed=allowed, first=LOOKING_OFTEN) as mount:
         with readers(2, mount.point, wanted) as some:
             eventually(lambda: mount.metric("opens") > len(wanted), what="reads before")
             LOSSES[loss](mount.cache)

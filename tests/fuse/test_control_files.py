@@ -55,6 +55,15 @@ def mount(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Itera
         yield found
 
 
+@pytest.fixture(scope="module", params=[1, 2])
+def lasting(
+    request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory, binding: str
+) -> Iterator[Mounted]:
+    """One mount for all tests that leave it as it is."""
+    with mounted(source, tmp_path_factory.mktemp("m"), workers=request.param, capacity="10MiB") as found:
+        yield found
+
+
 def read_files(mount: Mounted, *names: str) -> None:
     for name in names or SIZES:
         assert len((mount.point / name).read_bytes()) == SIZES[name]
@@ -69,10 +78,10 @@ def cached(mount: Mounted) -> set[str]:
     return {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
 
 
-def test_control_files_are_hidden_and_have_their_modes(mount: Mounted) -> None:
-    assert sorted(os.listdir(mount.point)) == ["train", "val"]
-    assert [name for _, names, _ in os.walk(mount.point) for name in names if "spiderfs" in name] == []
-    directory = mount.point / ".spiderfs"
+def test_control_files_are_hidden_and_have_their_modes(lasting: Mounted) -> None:
+    assert sorted(os.listdir(lasting.point)) == ["train", "val"]
+    assert [name for _, names, _ in os.walk(lasting.point) for name in names if "spiderfs" in name] == []
+    directory = lasting.point / ".spiderfs"
     assert stat.S_ISDIR(directory.stat().st_mode)
     found = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in os.scandir(directory)}
     assert found == FILES
@@ -145,19 +154,19 @@ def _keeps_the_last_read(mount: Mounted) -> bool:
         ("nonsense", "write name=value"),
     ],
 )
-def test_a_refused_change_says_why(mount: Mounted, line: str, reason: str) -> None:
-    before = mount.stats()
-    fd = os.open(mount.control("config"), os.O_WRONLY)
+def test_a_refused_change_says_why(lasting: Mounted, line: str, reason: str) -> None:
+    before = lasting.stats()
+    fd = os.open(lasting.control("config"), os.O_WRONLY)
     try:
         with pytest.raises(OSError) as caught:  # noqa: PT011
             os.write(fd, f"{line}\n".encode())
         assert caught.value.errno == errno.EINVAL
     finally:
         os.close(fd)
-    assert reason in mount.control("config").read_text()
-    assert mount.stats()["capacity_bytes"] == before["capacity_bytes"]
+    assert reason in lasting.control("config").read_text()
+    assert lasting.stats()["capacity_bytes"] == before["capacity_bytes"]
     if "=" in line:
-        done = run_spiderfs("config", mount.point, line)
+        done = run_spiderfs("config", lasting.point, line)
         assert done.returncode == 1
         assert reason in done.stderr
         assert done.stderr.count("\n") == 1

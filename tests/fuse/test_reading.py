@@ -246,17 +246,14 @@ print(count, size)
 
 
 @pytest.mark.kernel_binding("takes long")
-def test_a_scan_of_100000_files_asks_for_each_once(tmp_path: Path) -> None:
-    count = 100_000
+def test_a_scan_of_30000_files_asks_for_each_once(tmp_path: Path) -> None:
+    count = 30_000
     directory = tmp_path / "source" / "images"
     directory.mkdir(parents=True)
     (directory / "0").write_bytes(b"xyz")
     for number in range(1, count):
         # Hard links are made faster than files; ext4 allows 65,000 of one.
-        if number % 60_000:
-            os.link(directory / f"{number // 60_000 * 60_000}", directory / f"{number}")
-        else:
-            (directory / f"{number}").write_bytes(b"xyz")
+        os.link(directory / "0", directory / f"{number}")
     with mounted(tmp_path / "source", tmp_path / "m", dir_ttl=60) as mount:
         before = mount.stats()["metrics"]
         done = subprocess.run(

@@ -28,6 +28,7 @@
         ├── ReadOnly (EROFS)
         ├── NoRoom (ENOSPC)            the texts of open control files have no room, or take more than 2 GiB
         ├── Stale (ESTALE)
+        ├── DeadlyRequest (EIO)        worker after worker has died at this request
         └── TryAgain (EAGAIN)          the manager is being started again, or too many control files are open
 
 StoreCorrupt is not in this tree. It is for nobody on the way, like SystemExit: it ends the process that meets it.
@@ -171,6 +172,10 @@ class NoRoom(FileSystemError):
 
 class Stale(FileSystemError):
     errno = errno.ESTALE
+
+
+class DeadlyRequest(FileSystemError):
+    errno = errno.EIO
 
 
 class TryAgain(FileSystemError):

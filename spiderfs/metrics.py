@@ -84,6 +84,7 @@ COUNTERS = (
     Definition("worker_restarts", "Workers that were started again after they had ended unexpectedly"),
     Definition("manager_restarts", "Managers that were started again after they had ended unexpectedly"),
     Definition("resends", "Times the kernel was asked to send its unanswered requests again"),
+    Definition("deadly_requests", "Requests answered with EIO because worker after worker had died at them"),
     Definition("store_rebuilds", "Times the store was found damaged and rebuilt"),
 )
 

@@ -24,6 +24,7 @@ from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source
+from spiderfs.testing import notes_of_sole_worker
 
 
 def _as_it_comes() -> None:
@@ -54,7 +55,8 @@ async def run(system: str, root: str, mountpoint: Path, place: Path, latency_ms:
     async with bare_on_disk(source, place) as bare:
         kernel = bindings.mount(binding, mountpoint, root, allow_other=False, programs_run=True)
         # Not as the sole process: over neither binding is the content of a file pushed to the kernel.
-        await kernel.serve(Serving(bare.filesystem, bare.counters, bare.content.end_read, Handles(sole=False)))
+        held = notes_of_sole_worker(bare.counters)
+        await kernel.serve(Serving(bare.filesystem, bare.counters, bare.content.end_read, Handles(sole=False), held))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from spiderfs.daemon.cache_directory import same_file
 from spiderfs.daemon.pipes.event_pipe import open_pipe
+from spiderfs.daemon.restarts import REFUSED_AFTER
 from spiderfs.errors import StoreError
+from spiderfs.fuse.resent_requests import ResentRequests
+from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
@@ -46,6 +49,7 @@ class MountContext:
     event_reader: int
     event_writer: int
     control_listener: socket.socket
+    resent: ResentRequests
     pending_reads: PendingReads = field(default_factory=PendingReads)
     brought: PendingReads = field(default_factory=PendingReads)
     spare_nodes: SharedRows = field(default_factory=SharedRows)
@@ -131,6 +135,7 @@ def create_context(options: Options) -> MountContext:
         event_reader=reader,
         event_writer=writer,
         control_listener=listener,
+        resent=ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER),
     )
 
 

@@ -11,9 +11,9 @@ The supervisor acts in this way when a child ends:
     manager, anything else      start another one; reads go on meanwhile
 A crash may be a symptom of a damaged store (SIGBUS); then the supervisor walks the store first. If somebody deleted or
 moved the cache directory, the supervisor makes it anew and starts all children again. If workers keep dying without
-having answered any request, the mount ends: readers get an error, and need not wait for ever. A child counts as ended
-when its first thread has ended: other threads may wait in the source for as long as the source hangs, and cannot be
-killed (`process_table.ended_status`).
+having answered any request, the mount ends: readers get an error, and need not wait for ever (`restarts.py` has the
+rule). A child counts as ended when its first thread has ended: other threads may wait in the source for as long as the
+source hangs, and cannot be killed (`process_table.ended_status`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from spiderfs.daemon.background import detach, notify_systemd, start_logging
 from spiderfs.daemon.cache_directory import bind_to_source, lock_cache_directory, real_path, same_file
 from spiderfs.daemon.child import live
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext, create_context
+from spiderfs.daemon.deaths import MANAGER, Deaths, name_of
 from spiderfs.daemon.guard import Guard
 from spiderfs.daemon.manager import manage
 from spiderfs.daemon.published_options import publish_options
-from spiderfs.daemon.restarts import Restarts
+from spiderfs.daemon.restarts import DEATHS
 from spiderfs.daemon.worker import work
 from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.fuse.bindings import mount
@@ -56,8 +57,6 @@ SAVE_S = 10.0
 # The supervisor waits so long for the end of a process that it has killed. A process that has not ended by then waits
 # in the kernel: for answers of the mount, until the connection ends, or for a source or a disk that hangs.
 KILLED_S = 5.0
-# After so many deaths of workers, with no request answered in between, the supervisor gives up.
-DEATHS = 20
 READY_POLL_S = 0.002
 # How often the supervisor looks for guard and cache directory, and for children whose end no signal reports.
 LOOK_S = 2.0
@@ -68,13 +67,10 @@ LOOK_S = 2.0
 START_S = 10.0
 # So many deaths by a signal of _CRASHES in so short a time mean a damaged store, even if a walk finds no damage.
 CRASHES, CRASHES_WITHIN_S = 4, 60.0
-# A manager that dies at once must not keep the processor busy. Readers wait for workers, so these pause less.
-MANAGER_PAUSE_S = 0.5
 # Deaths by these may come from a page of the store that is not there.
 _CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-_MANAGER = -1  # where a worker has its index
 
 
 def run(options: Options, foreground: bool) -> int:
@@ -149,10 +145,10 @@ class Supervisor:
         self._connection = connection
         self._guard = Guard(connection, lock)
         self._counters = context.row(SUPERVISOR_ROW)
-        self._children: dict[int, int] = {}  # pid -> worker index, or _MANAGER
-        self._due: dict[int, float] = {}  # worker index, or _MANAGER -> when it is to be started again
-        self._worker_restarts, self._manager_restarts = Restarts(DEATHS), Restarts()
-        # Worker index, or _MANAGER -> how often it will have begun when the present one has; the time limit for that.
+        self._children: dict[int, int] = {}  # pid -> worker index, or MANAGER
+        self._due: dict[int, float] = {}  # worker index, or MANAGER -> when it is to be started again
+        self._deaths = Deaths(context.counters, context.resent, context.options.workers)
+        # Worker index, or MANAGER -> how often it will have begun when the present one has; the time limit for that.
         self._starts: dict[int, int] = {}
         self._late_at = math.inf
         self._crashes: deque[float] = deque(maxlen=CRASHES)
@@ -178,7 +174,7 @@ class Supervisor:
             self._stop()
 
     def _start_all(self) -> None:
-        self._start(_MANAGER)
+        self._start(MANAGER)
         for index in range(self._context.options.workers):
             self._start(index)
 
@@ -187,6 +183,7 @@ class Supervisor:
     def _start(self, index: int, again: bool = False) -> None:
         supervisor = os.getpid()
         self._starts[index] = self._begun(index) + 1
+        self._deaths.started(index, again)
         pid = os.fork()
         if pid:
             self._children[pid] = index
@@ -194,7 +191,7 @@ class Supervisor:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:
             os._exit(1)
-        if index == _MANAGER:
+        if index == MANAGER:
             self._kernel.leave()
             live(partial(manage, self._context))
         live(partial(work, self._context, self._kernel, index, again))
@@ -230,12 +227,12 @@ class Supervisor:
                 log.info("told to stop by signal %d", received.si_signo)
                 return
             ended = self._reap()
-            if any(index != _MANAGER and status == 0 for index, status in ended):
+            if any(index != MANAGER and status == 0 for index, status in ended):
                 log.info("unmounted")
                 return
             for index, status in ended:
-                who = "the manager" if index == _MANAGER else f"worker {index}"
-                log.warning("%s ended (%s)", who, f"signal {-status}" if status < 0 else f"exit {status}")
+                how = f"signal {-status}" if status < 0 else f"exit {status}"
+                log.warning("%s ended (%s), %.1f s after its start", name_of(index), how, self._deaths.lived_s(index))
             damaged = any(self._store_is_damaged(status) for _, status in ended)
             if ended and not self._ready and not damaged:
                 raise MountError(f"a process of the mount ended before it could begin: {self._log_place} says why")
@@ -251,7 +248,7 @@ class Supervisor:
 
     def _begun(self, index: int) -> int:
         """How often the manager, or this worker, has been ready to work."""
-        row = MANAGER_ROW if index == _MANAGER else FIRST_WORKER_ROW + index
+        row = MANAGER_ROW if index == MANAGER else FIRST_WORKER_ROW + index
         return self._context.row(row).value("process_starts")
 
     def _all_at_work(self) -> bool:
@@ -265,18 +262,13 @@ class Supervisor:
 
     def _plan_restarts(self, ended: list[int]) -> None:
         """Decide when to replace the children with these indices; raises MountError if workers keep dying."""
-        totals = self._context.counters.totals()
         for index in ended:
-            if index == _MANAGER:
-                pause_s = max(self._manager_restarts.died(totals["events_folded"]) or 0.0, MANAGER_PAUSE_S)
-            else:
-                pause = self._worker_restarts.died(totals["answers"])
-                if pause is None:
-                    raise MountError(
-                        f"{DEATHS} workers in a row died before they had answered a request:"
-                        f" giving up, {self._log_place} says why"
-                    )
-                pause_s = pause
+            pause_s = self._deaths.pause_s(index)
+            if pause_s is None:
+                raise MountError(
+                    f"{DEATHS} workers in a row died, and no request was answered in between:"
+                    f" giving up, {self._log_place} says why"
+                )
             self._due[index] = time.monotonic() + pause_s
 
     def _start_due(self) -> None:
@@ -286,9 +278,8 @@ class Supervisor:
             self._late_at = now + START_S
         for index in due:
             del self._due[index]
-            self._counters.add("manager_restarts" if index == _MANAGER else "worker_restarts")
             self._start(index, again=True)
-        if any(index != _MANAGER for index in due):
+        if any(index != MANAGER for index in due):
             self._resend()
 
     def _resend(self) -> None:
@@ -320,7 +311,7 @@ class Supervisor:
         """Kill all children, and start them again at once, or when the last of the planned restarts is due."""
         self._end_children(signal.SIGKILL, KILLED_S)
         latest = max(self._due.values(), default=time.monotonic())
-        self._due = dict.fromkeys([_MANAGER, *range(self._context.options.workers)], latest)
+        self._due = dict.fromkeys([MANAGER, *range(self._context.options.workers)], latest)
 
     def _look_for_cache(self) -> None:
         """If the cache directory or a part of it was deleted or moved, begin anew with what is left."""
@@ -352,7 +343,7 @@ class Supervisor:
     # -- the end
 
     def _stop(self) -> None:
-        workers = [pid for pid, index in self._children.items() if index != _MANAGER]
+        workers = [pid for pid, index in self._children.items() if index != MANAGER]
         self._await(workers, DRAIN_S)
         self._disconnect()
         self._end_children(signal.SIGKILL, KILLED_S, workers)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.passthrough import Passthrough
+from spiderfs.fuse.resent_requests import HeldRequests
 from spiderfs.metrics import Counters
 from spiderfs.vfs.filesystem import Filesystem
 
@@ -26,6 +27,7 @@ class Serving:
     idle: Callable[[], None]
     """To be called before a request is looked for: the bytes of which the last answer was a view may go."""
     handles: Handles
+    held: HeldRequests
     passthrough: Passthrough | None = None
     """Given only where no other process answers requests."""
 

@@ -25,6 +25,7 @@ class KernelBinding:
             serving.counters,
             serving.idle,
             lambda: serving.filesystem.at_rest,
+            serving.held,
         )
 
     def push(self, inode: int, content: bytes) -> None:

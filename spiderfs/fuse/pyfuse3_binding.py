@@ -115,17 +115,26 @@ class Pyfuse3Binding:
 
 
 def _answering(handler: F) -> F:
-    """A handler that pyfuse3 may call: FUSEError is the only exception that comes out of it."""
+    """A handler that pyfuse3 may call: FUSEError is the only exception that comes out of it.
+
+    pyfuse3 does not tell the kernel's number of a request, nor whether the kernel has handed it out before. So each is
+    noted, under a number that follows from what is asked and is the same in each process of the mount.
+    """
+    kind = handler.__name__
 
     @functools.wraps(handler)
     async def answer(self: Answers, *args: Any) -> Any:
         self.idle()
+        asked = hash((kind, *(argument for argument in args if isinstance(argument, int | bytes))))
         try:
-            return await handler(self, *args)
+            answered = await self.held.answer(
+                asked % wire.RESENT, f"{kind.upper()} of inode {args[0]}", lambda: handler(self, *args)
+            )
         except Exception as exc:
-            raise pyfuse3.FUSEError(error_number(exc, self.counters)) from exc
-        finally:
             self.counters.add("answers")
+            raise pyfuse3.FUSEError(error_number(exc, self.counters)) from exc
+        self.counters.add("answers")
+        return answered
 
     return cast(F, answer)
 
@@ -143,6 +152,7 @@ class Answers(pyfuse3.Operations):
         self._fs = serving.filesystem
         self.counters = serving.counters
         self._handles = serving.handles
+        self.held = serving.held
         # pyfuse3 has sent an answer before it calls the next handler, so a view of the store ends there.
         self.idle = serving.idle
         self._push = push

@@ -31,6 +31,7 @@ import trio
 
 from spiderfs.errors import MountError, StoreCorrupt
 from spiderfs.fuse import wire
+from spiderfs.fuse.resent_requests import HeldRequests
 from spiderfs.linux import mounts
 from spiderfs.metrics import Counters
 from spiderfs.vfs.answer_types import Caller
@@ -88,16 +89,18 @@ async def serve(
     counters: Counters,
     idle: Callable[[], None],
     at_rest: Callable[[], bool],
+    held: HeldRequests,
 ) -> None:
     """Answer requests until the file system is unmounted.
 
     `error_number` gives the errno for an exception. `idle` is called before each look for a request. `at_rest` says
-    whether trio's loop has nothing to do but to wait for requests and timers.
+    whether trio's loop has nothing to do but to wait for requests and timers. `held` notes requests that the kernel has
+    handed out before.
     """
     with select.epoll() as arrivals:
         arrivals.register(descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
         async with trio.open_nursery() as nursery:
-            desk = _Desk(descriptor, arrivals, handlers, error_number, counters, idle, at_rest, nursery)
+            desk = _Desk(descriptor, arrivals, handlers, error_number, counters, idle, at_rest, held, nursery)
             nursery.start_soon(desk.attend)
 
 
@@ -113,6 +116,7 @@ class _Desk:
         counters: Counters,
         idle: Callable[[], None],
         at_rest: Callable[[], bool],
+        held: HeldRequests,
         nursery: trio.Nursery,
     ) -> None:
         self._descriptor = descriptor
@@ -122,6 +126,7 @@ class _Desk:
         self._counters = counters
         self._idle = idle
         self._at_rest = at_rest
+        self._held = held
         self._nursery = nursery
         self._buffer = bytearray(wire.REQUEST_BYTES)
         self._bodies = memoryview(self._buffer)[wire.IN_HEADER.size :]
@@ -186,7 +191,11 @@ class _Desk:
                 # To most kinds of requests the kernel takes ENOSYS as: do not ask again.
                 _write(self._descriptor, unique, errno.ENOSYS, b"")
                 continue
-            answer = handler(inode, self._bodies[: length - wire.IN_HEADER.size], Caller(uid, gid, pid), unique)
+            asked, caller = self._bodies[: length - wire.IN_HEADER.size], Caller(uid, gid, pid)
+            if unique < wire.RESENT:
+                answer = handler(inode, asked, caller, unique)
+            else:
+                answer = self._again(opcode, inode, asked, caller, unique)
             try:
                 trap = answer.send(None)
             except StopIteration as done:
@@ -216,6 +225,15 @@ class _Desk:
                 burst = 0
                 self._tell()
                 await trio.lowlevel.checkpoint()
+
+    def _again(
+        self, opcode: int, inode: int, asked: memoryview, caller: Caller, unique: int
+    ) -> Coroutine[Any, Any, Body]:
+        """Handle a request that the kernel has handed out before."""
+        # It may have to wait, and the next request takes this place.
+        kept = memoryview(bytes(asked))
+        what = f"{wire.Opcode(opcode).name} of inode {inode}"
+        return self._held.answer(unique, what, lambda: self._handlers[opcode](inode, kept, caller, unique))
 
     def _tell(self) -> None:
         if self._answers:

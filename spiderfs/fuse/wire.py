@@ -57,6 +57,8 @@ MAX_WRITE_BYTES = 1 << 20
 REQUEST_BYTES = MAX_WRITE_BYTES + IN_HEADER.size + WRITE_IN_BYTES
 # The largest READ: 1 MiB, which the kernel allows ordinary users too.
 _MAX_PAGES = 256
+# The kernel sets this bit in the number of a request that it hands out again (FUSE_UNIQUE_RESEND).
+RESENT = 1 << 63
 # The last position of a listing that a reader's off_t can hold.
 MOST_POSITION = (1 << 63) - 1
 # The kernel's limit on requests in the background (RELEASE, read-ahead); its default of 12 makes eight readers wait.

@@ -12,6 +12,7 @@ from spiderfs.testing.lists import course, known_list, sample_list
 from spiderfs.testing.memory_content import MemoryContent
 from spiderfs.testing.memory_source import MemorySource
 from spiderfs.testing.old_files import make_older
+from spiderfs.testing.sole_worker import notes_of_sole_worker
 
 __all__ = [
     "Bare",
@@ -26,5 +27,6 @@ __all__ = [
     "course",
     "known_list",
     "make_older",
+    "notes_of_sole_worker",
     "sample_list",
 ]

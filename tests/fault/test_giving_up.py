@@ -9,12 +9,13 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from mounting import PATIENCE_S, detach, eventually, mounted, mounts_at
-from reading import readers, together, write_files
+from reading import digest, readers, together, write_files
 
 SPIDERFS = Path(sys.executable).with_name("spiderfs")
 # Less than LMDB's map, so that no process can open the store.
@@ -44,27 +45,13 @@ def test_a_mount_that_cannot_begin_fails_and_names_its_log(tmp_path: Path) -> No
     eventually(lambda: mounts_at(point) == 0, what="the mount to be gone")
 
 
-@pytest.fixture
-def spiderfs_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Let `mounted` use a program `spiderfs` that first runs the given code."""
-
-    def begin(what: str) -> None:
-        program = tmp_path / "spiderfs"
-        program.write_text(f"#!{sys.executable}\nfrom spiderfs.cli.main import main\n{what}\nmain()\n")
-        program.chmod(0o755)
-        monkeypatch.setattr("mounting.SPIDERFS", program)
-
-    return begin
-
-
 @pytest.mark.both_bindings
 def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(
-    tmp_path: Path, spiderfs_after: Callable[[str], None]
+    tmp_path: Path, spiderfs_after: Callable[[str], None], short_pauses: str
 ) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    # The pauses between the deaths take a minute together.
-    spiderfs_after("from spiderfs.daemon import restarts; restarts.LONGEST_PAUSE_S = restarts.FIRST_PAUSE_S")
+    spiderfs_after(short_pauses)
     with mounted(source, tmp_path / "m", allowed=(r".* ended \(signal 9\)", "giving up, the log .* says why")) as mount:
         for deaths in range(1, 21):
             worker = mount.workers()[0]
@@ -79,6 +66,111 @@ def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(
                 look(mount.point)
             assert caught.value.errno == errno.ENOTCONN
         detach(mount.point)
+
+
+@pytest.mark.both_bindings
+def test_a_mount_whose_workers_die_at_once_ends_and_its_readers_get_an_error(
+    tmp_path: Path, spiderfs_after: Callable[[str], None], short_pauses: str
+) -> None:
+    source, dying = tmp_path / "source", tmp_path / "dying"
+    source.mkdir()
+    wanted = write_files(source, {"one": 5_000})
+    spiderfs_after(
+        f"""{short_pauses}
+import os
+from spiderfs.daemon import supervisor
+
+work = supervisor.work
+
+def dying(*arguments):
+    if os.path.exists({str(dying)!r}):
+        os._exit(3)
+    return work(*arguments)
+
+supervisor.work = dying
+"""
+    )
+    allowed = (r"worker 0 ended \((signal 9|exit 3)\)", "20 workers in a row died.* giving up, the log .* says why")
+    with mounted(source, tmp_path / "m", allowed=allowed) as mount:
+        dying.touch()
+        os.kill(mount.workers()[0], signal.SIGKILL)
+        with readers(1, mount.point, wanted, rounds=1) as reader:
+            seen = together(reader)
+        assert [kind for _, kind, _ in seen.errors] in (["ENOTCONN"], ["ECONNABORTED"])
+        assert mount.supervisor.ended(PATIENCE_S)
+        assert len(mount.logged("worker 0 ended")) == 20
+        assert len(mount.logged("worker 0 starts again in .* s ")) == 19
+        detach(mount.point)
+
+
+@pytest.mark.both_bindings
+def test_deaths_without_number_end_no_mount_that_answers_between_them(
+    tmp_path: Path, spiderfs_after: Callable[[str], None], short_pauses: str
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    wanted = write_files(source, {f"{number}": 20_000 + number for number in range(8)})
+    spiderfs_after(short_pauses)
+    allowed = (r"worker 0 ended \(signal 9\)", r"the manager ended \(signal 9\)")
+    with mounted(source, tmp_path / "m", allowed=allowed, ttl=0.01) as mount:
+        began = time.monotonic()
+        with readers(2, mount.point, wanted) as some:
+            for death in range(1, 25):
+                os.kill(mount.workers()[0], signal.SIGKILL)
+                assert digest((mount.point / f"{death % 8}").read_bytes()) == wanted[f"{death % 8}"]
+                if death % 6 == 0:
+                    os.kill(mount.manager(), signal.SIGKILL)
+            seen = together(some)
+        assert time.monotonic() - began < 60, "more than 20 deaths in a minute are the point"
+        assert (seen.wrong, seen.errors) == ([], [])
+        assert mount.metric("worker_restarts") == 24
+        assert mount.metric("manager_restarts") == 4
+        assert mount.metric("deadly_requests") == 0
+        assert "28 processes restarted; 0 deadly requests" in mount.control("stats").read_text()
+        assert mount.logged(r"worker 0 starts again in 0\.05 s \(worker_restarts: 24\)")
+
+
+@pytest.mark.both_bindings
+@pytest.mark.parametrize(("workers", "after_s"), [(1, 0.0), (2, 0.1)])
+def test_a_request_at_which_each_worker_dies_is_answered_with_an_error(
+    tmp_path: Path, spiderfs_after: Callable[[str], None], short_pauses: str, workers: int, after_s: float
+) -> None:
+    """The others, some of which wait for the source when the worker dies, get their bytes."""
+    source = tmp_path / "source"
+    source.mkdir()
+    wanted = write_files(source, {f"{number}": 20_000 + number for number in range(8)} | {"deadly": 20_000})
+    del wanted["deadly"]
+    spiderfs_after(
+        f"""{short_pauses}
+import os
+import trio
+from spiderfs.vfs.filesystem import Filesystem
+
+open_file = Filesystem.open
+
+async def deadly(self, inode, *more):
+    if self._catalogue.path_of(inode) == b"deadly":
+        await trio.sleep({after_s})
+        os.kill(os.getpid(), 9)
+    return await open_file(self, inode, *more)
+
+Filesystem.open = deadly
+"""
+    )
+    allowed = (r"worker \d ended \(signal 9\)", "OPEN of inode .*: 10 workers have died at this request")
+    options = {"ttl": 0.01, "capacity": "64KiB", "policy": "lru", "source__latency_ms": 20}
+    with mounted(source, tmp_path / "m", workers=workers, allowed=allowed, **options) as mount:
+        with readers(4, mount.point, wanted) as some:
+            with pytest.raises(OSError) as caught:  # noqa: PT011
+                (mount.point / "deadly").read_bytes()
+            assert caught.value.errno == errno.EIO
+            seen = together(some)
+        assert (seen.wrong, seen.errors) == ([], [])
+        assert mount.metric("deadly_requests") == 1
+        # The first worker got the request before anybody had died.
+        assert 10 <= mount.metric("worker_restarts") <= 11
+        inode = os.stat(mount.point / "deadly").st_ino
+        assert mount.logged(f"OPEN of inode {inode}: 10 workers have died at this request")
 
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -23,7 +23,7 @@ from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import FakeKernel, MemoryContent, MemorySource, bare_filesystem
+from spiderfs.testing import FakeKernel, MemoryContent, MemorySource, bare_filesystem, notes_of_sole_worker
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.control_files import CONTROL_INODE
@@ -184,6 +184,7 @@ def test_any_message_leaves_a_worker_that_answers(messages: list[bytes], tmp_pat
                 served.counters,
                 lambda: None,
                 lambda: False,
+                notes_of_sole_worker(served.counters),
             )
             with trio.fail_after(PATIENCE_S):
                 await trio.to_thread.run_sync(ask)

@@ -50,7 +50,8 @@ def stats(status: MountStatus) -> bytes:
             f"{counters['source_retries']} retries, {counters['source_timeouts']} timeouts, "
             f"{counters['source_errors']} errors of the source; {counters['store_failures']} of the cache; "
             f"{counters['checksum_failures']} checksums; {counters['events_dropped']} events dropped; "
-            f"{counters['worker_restarts'] + counters['manager_restarts']} processes restarted",
+            f"{counters['worker_restarts'] + counters['manager_restarts']} processes restarted; "
+            f"{counters['deadly_requests']} deadly requests",
         ),
     ]
     return "".join(f"{name:16} {text}\n" for name, text in rows).encode(errors="surrogateescape")

@@ -23,7 +23,7 @@ from spiderfs.fuse.kernel import Serving
 from spiderfs.fuse.pyfuse3_binding import Pyfuse3Binding, looking_before_waiting
 from spiderfs.fuse.wire import Opcode
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemoryContent, MemorySource, bare_filesystem
+from spiderfs.testing import MemoryContent, MemorySource, bare_filesystem, notes_of_sole_worker
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.filesystem import Filesystem
 
@@ -72,7 +72,8 @@ def serve_until(kernel: Kernel, ask: Callable[[], object], place: Path, ticks: l
 
     async def live() -> None:
         async with bare_filesystem(source, content, MemoryRecords(TABLES), place) as bare:
-            serving = Serving(bare.filesystem, bare.counters, content.end_read, Handles(sole=False))
+            held = notes_of_sole_worker(bare.counters)
+            serving = Serving(bare.filesystem, bare.counters, content.end_read, Handles(sole=False), held)
             with trio.fail_after(PATIENCE_S):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(tick)

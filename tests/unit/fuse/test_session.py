@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import trio
 
-from spiderfs.errors import ReadOnly
+from spiderfs.daemon.restarts import REFUSED_AFTER
+from spiderfs.errors import DeadlyRequest, ReadOnly
 from spiderfs.fuse import session, wire
+from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import BURST, Body, Handler
 from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import SharedCounters
@@ -34,9 +36,11 @@ class Kernel:
         self.socket, self.descriptor = ours, theirs.detach()
         self.asked = 0
 
-    def ask(self, opcode: int = Opcode.OPEN) -> None:
+    def ask(self, opcode: int = Opcode.OPEN, again: bool = False, body: bytes = b"") -> None:
+        """`again`: as if a worker had died with this request."""
         self.asked += 1
-        self.socket.send(wire.IN_HEADER.pack(wire.IN_HEADER.size, opcode, self.asked, 1, 0, 0, 1, 0))
+        number = self.asked | wire.RESENT if again else self.asked
+        self.socket.send(wire.IN_HEADER.pack(wire.IN_HEADER.size + len(body), opcode, number, 1, 0, 0, 1, 0) + body)
 
     def answer(self) -> tuple[int, int, bytes]:
         """Error number, number of the request, and what follows."""
@@ -68,6 +72,7 @@ class Served:
     def __init__(self, kernel: Kernel, handler: Handler = yes, at_rest: Callable[[], bool] = lambda: True) -> None:
         self.kernel = kernel
         self.counters = SharedCounters(1)
+        self.resent = ResentRequests(1, session.MAX_WAITING, REFUSED_AFTER)
         self.handlers = {int(Opcode.OPEN): handler}
         self.at_rest = at_rest
         self.looked = 0
@@ -76,7 +81,7 @@ class Served:
         self.looked += 1
 
     def error_number(self, exc: Exception) -> int:
-        assert isinstance(exc, ReadOnly)
+        assert isinstance(exc, ReadOnly | DeadlyRequest)
         return exc.errno
 
     def until(self, ask: Callable[[], object]) -> None:
@@ -95,6 +100,7 @@ class Served:
                     row,
                     self.look,
                     self.at_rest,
+                    self.resent.of_worker(0, row),
                 )
                 await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
                 nursery.cancel_scope.cancel()
@@ -225,3 +231,40 @@ def test_who_has_nothing_to_do_leaves_the_processor_alone(kernel: Kernel) -> Non
         assert served.looked == looked
 
     served.until(ask)
+
+
+def test_a_request_that_comes_again_is_noted_while_it_is_held(kernel: Kernel) -> None:
+    served = Served(kernel)
+    held: list[tuple[set[int], set[int]]] = []
+    bodies: list[bytes] = []
+
+    async def look(inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        await trio.sleep(0)
+        held.append(served.resent.held_by(0))
+        bodies.append(bytes(body))
+        return b"yes"
+
+    def ask() -> None:
+        kernel.ask()
+        kernel.answer()
+        kernel.ask(again=True, body=b"what follows")
+        assert kernel.answer()[:2] == (0, 2 | wire.RESENT)
+        kernel.ask_and_wait(1)
+
+    served.handlers[Opcode.OPEN] = look
+    served.until(ask)
+    assert held == [(set(), set()), ({2 | wire.RESENT}, set()), (set(), set())]
+    assert bodies[1] == b"what follows"
+
+
+def test_a_deadly_request_is_answered_with_an_error(kernel: Kernel) -> None:
+    served = Served(kernel)
+    served.resent.publish({1 | wire.RESENT: REFUSED_AFTER})
+
+    def ask() -> None:
+        kernel.ask(again=True)
+        assert kernel.answer()[:2] == (errno.EIO, 1 | wire.RESENT)
+        kernel.ask_and_wait(1)
+
+    served.until(ask)
+    assert served.counters.totals()["deadly_requests"] == 1

@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("daemon.background", "daemon.cache_directory", "daemon.child", "daemon.guard", "daemon.restarts", "daemon.pipes"),
     ("daemon.published_options",),
     ("daemon.context",),
-    ("daemon.caching",),
+    ("daemon.caching", "daemon.deaths"),
     ("daemon.training",),
     ("daemon.control", "testing"),
     ("daemon.manager", "daemon.worker"),

@@ -1,0 +1,87 @@
+"""The facts about deaths of a mount's processes, for the rules in `restarts.py`; they lie in memory that all share."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW
+from spiderfs.daemon.restarts import DEATHS, Restarts, Suspects
+from spiderfs.fuse.resent_requests import ResentRequests
+from spiderfs.metrics import SharedCounters
+
+log = logging.getLogger(__name__)
+
+MANAGER = -1  # where a worker has its index
+# A manager that dies at once must not keep the processor busy. Readers wait for workers, so these pause less.
+MANAGER_PAUSE_S = 0.5
+
+
+class Deaths:
+    """Tells the supervisor what follows from a death; it must hear of each start and each death."""
+
+    def __init__(
+        self,
+        counters: SharedCounters,
+        resent: ResentRequests,
+        workers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counters = counters
+        self._resent = resent
+        self._workers = range(workers)
+        self._clock = clock
+        self._restarts = Restarts(workers, DEATHS)
+        self._manager_restarts = Restarts(1)
+        self._suspects = Suspects(sole=workers == 1)
+        self._since: dict[int, float] = {}  # worker index, or MANAGER -> when the present one was started
+
+    def started(self, index: int, again: bool) -> None:
+        """Note that a worker, or the manager, is about to be forked; `again`: in the place of one that has ended."""
+        self._since[index] = self._clock()
+        if index != MANAGER:
+            self._resent.forget(index)
+        if again:
+            self._counters.row(SUPERVISOR_ROW).add(_counter(index))
+
+    def lived_s(self, index: int) -> float:
+        """For how long this process lives or, until `pause_s` is asked for it, has lived; 0 if it is not there."""
+        now = self._clock()
+        return now - self._since.get(index, now)
+
+    def pause_s(self, index: int) -> float | None:
+        """Note that this process has died: how many seconds to wait before the next one; None: end the mount.
+
+        Call this before the kernel hands out its requests again.
+        """
+        pause_s = self._of_manager() if index == MANAGER else self._of_worker(index)
+        del self._since[index]
+        if pause_s is not None:
+            so_often = self._counters.row(SUPERVISOR_ROW).value(_counter(index)) + 1
+            log.info("%s starts again in %g s (%s: %d)", name_of(index), pause_s, _counter(index), so_often)
+        return pause_s
+
+    def _of_manager(self) -> float:
+        folded = self._counters.row(MANAGER_ROW).value("events_folded")
+        return max(self._manager_restarts.died(0, [folded], [self.lived_s(MANAGER)]) or 0.0, MANAGER_PAUSE_S)
+
+    def _of_worker(self, index: int) -> float | None:
+        self._suspects.died(*self._resent.held_by(index))
+        self._resent.publish(self._suspects.alone())
+        answered = [self._answered(worker) for worker in self._workers]
+        return self._restarts.died(index, answered, [self.lived_s(worker) for worker in self._workers])
+
+    def _answered(self, worker: int) -> int:
+        """How many requests this worker has answered; to refuse a request is no progress."""
+        row = self._counters.row(FIRST_WORKER_ROW + worker)
+        return row.value("answers") - row.value("deadly_requests")
+
+
+def name_of(index: int) -> str:
+    return "the manager" if index == MANAGER else f"worker {index}"
+
+
+def _counter(index: int) -> str:
+    """The metric that counts restarts of this kind of process."""
+    return "manager_restarts" if index == MANAGER else "worker_restarts"

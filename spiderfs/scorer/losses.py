@@ -106,6 +106,7 @@ class RankScores(LossScores):
     """The scoring "rank": log(number of samples of the batch with a smaller loss + 10) (SHADE eq. 6)."""
 
     FILE: ClassVar[str] = "ranks.npz"
+    ranks_within_batches = True
 
     def _scores_of(self, losses: Scores) -> Scores:
         easier = np.searchsorted(np.sort(losses), losses, side="left")

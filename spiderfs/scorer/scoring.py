@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -70,6 +70,9 @@ class BatchScores:
 
 class Scoring(ABC):
     """The scores of one list."""
+
+    ranks_within_batches: ClassVar[bool] = False
+    """Whether a score depends on the other samples of its batch; then each batch has to be scored by itself."""
 
     def __init__(self, labels: ArrayLike, dimension: int, options: ScorerOptions | None = None) -> None:
         """`labels` has one integer per sample, in the order of the list; `dimension` is the width of an embedding.

@@ -34,6 +34,7 @@ from spiderfs.daemon.training.courses import Courses
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch
+from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scoring
 from spiderfs.trace.recording import Recording
@@ -96,7 +97,16 @@ class BatchScoring:
     # -- batches
 
     async def learn(self, trainer: int, course: Course, batches: Sequence[Batch]) -> None:
-        """Score rows of some batches that are alike in shape, ROWS_AT_ONCE or as many as the largest of them has."""
+        """Score rows of some batches that are alike in shape, ROWS_AT_ONCE or as many as the largest of them has.
+
+        Where a score is a place within a batch, each batch is scored by itself, all its rows.
+        """
+        apart = SCORINGS[self._cache.engine.policy.scoring].ranks_within_batches
+        groups: Sequence[Sequence[Batch]] = [[batch] for batch in batches] if apart else [batches]
+        for group in groups:
+            await self._learn(trainer, course, group)
+
+    async def _learn(self, trainer: int, course: Course, batches: Sequence[Batch]) -> None:
         rows = self._rows(trainer, course, batches)
         if rows is None:
             return

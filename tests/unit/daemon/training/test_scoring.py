@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -273,6 +274,20 @@ def test_a_course_that_leaves_memory_while_it_is_introduced_is_begun_no_more(tmp
         harness.policy.told.clear()
         await harness.scoring.introduce(harness.list)
         assert (harness.policy.told, harness.teaching.status().jobs) == ([], [])
+
+    run(tmp_path, test)
+
+
+def test_batches_that_wait_together_are_ranked_each_by_itself(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.cache.set_policy("shade")
+        waiting = [
+            replace(batch(indices), losses=np.array(losses, np.float16))
+            for indices, losses in (((0, 1, 2), (1, 2, 3)), ((3, 4, 5), (40, 60, 50)))
+        ]
+        await harness.scoring.learn(TRAINER, harness.list, waiting)
+        scores = harness.list.scorings["rank"].scores[:6]
+        np.testing.assert_allclose(np.exp(scores), [10, 11, 12, 10, 12, 11], rtol=1e-5)
 
     run(tmp_path, test)
 

@@ -22,8 +22,11 @@ log = logging.getLogger("trainer_hook")
 
 # Ranks attach within seconds of each other, unless one of them first prepares data for all.
 _AGREE_S = 60.0
-# Of a random UUID; two of the jobs that one mount ever sees have the same id with a chance of 1 in 10^9, or less.
+# Of a random UUID: if one mount ever sees a thousand jobs, two of them have the same id with a chance of 2 in 10^9.
 _ID_DIGITS = 12
+
+# What to do about a rank 0 that begins no job of its kind.
+_ADVICE = {"job": "attach on rank 0 too, or give all ranks one job=", "plan": "plan on rank 0 too"}
 
 _begun: Counter[str] = Counter()
 """How many jobs of each kind this process has begun; all ranks count alike."""
@@ -87,10 +90,10 @@ def agreed_id(given: str | None, kind: str, timeout_s: float = _AGREE_S) -> str:
             own = store.get(key).decode()
     except RuntimeError as exc:
         log.warning(
-            "rank %d is a training of its own for the mount, as rank 0 did not say in %.0f s which one it is (%s): "
-            "attach on rank 0 too, or give all ranks one job=",
+            "rank %d is a training of its own for the mount, as rank 0 did not say in %.0f s which one it is (%s): %s",
             rank,
             timeout_s,
             str(exc).partition("\n")[0],
+            _ADVICE[kind],
         )
     return own

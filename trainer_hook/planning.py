@@ -25,7 +25,7 @@ from trainer_hook.sample_list import Declaration, Sample, declaration
 
 @dataclass(eq=False)
 class _User:
-    """One loader's use of a list; `loader` returns None when that loader has been freed. A hook's user teaches."""
+    """One loader's use of a list, for a hook if it `teaches`; `loader` returns None when that loader has been freed."""
 
     split: str
     paths: list[bytes]
@@ -46,14 +46,14 @@ class _Connection:
 
     def begin(self, job: Job, client_name: str) -> None:
         """A hook is attached: its job is this process's job from now on. Raises ValueError if others have another."""
-        if self._taught:
-            _let_go_of_collected(self)
         before = vars(self.hello)
-        if not self._taught:
+        if not self.taught:
             self.hello = job.hello(client_name, agreed_id(job.id, "job"))
         elif job.id in (None, self.hello.job):
             told = {name: value for name, value in vars(job).items() if name != "id" and value}
-            self.hello = replace(self.hello, **told)
+            if told:
+                # The job has gone on since its hello, and the daemon knows which epoch runs.
+                self.hello = replace(self.hello, **({"epoch": None} | told))
         else:
             raise ValueError(
                 f"job={job.id!r}: a hook of this process belongs to the job {self.hello.job!r}: "
@@ -63,7 +63,8 @@ class _Connection:
             self.client.become(self.hello, {user.split for user in self.users})
 
     @property
-    def _taught(self) -> bool:
+    def taught(self) -> bool:
+        """Whether a hook uses this connection, and not plans alone."""
         return any(user.teaches for user in self.users)
 
     def others(self, split: str, paths: list[bytes]) -> list[_User]:
@@ -114,14 +115,16 @@ def introduce(
     declared = declaration(None if loader is None else loader.dataset, root, directory, split, split, samples)
     key = (os.getpid(), root, "" if socket is None else os.fspath(socket))
     connection = _connections.get(key)
+    if connection is not None and (connection.others(split, declared.paths) or (job is not None and connection.taught)):
+        _let_go_of_collected(connection)
+        # If the last user was a hook that was freed just now, the connection has ended with it.
+        connection = _connections.get(key)
     if connection is None:
         planned = job or Job()
         hello = planned.hello(client_name, agreed_id(planned.id, "plan" if job is None else "job"))
         client = Client(socket_finder(directory, socket), hello, queue_batches=queue_batches)
         connection = _connections[key] = _Connection(client, hello)
     else:
-        if connection.others(split, declared.paths):
-            _let_go_of_collected(connection)
         if connection.others(split, declared.paths):
             raise ValueError(
                 f"another loader's list is called {split!r}: close its plan or hook, or give this one another split="
@@ -151,13 +154,18 @@ def _let_go_of_collected(connection: _Connection) -> None:
             connection.let_go(user)
 
 
-def when_collected(owner: object, let_go: Callable[[float], None]) -> None:
-    """Call `let_go` when `owner` is freed, with no time to wait; at the end of the process it is not called."""
-    weakref.finalize(owner, let_go, 0.0).atexit = False
+def when_collected(owner: object, let_go: Callable[[float], None]) -> Callable[[], object]:
+    """Call `let_go` when `owner` is freed, with no time to wait; at the end of the process it is not called.
+
+    Returns a function that calls this off.
+    """
+    finalizer = weakref.finalize(owner, let_go, 0.0)
+    finalizer.atexit = False
+    return finalizer.detach
 
 
 class Planning:
-    """The plans of one loader, published until `close`, or to the end of a `with` block."""
+    """The plans of one loader, published until `close`, to the end of a `with` block, or while the loader exists."""
 
     def __init__(
         self, loader: DataLoader[Any], planner: Planner, boundary: Boundary, let_go: Callable[[float], None]
@@ -166,12 +174,14 @@ class Planning:
         self._planner = planner
         self._follower = Follower(loader, planner, boundary, None)
         boundary.on_failure(self._step_aside)
-        when_collected(self, let_go)
+        # Nobody has to keep this object.
+        self._call_off = when_collected(loader, let_go)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send the messages that wait, for at most `timeout_s`, and make the loader as it was before."""
         let_go, self._let_go = self._let_go, None
         if let_go is not None:
+            self._call_off()
             self._follower.undo()
             self._planner.close()
             let_go(timeout_s)

@@ -406,7 +406,10 @@ def test_hooks_of_earlier_folds_need_not_be_closed(daemon: HookDaemon) -> None:
     with pytest.raises(ValueError, match="is called 'train'"):
         attach(daemon.mount, model, other)
     del model, batches, hook
-    attach(daemon.mount, Network(), other).close()
+    hook = attach(daemon.mount, Network(), other)
+    hook.epoch_end(0.5)
+    until(lambda: len(daemon.sink.ends) == 5)
+    hook.close()
 
 
 def test_a_freed_hook_disconnects_from_the_daemon(daemon: HookDaemon) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,8 @@ def test_what_can_be_no_job_is_refused(tmp_path: Path, options: dict[str, Any], 
 
 
 def test_each_attach_begins_a_job_and_a_plan_has_one_of_its_own(daemon: HookDaemon) -> None:
-    planned = plan(daemon.mount, loader(), split="val")
+    held_out = loader()
+    planned = plan(daemon.mount, held_out, split="val")
     (alone,) = hellos(daemon, 1)
     ids = []
     for number in (2, 3):
@@ -115,13 +118,36 @@ def test_two_hooks_of_a_process_are_one_job(daemon: HookDaemon) -> None:
     third.close()
 
 
+def test_a_hook_beside_another_leaves_the_epoch_to_the_daemon(daemon: HookDaemon) -> None:
+    loaders = loader(), loader()
+    first = attach(daemon.mount, Network(), loaders[0], job="a", epoch=4)
+    first.epoch_end(0.5)
+    second = attach(daemon.mount, Network(), loaders[1], split="other", epochs=9)
+    before, after = hellos(daemon, 2)
+    assert (before.job, before.epoch, before.epochs) == ("a", 4, None)
+    assert (after.job, after.epoch, after.epochs) == ("a", None, 9)
+    first.close()
+    second.close()
+
+
 def test_a_hook_that_was_freed_does_not_hold_its_job(daemon: HookDaemon) -> None:
     def one_fold() -> str:
-        return attach(daemon.mount, Network(), loader()).job
+        model, batches = Network(), loader()
+        hook = attach(daemon.mount, model, batches)
+        for _ in train(model, batches):
+            pass
+        hook.epoch_end(0.5)
+        return hook.job
 
-    gc.collect()
-    jobs = [one_fold() for _ in range(3)]
+    # So that each hook is freed by the next `attach`.
+    gc.disable()
+    try:
+        jobs = [one_fold() for _ in range(3)]
+        until(lambda: len(daemon.sink.ends) == 3)
+    finally:
+        gc.enable()
     assert len(set(jobs)) == 3
+    assert {trainer.hello.job for trainer, _ in daemon.sink.ends} == set(jobs)
 
 
 def test_what_was_said_before_belongs_to_the_job_before(tmp_path: Path) -> None:
@@ -219,20 +245,27 @@ def test_a_hook_of_rank_0_alone_waits_for_nobody(daemon: HookDaemon) -> None:
     assert (hello.rank, hello.world_size) == (0, 2)
 
 
+@contextlib.contextmanager
+def answered_by_the_test(mount: Path) -> Iterator[socket.socket]:
+    """The socket to which a client connects, where the test itself answers."""
+    (mount / ".spiderfs").mkdir()
+    (mount / ".spiderfs" / "hook").write_bytes(bytes(mount / "s"))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(mount / "s"))
+        listening.listen()
+        client = Client(socket_finder(mount, None), Hello("test", "one"), patience=QUICK)
+        yield listening
+        client.close()
+
+
 def test_a_mount_of_another_version_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / ".spiderfs").mkdir()
-    (tmp_path / ".spiderfs" / "hook").write_bytes(bytes(tmp_path / "s"))
-    with socket.socket(socket.AF_UNIX) as old:
-        old.bind(str(tmp_path / "s"))
-        old.listen()
-        client = Client(socket_finder(tmp_path, None), Hello("test", "one"), patience=QUICK)
+    with answered_by_the_test(tmp_path) as old:
         for _ in range(2):
             stream = old.accept()[0]
             (hello,) = Decoder().feed(stream.recv(1 << 16))
             assert isinstance(hello, Hello)
             stream.sendall(encode(Error("version", "version 2 of the hook protocol: this is 1"), version=1))
             stream.close()
-        client.close()
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert warnings == [
         "the spiderfs daemon cannot be reached (its answer cannot be understood: it speaks version 1 of the hook "
@@ -242,17 +275,11 @@ def test_a_mount_of_another_version_costs_one_warning(tmp_path: Path, caplog: py
 
 def test_an_answer_about_the_version_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A newer daemon answers in the frames of this version."""
-    (tmp_path / ".spiderfs").mkdir()
-    (tmp_path / ".spiderfs" / "hook").write_bytes(bytes(tmp_path / "s"))
-    with socket.socket(socket.AF_UNIX) as newer:
-        newer.bind(str(tmp_path / "s"))
-        newer.listen()
-        client = Client(socket_finder(tmp_path, None), Hello("test", "one"), patience=QUICK)
+    with answered_by_the_test(tmp_path) as newer:
         stream = newer.accept()[0]
         stream.sendall(encode(Error("version", "update spiderfs where the training runs")))
         until(lambda: "cannot be reached" in caplog.text)
         stream.close()
-        client.close()
     assert [record.getMessage() for record in caplog.records] == [
         "the spiderfs daemon cannot be reached (update spiderfs where the training runs): training goes on without it"
     ]

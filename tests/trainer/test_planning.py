@@ -538,6 +538,17 @@ def test_nothing_keeps_a_loader_alive(daemon: HookDaemon) -> None:
         gc.enable()
 
 
+def test_nobody_has_to_keep_what_plan_returns(daemon: HookDaemon) -> None:
+    batches = make(shuffle=True)
+    trainer_hook.plan(daemon.mount, batches)
+    gc.collect()
+    drawn = [*itertools.chain.from_iterable(batches_of(batches))]
+    until(lambda: begun(daemon) == [drawn])
+    del batches
+    gc.collect()
+    until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
+
+
 def test_a_loader_is_followed_once(daemon: HookDaemon) -> None:
     batches = make()
     with trainer_hook.plan(daemon.mount, batches), pytest.raises(ValueError, match="a hook already"):

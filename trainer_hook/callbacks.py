@@ -76,10 +76,10 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
                 if trainer.training:
                     # If a loader has no length, the Trainer takes one batch ahead to know which one is the last.
                     lookahead = 0 if _has_length(loader) else 1
-                    options = {"lookahead": lookahead, "client_name": "lightning", "epoch": trainer.current_epoch}
                     # -1 stands for a training without an end.
                     epochs = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None
-                    self.attachment.begin(pl_module, loader, epochs=epochs, **options)
+                    options = {"lookahead": lookahead, "epoch": _epoch_that_begins(trainer), "epochs": epochs}
+                    self.attachment.begin(pl_module, loader, client_name="lightning", **options)
                 return loader
 
             trainer.strategy.process_dataloader = processed
@@ -135,7 +135,8 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
                 client_name="transformers",
                 # The state has a fraction of an epoch where the training resumes within one.
                 epoch=int(state.epoch or 0),
-                epochs=state.num_train_epochs or None,
+                # Where the loader has no length, the Trainer has sys.maxsize epochs, and ends after so many steps.
+                epochs=state.num_train_epochs if 0 < state.num_train_epochs < sys.maxsize else None,
             )
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -148,6 +149,18 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
             self.attachment.end()
 
     return SpiderfsCallback()
+
+
+def _epoch_that_begins(trainer: Any) -> int:
+    """The number of the epoch for which Lightning's Trainer makes a loader.
+
+    A Trainer that resumes makes its loader first, and after that it counts an epoch that its checkpoint has seen nearly
+    to the end. So `trainer.current_epoch` is one too low then.
+    """
+    epochs, batches = trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_loop.batch_progress
+    # The checkpoint was written when the last batch ended, but for the last of all that happens at a batch's end.
+    has_ended = batches.is_last_batch and batches.current.completed < batches.current.processed
+    return int(epochs.processed + (epochs.processed < epochs.started and has_ended))
 
 
 def _has_length(loader: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mounting import mounted
 from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
 from tiny_training import SIZE, Network, Numbered, loader, recorded, train
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from trainer_hook import SpiderSampler, attach, hugging_face_callback, plan
 
@@ -140,6 +141,21 @@ def test_a_training_that_resumes(daemon: HookDaemon, saved_after: int, again: in
     hello = daemon.sink.lists[-1][0].hello
     assert (hello.epoch, hello.epochs) == (saved_after // BATCHES, 3)
     assert {batch.epoch for _, batch in daemon.sink.batches} == {1, 2}
+
+
+def test_a_sampler_without_a_length_trains_for_so_many_steps(daemon: HookDaemon) -> None:
+    class Unending(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return itertools.cycle(range(SIZE))
+
+    class Stepping(transformers.Trainer):  # type: ignore[misc]
+        def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Unending:
+            return Unending()
+
+    options = {"max_steps": 3, "eval_strategy": "no"}
+    trainer(daemon.mount, hugging_face_callback(daemon.mount), kind=Stepping, **options).train()
+    assert recorded(daemon, 3) == [*range(3 * 8)]
+    assert daemon.sink.lists[0][0].hello.epochs is None
 
 
 def test_a_training_that_failed_can_be_begun_again(daemon: HookDaemon) -> None:

@@ -11,6 +11,7 @@ import lightning.pytorch
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
+from lightning.pytorch.callbacks import ModelCheckpoint
 from mounting import mounted
 from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
 from tiny_training import SIZE, Network, loader, recorded
@@ -131,6 +132,43 @@ def test_a_training_that_resumes(daemon: HookDaemon) -> None:
     one, two = dict.fromkeys(trainer for trainer, _ in daemon.sink.lists)
     assert (one.hello.epoch, one.hello.epochs, two.hello.epoch, two.hello.epochs) == (0, 1, 1, 3)
     assert one.hello.job != two.hello.job, "without job= each run is a job of its own"
+
+
+class Epochs(lightning.pytorch.Callback):
+    """Notes the number of each epoch that begins, as the Trainer has it and as the hook has it."""
+
+    def __init__(self, attachment: Any) -> None:
+        self.attachment = attachment
+        self.begun: list[tuple[int, int]] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.begun.append((trainer.current_epoch, self.attachment.hook.epoch))
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
+@pytest.mark.parametrize(
+    "saving",
+    [
+        {"save_on_train_epoch_end": True},
+        {"save_on_train_epoch_end": False},
+        {"every_n_train_steps": BATCHES},
+        {"every_n_train_steps": BATCHES + 3},
+    ],
+)
+def test_a_training_that_resumes_from_any_checkpoint_counts_epochs_as_it_does(
+    daemon: HookDaemon, saving: dict[str, Any]
+) -> None:
+    """A checkpoint may have been written before its epoch was over to the last."""
+    saver = ModelCheckpoint(daemon.mount / "saved", save_top_k=-1, **saving)
+    callback = lightning_callback(daemon.mount)
+    first = trainer(daemon.mount, callback, callbacks=[callback, saver], max_epochs=2, enable_checkpointing=True)
+    first.fit(Module(Network()), loader(), loader(shuffle=False))
+    epochs = Epochs(callback.attachment)
+    for checkpoint in sorted((daemon.mount / "saved").glob("*.ckpt")):
+        second = trainer(daemon.mount, callback, callbacks=[callback, epochs], max_epochs=4)
+        second.fit(Module(Network()), loader(), loader(shuffle=False), ckpt_path=checkpoint, weights_only=False)
+    assert {number for number, _ in epochs.begun} >= {2, 3}
+    assert all(number == ours for number, ours in epochs.begun), epochs.begun
 
 
 def test_a_training_that_fails_leaves_the_loader_as_it_was(daemon: HookDaemon) -> None:

@@ -109,7 +109,7 @@ def _functions(module: Any, public: dict[str, tuple[str, ...]]) -> str:
 # What a training calls, and the methods that it may call; other methods are for the hook's own parts.
 HOOK: dict[str, tuple[str, ...]] = {
     "attach": (),
-    "Hook": ("epoch_end", "losses", "weights", "batch", "indices", "counts", "close"),
+    "Hook": ("epoch_end", "losses", "weights", "batch", "indices", "counts", "job", "epoch", "close"),
     "plan": (),
     "Planning": ("close",),
     "lightning_callback": (),

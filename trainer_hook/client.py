@@ -110,7 +110,10 @@ class Client:
     # -- what the training calls
 
     def become(self, hello: Hello, lists: Collection[str]) -> None:
-        """Begin another job: what was said before belongs to the one before; these lists go with the process."""
+        """Begin another job, which goes on with these lists and their plans; what was said before is of the job before.
+
+        The daemon is told when it has heard all of what was said before.
+        """
         following = self._standing.of_lists(lists)
 
         def change() -> Message:
@@ -187,9 +190,9 @@ class Client:
         return message.count if isinstance(message, Pinned) else None
 
     def warm_up(self, name: str, active: bool) -> None:
-        """Say whether the training on a list warms up: the cache then evicts nothing for it. Ends with the client.
+        """Say whether the training on a list warms up: the cache then evicts nothing for it.
 
-        A daemon that comes back after a crash has forgotten it.
+        Declaring the list again ends the warm-up too, as for a daemon that comes back: say it before each epoch.
         """
         message = WarmUp(name, active)
         self._put(lambda: message)

@@ -38,7 +38,7 @@ class Evaluation:
         capture: Capture,
         told: Told,
     ) -> None:
-        # DistributedDataParallel would make ranks wait for each other, but not all ranks evaluate.
+        # DistributedDataParallel would make ranks wait for each other, but each evaluates its own number of batches.
         self._model: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         self._classifier = classifier
         self._dataset: Any = loader.dataset

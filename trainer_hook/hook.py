@@ -78,8 +78,7 @@ class Hook:
         epoch: int,
     ) -> None:
         declared, client, job, let_go = introduced
-        self.job = job
-        """The id of this training; `attach` takes it as `job=` when the training goes on in another process."""
+        self._job = job
         self._declared = declared
         self._client = client
         self._let_go: Callable[[float], None] | None = let_go
@@ -104,7 +103,7 @@ class Hook:
         self._thread = threading.get_ident()
         self._warned: set[str] = set()
         self._unmatched_said = 0
-        self.epoch = epoch
+        self._epoch = epoch
         self.step = 0
         # The last forward pass of the training: how many rows it had, and its samples if they are known.
         self._rows = 0
@@ -114,6 +113,16 @@ class Hook:
             inner = drawing_loader(loader)
             evaluation = Evaluation(model, classifier, inner, declared.targets, self._capture, self._evaluated)
             self.sampler.offer(evaluation.losses)
+
+    @property
+    def job(self) -> str:
+        """The id of this training; `attach` takes it as `job=` when the training goes on."""
+        return self._job
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that runs, or that begins next; `attach` takes it as `epoch=`."""
+        return self._epoch
 
     @property
     def counts(self) -> Counter[str]:
@@ -233,11 +242,11 @@ class Hook:
             self._warn(f"accuracy={accuracy} is left out: give a share between 0 and 1")
             share = None
         unmatched = self.counts["unmatched"]
-        self._client.epoch_end(EpochEnd(self.epoch, share, unmatched - self._unmatched_said))
+        self._client.epoch_end(EpochEnd(self._epoch, share, unmatched - self._unmatched_said))
         self._unmatched_said = unmatched
         if self.sampler is not None:
             self.sampler.epoch_end(share)
-        self.epoch += 1
+        self._epoch += 1
         self.step = 0
 
     def _replace_losses(self, losses: Tensor) -> None:
@@ -261,7 +270,7 @@ class Hook:
 
     def _evaluated(self, indices: Indices, seen: Seen) -> None:
         """Send the batch of an evaluation: the daemon learns from it, and learns that these reads have arrived."""
-        step = _Step(self.epoch, self.step, indices, [seen])
+        step = _Step(self._epoch, self.step, indices, [seen])
         self._client.batch(partial(step.message, self._declared.name))
 
     def _release(self) -> None:
@@ -274,7 +283,7 @@ class Hook:
         for batch in self._attribution.ready(but):
             parts = [found.part for found in batch if found.part is not None]
             indices = np.concatenate([found.samples[found.new_rows] for found in batch])
-            step = _Step(self.epoch, self.step, indices, parts)
+            step = _Step(self._epoch, self.step, indices, parts)
             self.step += 1
             # A weak reference: the message may wait for ever for a dead daemon, and must not keep the sampler alive.
             sampler = None if self.sampler is None else weakref.ref(self.sampler)

@@ -85,8 +85,8 @@ class ImpactSampler(SpiderSampler):
     first epoch trains on all samples.
 
     Use this sampler with `policy=impact`, whose scores are losses. An epoch is drawn when it begins, so its plan is not
-    known before. Epochs differ in length: `len` is the length of the current one. Rank 0 decides for all ranks, and
-    each rank evaluates and pins its own part of the samples whose ranks change most.
+    known before. Epochs differ in length: `len` is the length of the current one. With several ranks, rank 0 decides
+    for all of them, and each evaluates and pins its own part of the samples.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class Trend:
 
     @property
     def improves(self) -> bool:
-        """Whether the loss falls, but not steeply, or the accuracy rises; False while the accuracy stagnates."""
+        """Whether the loss falls or the accuracy rises; False if the loss falls steeply, or the accuracy stagnates."""
         fallen_to = self.losses[-1] / self.losses[-2] if len(self.losses) > 1 and self.losses[-2] > 0 else 1.0
         best_before = max(self.accuracies[:-STAGNANT_EPOCHS], default=-np.inf)
         if fallen_to < 1 - STEEP_SHARE or max(self.accuracies, default=0.0) < best_before + STAGNANT_RISE:
@@ -47,9 +47,9 @@ class Trend:
 
 
 class Ended(NamedTuple):
-    """What one rank knows of an epoch that has ended: the sum of losses by their weights, and the sum of the weights.
+    """What one rank knows of an epoch: the sum of its losses by their weights, and the sum of these weights.
 
-    If `over` is false, this rank has not said that the epoch is over.
+    If `over` is false, the loop of this rank has not said that the epoch is over.
     """
 
     over: bool
@@ -64,12 +64,13 @@ class ShadeSampler(SpiderSampler):
     Samples are repeated in an epoch if the training improves (`Trend`); in other epochs they are drawn by scores alone.
     The paper repeats each such draw `repeats` times. Here the chance of the sample is so many times as high, which has
     the same expectation and keeps `weights` right. An epoch with repeats has fewer different samples; `coverage` is the
-    share of the draws that are uniform in any case. That floor is not in the paper, which has none: `coverage=0`.
+    share of the draws that are uniform in any case. The paper has no such floor: `coverage=0` is its way.
 
     Use this sampler with `policy=shade`, whose scores are ranks of losses. The hook passes the losses and accuracies by
-    which the sampler decides; in a loop without a hook, call `observe`. An epoch is drawn when it begins, and then is
-    decided whether to repeat, by the mean loss over all ranks. A smaller `settled` draws it earlier, as SpiderSampler
-    explains, so that its plan is known before; then the decision is made without the epoch that still runs.
+    which the sampler decides; in a loop without a hook, call `observe`. When an epoch begins, the sampler decides
+    whether to repeat, by the mean loss over all ranks, and draws the epoch. With a smaller `settled` it does both
+    earlier, as SpiderSampler explains, so that the plan is known before; then it decides without the epoch that still
+    runs.
     """
 
     def __init__(

@@ -14,8 +14,9 @@ that are cached are the H-part of the members, and L-samples that are cached are
   (`core/restocked.py`). For that the policy remembers the L-samples that were missed (`missed_ids`).
 - A sample that no batch has named, such as a sample of a validation set, gets no stand-in and is not remembered so.
 
-The two parts share the room by how often H-samples and L-samples are read, at first 9 to 1. A read counts for the
-course of its reader (`read_by`, `stood_in`), and a read of anybody else for all courses.
+The two parts share the room by how often H-samples and L-samples are read, at first 9 to 1. A part that holds less than
+its share takes room from the other one. A read counts for the course of its reader (`read_by`, `stood_in`), and a read
+of anybody else for all courses.
 
 Before there are H-samples nothing is evicted. So on a mount without a trainer this policy acts as MinIO does, and while
 the only course warms up as well: it has no H-list, as in the paper. If others have one, samples that are read for a
@@ -226,7 +227,7 @@ class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, WarmsUp, Rest
 
     @property
     def pinned(self) -> Mapping[str, Collection[Key]]:
-        return self._pins.by_list
+        return self._pins.by_course
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         changes, self._left = self._left, []
@@ -255,7 +256,7 @@ class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, WarmsUp, Rest
 
     @property
     def ratio(self) -> float:
-        """The share of late reads that were of H-samples; their part has the same share of the room."""
+        """The share of H-samples among recent reads; their part has the same share of the room."""
         high = sum(course.high_reads for course in self._courses.values()) or FIRST_HIGH_READS
         return high / (high + (sum(course.low_reads for course in self._courses.values()) or FIRST_LOW_READS))
 

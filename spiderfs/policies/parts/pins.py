@@ -1,7 +1,7 @@
 """Pinned samples: a trainer has said that it will read them again and again, so they stay in the cache.
 
 A policy with pins has a section of this name, with this share of the policy's room. A pinned sample enters that section
-as soon as it is cached, and is never a victim of other samples. The caller of `Guided.pin` pins no more samples than
+as soon as it is cached, and is never a victim of other samples. The caller of `HasPins.pin` pins no more samples than
 fit; the limit of the section holds in any case.
 """
 
@@ -23,27 +23,27 @@ def pinned_limit(share_bytes: int) -> int:
 
 
 class Pins:
-    """Which samples of each list are pinned; this class does not know whether they are cached."""
+    """Which samples of each course are pinned; this class does not know whether they are cached."""
 
-    def __init__(self, by_list: Mapping[str, Iterable[Key]] | None = None) -> None:
-        self._by_list = {course_id: dict.fromkeys(keys) for course_id, keys in (by_list or {}).items()}
+    def __init__(self, by_course: Mapping[str, Iterable[Key]] | None = None) -> None:
+        self._by_course = {course_id: dict.fromkeys(keys) for course_id, keys in (by_course or {}).items()}
 
     def __contains__(self, key: object) -> bool:
-        return any(key in keys for keys in self._by_list.values())
+        return any(key in keys for keys in self._by_course.values())
 
     def __len__(self) -> int:
-        return sum(len(keys) for keys in self._by_list.values())
+        return sum(len(keys) for keys in self._by_course.values())
 
     @property
-    def by_list(self) -> Mapping[str, Collection[Key]]:
-        return self._by_list
+    def by_course(self) -> Mapping[str, Collection[Key]]:
+        return self._by_course
 
     def replace(self, course_id: str, keys: Iterable[Key]) -> list[Key]:
-        """Pin these samples of a list, in place of those that were pinned.
+        """Pin these samples of a course, in place of those that were pinned.
 
         Returns the samples that have changed: those that are no longer pinned, and those that were not pinned before.
         """
-        before, now = self._by_list.pop(course_id, {}), dict.fromkeys(keys)
+        before, now = self._by_course.pop(course_id, {}), dict.fromkeys(keys)
         if now:
-            self._by_list[course_id] = now
+            self._by_course[course_id] = now
         return [*(key for key in before if key not in self), *(key for key in now if key not in before)]

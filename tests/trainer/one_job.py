@@ -1,7 +1,7 @@
 """A training of one job in a process of its own, one step for each line of its input: `python one_job.py MOUNT MODEL`.
 
-It prints a line of JSON when it has attached, one after each step, and one at its end. After each step it asks for the
-scores, so the daemon has scored each batch before the next one comes: none is left out, however busy the machine is.
+It prints a line of JSON when it has attached, and one after each step. After each step it asks for the scores, so the
+daemon has scored each batch before the next one comes: none is left out, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from vector_files import WIDTH
 
 from trainer_hook import attach
 
-BATCH, WIDTH = 10, 40
+BATCH = 10
 # Of each model: the seed of its weights, that of its order, and its layers.
 MODELS = {
     "one": (1, 7, lambda: [nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 2)]),

@@ -19,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from mounting import Mounted, eventually, mounted
+from vector_files import write_vectors
 
 from spiderfs.protocol import Batch, EpochEnd, Hello
 from trainer_hook import Client, Declaration
 from trainer_hook.mounts import Patience, socket_finder
 
-CLASSES, EACH, WIDTH = 2, 20, 40
+CLASSES, EACH = 2, 20
 STEPS = CLASSES * EACH // 10
 SCRIPT = Path(__file__).with_name("one_job.py")
 OPTIONS: dict[str, object] = {"capacity": "6KiB", "policy": "spider", "substitute": "off"}
@@ -33,14 +34,7 @@ PATIENCE_S = 30.0
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(1)
-    for kind in range(CLASSES):
-        centre = rng.normal(size=WIDTH)
-        for number in range(EACH):
-            file = tmp_path / "source" / f"class{kind}" / f"{number:02d}.npy"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file, centre + rng.normal(size=WIDTH))
-    return tmp_path / "source"
+    return write_vectors(tmp_path / "source", CLASSES, EACH)
 
 
 class Training:

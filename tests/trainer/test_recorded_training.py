@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from mounting import PATIENCE_S, eventually, mounted, run_spiderfs
+from vector_files import write_vectors
 
 from spiderfs.trace.format import Kind, read_trace
 
 ROOT = Path(__file__).parents[2]
-CLASSES, EACH, WIDTH = 2, 60, 40
+CLASSES, EACH = 2, 60
 EPOCHS = 3
 # Hubs have room: with plans they would have next to none.
 SHARED: dict[str, object] = {"plan": "off", "ratio_start": 0.5, "ratio_end": 0.5}
@@ -24,14 +24,7 @@ SHARED: dict[str, object] = {"plan": "off", "ratio_start": 0.5, "ratio_end": 0.5
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(1)
-    for kind in range(CLASSES):
-        centre = rng.normal(size=WIDTH)
-        for number in range(EACH):
-            file = tmp_path / "source" / f"class{kind}" / f"{number:02d}.npy"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file, 2 * centre + rng.normal(size=WIDTH))
-    return tmp_path / "source"
+    return write_vectors(tmp_path / "source", CLASSES, EACH, apart=2.0)
 
 
 def recorded(source: Path, place: Path, **options: object) -> Path:

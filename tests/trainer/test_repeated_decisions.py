@@ -54,7 +54,7 @@ def decided_again(trace: Trace, policy: Policy) -> Decided:
     return Decided(members, redirects, f"{policy.ratio:.4f}" if isinstance(policy, Divided) else "none:")
 
 
-def until(trace: Trace, epochs: int, accesses: int) -> Trace:
+def up_to(trace: Trace, epochs: int, accesses: int) -> Trace:
     """The trace up to the end of so many epochs, with so many accesses."""
     kinds = trace.records["kind"]
     end = max(
@@ -94,7 +94,7 @@ def test_a_trace_repeats_what_the_mount_decided(source: Path, tmp_path: Path, po
             assert mount.metric("redirects") > 3
     trace = read_trace(path)
     for epochs, (accesses, expected) in enumerate(decided, 1):
-        again = decided_again(until(trace, epochs, accesses), POLICIES[policy]())
+        again = decided_again(up_to(trace, epochs, accesses), POLICIES[policy]())
         assert again == expected
     assert len(decided[-1][1].members) > 10
     if policy == "spider":

@@ -56,6 +56,17 @@ LOSSES = {key: float(key) for key in range(1, 11)}
 LABELS: dict[Key, int] = {key: key % 2 for key in LOSSES}
 
 
+def with_low_members(*course_ids: str) -> tuple[Engine, Impact]:
+    """All these courses find samples above 5 hard; of the four members 1, 2 and 3 are L-members."""
+    engine = Engine(Impact(), 4 * SIZE)
+    opened(engine, 1, 2, 3, 10)
+    for course_id in course_ids:
+        taught(engine, LOSSES, LABELS, course_id)
+    policy = engine.policy
+    assert isinstance(policy, Impact)
+    return engine, policy
+
+
 class TestHighPart:
     def test_admits_a_sample_of_higher_loss_than_the_lowest_member(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
@@ -136,21 +147,15 @@ class TestLowPart:
 
 
 class TestStandIns:
-    def engine(self) -> tuple[Engine, Impact]:
-        """The L-members are 1, 2 and 3."""
-        engine = Engine(Impact(), 4 * SIZE)
-        opened(engine, 1, 2, 3, 10)
-        return engine, taught(engine, LOSSES, LABELS)
-
     def test_stand_ins_have_the_label_and_are_unread_and_serve_low_samples_only(self) -> None:
-        _, policy = self.engine()
+        _, policy = with_low_members("train")
         assert (policy.stand_in("train", 5), policy.stand_in("train", 4)) == (1, 2)
         for key in (1, 6, 7, 10, 77):
             assert policy.stand_in("train", key) is None
         assert policy.stand_in("another", 5) is None
 
     def test_each_stands_in_once_in_an_epoch(self) -> None:
-        engine, policy = self.engine()
+        engine, policy = with_low_members("train")
         policy.stood_in("train", 2, 4)
         opened(engine, 2)
         assert policy.stand_in("train", 4) is None
@@ -159,19 +164,19 @@ class TestStandIns:
         assert policy.stand_in("train", 4) == 2
 
     def test_a_member_that_was_read_does_not_stand_in(self) -> None:
-        engine, policy = self.engine()
+        engine, policy = with_low_members("train")
         opened(engine, 2)
         assert policy.stand_in("train", 4) is None
 
     def test_another_member_stands_in_next(self) -> None:
-        engine, policy = self.engine()
+        engine, policy = with_low_members("train")
         engine.evict([1])
         assert policy.stand_in("train", 5) == 3
         engine.evict([3])
         assert policy.stand_in("train", 5) is None
 
     def test_each_change_is_returned_once(self) -> None:
-        engine, policy = self.engine()
+        engine, policy = with_low_members("train")
         assert sorted(policy.redirects_changed()) == [("train", 4, 2), ("train", 5, 1)]
         assert policy.redirects_changed() == []
         policy.forget_told()
@@ -183,7 +188,7 @@ class TestStandIns:
 
     def test_missed_ids_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(impact, "MAX_MISSED", 2)
-        engine, policy = self.engine()
+        engine, policy = with_low_members("train")
         scored(engine, 77, 0.5)
         opened(engine, 4, 5, 77, 88)
         assert list(policy.missed_ids) == [5, 77]
@@ -341,12 +346,7 @@ class TestCourses:
         assert policy.stand_in("a", 5) == 1
 
     def test_each_has_its_own_single_uses_and_readers(self) -> None:
-        engine = Engine(Impact(), 4 * SIZE)
-        opened(engine, 1, 2, 3, 10)
-        policy = engine.policy
-        assert isinstance(policy, Impact)
-        for course_id in ("a", "b"):
-            taught(engine, LOSSES, LABELS, course_id)
+        engine, policy = with_low_members("a", "b")
         assert (policy.stand_in("a", 4), policy.stand_in("b", 4)) == (2, 2)
         policy.stood_in("a", 2, 4)
         opened(engine, 2)
@@ -358,12 +358,7 @@ class TestCourses:
         assert engine.opened(5, SIZE).drop == (2,)
 
     def test_an_epoch_of_one_leaves_the_reads_of_the_other(self) -> None:
-        engine = Engine(Impact(), 4 * SIZE)
-        opened(engine, 1, 2, 3, 10)
-        policy = engine.policy
-        assert isinstance(policy, Impact)
-        for course_id in ("a", "b"):
-            taught(engine, LOSSES, LABELS, course_id)
+        engine, policy = with_low_members("a", "b")
         self.read(engine, "b", 2)
         policy.new_epoch("a")
         assert (policy.stand_in("a", 4), policy.stand_in("b", 4)) == (2, None)
@@ -371,12 +366,8 @@ class TestCourses:
         assert policy.stand_in("b", 4) == 2
 
     def test_a_course_that_reads_nothing_keeps_nothing(self) -> None:
-        engine = Engine(Impact(), 4 * SIZE)
-        opened(engine, 1, 2, 3, 10)
-        policy = engine.policy
-        assert isinstance(policy, Impact)
+        engine, policy = with_low_members("train")
         policy.listed("whole", LABELS)
-        taught(engine, LOSSES, LABELS)
         for _ in range(2):
             policy.new_epoch("whole")
         self.read(engine, "train", 2, 5)
@@ -480,7 +471,7 @@ class TestSingleUseStandIns:
         for key in (1, 2, 3):
             stand_ins.add(key)
         rows = stand_ins.drain_changes()
-        assert [lender for _, lender in rows] == [1] * SAMPLES_EACH + [2] * SAMPLES_EACH
+        assert [given for _, given in rows] == [1] * SAMPLES_EACH + [2] * SAMPLES_EACH
         assert len({key for key, _ in rows}) == 2 * SAMPLES_EACH
         assert len(stand_ins) == 3
 

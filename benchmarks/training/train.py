@@ -95,7 +95,8 @@ from benchmarks.training.training import (
 from trainer_hook import Hook, attach, plan
 
 LOADER_WORKERS = 2
-TABLE_WIDTH = 150
+# Room for the figures of four numbers of loader workers.
+TABLE_WIDTH = 200
 MOST_WEIGHT = 4.0
 # A mount and its end, and the evaluations, take about so long for each run.
 ASIDE_S = 8.0

@@ -200,7 +200,7 @@ def plot(runs: list[Run], directory: Path) -> Path:
     )
     # These configurations train as lru does, so their lines of accuracy would lie on each other.
     dashes = {"lfu": ":", "minio": "--", "uniform+plan": "--"}
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 4), layout="constrained")
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 4.6), layout="constrained")
     for axis, (field, factor, title) in zip(axes, panels, strict=True):
         for name, ran in by_configuration(runs).items():
             values = factor * np.array([[getattr(epoch, field) for epoch in run.epochs] for run in ran])
@@ -210,7 +210,8 @@ def plot(runs: list[Run], directory: Path) -> Path:
         axis.set(title=title, xlabel="epoch")
         axis.set_ylim(bottom=0 if field != "top1" else None)
         axis.grid(alpha=0.3)
-    axes[1].legend(frameon=False, loc="center", ncols=2)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=7)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "train.png"
     figure.savefig(path, dpi=110)

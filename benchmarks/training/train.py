@@ -22,7 +22,7 @@ machine falls on all of them alike:
                    rank varies most (ImPACT)
     importance     the hook scores samples, the sampler draws by score, the cache keeps the highest; no stand-ins
     spider-paper   the same with hubs that stand in for samples of the same class that are not cached (SpiderCache): no
-                   limits on hubs, no floor, nothing drawn ahead; k is 100 here
+                   limits on hubs, no floor, nothing drawn ahead, k = 500
     spider         spiderfs as we recommend it: plans are published, hubs stand in only for what nobody has begun to
                    fetch, three tenths of the draws are uniform, losses are weighted by 1/(N q)
     echo 2, echo 3 each sample twice, or three times, while it is cached, and then not again before all others; plans
@@ -114,7 +114,8 @@ class Configuration:
     local: bool = False  # without a mount; the options do nothing
 
 
-AS_IN_PAPERS, NO_LIMITS = "plan=off,substitute_when=miss", "hub_stand_ins=unlimited,hub_neighbours=unlimited"
+AS_IN_PAPERS = "plan=off,substitute_when=miss"
+AS_IN_SPIDERCACHE = f"{AS_IN_PAPERS},neighbours=500,hub_stand_ins=unlimited,hub_neighbours=unlimited"
 CONFIGURATIONS = {
     "lru": Configuration("policy=lru"),
     "lfu": Configuration("policy=lfu"),
@@ -124,7 +125,7 @@ CONFIGURATIONS = {
     "icache": Configuration(f"policy=icache,{AS_IN_PAPERS}", sampler="icache"),
     "impact": Configuration(f"policy=impact,{AS_IN_PAPERS}", sampler="impact"),
     "importance": Configuration("plan=off,substitute=off", sampler="spider", coverage=0.0, ratio=1.0),
-    "spider-paper": Configuration(f"{AS_IN_PAPERS},{NO_LIMITS}", sampler="spider", coverage=0.0),
+    "spider-paper": Configuration(AS_IN_SPIDERCACHE, sampler="spider", coverage=0.0),
     "spider": Configuration("policy=spider", sampler="spider", coverage=0.3, weighted=True),
     "echo 2": Configuration("policy=minio", planned=True, sampler="echo 2"),
     "echo 3": Configuration("policy=minio", planned=True, sampler="echo 3"),

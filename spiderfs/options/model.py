@@ -208,6 +208,13 @@ class Options(BaseModel):
         examples=["unlimited"],
         json_schema_extra=LIVE,
     )
+    neighbours: int = Field(
+        default=100,
+        ge=1,
+        le=1000,
+        description="neighbours of a sample are counted among so many nearest ones; 500 as in SpiderCache's paper",
+        examples=[500],
+    )
     radius: Radius = Field(
         default=None,
         description="distance (0 to 2) below which two samples are neighbours; auto takes it from the embeddings",

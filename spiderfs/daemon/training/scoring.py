@@ -50,6 +50,8 @@ class _Rows(NamedTuple):
     """The rows of some batches that are scored: sample `indices[i]` of the list has `embeddings[i]` and `losses[i]`."""
 
     indices: npt.NDArray[np.int64]
+    batches: npt.NDArray[np.int64]
+    """The number of each row's batch, from 0."""
     embeddings: npt.NDArray[np.float32]
     losses: npt.NDArray[np.float32] | None
 
@@ -72,7 +74,7 @@ class BatchScoring:
         self._courses = courses
         self._counters = counters
         self._scores_directory = scores_directory
-        self._options = ScorerOptions(radius=options.radius)
+        self._options = ScorerOptions(options.neighbours, options.radius)
         self._recording = recording
         self._records_embeddings = options.trace_embeddings
         self._served_samples = ServedSamples()
@@ -113,9 +115,12 @@ class BatchScoring:
         name = self._cache.engine.policy.scoring
         scored = await self._score(name, course, rows)
         if self._recording is not None and self._records_embeddings:
-            inodes = course.list.inodes[rows.indices]
-            self._recording.batch(time.time(), course.number, inodes, rows.embeddings, rows.losses)
-        await self._teach(name, course, scored)
+            for number in np.unique(rows.batches):
+                its = rows.batches == number
+                losses = None if rows.losses is None else rows.losses[its]
+                inodes = course.list.inodes[rows.indices[its]]
+                self._recording.batch(time.time(), course.number, inodes, rows.embeddings[its], losses)
+        await self._teach(name, course, rows, scored)
 
     def _rows(self, trainer: int, course: Course, batches: Sequence[Batch]) -> _Rows | None:
         """Match the rows of these batches with the samples that were served; returns the rows to score.
@@ -125,6 +130,7 @@ class BatchScoring:
         served: list[Key] = []
         for batch in batches:
             served += self._served_samples.arrived(trainer, course.list.inodes[batch.indices].tolist())
+        numbers = np.repeat(np.arange(len(batches)), [len(batch.indices) for batch in batches])
         indices = np.array([course.list.index_of.get(inode, -1) for inode in served], np.int64)
         known = np.flatnonzero(indices >= 0)
         if not len(known):
@@ -135,7 +141,7 @@ class BatchScoring:
         embeddings = np.concatenate([batch.embeddings for batch in batches])[rows].astype(np.float32)
         given = [batch.losses for batch in batches if batch.losses is not None]
         losses = np.concatenate(given)[rows].astype(np.float32) if given else None
-        return _Rows(indices[rows], embeddings, losses)
+        return _Rows(indices[rows], numbers[rows], embeddings, losses)
 
     def thinned(
         self, trainer: int, course: Course, indices: npt.NDArray[np.uint32], count: int
@@ -164,17 +170,26 @@ class BatchScoring:
         course.scoring_s += took_s
         return scored
 
-    async def _teach(self, name: str, course: Course, scored: BatchScores) -> None:
-        """Teach the cache the scores of a batch that the scoring `name` has made, and the best hub among them."""
+    async def _teach(self, name: str, course: Course, rows: _Rows, scored: BatchScores) -> None:
+        """Teach the cache the scores that the scoring `name` has made of these rows, and a hub of each batch.
+
+        A batch's hub is the best of its samples that is not a hub yet.
+        """
         if not await self._tell(name, course, scored.ids, lambda some: scored.scores[some]):
             return
         course_id, inodes = course.course_id, course.list.inodes
-        found = scored.hub(skip=lambda i: not inodes[i] or self._teaching.is_hub(course_id, int(inodes[i])))
-        if found is not None:
+        batch_of = dict(zip(rows.indices.tolist(), rows.batches.tolist(), strict=True))
+        without_hub = set(batch_of.values())
+        for found in scored.hubs():
+            inode, batch = int(inodes[found.id]), batch_of[found.id]
+            if batch not in without_hub or not inode or self._teaching.is_hub(course_id, inode):
+                continue
             there = inodes[found.neighbours] != 0
             neighbours, distances = inodes[found.neighbours][there], found.distances[there]
-            hub = Hub(int(inodes[found.id]), course_id, neighbours.tolist(), distances.tolist())
-            self._cache.apply(self._teaching.hub_found(hub))
+            self._cache.apply(self._teaching.hub_found(Hub(inode, course_id, neighbours.tolist(), distances.tolist())))
+            without_hub.remove(batch)
+            if not without_hub:
+                break
 
     async def _tell(
         self, name: str, course: Course, ids: npt.NDArray[np.int64], scores: Callable[[slice], npt.NDArray[np.float32]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ TRAINER = 1
 
 
 class Harness:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **options: Any) -> None:
         self.policy, self.content = RecordingPolicy(), MemoryContent()
         self.counters = SharedCounters(1)
         self.cache = CacheControl(self.content, "lru", 0.5, self.counters.row(0))
@@ -41,12 +42,13 @@ class Harness:
         self.cache.engine.change_policy(self.policy)
         for name in ("source", "point"):
             (directory / name).mkdir()
-        options = Options(source=directory / "source", mountpoint=directory / "point", cache_dir=directory / "cache")
+        paths = {"source": directory / "source", "mountpoint": directory / "point", "cache_dir": directory / "cache"}
+        chosen = Options(**paths, **options)
         self.lists, self.scores = Courses(), directory / "scores"
         self.list = self.declare()
         self.teaching = Teaching(self.cache.engine, self.cache.size_of)
         self.scoring = BatchScoring(
-            self.cache, self.teaching, self.lists, self.counters.row(0), self.scores, options, recording=None
+            self.cache, self.teaching, self.lists, self.counters.row(0), self.scores, chosen, recording=None
         )
 
     def declare(self) -> Course:
@@ -96,6 +98,23 @@ def test_scores_go_to_the_samples_whose_bytes_were_served(tmp_path: Path) -> Non
     run(tmp_path, test)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, ScorerOptions()), ({"neighbours": 500, "radius": 0.5}, ScorerOptions(neighbours=500, radius=0.5))],
+    ids=["defaults", "as the mount says"],
+)
+def test_samples_are_scored_with_the_options_of_the_mount(
+    options: dict[str, Any], expected: ScorerOptions, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        harness = Harness(tmp_path, **options)
+        await harness.learn(*range(8))
+        (scoring,) = harness.list.scorings.values()
+        assert scoring.options == expected
+
+    trio.run(main)
+
+
 def test_samples_of_no_file_are_left_out(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.learn(8)
@@ -118,6 +137,19 @@ def test_a_hub_is_told_and_placed_when_its_bytes_are_there(tmp_path: Path) -> No
         assert hubs
         assert placed == hubs, "each is asked for once"
         assert set(hubs) <= set(INODES)
+
+    run(tmp_path, test)
+
+
+def test_each_of_the_batches_that_are_scored_together_has_a_hub(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.learn(*range(8))
+        harness.policy.told.clear()
+        batches = [batch(tuple(range(4))), batch(tuple(range(4, 8))), batch((8,))]
+        await harness.scoring.learn(TRAINER, harness.list, batches)
+        hubs = [hub for (hub,) in harness.told("hub_found")]
+        assert len(hubs) == 2, "the file of the third batch is gone"
+        assert {hub in INODES[:4] for hub in hubs} == {True, False}
 
     run(tmp_path, test)
 

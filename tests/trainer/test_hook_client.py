@@ -205,7 +205,8 @@ def test_each_refusal_of_the_daemon_is_logged_once(tmp_path: Path, caplog: pytes
 def test_the_hook_imports_nothing_of_the_daemon() -> None:
     daemon_side = "{'trio', 'lmdb', 'pydantic', 'prometheus_client', 'xxhash', 'click'}"
     program = (
-        "import sys, trainer_hook\n"
+        "import sys\n"
+        "from trainer_hook import attach\n"
         "spider = {name for name in sys.modules if name.startswith('spiderfs')}\n"
         "protocol = {'spiderfs.protocol', 'spiderfs.protocol.frames', 'spiderfs.protocol.messages'}\n"
         "assert spider == {'spiderfs', 'spiderfs.errors'} | protocol, spider\n"

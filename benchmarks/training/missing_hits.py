@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -189,8 +190,7 @@ class Hits:
 
 def measured(pool: Pool, name: str, seed: int, epochs: int) -> Hits:
     variant = VARIANTS[name]
-    POLICIES[variant.policy.name] = variant.policy
-    with changed(variant.constants):
+    with changed(variant.constants), patch.dict(POLICIES, {variant.policy.name: variant.policy}):
         configuration = Configuration(scores="loss", policy=variant.policy.name, sampler=variant.sampler)
         training = CountedTraining(pool, configuration, seed, epochs)
         counts: Counter[tuple[str, str]] = Counter()

@@ -28,8 +28,10 @@ def pool(missing_hits: ModuleType) -> Any:
     return missing_hits.Pool(images, labels, [700] * SAMPLES, data(Path(), [], 0, images[:50], labels[:50], CLASSES))
 
 
-def test_the_parts_of_the_hits_are_those_that_the_cache_counts(missing_hits: ModuleType, pool: Any) -> None:
-    missing_hits.POLICIES["impact, counted"] = missing_hits.CountedImpact
+def test_the_parts_of_the_hits_are_those_that_the_cache_counts(
+    missing_hits: ModuleType, pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(missing_hits.POLICIES, "impact, counted", missing_hits.CountedImpact)
     plain, counted = (
         missing_hits.Configuration(scores="loss", policy=policy, sampler="impact")
         for policy in ("impact", "impact, counted")
@@ -49,7 +51,9 @@ def test_the_parts_of_the_hits_are_those_that_the_cache_counts(missing_hits: Mod
 
 
 def test_changes_last_for_one_training(missing_hits: ModuleType, pool: Any) -> None:
+    policies = dict(missing_hits.POLICIES)
     hits = missing_hits.measured(pool, "still, all for H", 1, 5)
+    assert policies == missing_hits.POLICIES
     assert (hits.ratio, hits.pinned) == (1, 0)
     assert hits.all == pytest.approx(hits.with_evaluation)
     assert missing_hits.impact_policy.LOW_LEAST_SHARE > 0

@@ -11,10 +11,15 @@ from spiderfs.fuse.kernel import Kernel
 from spiderfs.fuse.kernel_binding import KernelBinding
 
 
-def mount(binding: str, at: Path, source: str, allow_other: bool, programs_run: bool) -> Kernel:
-    """Mount, and answer the kernel's first question (INIT); raises MountError."""
+def mount(
+    binding: str, at: Path, source: str, allow_other: bool, programs_run: bool, opens_are_asked: bool = True
+) -> Kernel:
+    """Mount, and answer the kernel's first question (INIT); raises MountError.
+
+    `opens_are_asked`: whether the kernel is to ask for each open (`unopened.py`).
+    """
     speak = BINDINGS[binding]()
-    return speak(session.mount(at, source, allow_other, programs_run))
+    return speak(session.mount(at, source, allow_other, programs_run, opens_are_asked))
 
 
 def _kernel() -> Callable[[int], Kernel]:

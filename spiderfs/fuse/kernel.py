@@ -55,6 +55,22 @@ class Kernel(Protocol):
     def forget_name(self, parent: int, name: bytes) -> None:
         """Have the kernel look this name up anew. Blocks while a request about it, or its directory, is under way."""
 
+    def forget_names(self) -> bool:
+        """Have the kernel look all names up anew; False where it cannot (Linux < 6.16).
+
+        Waits for nothing. What is mounted on a directory of the mount disappears, and so do the pages of files that
+        nobody has open.
+        """
+
+    def doubt(self, inode: int) -> None:
+        """Have the kernel ask for the attributes of an inode anew before it opens the file. Waits for nothing."""
+
+    def drop_pages(self, inode: int) -> None:
+        """Have the kernel forget all that it has read of a file.
+
+        Blocks while a page of the file waits for an answer to a READ or a WRITE.
+        """
+
     def resend(self) -> bool:
         """Have the kernel hand out again what was not answered; False where it cannot (Linux < 6.9)."""
 

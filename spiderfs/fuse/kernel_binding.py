@@ -38,6 +38,24 @@ class KernelBinding:
         with contextlib.suppress(FileNotFoundError):
             os.write(self.descriptor, wire.forget_name(parent, name))
 
+    def forget_names(self) -> bool:
+        return self._tell(wire.forget_names())
+
+    def doubt(self, inode: int) -> None:
+        self._tell(wire.doubt(inode))
+
+    def drop_pages(self, inode: int) -> None:
+        self._tell(wire.drop_pages(inode))
+
+    def _tell(self, notice: bytes) -> bool:
+        # ENOENT: the kernel does not know the inode any more. EINVAL: it does not know this notice, or the connection
+        # is at its end.
+        try:
+            os.write(self.descriptor, notice)
+        except OSError:
+            return False
+        return True
+
     def resend(self) -> bool:
         return session.resend(self.descriptor)
 

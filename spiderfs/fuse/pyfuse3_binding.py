@@ -105,6 +105,17 @@ class Pyfuse3Binding:
         with contextlib.suppress(FileNotFoundError):
             pyfuse3.invalidate_entry(parent, name)
 
+    def forget_names(self) -> bool:
+        return False
+
+    def doubt(self, inode: int) -> None:
+        with contextlib.suppress(OSError):
+            pyfuse3.invalidate_inode(inode, attr_only=True)
+
+    def drop_pages(self, inode: int) -> None:
+        with contextlib.suppress(OSError):
+            pyfuse3.invalidate_inode(inode)
+
     def resend(self) -> bool:
         return session.resend(self._connection)
 

@@ -28,14 +28,19 @@ WRITE_OUT = struct.Struct("<Ixxxx")
 # struct fuse_setattr_in: flags of the attributes to set, handle, size.
 SETATTR_IN = struct.Struct("<IxxxxQQ")
 FATTR_SIZE = 1 << 3
+# Of fuse_getattr_in, whose first field are flags: the request is about an open file, for a read or a seek.
+GETATTR_FH = 1 << 0
 GETXATTR_OUT = struct.Struct("<Ixxxx")
-# The first field of fuse_open_in (flags), of fuse_access_in (mask) and of fuse_getxattr_in (size).
+# The first field of fuse_open_in and fuse_getattr_in (flags), of fuse_access_in (mask), of fuse_getxattr_in (size) and
+# of fuse_batch_forget_in (count).
 FIRST_WORD = struct.Struct("<I")
 # The first field of fuse_release_in: the handle.
 HANDLE = struct.Struct("<Q")
 # The length of the structure that comes before a name or data.
 WRITE_IN_BYTES = 40
 GETXATTR_IN_BYTES = 8
+_BATCH_FORGET_IN_BYTES = 8
+_FORGET_ONE = struct.Struct("<QQ")  # inode, how many of its look-ups are forgotten
 _STATFS_OUT = struct.Struct("<5Q3I28x")
 # struct fuse_init_in: major, minor, read-ahead, the lower 32 bits of the flags, the upper bits.
 _INIT_IN = struct.Struct("<IIIII")
@@ -49,6 +54,7 @@ _ENTRY = struct.Struct("<QQQQII" + _ATTR.format[1:])
 _ATTR_OUT = struct.Struct("<QIxxxx" + _ATTR.format[1:])
 _DIRENT = struct.Struct("<QQII")
 _STORE = struct.Struct("<QQII")  # fuse_notify_store_out: inode, offset, size, padding
+_INVAL_INODE = struct.Struct("<Qqq")  # fuse_notify_inval_inode_out: inode, offset (below 0: no pages), length
 _FORGET_NAME = struct.Struct("<QII")  # fuse_notify_inval_entry_out: inode of the directory, length of the name, flags
 _DIRENT_PLUS_BYTES = _ENTRY.size + _DIRENT.size
 
@@ -107,9 +113,11 @@ class Opcode(IntEnum):
 class Notice(IntEnum):
     """A message to the kernel that answers no request: its out header has this number where an error would be."""
 
+    INVAL_INODE = 2
     INVAL_ENTRY = 3
     STORE = 4
     RESEND = 7
+    INC_EPOCH = 8
 
 
 class OpenFlag(IntFlag):
@@ -166,12 +174,17 @@ def init_again() -> bytes:
     return IN_HEADER.pack(IN_HEADER.size + len(body), Opcode.INIT, 2, 0, 0, 0, 0, 0) + body
 
 
-def init_out(body: memoryview) -> bytes:
-    """The answer to INIT: the part of the kernel's offer that spiderfs accepts."""
+def init_out(body: memoryview, opens_are_asked: bool = True) -> bytes:
+    """The answer to INIT: the part of the kernel's offer that spiderfs accepts.
+
+    Where no open is asked for, one that truncates has to be another request (SETATTR), which can be refused.
+    """
     _, _, read_ahead_bytes, offered, further = _INIT_IN.unpack_from(body)
     if offered & InitFlag.INIT_EXT:
         offered |= further << 32
     taken = _WANTED & offered
+    if not opens_are_asked:
+        taken &= ~InitFlag.ATOMIC_O_TRUNC
     return _INIT_OUT.pack(
         MAJOR,
         MINOR,
@@ -255,6 +268,13 @@ def direntry_out(name: bytes, entry: Entry, position: int) -> bytes:
     return text + bytes(-len(text) % 8)
 
 
+def forgotten(body: memoryview) -> list[int]:
+    """The inodes of a BATCH_FORGET."""
+    (count,) = unpacked(FIRST_WORD, body)
+    rows = body[_BATCH_FORGET_IN_BYTES : _BATCH_FORGET_IN_BYTES + count * _FORGET_ONE.size]
+    return [inode for inode, _ in _FORGET_ONE.iter_unpack(rows[: len(rows) // _FORGET_ONE.size * _FORGET_ONE.size])]
+
+
 def statfs_out(found: os.statvfs_result) -> bytes:
     # Nothing can be written here, so nothing is available.
     return _STATFS_OUT.pack(
@@ -264,7 +284,12 @@ def statfs_out(found: os.statvfs_result) -> bytes:
 
 def answered(unique: int, body: bytes) -> bytes:
     """A whole answer to a request that succeeded."""
-    return OUT_HEADER.pack(OUT_HEADER.size + len(body), 0, unique) + body
+    return answer_head(unique, len(body)) + body
+
+
+def answer_head(unique: int, size: int) -> bytes:
+    """What comes before the `size` bytes of such an answer."""
+    return OUT_HEADER.pack(OUT_HEADER.size + size, 0, unique)
 
 
 def resend() -> bytes:
@@ -280,3 +305,23 @@ def forget_name(parent: int, name: bytes) -> bytes:
     """A message that makes the kernel forget a name, so that its next use is looked up."""
     body = _FORGET_NAME.pack(parent, len(name), 0) + name + b"\0"
     return OUT_HEADER.pack(OUT_HEADER.size + len(body), Notice.INVAL_ENTRY, 0) + body
+
+
+def forget_names() -> bytes:
+    """A message that makes the kernel look up every name anew when it is used next (Linux 6.16)."""
+    return OUT_HEADER.pack(OUT_HEADER.size, Notice.INC_EPOCH, 0)
+
+
+def doubt(inode: int) -> bytes:
+    """A message that makes the kernel ask for the attributes of an inode before it uses them again."""
+    return _inval_inode(inode, -1)
+
+
+def drop_pages(inode: int) -> bytes:
+    """A message that makes the kernel drop all pages of an inode."""
+    return _inval_inode(inode, 0)
+
+
+def _inval_inode(inode: int, offset: int) -> bytes:
+    body = _INVAL_INODE.pack(inode, offset, 0)
+    return OUT_HEADER.pack(OUT_HEADER.size + len(body), Notice.INVAL_INODE, 0) + body

@@ -18,6 +18,9 @@ class FakeKernel:
     pushed: list[tuple[int, bytes]] = field(default_factory=list)
     forgotten: list[tuple[int, bytes]] = field(default_factory=list)
     served: list[Serving] = field(default_factory=list)
+    names_forgotten: int = 0
+    doubted: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
     resent: int = 0
     left: bool = False
     unmounted: trio.Event = field(default_factory=trio.Event)
@@ -31,6 +34,16 @@ class FakeKernel:
 
     def forget_name(self, parent: int, name: bytes) -> None:
         self.forgotten.append((parent, name))
+
+    def forget_names(self) -> bool:
+        self.names_forgotten += 1
+        return True
+
+    def doubt(self, inode: int) -> None:
+        self.doubted.append(inode)
+
+    def drop_pages(self, inode: int) -> None:
+        self.dropped.append(inode)
 
     def resend(self) -> bool:
         self.resent += 1

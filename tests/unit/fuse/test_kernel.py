@@ -45,6 +45,23 @@ def test_a_name_that_is_to_be_forgotten_ends_with_a_zero(ends: tuple[socket.sock
     assert heard(ours) == (3, (1).to_bytes(8, "little") + (7).to_bytes(4, "little") + bytes(4) + b"cat.txt\0")
 
 
+def test_attributes_are_doubted_without_the_pages(ends: tuple[socket.socket, KernelBinding]) -> None:
+    ours, kernel = ends
+    number = (1 << 63 | 77).to_bytes(8, "little")
+    kernel.doubt(1 << 63 | 77)
+    assert heard(ours) == (2, number + b"\xff" * 8 + bytes(8))
+    kernel.drop_pages(1 << 63 | 77)
+    assert heard(ours) == (2, number + bytes(16)), "from the first to the last"
+
+
+def test_all_names_are_forgotten_by_one_word(ends: tuple[socket.socket, KernelBinding]) -> None:
+    ours, kernel = ends
+    assert kernel.forget_names()
+    assert heard(ours) == (8, b"")
+    ours.close()
+    assert not kernel.forget_names()
+
+
 def test_a_resend_says_nothing_more(ends: tuple[socket.socket, KernelBinding]) -> None:
     ours, kernel = ends
     assert kernel.resend()
@@ -66,6 +83,10 @@ def test_the_fake_is_a_kernel_that_remembers() -> None:
     kernel: Kernel = fake
     kernel.push(1, b"x")
     kernel.forget_name(1, b"name")
+    assert kernel.forget_names()
+    kernel.doubt(2)
+    kernel.drop_pages(3)
     assert not kernel.resend()
     kernel.leave()
     assert (fake.pushed, fake.forgotten, fake.resent, fake.left) == ([(1, b"x")], [(1, b"name")], 1, True)
+    assert (fake.names_forgotten, fake.doubted, fake.dropped) == (1, [2], [3])

@@ -17,5 +17,6 @@ class Delivery(Protocol):
     def messages(self, size: int) -> tuple[bytes, bytes] | None:
         """The two texts to write for a content of `size` bytes; None if the reading process must not answer.
 
-        The reading process writes the first text with the content behind it, and then the second one, each in one call.
+        The reading process writes the first text with the content behind it, and then the second one, each in one call;
+        no second one, if it is empty.
         """

@@ -148,7 +148,7 @@ class ReadProcess:
         begin += _HEADER_BYTES
         said = path + head + answer
         self._view[begin : begin + len(said)] = said
-        if answer:
+        if head:
             self._delivering.add(slot)
         self._tasks[slot] = trio.lowlevel.current_task()
         # If the process has just ended, `attend` raises in a moment.
@@ -257,7 +257,7 @@ class ReadProcess:
                 result, what = source.read(path, offset, length, version), _READ
             except Exception as exc:
                 result, what = pickle.dumps(exc.with_traceback(None)), _FAILED
-            if answer_bytes:
+            if head_bytes:
                 with self._counting:
                     (count,) = _COUNT.unpack_from(self._view, self._count_at)
                     _COUNT.pack_into(self._view, self._count_at, count + 1)
@@ -271,11 +271,14 @@ class ReadProcess:
 
     def _deliver(self, head: bytes, content: bytes, answer: bytes) -> int:
         assert self._deliver_to is not None
-        # It does no harm if the kernel refuses the content: it has no memory for it, or does not know the file any
-        # more.
-        with contextlib.suppress(OSError):
-            os.writev(self._deliver_to, (head, content))
         try:
+            if not answer:
+                os.writev(self._deliver_to, (head, content))
+                return _DELIVERED
+            # It does no harm if the kernel refuses the content: it has no memory for it, or does not know the file any
+            # more.
+            with contextlib.suppress(OSError):
+                os.writev(self._deliver_to, (head, content))
             os.write(self._deliver_to, answer)
         except OSError as exc:
             # ENOENT: nobody waits any more. ENODEV: the file system is unmounted.

@@ -177,6 +177,25 @@ def test_who_waits_elsewhere_is_given_the_bytes_first() -> None:
         attended(process, test)
 
 
+def test_an_answer_may_be_all_that_is_written() -> None:
+    source = MemorySource()
+    version = source.add(b"file", b"content").version
+    with delivering(source) as (process, there, _):
+
+        async def test() -> None:
+            delivery = Deliver(b"head", b"")
+            assert await process.read(b"file", 0, 7, version, delivery) == b"content"
+            assert delivery.done
+            assert there.recv(1 << 20) == b"headcontent"
+            there.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                there.recv(1 << 20)
+            await process.caught_up()
+            assert not process.behind
+
+        attended(process, test)
+
+
 def test_what_cannot_be_delivered_is_left_to_the_caller() -> None:
     source = MemorySource()
     version = source.add(b"file", b"content").version

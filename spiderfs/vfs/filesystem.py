@@ -291,7 +291,7 @@ class Filesystem:
             raise Stale(f"{os.fsdecode(node.path)} may still be written to")
         if node.stat.size <= self.settings.sample_max_bytes:
             return await self._small_files.open(node, caller, delivery)
-        self.large_files.note_open(node, caller)
+        self.large_files.open(node, caller)
         return Opened(inode, direct_io=False, large=True)
 
     async def read(self, handle: int, offset: int, size: int, inode: int = 0) -> memoryview | bytes:

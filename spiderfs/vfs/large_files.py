@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from spiderfs.core.events import FETCHED, HIT, OPENED
-from spiderfs.errors import Stale, StoreError
+from spiderfs.errors import StoreError
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
@@ -70,25 +69,21 @@ class LargeFiles:
 
     # -- opening
 
+    def open(self, node: Node, caller: Caller) -> None:
+        """Account for an open; raises Stale for a version whose name is known to mean another one by now.
+
+        Only READ, which finds out that a large file has changed, could tell otherwise.
+        """
+        self._on_demand.check_still_named(node)
+        self.note_open(node, caller)
+
     def note_open(self, node: Node, caller: Caller) -> None:
-        """Account for an open; raises Stale for a version whose name is known to mean another one by now."""
-        self._check_still_named(node)
+        """Account for an open, of whatever version."""
         self._counters.add("opens")
         self._counters.add("opens_hit")
         if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
             wanted = self._redirects.wanted(caller.pid, node.inode) or node.inode
             self._events.note(node.inode, 0, OPENED, caller.pid, trainer=reader.number, wanted=wanted)
-
-    def _check_still_named(self, node: Node) -> None:
-        """Raises Stale if the name of this version means another one.
-
-        The kernel believes a name for its whole TTL. An open that is answered with ESTALE makes the kernel look the
-        name up anew and open again. A READ, where the change of a large file is found, cannot do that: its ESTALE goes
-        to the reader and leaves the name believed.
-        """
-        known = self._catalogue.find(*self._catalogue.parent_of(node.path))
-        if known is None or known.inode != node.inode or known.checked_at == 0:
-            raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
 
     # -- reading
 

@@ -30,6 +30,14 @@ class PendingReads:
     def put(self, thread: int, wanted: int, given: int, now: float) -> None:
         self._SLOT.pack_into(self._map, self._at(thread), thread, wanted, given, now)
 
+    def look(self, thread: int, since: float) -> tuple[int, int] | None:
+        """The thread's note, which stays: the inode that it had asked for, and the one that it was given.
+
+        None if it has none, or one from before `since`.
+        """
+        noted, wanted, given, when = self._SLOT.unpack_from(self._map, self._at(thread))
+        return (int(wanted), int(given)) if noted == thread and when >= since else None
+
     def take(self, thread: int, given: int, since: float) -> int | None:
         """Take the thread's note: the inode that it had asked for when it was given `given`.
 

@@ -100,7 +100,7 @@ class ProvisionalFiles:
         brought = self._brought.take(caller.pid, node.inode | PROVISIONAL, time.monotonic() - _BROUGHT_S)
         handle = random.getrandbits(_HANDLE_BITS) if brought is None else brought
         if node.stat.size > self._settings().sample_max_bytes:
-            self._large_files.note_open(node, caller)
+            self._large_files.open(node, caller)
             return Opened(handle, direct_io=False, keeps_pages=False)
         trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
         started = time.perf_counter()

@@ -66,6 +66,8 @@ class Redirects:
         """Whether there are trainers, whose reads must be told from others'. Ask this first, since it costs nothing."""
         self.active = False
         """Whether anybody may be redirected at all."""
+        self.gives = False
+        """Whether some trainer has come so far that it may be given a stand-in."""
 
     def set_trainers(self, trainers: list[Attached], who: Who) -> None:
         """Take over the attached trainers; `who` is the option `substitute`, which says to whom stand-ins are given."""
@@ -77,6 +79,7 @@ class Redirects:
         self._who = who
         self.attended = bool(trainers)
         self.active = self.attended and who != "off"
+        self.gives = self.active and any(trainer.course_numbers for trainer in trainers)
 
     def trainer_of(self, thread: int) -> Attached | None:
         """The trainer that a thread belongs to; None if it belongs to none, or cannot be identified."""
@@ -172,6 +175,10 @@ class Redirects:
     def note(self, thread: int, wanted: int, given: int) -> None:
         """Remember what the thread has asked for, for its open that follows; call this at each of its look-ups."""
         self._reads.put(thread, wanted, given, self._clock())
+
+    def noted(self, thread: int) -> tuple[int, int] | None:
+        """What the thread asked for at its last look-up, and what it was given, as inodes; the note stays."""
+        return self._reads.look(thread, self._clock() - NOTED_S)
 
     def wanted(self, thread: int, given: int) -> int | None:
         """The inode that the thread, which now opens `given`, had asked for; None if the kernel knew the name."""

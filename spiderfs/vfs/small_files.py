@@ -7,6 +7,7 @@ from functools import partial
 
 from spiderfs.core.events import FETCHED, HIT
 from spiderfs.metrics import Counters
+from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.delivery import Delivery
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink, Opened
@@ -39,7 +40,18 @@ class SmallFiles:
     async def open(self, node: Node, caller: Caller, delivery: Delivery | None) -> Opened:
         """Make the file local. The handle is the inode, whose bytes any worker can give."""
         # Asked now: once this open has been answered, the same thread may have looked up another name.
-        trainer, wanted, believed = self._redirects.reader_of(caller.pid, node.inode)
+        return await self.open_for(node, caller, delivery, *self._redirects.reader_of(caller.pid, node.inode))
+
+    async def open_for(
+        self,
+        node: Node,
+        caller: Caller,
+        delivery: Delivery | None,
+        trainer: int,
+        wanted: int,
+        believed: Attached | None = None,
+    ) -> Opened:
+        """The same for a reader that is known; see `Redirects.reader_of`."""
         started = time.perf_counter()
         fetched = None
         key = ContentKey(node.inode)

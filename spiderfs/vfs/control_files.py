@@ -29,8 +29,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from spiderfs.errors import AccessDenied, InvalidArgument, IsADirectory, NotFound, ReadOnly
+import trio
+
+from spiderfs.errors import AccessDenied, InvalidArgument, IsADirectory, NotFound, ReadOnly, TryAgain
 from spiderfs.shared.layout import RunLayout
+from spiderfs.vfs.catalogue import FIRST_INODE
 from spiderfs.vfs.snapshots import Snapshots
 
 CONTROL_DIRECTORY = b".spiderfs"
@@ -67,6 +70,8 @@ FILES = (
     ControlFile(b"version", 0o444, "version of spiderfs"),
 )
 _FIRST_INODE = CONTROL_INODE + 1
+# So many inodes each file can have beside its first one; no more than `snapshots.MAX_SNAPSHOTS` are read from.
+_FURTHER_INODES = (FIRST_INODE - _FIRST_INODE) // len(FILES) - 1
 _LOG = next(index for index, file in enumerate(FILES) if file.name == b"log")
 _MARK = 1 << 63
 _WRITING = 1 << 62
@@ -227,6 +232,93 @@ class Control:
             return 0
 
 
+class UnopenedControl(Control):
+    """The directory where the kernel opens files without asking (`unopened_files.py`).
+
+    Each look-up of a name gives an inode of its own, which stands for one opening as a handle does in the other mode.
+    So nobody finds the pages or the text of another opening. Such an inode has no text until somebody reads from it.
+    The kernel then asks for the size first, because the size that it knows is 0, and that question makes the snapshot.
+    When the inode is closed, the kernel forgets it, which stands for RELEASE.
+    """
+
+    def __init__(
+        self,
+        channel: ControlChannel,
+        run: RunLayout,
+        owner_uid: int,
+        worker: int,
+        forget_name: Callable[[int, bytes], None],
+    ) -> None:
+        """`forget_name`: see `Kernel.forget_name`."""
+        super().__init__(channel, run, owner_uid, worker)
+        self._forget_name = forget_name
+
+    def owns(self, inode: int) -> bool:
+        return CONTROL_INODE <= inode < FIRST_INODE
+
+    def lookup(self, name: bytes) -> ControlAttributes:
+        found = super().lookup(name)
+        return found if found.inode == CONTROL_INODE else found._replace(inode=self._unused(found.inode))
+
+    def first_inode(self, inode: int) -> int:
+        """The inode that a file has in the other mode, for all of its inodes."""
+        return inode if inode == CONTROL_INODE else _FIRST_INODE + _index(_handle(inode))
+
+    def getattr(self, inode: int) -> ControlAttributes:
+        found = super().getattr(self.first_inode(inode))
+        if inode == CONTROL_INODE or _index(_handle(inode)) == _LOG:
+            return found._replace(inode=inode)
+        return ControlAttributes(inode, found.mode, self._snapshots.size(_handle(inode)) or 0)
+
+    async def begin_reading(self, inode: int) -> ControlAttributes:
+        """The attributes for somebody who reads, with the size of the text; the first read makes the snapshot."""
+        handle = _handle(inode)
+        if _index(handle) == _LOG:
+            # What was logged before can be read without a manager.
+            with contextlib.suppress(TryAgain):
+                await self._channel.render(_name(handle), lambda piece: None)
+        elif self._snapshots.size(handle) is None:
+            with self._snapshots.begin(handle) as snapshot:
+                await self._channel.render(_name(handle), snapshot.write)
+            await self._let_go_when_closed(handle)
+        return self.getattr(inode)
+
+    async def read_inode(self, inode: int, offset: int, size: int) -> bytes:
+        return await self.read(_handle(inode), offset, size)
+
+    async def write_inode(self, inode: int, data: bytes) -> int:
+        self.check_writable(inode)
+        handle = _handle(inode) | _WRITING
+        written = await self.write(handle, data)
+        if self._snapshots.size(handle) is not None:
+            await self._let_go_when_closed(handle)
+        return written
+
+    def check_writable(self, inode: int) -> None:
+        """Raises ReadOnly."""
+        file = FILES[_index(_handle(inode))]
+        if not file.mode & 0o200:
+            raise ReadOnly(f"{os.fsdecode(file.name)} can only be read")
+
+    async def forget(self, inode: int) -> None:
+        """Nobody has the inode open, and the kernel does not know it any more."""
+        if inode >= _FIRST_INODE + len(FILES):
+            await self.release(_handle(inode))
+            await self.release(_handle(inode) | _WRITING)
+
+    async def _let_go_when_closed(self, handle: int) -> None:
+        """Have the kernel forget the inode as soon as it is closed, and not only when the name is looked up again."""
+        name = FILES[_index(handle)].name
+        await trio.to_thread.run_sync(self._forget_name, CONTROL_INODE, name, abandon_on_cancel=True)
+
+    def _unused(self, inode: int) -> int:
+        """Another inode of the file with this one, of which there is no snapshot, and so nobody who reads from it."""
+        while True:
+            unused = inode + len(FILES) * (1 + secrets.randbelow(_FURTHER_INODES))
+            if self._snapshots.size(_handle(unused)) is None:
+                return unused
+
+
 class _Enough(Exception):
     """Nothing more of a text is wanted."""
 
@@ -237,6 +329,11 @@ def _index(handle: int) -> int:
     if index >= len(FILES):
         raise InvalidArgument(f"no control file has the handle {handle:x}")
     return index
+
+
+def _handle(inode: int) -> int:
+    """The handle that names the snapshot of an inode."""
+    return _MARK | (inode - _FIRST_INODE) % len(FILES) << _INDEX_SHIFT | inode
 
 
 def _name(handle: int) -> str:

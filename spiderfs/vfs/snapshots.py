@@ -82,6 +82,15 @@ class Snapshots:
         except FileNotFoundError:
             return None
 
+    def size(self, handle: int) -> int | None:
+        """The length of the text; None if this worker does not find it."""
+        if handle in self._unwritten:
+            return len(self._unwritten[handle])
+        try:
+            return self._run.snapshot(handle).stat().st_size
+        except FileNotFoundError:
+            return None
+
     def remove(self, handle: int) -> None:
         self._unwritten.pop(handle, None)
         # Where the disk has turned read-only, the snapshot stays until the next mount.

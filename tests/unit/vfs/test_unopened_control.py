@@ -1,0 +1,147 @@
+"""Control files where the kernel opens files without asking, with a manager that only remembers what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from spiderfs.errors import ConfigError, ReadOnly, TryAgain
+from spiderfs.shared.layout import RunLayout
+from spiderfs.vfs.catalogue import FIRST_INODE
+from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, FILES, UnopenedControl
+
+
+class Manager:
+    """The other end of the channel."""
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[str, bytes]] = []
+        self.refuses: Exception | None = None
+        self.renders = 0
+
+    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
+        self.renders += 1
+        if self.refuses:
+            raise self.refuses
+        take(f"{name} {self.renders}\n".encode())
+
+    async def apply(self, name: str, text: bytes) -> None:
+        if self.refuses:
+            raise self.refuses
+        self.applied.append((name, text))
+
+
+class Harness:
+    def __init__(self, directory: Path) -> None:
+        self.run = RunLayout(directory)
+        self.manager = Manager()
+        self.forgotten: list[tuple[int, bytes]] = []
+        self.control, self.other = (
+            UnopenedControl(self.manager, self.run, 1000, worker, lambda *name: self.forgotten.append(name))
+            for worker in range(2)
+        )
+
+    def inode(self, name: bytes) -> int:
+        return self.control.lookup(name).inode
+
+    def snapshots(self) -> int:
+        return len(list(self.run.snapshots()))
+
+
+def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+    trio.run(test, Harness(directory))
+
+
+def test_each_look_up_gives_an_inode_of_its_own(tmp_path: Path) -> None:
+    control = Harness(tmp_path).control
+    assert control.lookup(CONTROL_DIRECTORY).inode == CONTROL_INODE
+    inodes = {file.name: {control.lookup(file.name).inode for _ in range(50)} for file in FILES}
+    assert all(len(found) > 40 for found in inodes.values())
+    assert len(set().union(*inodes.values())) == sum(map(len, inodes.values())), "no two files have one"
+    for file in FILES:
+        for inode in inodes[file.name]:
+            assert control.owns(inode)
+            assert inode < FIRST_INODE
+            assert control.getattr(inode).mode & 0o777 == file.mode
+            assert control.first_inode(inode) == CONTROL_INODE + 1 + FILES.index(file)
+            assert control.getattr(inode).size == 0
+    assert not control.owns(FIRST_INODE)
+    assert not control.owns(1 << 63 | FIRST_INODE)
+
+
+def test_the_first_reader_makes_the_text_and_every_worker_finds_it(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        first, second = harness.inode(b"stats"), harness.inode(b"stats")
+        assert harness.manager.renders == 0, "a stat costs the manager nothing"
+        assert (await harness.control.begin_reading(first)).size == len(b"stats 1\n")
+        assert harness.forgotten == [(CONTROL_INODE, b"stats")], "so that the kernel forgets the inode at the close"
+        assert (await harness.other.begin_reading(second)).size == len(b"stats 2\n")
+        for control in (harness.control, harness.other):
+            assert await control.read_inode(first, 0, 100) == b"stats 1\n"
+            assert await control.read_inode(second, 6, 1) == b"2"
+            assert (await control.begin_reading(first)).size == control.getattr(first).size == 8
+        assert harness.manager.renders == 2
+        await harness.other.forget(first)
+        await harness.control.forget(second)
+        assert harness.snapshots() == 0
+
+    run(tmp_path, test)
+
+
+def test_without_a_manager_it_is_the_reader_who_hears_so(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.manager.refuses = TryAgain("there is no manager")
+        inode = harness.inode(b"stats")
+        with pytest.raises(TryAgain):
+            await harness.control.begin_reading(inode)
+        assert harness.snapshots() == 0
+        assert (await harness.control.begin_reading(harness.inode(b"log"))).size == 0, "the log is there without one"
+
+    run(tmp_path, test)
+
+
+def test_the_log_is_live(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        inode = harness.inode(b"log")
+        assert (await harness.control.begin_reading(inode)).size == 0
+        harness.run.access_log.write_bytes(b"one\n")
+        assert harness.control.getattr(inode).size == 4
+        assert await harness.control.read_inode(inode, 0, 100) == b"one\n"
+        assert harness.run.access_log_wanted.exists()
+        assert harness.snapshots() == 0
+
+    run(tmp_path, test)
+
+
+def test_what_is_written_is_acted_on_and_the_rest_when_it_is_closed(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        inode = harness.inode(b"warm")
+        assert await harness.control.write_inode(inode, b"a\nb\n") == 4
+        assert harness.manager.applied == [("warm", b"a\nb\n")], "as a short write is a whole command"
+        assert harness.forgotten == []
+        line = b"x" * 5000
+        assert await harness.control.write_inode(inode, b"c\n" + line) == 5002
+        assert harness.manager.applied[1:] == [("warm", b"c")]
+        assert harness.forgotten == [(CONTROL_INODE, b"warm")]
+        await harness.other.forget(inode)
+        assert harness.manager.applied[2:] == [("warm", line)]
+        assert harness.snapshots() == 0
+
+    run(tmp_path, test)
+
+
+def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        with pytest.raises(ReadOnly, match="stats can only be read"):
+            await harness.control.write_inode(harness.inode(b"stats"), b"x")
+        with pytest.raises(ReadOnly):
+            harness.control.check_writable(harness.inode(b"log"))
+        harness.control.check_writable(harness.inode(b"config"))
+        harness.manager.refuses = ConfigError("no")
+        with pytest.raises(ConfigError):
+            await harness.control.write_inode(harness.inode(b"config"), b"x=y\n")
+
+    run(tmp_path, test)

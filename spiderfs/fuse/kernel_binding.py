@@ -8,6 +8,8 @@ import os
 from spiderfs.fuse import session, wire
 from spiderfs.fuse.kernel import Serving
 from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.unopened import UnopenedOperations
+from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
 
 class KernelBinding:
@@ -17,14 +19,19 @@ class KernelBinding:
         self.descriptor = descriptor
 
     async def serve(self, serving: Serving) -> None:
-        operations = Operations(serving.filesystem, serving.counters, self.push, serving.handles, serving.passthrough)
+        filesystem, counters = serving.filesystem, serving.counters
+        operations = (
+            UnopenedOperations(filesystem, counters, self.push, self.drop_pages)
+            if isinstance(filesystem, UnopenedFilesystem)
+            else Operations(filesystem, counters, self.push, serving.handles, serving.passthrough)
+        )
         await session.serve(
             self.descriptor,
             operations.handlers(),
             operations.error_number,
-            serving.counters,
+            counters,
             serving.idle,
-            lambda: serving.filesystem.at_rest,
+            lambda: filesystem.at_rest,
             serving.held,
         )
 

@@ -292,7 +292,7 @@ def _entry(found: Entry) -> pyfuse3.EntryAttributes:
 
 
 def _attributes(found: Attributes) -> pyfuse3.EntryAttributes:
-    inode, mode, uid, gid, size, mtime_ns, timeout_s = found
+    inode, mode, uid, gid, size, mtime_ns, timeout_s, _ = found
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = inode
     entry.st_mode = mode

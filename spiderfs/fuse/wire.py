@@ -224,10 +224,10 @@ def _timeouts(entry_s: float, attributes_s: float) -> tuple[int, int, int, int]:
 
 
 def _attr(found: Attributes) -> tuple[int, ...]:
-    inode, mode, uid, gid, size, mtime_ns, _ = found
+    inode, mode, uid, gid, size, mtime_ns, _, shown = found
     seconds, nanoseconds = split_time(mtime_ns)
     return (
-        inode,
+        shown or inode,
         size,
         stat_blocks(size),
         # One time for all three: the source's access and change times are not part of a version.

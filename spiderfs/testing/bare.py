@@ -7,12 +7,14 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import time
 
 import trio
 
 from spiderfs.errors import TryAgain
+from spiderfs.fuse.kernel import Kernel
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -20,7 +22,7 @@ from spiderfs.sources.source import Source
 from spiderfs.store.store import Content, Records
 from spiderfs.vfs.answer_types import EventSink
 from spiderfs.vfs.catalogue import Catalogue
-from spiderfs.vfs.control_files import Control, ControlChannel
+from spiderfs.vfs.control_files import Control, ControlChannel, UnopenedControl
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.lister import Lister
@@ -28,6 +30,7 @@ from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings
+from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
 READ_AHEAD_BLOCKS = 8
 
@@ -78,12 +81,13 @@ async def bare_filesystem(
     control: ControlChannel | None = None,
     counters: Counters | None = None,
     alone: bool = False,
+    unasked: Kernel | None = None,
     wall_clock: Callable[[], float] = time,
 ) -> AsyncIterator[Bare]:
     """The file system over these parts, which stay the caller's to close; its locks and snapshots lie in `directory`.
 
-    `alone` has the meaning that it has for `Fetcher`. The root is known, and all that was fetched is in the store at
-    the end.
+    `alone` has the meaning that it has for `Fetcher`. `unasked`: a kernel that opens files without asking; the file
+    system is an `UnopenedFilesystem`. The root is known, and all that was fetched is in the store at the end.
     """
     counters = counters or SharedCounters(1).row(0)
     events = events or NoEvents()
@@ -94,8 +98,13 @@ async def bare_filesystem(
     fetch_lock = Interlock(run.fetch_lock)
     fetcher = Fetcher(client, content, fetch_lock, Episode(run.full_disk), counters, alone=alone)
     redirects = Redirects(records, PendingReads())
+    make_control: Callable[..., Control] = Control
+    make_filesystem: Callable[..., Filesystem] = Filesystem
+    if unasked is not None:
+        make_control = partial(UnopenedControl, forget_name=unasked.forget_name)
+        make_filesystem = partial(UnopenedFilesystem, doubt=unasked.doubt, mounted_at_s=wall_clock())
     async with trio.open_nursery() as nursery:
-        filesystem = Filesystem(
+        filesystem = make_filesystem(
             catalogue=catalogue,
             content=content,
             client=client,
@@ -104,7 +113,7 @@ async def bare_filesystem(
             read_ahead=ReadAhead(nursery, fetcher, counters, READ_AHEAD_BLOCKS),
             redirects=redirects,
             brought=PendingReads(),
-            control=Control(control or NoManager(), run, os.getuid(), worker=0),
+            control=make_control(control or NoManager(), run, os.getuid(), worker=0),
             events=events,
             counters=counters,
             settings=settings or Settings(),

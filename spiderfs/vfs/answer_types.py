@@ -14,7 +14,10 @@ class Caller(NamedTuple):
 
 
 class Attributes(NamedTuple):
-    """The attributes of an inode, as stat(2) gives them; the kernel may keep them for `timeout_s`."""
+    """The attributes of an inode, as stat(2) gives them; the kernel may keep them for `timeout_s`.
+
+    `shown` is the number that stat(2) shows where it is not the inode's own; else 0.
+    """
 
     inode: int
     mode: int
@@ -23,6 +26,7 @@ class Attributes(NamedTuple):
     size: int
     mtime_ns: int
     timeout_s: float
+    shown: int = 0
 
 
 class Entry(NamedTuple):

@@ -38,7 +38,7 @@ from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import Content, ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
-from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, Catalogue, Dentry, join
+from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, Catalogue, Dentry, Node, join
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.large_files import LargeFiles
@@ -137,7 +137,7 @@ class Filesystem:
             raise NameTooLong(f"{len(name)} bytes")
         known = self._catalogue.find(parent, name)
         if known is not None:
-            left = left_s(known.checked_at, self._now(), self.settings.ttl_s)
+            left = self._left_s(known.checked_at)
             if left > 0:
                 return await self._answer(known, left, parent, caller)
             if not self._client.reachable:
@@ -158,8 +158,11 @@ class Filesystem:
             found = await self._provisional_files.bring_along(directory, found, caller, ask)
         if found is None:
             return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), self.settings.negative_ttl_s)
-        left = left_s(found.checked_at, self._now(), self.settings.ttl_s)
-        return await self._answer(found, left, parent, caller)
+        return await self._answer(found, self._left_s(found.checked_at), parent, caller)
+
+    def _left_s(self, checked_at: float) -> float:
+        """How many more seconds a name is believed that was checked then; 0 or less: ask the source."""
+        return left_s(checked_at, self._now(), self.settings.ttl_s)
 
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
         """The entry of what the caller is given for a name: the file itself, or for a trainer perhaps a stand-in."""
@@ -193,14 +196,17 @@ class Filesystem:
             # Once the version has settled, the kernel is to know it under its own number.
             attributes = self._attributes(dentry.inode | PROVISIONAL, dentry.stat, FOREVER_S)
             return Entry(attributes, min(timeout_s, dentry.settles_at - now))
-        if stat.S_ISDIR(dentry.stat.mode):
-            # A directory's attributes change with its content, while its inode stays.
-            return Entry(self._attributes(dentry.inode, dentry.stat, self.settings.dir_ttl_s), timeout_s)
-        return Entry(self._attributes(dentry.inode, dentry.stat, FOREVER_S), timeout_s)
+        ttl_s = self._directory_attributes_ttl_s if stat.S_ISDIR(dentry.stat.mode) else FOREVER_S
+        return Entry(self._attributes(dentry.inode, dentry.stat, ttl_s), timeout_s)
 
     def _stale_entry(self, dentry: Dentry) -> Entry:
         self._counters.add("lookups_stale")
         return self._entry(dentry, STALE_TTL_S)
+
+    @property
+    def _directory_attributes_ttl_s(self) -> float:
+        """A directory's attributes change with its content, while its inode stays."""
+        return self.settings.dir_ttl_s
 
     def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
         mode, uid, gid = self.settings.ownership.shown(found)
@@ -217,9 +223,12 @@ class Filesystem:
             return self._control_attributes(self._control.getattr(inode))
         node = self._catalogue.node(inode)
         if node.is_directory:
-            node = await self._lister.refresh(node)
-            return self._attributes(inode, node.stat, self.settings.dir_ttl_s)
+            return self._attributes(inode, await self._directory(node), self._directory_attributes_ttl_s)
         return self._attributes(inode, node.stat, FOREVER_S)
+
+    async def _directory(self, node: Node) -> SourceStat:
+        """The present attributes of a directory."""
+        return (await self._lister.refresh(node)).stat
 
     async def readlink(self, inode: int) -> bytes:
         node = self._catalogue.node(inode)
@@ -269,7 +278,7 @@ class Filesystem:
     def _listed(self, dentry: Dentry) -> Entry:
         if self._redirects.active and self._redirects.concerns(dentry.inode):
             return self._entry(dentry, 0.0)
-        return self._entry(dentry, left_s(dentry.checked_at, self._now(), self.settings.ttl_s))
+        return self._entry(dentry, self._left_s(dentry.checked_at))
 
     # -- contents
 

@@ -10,7 +10,7 @@ from spiderfs.metrics import Counters
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.delivery import Delivery
 from spiderfs.store.store import ContentKey
-from spiderfs.vfs.answer_types import Caller, EventSink, Opened
+from spiderfs.vfs.answer_types import Attributes, Caller, EventSink, Opened
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.on_demand import OnDemand
@@ -72,6 +72,11 @@ class SmallFiles:
         # The event says where the bytes lie, so it waits until they lie there.
         fetched.when_settled(partial(self.note_fetched, node, caller.pid, trainer, wanted))
         return Opened(node.inode, direct_io=False, fetched=fetched.payload)
+
+    def note_given(self, stand_in: Attributes, pid: int, trainer: int, wanted: int) -> None:
+        """Account for a stand-in that a reader was given at a look-up, where no open will tell of it."""
+        self._counters.add("redirects")
+        self._events.note(stand_in.inode, stand_in.size, HIT, pid, trainer=trainer, wanted=wanted)
 
     def note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, where: int) -> None:
         """Tell the policies of an open that had to fetch the file, and where the bytes lie now."""

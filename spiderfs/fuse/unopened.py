@@ -1,0 +1,111 @@
+"""The adapter where the kernel opens files without asking (`-o immutable`).
+
+The first OPEN is answered with ENOSYS. For the kernel that means success, here and for all later opens of the mount
+(FUSE_NO_OPEN_SUPPORT): it sends no further OPEN and no RELEASE, and treats each handle as one that keeps the pages. It
+says nothing of who opens a file to write. The pages that somebody has written to are wrong for all readers, so they are
+dropped once the WRITE has been refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from spiderfs.errors import ReadOnly
+from spiderfs.fuse import wire
+from spiderfs.fuse.handles import Handles
+from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.session import Body, Handler
+from spiderfs.fuse.wire import Opcode
+from spiderfs.linux.worker_threads import WorkerThreads
+from spiderfs.metrics import Counters
+from spiderfs.vfs.answer_types import Caller
+from spiderfs.vfs.unopened_files import UnopenedFilesystem
+
+
+class UnopenedOperations(Operations):
+    def __init__(
+        self,
+        filesystem: UnopenedFilesystem,
+        counters: Counters,
+        push: Callable[[int, bytes], None],
+        drop_pages: Callable[[int], None],
+    ) -> None:
+        """`push` and `drop_pages`: see `Kernel`."""
+        super().__init__(filesystem, counters, push, Handles(sole=False))
+        self._unopened = filesystem
+        self._spoilt = _Spoilt(drop_pages)
+
+    def handlers(self) -> dict[int, Handler]:
+        answered = super().handlers() | {Opcode.BATCH_FORGET: self.batch_forget}
+        del answered[Opcode.OPEN], answered[Opcode.RELEASE]
+        return answered
+
+    async def forget(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        await self._unopened.forget(inode)
+        return None
+
+    async def batch_forget(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        for forgotten in wire.forgotten(body):
+            await self._unopened.forget(forgotten)
+        return None
+
+    async def getattr(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        (flags,) = wire.unpacked(wire.FIRST_WORD, body)
+        return wire.attr_out(await self._unopened.getattr(inode, bool(flags & wire.GETATTR_FH)))
+
+    async def read(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        _, offset, size = wire.unpacked(wire.READ_IN, body)
+        delivery = ReadDelivery(size, number)
+        piece = await self._unopened.read_unopened(inode, offset, size, caller, delivery)
+        return None if delivery.done else piece
+
+    async def write(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        _, _, size = wire.unpacked(wire.READ_IN, body)
+        data = bytes(body[wire.WRITE_IN_BYTES : wire.WRITE_IN_BYTES + size])
+        try:
+            return wire.WRITE_OUT.pack(await self._unopened.write_unopened(inode, data))
+        except ReadOnly:
+            self._spoilt.add(inode)
+            raise
+
+
+class ReadDelivery:
+    """The answer to one READ of `size` bytes from the beginning of a file; see `sources/delivery.py`."""
+
+    __slots__ = ("_number", "_size", "done")
+
+    def __init__(self, size: int, number: int) -> None:
+        self._size = size
+        self._number = number
+        self.done = False
+
+    def messages(self, size: int) -> tuple[bytes, bytes] | None:
+        """The answer's header, if the READ asks for the whole file."""
+        return (wire.answer_head(self._number, size), b"") if size <= self._size else None
+
+
+class _Spoilt:
+    """Has the kernel drop pages, one file at a time, in a thread.
+
+    The kernel waits for a page that a READ or a WRITE has locked, and the answer may be this process's to give.
+    """
+
+    def __init__(self, drop_pages: Callable[[int], None]) -> None:
+        self._drop_pages = drop_pages
+        self._thread = WorkerThreads(1)
+        self._waiting: set[int] = set()
+        self._running = False
+
+    def add(self, inode: int) -> None:
+        self._waiting.add(inode)
+        if not self._running:
+            self._running = True
+            # Not in the writer's task: that has to answer first.
+            trio.lowlevel.spawn_system_task(self._run)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            await self._thread.run(self._drop_pages, self._waiting.pop())
+        self._running = False

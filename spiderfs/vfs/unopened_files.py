@@ -1,0 +1,188 @@
+"""The file system where the kernel opens files without asking (`-o immutable`).
+
+The kernel has been told that there is no OPEN (`fuse/unopened.py`). It then opens a file by itself, keeps the pages
+that it has of it, and never says that it was closed; each request about an open file names the inode alone. Other
+requests do what OPEN does in the other mode:
+
+- **The first READ**, the one at offset 0, makes a small file local and counts as an open of it. What the page cache
+  answers is not seen.
+- **GETATTR** finds out that a name means another version. The kernel checks permissions by itself, so it asks for the
+  attributes of a file before it opens it, unless it believes those that it has. If the answer is ESTALE, it looks the
+  whole path up anew and opens what it gets. So where a READ was answered with ESTALE, the kernel is made to **doubt**
+  the inode, which waits for nothing and concerns no other file. (fstat(2) sends the same request, and gets an error:
+  so nothing but a change that was not to happen is told this way.)
+- **LOOKUP** gives a trainer its stand-in, and tells the policies so at once. While some trainer may be given one, names
+  are believed for 0 seconds; when that begins, the worker makes the kernel forget those that it knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import stat
+from collections.abc import Callable
+from typing import Any
+
+from spiderfs.errors import ReadOnly, Stale
+from spiderfs.sources.delivery import Delivery
+from spiderfs.sources.source import SourceStat
+from spiderfs.vfs.answer_types import Attributes, Caller, Entry
+from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, Dentry, Node
+from spiderfs.vfs.control_files import ControlAttributes, UnopenedControl
+from spiderfs.vfs.filesystem import Filesystem
+from spiderfs.vfs.rules import FOREVER_S
+
+log = logging.getLogger(__name__)
+
+_WRITE_BITS = 0o222
+# Files of which the log has said that they have changed; when there are more, it may say so again.
+_REPORTED = 4096
+
+
+class UnopenedFilesystem(Filesystem):
+    _control: UnopenedControl
+
+    def __init__(
+        self, *, control: UnopenedControl, doubt: Callable[[int], None], mounted_at_s: float, **parts: Any
+    ) -> None:
+        """`doubt`: see `Kernel.doubt`. `parts` are those of `Filesystem`."""
+        super().__init__(control=control, **parts)
+        self._doubt = doubt
+        self._mounted_at_s = mounted_at_s
+        self._root: SourceStat | None = None
+        self._reported: set[int] = set()
+
+    # -- names and attributes
+
+    def _left_s(self, checked_at: float) -> float:
+        """For good, since the mount began: files may have changed between this mount and an earlier one."""
+        return FOREVER_S if self._mounted_at_s <= checked_at <= self._now() else 0.0
+
+    async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
+        if not self._redirects.gives or not stat.S_ISREG(dentry.stat.mode):
+            return await super()._answer(dentry, left, parent, caller)
+        before = self._redirects.noted(caller.pid)
+        entry = await super()._answer(dentry, left, parent, caller)
+        given = entry.attributes.inode & ~PROVISIONAL
+        # The kernel may look a name up twice for one open. If the thread had looked another name up meanwhile, its note
+        # would be about that one.
+        if given != dentry.inode and before != (dentry.inode, given):
+            trainer = self._redirects.trainer_of(caller.pid)
+            self._small_files.note_given(entry.attributes, caller.pid, trainer.number if trainer else 0, dentry.inode)
+        return entry._replace(timeout_s=0.0)
+
+    def _listed(self, dentry: Dentry) -> Entry:
+        entry = super()._listed(dentry)
+        return entry._replace(timeout_s=0.0) if self._redirects.gives and stat.S_ISREG(dentry.stat.mode) else entry
+
+    @property
+    def _directory_attributes_ttl_s(self) -> float:
+        # The kernel needs them at each look-up below the directory.
+        return FOREVER_S
+
+    async def _directory(self, node: Node) -> SourceStat:
+        # The kernel may ask for them again, and nobody below the directory may wait for a source that hangs.
+        if node.inode == ROOT_INODE:
+            if self._root is None:
+                self._root = await super()._directory(node)
+            return self._root
+        known = self._catalogue.find(*self._catalogue.parent_of(node.path))
+        if known is not None and known.inode == node.inode and self._left_s(known.checked_at) > 0:
+            return known.stat
+        return await super()._directory(node)
+
+    def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
+        """Without the permission to write: who opened a file to write could spoil the pages of all readers."""
+        shown = super()._attributes(inode, found, timeout_s)
+        return shown._replace(mode=shown.mode & ~_WRITE_BITS) if stat.S_ISREG(shown.mode) else shown
+
+    def _control_attributes(self, found: ControlAttributes) -> Attributes:
+        # cp(1) leaves out a file whose number is another one when it is opened than it was before.
+        return super()._control_attributes(found)._replace(shown=self._control.first_inode(found.inode))
+
+    async def getattr(self, inode: int, is_open: bool | None = None) -> Attributes:
+        """The attributes. Raises Stale, to have the name looked up, for a version that its name no longer means.
+
+        `is_open`: the caller has the file open, and reads or seeks; False: it may be about to open the file.
+        """
+        if self._control.owns(inode):
+            if is_open:
+                # The text of the control file must count every read until now.
+                await self._fetcher.caught_up()
+                return self._control_attributes(await self._control.begin_reading(inode))
+            return self._control_attributes(self._control.getattr(inode))
+        found = await super().getattr(inode)
+        if is_open is None or not stat.S_ISREG(found.mode):
+            return found
+        node = self._catalogue.node(inode)
+        if is_open and not self._on_demand.is_still_named(node):
+            # Who has a file open goes on with its version. The next open is to ask all the same.
+            return found._replace(timeout_s=0.0)
+        if not is_open:
+            self._on_demand.check_still_named(node)
+        return found
+
+    # -- contents
+
+    async def read_unopened(
+        self, inode: int, offset: int, size: int, caller: Caller, delivery: Delivery | None = None
+    ) -> memoryview | bytes:
+        """As `read`. The process that reads the file may answer through `delivery` before this returns."""
+        if self._control.owns(inode):
+            return await self._control.read_inode(inode, offset, size)
+        try:
+            if offset == 0 and (fetched := await self._first_read(inode, caller, delivery)) is not None:
+                self._counters.add("reads")
+                piece = memoryview(fetched)[:size]
+                self._counters.add("read_bytes", len(piece))
+                return piece
+            if inode & PROVISIONAL:
+                # One handle for all that open it: the number that the kernel knows it by.
+                self._counters.add("reads")
+                return await self._provisional_files.read(self._catalogue.node(inode), inode, offset, size)
+            return await self.read(inode, offset, size, inode)
+        except Stale as exc:
+            self._doubt(inode)
+            self._report(inode, exc)
+            raise
+
+    async def _first_read(self, inode: int, caller: Caller, delivery: Delivery | None) -> bytes | None:
+        """Account for an open, and make a small file local; its content, if it has been fetched now."""
+        node = self._catalogue.node(inode)
+        if inode & PROVISIONAL:
+            return None
+        if node.stat.size > self.settings.sample_max_bytes:
+            self.large_files.note_open(node, caller)
+            return None
+        opened = await self._small_files.open_for(node, caller, delivery, self._trainer_of(node, caller), node.inode)
+        return opened.fetched
+
+    def _trainer_of(self, node: Node, caller: Caller) -> int:
+        """The number of the trainer for which a file is opened as itself, else 0: a stand-in was told before."""
+        if not self._redirects.attended or (trainer := self._redirects.trainer_of(caller.pid)) is None:
+            return 0
+        noted = self._redirects.noted(caller.pid)
+        return 0 if noted is not None and noted[1] == node.inode != noted[0] else trainer.number
+
+    def _report(self, inode: int, exc: Stale) -> None:
+        if inode in self._reported:
+            return
+        if len(self._reported) >= _REPORTED:
+            self._reported.clear()
+        self._reported.add(inode)
+        log.warning("%s, but the mount is `immutable`: its reader gets ESTALE, and the next open the new version", exc)
+
+    async def write_unopened(self, inode: int, data: bytes) -> int:
+        if not self._control.owns(inode):
+            raise ReadOnly("spiderfs is read-only")
+        return await self._control.write_inode(inode, data)
+
+    async def truncate(self, inode: int) -> Attributes:
+        if not self._control.owns(inode):
+            raise ReadOnly("spiderfs is read-only")
+        self._control.check_writable(inode)
+        return self._control_attributes(self._control.getattr(inode)._replace(size=0))
+
+    async def forget(self, inode: int) -> None:
+        """The kernel does not know the inode any more."""
+        if self._control.owns(inode):
+            await self._control.forget(inode)

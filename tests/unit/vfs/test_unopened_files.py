@@ -1,0 +1,218 @@
+"""What a READ and a GETATTR do where the kernel opens files without asking."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from spiderfs.core.events import FETCHED, HIT
+from spiderfs.errors import ReadOnly, SourceUnavailable, Stale
+from spiderfs.linux.process_table import started_at
+from spiderfs.shared.attached_trainers import Attached
+from spiderfs.sources.client import SourceLimits
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.store import ContentKey
+from spiderfs.testing import Bare, FakeKernel, MemoryContent, MemorySource, bare_filesystem
+from spiderfs.vfs.answer_types import Caller
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.redirect_table import redirect_row
+from spiderfs.vfs.rules import FOREVER_S, Settings
+from spiderfs.vfs.unopened_files import UnopenedFilesystem
+
+CALLER = Caller(0, 0, os.getpid())
+LIST, TRAINER = 3, 7
+SETTINGS = Settings(ttl_s=FOREVER_S, sample_max_bytes=1 << 16)
+
+
+class Events:
+    def __init__(self) -> None:
+        self.noted: list[tuple[int, int, int, int]] = []
+
+    def note(
+        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+    ) -> None:
+        self.noted.append((inode, where, trainer, wanted))
+
+
+class Harness:
+    """`x` and `h` are two files; what is asked of the file system is asked by this thread."""
+
+    def __init__(self, source: MemorySource, kernel: FakeKernel, bare: Bare, events: Events, records: MemoryRecords):
+        self.source, self.kernel, self.bare, self.events, self.records = source, kernel, bare, events, records
+        assert isinstance(bare.filesystem, UnopenedFilesystem)
+        self.fs = bare.filesystem
+
+    async def lookup(self, name: bytes) -> int:
+        return (await self.fs.lookup(ROOT_INODE, name, CALLER)).attributes.inode
+
+    async def read(self, inode: int, offset: int = 0, size: int = 100) -> bytes:
+        piece = bytes(await self.fs.read_unopened(inode, offset, size, CALLER))
+        self.bare.content.end_read()
+        await self.bare.fetcher.drain()
+        return piece
+
+    def attach(self, lists: tuple[int, ...] = (LIST,)) -> None:
+        trainer = Attached(TRAINER, os.getpid(), started_at(os.getpid()), lists)
+        self.bare.redirects.set_trainers([trainer], "trainer")
+
+    def redirect(self, wanted: int, given: int) -> None:
+        self.records.put([redirect_row(LIST, wanted, given)])
+
+
+def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+    async def main() -> None:
+        source, content, records = MemorySource(), MemoryContent(), MemoryRecords(TABLES)
+        source.add(b"x", b"content of x")
+        source.add(b"h", b"content of h, longer")
+        source.add(b"large", bytes(range(256)) * 1024)
+        content.set_capacity(1 << 20)
+        kernel, events = FakeKernel(), Events()
+        async with bare_filesystem(
+            source, content, records, directory, settings=SETTINGS, limits=SourceLimits(attempts=1), events=events,
+            alone=True, unasked=kernel,
+        ) as bare:  # fmt: skip
+            with trio.fail_after(20):
+                await test(Harness(source, kernel, bare, events, records))
+
+    trio.run(main)
+
+
+def test_the_first_read_fetches_all_of_a_small_file_and_counts_as_an_open(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        x = await harness.lookup(b"x")
+        assert await harness.read(x, 8, 4) == b"of x", "this one is no open"
+        assert harness.events.noted == []
+        assert await harness.read(x, 0, 7) == b"content"
+        assert await harness.read(x) == b"content of x"
+        assert harness.events.noted == [(x, HIT, 0, x)] * 2
+        h = await harness.lookup(b"h")
+        assert await harness.read(h, 0, 7) == b"content"
+        assert harness.events.noted[2:] == [(h, FETCHED, 0, h)]
+        assert harness.source.calls["read"] == 2
+        counters = harness.bare.counters
+        assert (counters.value("opens"), counters.value("opens_hit"), counters.value("reads")) == (3, 2, 4)
+
+    run(tmp_path, test)
+
+
+def test_errors_of_the_source_are_those_of_the_read(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        x = await harness.lookup(b"x")
+        harness.source.fail_next(SourceUnavailable("the source is away"))
+        with pytest.raises(SourceUnavailable):
+            await harness.read(x)
+        assert harness.kernel.doubted == []
+        assert await harness.read(x) == b"content of x"
+
+    run(tmp_path, test)
+
+
+def test_a_file_that_has_changed_is_doubted_and_looked_up_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(harness: Harness) -> None:
+        x = await harness.lookup(b"x")
+        assert (await harness.fs.getattr(x, is_open=False)).timeout_s == FOREVER_S
+        harness.source.change(b"x", b"another content")
+        for _ in range(3):
+            with pytest.raises(Stale):
+                await harness.read(x)
+        assert harness.kernel.doubted == [x] * 3
+        with pytest.raises(Stale):
+            await harness.fs.getattr(x, is_open=False)
+        known = await harness.fs.getattr(x, is_open=True)
+        assert (known.size, known.timeout_s) == (12, 0.0), "who has it open goes on, and the next open asks"
+        newer = await harness.lookup(b"x")
+        assert newer != x
+        assert await harness.read(newer) == b"another content"
+        assert (await harness.fs.getattr(newer, is_open=False)).timeout_s == FOREVER_S
+        with pytest.raises(Stale):
+            await harness.fs.getattr(x, is_open=False)
+
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, test)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("x has changed at the source, but the mount is `immutable`")
+
+
+def test_an_inode_that_is_not_known_any_more_is_doubted(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        with pytest.raises(Stale):
+            await harness.read(70_001)
+        assert harness.kernel.doubted == [70_001]
+        with pytest.raises(Stale):
+            await harness.fs.getattr(70_001, is_open=False)
+
+    run(tmp_path, test)
+
+
+def test_nothing_can_be_written_and_no_mode_says_otherwise(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        entry = await harness.fs.lookup(ROOT_INODE, b"x", CALLER)
+        assert entry.attributes.mode & 0o777 == 0o444
+        with pytest.raises(ReadOnly):
+            await harness.fs.write_unopened(entry.attributes.inode, b"x")
+        with pytest.raises(ReadOnly):
+            await harness.fs.truncate(entry.attributes.inode)
+
+    run(tmp_path, test)
+
+
+def test_a_trainers_stand_in_is_told_at_the_look_up_and_once(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        x, h = await harness.lookup(b"x"), await harness.lookup(b"h")
+        assert await harness.read(h) == b"content of h, longer"
+        harness.attach()
+        harness.redirect(x, h)
+        harness.events.noted.clear()
+        for _ in range(2):  # the kernel looks up twice where it had believed otherwise
+            given = await harness.fs.lookup(ROOT_INODE, b"x", CALLER)
+            assert (given.attributes.inode, given.timeout_s) == (h, 0.0)
+        assert harness.events.noted == [(h, HIT, TRAINER, x)]
+        assert await harness.read(h) == b"content of h, longer"
+        assert harness.events.noted[1:] == [(h, HIT, 0, h)], "nobody's: it was told"
+        assert harness.bare.counters.value("redirects") == 1
+        # The next epoch: whether the bytes come from the page cache is not known.
+        await harness.lookup(b"large")
+        await harness.lookup(b"x")
+        assert harness.events.noted[2:] == [(h, HIT, TRAINER, x)]
+        # What it is given as itself is its own.
+        await harness.lookup(b"h")
+        assert await harness.read(h) == b"content of h, longer"
+        assert harness.events.noted[3:] == [(h, HIT, TRAINER, h)]
+
+    run(tmp_path, test)
+
+
+def test_while_trainers_may_be_given_stand_ins_no_name_is_believed(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        async def believed() -> set[float]:
+            listed = await harness.fs.readdir((await harness.fs.opendir(ROOT_INODE)).handle, 0, 100)
+            entries = [await harness.fs.lookup(ROOT_INODE, name, CALLER) for name in (b"x", b"large")]
+            return {entry.timeout_s for entry in entries} | {entry.timeout_s for _, entry, _ in listed}
+
+        assert min(await believed()) > FOREVER_S - 60
+        harness.attach(lists=())
+        assert min(await believed()) > FOREVER_S - 60, "it has not come so far"
+        harness.attach()
+        assert await believed() == {0.0}
+        harness.bare.redirects.set_trainers([], "trainer")
+        assert min(await believed()) > FOREVER_S - 60
+
+    run(tmp_path, test)
+
+
+def test_a_large_file_is_read_by_blocks(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        large = await harness.lookup(b"large")
+        assert await harness.read(large, 0, 4) == bytes(range(4))
+        assert await harness.read(large, 256 * 1024 - 2, 100) == b"\xfe\xff"
+        assert harness.bare.counters.value("opens") == 1
+        assert harness.bare.content.has(ContentKey(large, 1))
+
+    run(tmp_path, test)

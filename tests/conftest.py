@@ -1,8 +1,9 @@
-"""Which binding to the kernel the mounts of a test have; `import mounting` works in every test.
+"""Which binding to the kernel the mounts of a test have, and which mode; `import mounting` works in every test.
 
-A module or test marked `both_bindings` runs once over each binding. Of such a module, tests marked `kernel_binding` run
-over the kernel's own protocol alone; the marker says why. Single parameters of a test can be marked so too. Nothing
-runs over pyfuse3 again only to have more workers.
+A module or test marked `both_bindings` runs once over each binding. One marked `both_modes` runs once more in immutable
+mounts, which are over the kernel's own protocol. Of such a module, tests marked `kernel_binding` run over the kernel's
+own protocol alone, and in no immutable mount; tests marked `asked_opens` run in no immutable mount. The marker says
+why. Single parameters of a test can be marked so too. Nothing runs over pyfuse3 again only to have more workers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import mounting
 import pytest
 
 BINDINGS = ("kernel", "pyfuse3")
+# In place of a binding: the kernel's own protocol, immutable.
+IMMUTABLE = "immutable"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,9 +25,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    test = metafunc.definition
-    if test.get_closest_marker("both_bindings") and not test.get_closest_marker("kernel_binding"):
-        metafunc.parametrize("binding", BINDINGS, indirect=True, scope="module")
+    marked = metafunc.definition.get_closest_marker
+    kinds = ["kernel"]
+    if marked("both_bindings") and not marked("kernel_binding"):
+        kinds = [*BINDINGS]
+    if marked("both_modes") and not marked("kernel_binding") and not marked("asked_opens"):
+        kinds.append(IMMUTABLE)
+    if len(kinds) > 1:
+        metafunc.parametrize("binding", kinds, indirect=True, scope="module")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -34,13 +42,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_left_out(item: pytest.Item) -> bool:
-    """Whether a test runs over pyfuse3 with a parameter marked `kernel_binding`, or with several workers."""
+    """Whether a marked parameter keeps a test from running so, or it would run over pyfuse3 with several workers."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    options = parameters.get("options")
+    binding, options = parameters.get("binding", "kernel"), parameters.get("options")
     wanted = [parameters.get(name) for name in ("workers", "mount", "lasting")]
     wanted += [options.get("workers")] if isinstance(options, dict) else []
     several = any(isinstance(count, int) and count > 1 for count in wanted)
-    return parameters.get("binding") == "pyfuse3" and (several or item.get_closest_marker("kernel_binding") is not None)
+    left_out = {"pyfuse3": several, IMMUTABLE: item.get_closest_marker("asked_opens") is not None}
+    return left_out.get(binding, False) or (
+        binding != "kernel" and item.get_closest_marker("kernel_binding") is not None
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)

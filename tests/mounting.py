@@ -36,7 +36,7 @@ PATIENCE_S = 30.0
 # a figure of a mount is work for the manager, for which others wait.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 _TROUBLE = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^\w*(Error|Exception):")
-# What mounts are made with that say nothing of it: see the fixture of this name.
+# What mounts are made with that say nothing of it, a binding or `immutable`: see the fixture of this name.
 binding = "kernel"
 _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 
@@ -72,6 +72,11 @@ def run_spiderfs(*arguments: str | Path, first: str = "") -> subprocess.Complete
 def options_text(options: Mapping[str, object]) -> str:
     """Options for -o; `source__latency_ms` stands for source.latency_ms."""
     return ",".join(f"{name.replace('__', '.')}={value}" for name, value in options.items())
+
+
+def options_of(binding: str) -> dict[str, object]:
+    """The options by which a mount has a binding, or is immutable."""
+    return {"binding": "kernel", "immutable": "on"} if binding == "immutable" else {"binding": binding}
 
 
 class Process:
@@ -295,7 +300,8 @@ def mounted(
         point.mkdir()
     if options.get("binding", binding) == "pyfuse3":
         workers = 1
-    chosen = options_text({"cache_dir": cache, "log_file": log, "workers": workers, "binding": binding, **options})
+    kind = {} if "binding" in options else options_of(binding)
+    chosen = options_text({"cache_dir": cache, "log_file": log, "workers": workers, **kind, **options})
     with ending(place, point, cache):
         done = run_spiderfs("mount", source, point, "-o", chosen, first=first)
         assert done.returncode == 0, done.stderr

@@ -120,7 +120,14 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     publish_options(layout.run, options)
     # These signals are blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    kernel = mount(options.binding, options.mountpoint, os.fspath(options.source), options.allow_other, options.exec)
+    kernel = mount(
+        options.binding,
+        options.mountpoint,
+        os.fspath(options.source),
+        options.allow_other,
+        options.exec,
+        opens_are_asked=not options.immutable,
+    )
     connection = mounts.open_abort(options.mountpoint)
     start_log = partial(start_logging, options.log_level, options.log_file, options.cache_dir, foreground)
     Supervisor(context, kernel, connection, lock, log_place, start_log).run(report)

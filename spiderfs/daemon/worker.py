@@ -7,6 +7,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -23,12 +24,13 @@ from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.shared.editions import edition_of
 from spiderfs.sources.client import SourceClient
 from spiderfs.vfs.catalogue import Catalogue
-from spiderfs.vfs.control_files import Control
+from spiderfs.vfs.control_files import Control, UnopenedControl
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,9 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
     counters = context.row(FIRST_WORKER_ROW + index)
     # A worker that replaces another one does not know which handles the other one has given to the kernel.
     sole = context.options.workers == 1 and not counters.value("process_starts")
-    if sole and kernel.descriptor is not None:
+    immutable = context.options.immutable
+    # To answer a READ, nothing need be known of handles.
+    if (sole or immutable) and kernel.descriptor is not None:
         reading = context.reading(deliver_to=kernel.descriptor, cautious=again)
     else:
         reading = context.reading(before=kernel.leave, cautious=again)
@@ -90,7 +94,13 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
     redirects = Redirects(records, context.pending_reads)
     options = published_options(layout.run, context.options)
     async with trio.open_nursery() as nursery:
-        filesystem = Filesystem(
+        channel = ControlClient(layout.run.control_socket)
+        make_control: Callable[..., Control] = Control
+        make_filesystem: Callable[..., Filesystem] = Filesystem
+        if immutable:
+            make_control = partial(UnopenedControl, forget_name=kernel.forget_name)
+            make_filesystem = partial(UnopenedFilesystem, doubt=kernel.doubt, mounted_at_s=context.mounted_at_s)
+        filesystem = make_filesystem(
             catalogue=catalogue,
             content=content,
             client=client,
@@ -99,7 +109,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             read_ahead=ReadAhead(nursery, fetcher, counters, context.options.read_ahead),
             redirects=redirects,
             brought=context.brought,
-            control=Control(ControlClient(layout.run.control_socket), layout.run, os.getuid(), index),
+            control=make_control(channel, layout.run, os.getuid(), index),
             events=events,
             counters=counters,
             settings=settings_of(options),
@@ -112,7 +122,11 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             filesystem.settings = settings_of(options)
 
         def follow_trainers() -> None:
+            gave = redirects.gives
             redirects.set_trainers(published_trainers(layout.run.trainers), context.options.substitute)
+            # From here on the kernel has to ask for each name, and no open puts right what it has believed so far.
+            if immutable and redirects.gives > gave and not kernel.forget_names():
+                log.warning("this kernel cannot forget names: files that were looked up before get no stand-in")
 
         await lister.root()
         nursery.start_soon(reading.attend)
@@ -121,9 +135,9 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         nursery.start_soon(_report, events, client, counters)
         nursery.start_soon(_follow, layout.run.options, OPTIONS_INTERVAL_S, follow_options)
         nursery.start_soon(_follow, layout.run.trainers, FLUSH_INTERVAL_S, follow_trainers)
-        # Several workers do not know of each other's handles.
+        # Several workers do not know of each other's handles; and where no open is asked for, nobody knows of any.
         passthrough = None
-        if context.options.workers == 1 and kernel.descriptor is not None:
+        if context.options.workers == 1 and not immutable and kernel.descriptor is not None:
             passthrough = Passthrough(KernelBackingFiles(kernel.descriptor), filesystem.large_files, layout.run)
             nursery.start_soon(_tidy, passthrough)
         counters.add("process_starts")

@@ -129,6 +129,12 @@ class Options(BaseModel):
         " and without kept listings and passthrough",
         examples=["pyfuse3"],
     )
+    immutable: Switch = Field(
+        default=False,
+        description="files at the source do not change while mounted: names are believed for good, whatever ttl says,"
+        " and the kernel opens files without asking",
+        examples=["on"],
+    )
     workers: int = Field(
         default_factory=default_workers,
         ge=1,
@@ -327,6 +333,15 @@ class Options(BaseModel):
                 "binding=pyfuse3 serves with one worker: leave out workers, or mount with -o binding=kernel"
             )
         return workers
+
+    @field_validator("immutable")
+    @classmethod
+    def _check_immutable(cls, immutable: bool, info: ValidationInfo) -> bool:
+        if immutable and info.data.get("binding") == "pyfuse3":
+            raise ValueError(
+                "pyfuse3 does not say of which file a READ is: leave out immutable, or mount with -o binding=kernel"
+            )
+        return immutable
 
     @classmethod
     def load(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 import trio
-from mounting import Mounted, eventually, mounted
+from mounting import Mounted, eventually, mounted, options_of
 
 from spiderfs.errors import SpiderfsError
 from spiderfs.fuse import wire
@@ -55,7 +55,12 @@ class Shown(NamedTuple):
 
 
 class Subject(Protocol):
-    """The calls of a reader; each raises OSError. Paths are bytes below the root of the source."""
+    """The calls of a reader; each raises OSError. Paths are bytes below the root of the source.
+
+    `immutable`: the kernel opens files without asking, and names are believed for good.
+    """
+
+    immutable: bool
 
     def lstat(self, path: bytes) -> Shown: ...
     def scan(self, path: bytes) -> dict[bytes, Shown]: ...
@@ -74,6 +79,8 @@ class Subject(Protocol):
 
 class Plain:
     """`Filesystem` without FUSE, on a trio thread of its own; it walks paths and retries a stale open as Linux does."""
+
+    immutable = False
 
     def __init__(self, root: Path, place: Path, store: str, settings: Settings) -> None:
         self._root, self._place, self._store, self._settings = root, place, store, settings
@@ -210,8 +217,9 @@ class Plain:
 class OnMount:
     """A real mount, through the calls of the os module."""
 
-    def __init__(self, mount: Mounted) -> None:
+    def __init__(self, mount: Mounted, immutable: bool) -> None:
         self.mount = mount
+        self.immutable = immutable
         self._root = os.fsencode(mount.point)
 
     def _path(self, path: bytes) -> bytes:
@@ -263,8 +271,8 @@ class OnMount:
     def change(self, what: str, path: bytes) -> None:
         here, new = self._path(path), self._path(path) + b".new"
         calls: dict[str, Callable[[], Any]] = {
-            "open to write": lambda: os.open(here, os.O_WRONLY),
-            "open to append": lambda: os.open(here, os.O_WRONLY | os.O_APPEND),
+            "open to write": lambda: _write(here, os.O_WRONLY),
+            "open to append": lambda: _write(here, os.O_WRONLY | os.O_APPEND),
             "open to truncate": lambda: os.open(here, os.O_RDWR | os.O_TRUNC),
             "create": lambda: os.open(new, os.O_CREAT | os.O_WRONLY),
             "mkdir": lambda: os.mkdir(new),
@@ -305,6 +313,15 @@ CHANGES = (
 )
 
 
+def _write(path: bytes, flags: int) -> None:
+    """Either the open or the write fails."""
+    fd = os.open(path, flags)
+    try:
+        os.write(fd, b"spoilt")
+    finally:
+        os.close(fd)
+
+
 def _words(*values: int) -> memoryview:
     """The body of a request, of 32-bit words."""
     return memoryview(struct.pack(f"<{len(values)}I", *values))
@@ -332,11 +349,13 @@ def _last_error() -> OSError:
     return OSError(number, os.strerror(number))
 
 
-# Number of workers and binding of those subjects that are mounts.
+# Number of workers of those subjects that are mounts, and a binding or `immutable`.
 MOUNTS = {
     "1 worker": (1, "kernel"),
     "4 workers": (4, "kernel"),
     "pyfuse3": (1, "pyfuse3"),
+    "immutable": (1, "immutable"),
+    "immutable, 2 workers": (2, "immutable"),
 }
 
 
@@ -353,11 +372,14 @@ def subject_of(kind: str, root: Path, place: Path, **own: Any) -> Iterator[Subje
     options: dict[str, Any] = {"ttl": TTL_S, "negative_ttl": TTL_S, "dir_ttl": 0, "capacity": CAPACITY_BYTES, **own}
     options |= {name: f"{value:04o}" for name, value in own.items() if name.endswith("_mode")}
     workers, binding = MOUNTS[kind]
-    with mounted(root, place, workers=workers, binding=binding, **options) as mount:
-        yield OnMount(mount)
+    with mounted(root, place, workers=workers, **options_of(binding), **options) as mount:
+        if binding == "immutable":
+            mount.expect(CHANGED_AFTER_ALL)
+        yield OnMount(mount, immutable=binding == "immutable")
 
 
 KINDS = ("memory", "lmdb", *MOUNTS)
+CHANGED_AFTER_ALL = "has changed at the source, but the mount is `immutable`"
 
 
 @pytest.fixture(scope="module")
@@ -414,6 +436,18 @@ def tree(source: Path, request: pytest.FixtureRequest) -> Tree:
 _SERIAL = itertools.count()
 
 
+@pytest.fixture
+def noticed(kind: str) -> None:
+    """Changes at the source are noticed when a name's TTL has passed, or at an open."""
+    if kind.startswith("immutable"):
+        pytest.skip("in an immutable mount, names are believed for good")
+
+
+def shown_mode(subject: Subject, mode: int) -> int:
+    """The mode of a file of the source, as it is shown."""
+    return mode & ~0o222 if subject.immutable and stat.S_ISREG(mode) else mode
+
+
 def read(subject: Subject, path: bytes) -> bytes:
     handle = subject.open(path)
     try:
@@ -445,8 +479,8 @@ def test_attributes_are_those_of_the_source(subject: Subject, tree: Tree) -> Non
     path = tree.put(b"file", b"12345")
     os.chmod(tree.real(b"file"), 0o640)
     found, real = subject.lstat(path), os.lstat(tree.real(b"file"))
-    assert found[1:] == (real.st_mode, real.st_uid, real.st_gid, 5, real.st_mtime_ns)
-    assert found.mode == stat.S_IFREG | 0o640
+    assert found[1:] == (shown_mode(subject, real.st_mode), real.st_uid, real.st_gid, 5, real.st_mtime_ns)
+    assert found.mode == shown_mode(subject, stat.S_IFREG | 0o640)
     directory = subject.lstat(tree.shown())
     assert stat.S_ISDIR(directory.mode)
     assert stat.S_ISDIR(subject.lstat(b"").mode)
@@ -484,7 +518,7 @@ def test_a_listing_has_every_name_once_with_its_attributes(subject: Subject, tre
     assert sorted(found) == sorted(os.listdir(tree.real(b"dir")))
     for name, shown in found.items():
         real = os.lstat(tree.real(b"dir/" + name))
-        assert (shown.mode, shown.mtime_ns) == (real.st_mode, real.st_mtime_ns)
+        assert (shown.mode, shown.mtime_ns) == (shown_mode(subject, real.st_mode), real.st_mtime_ns)
         assert shown == subject.lstat(tree.shown(b"dir/" + name))
     assert found[b"149"].size == 149
     assert len({shown.inode for shown in found.values()}) == len(found)
@@ -556,8 +590,10 @@ def test_access(subject: Subject, tree: Tree) -> None:
     for path in (plain, script, tree.shown()):
         subject.access(path, os.F_OK)
         subject.access(path, os.R_OK)
-        assert error_of(subject.access, path, os.W_OK) == errno.EROFS
-        assert error_of(subject.access, path, os.R_OK | os.W_OK) == errno.EROFS
+        # In an immutable mount the kernel answers by the modes, and root may do whatever they say.
+        if not subject.immutable:
+            assert error_of(subject.access, path, os.W_OK) == errno.EROFS
+            assert error_of(subject.access, path, os.R_OK | os.W_OK) == errno.EROFS
     subject.access(script, os.X_OK)
     subject.access(tree.shown(), os.X_OK | os.R_OK)
     assert error_of(subject.access, plain, os.X_OK) == errno.EACCES
@@ -594,6 +630,9 @@ def test_extended_attributes(subject: Subject, tree: Tree) -> None:
     assert subject.getxattr(path, "user.spiderfs.state") == b"uncached"
     assert subject.getxattr(path, "user.spiderfs.section") == b"none"
     assert read(subject, path) == b"12345"
+    if subject.immutable:
+        # Another worker than the one whose reading process has answered may hear of it later.
+        eventually(lambda: subject.getxattr(path, "user.spiderfs.state") == b"cached")
     assert subject.getxattr(path, "user.spiderfs.state") == b"cached"
     if isinstance(subject, OnMount):
         eventually(lambda: subject.getxattr(path, "user.spiderfs.section") == b"importance")
@@ -618,7 +657,9 @@ def test_nothing_can_be_changed(subject: Subject, tree: Tree, what: str) -> None
     path = tree.put(b"dir/file", b"as it was")
     os.setxattr(tree.real(b"dir/file"), "user.old", b"v")
     before = subject.lstat(path)
-    assert error_of(subject.change, what, path) == errno.EROFS
+    # In an immutable mount the kernel itself refuses who may not write by the modes.
+    by_modes = subject.immutable and os.geteuid() != 0
+    assert error_of(subject.change, what, path) in ((errno.EROFS, errno.EACCES) if by_modes else (errno.EROFS,))
     assert subject.lstat(path) == before
     assert read(subject, path) == b"as it was"
     assert os.listdir(tree.real(b"dir")) == [b"file"]
@@ -642,6 +683,7 @@ def test_a_new_file_is_listed(subject: Subject, tree: Tree) -> None:
     assert eventually(lambda: len(found := set(subject.scan(tree.shown(b"dir")))) == 2 and found) == {b"old", b"new"}
 
 
+@pytest.mark.usefixtures("noticed")
 def test_a_removed_file_goes_from_names_and_listing(subject: Subject, tree: Tree) -> None:
     path = tree.put(b"dir/going", b"x")
     tree.put(b"dir/staying", b"x")
@@ -653,6 +695,7 @@ def test_a_removed_file_goes_from_names_and_listing(subject: Subject, tree: Tree
     assert error_of(subject.lstat, path) == errno.ENOENT
 
 
+@pytest.mark.usefixtures("noticed")
 def test_a_removed_directory_goes_with_all_below(subject: Subject, tree: Tree) -> None:
     path = tree.put(b"dir/below/file", b"x")
     assert read(subject, path) == b"x"
@@ -662,6 +705,7 @@ def test_a_removed_directory_goes_with_all_below(subject: Subject, tree: Tree) -
     eventually(lambda: set(subject.scan(tree.shown())) == {b"gone"})
 
 
+@pytest.mark.usefixtures("noticed")
 def test_a_changed_file_is_a_new_inode_with_new_bytes(subject: Subject, tree: Tree) -> None:
     path = tree.put(b"file", b"old bytes")
     before = subject.lstat(path)
@@ -674,6 +718,7 @@ def test_a_changed_file_is_a_new_inode_with_new_bytes(subject: Subject, tree: Tr
     assert subject.scan(tree.shown())[b"file"] == after
 
 
+@pytest.mark.usefixtures("noticed")
 def test_a_changed_file_of_the_same_size_is_a_new_inode(subject: Subject, tree: Tree) -> None:
     path = tree.put(b"file", b"aaaa")
     assert read(subject, path) == b"aaaa"
@@ -683,6 +728,7 @@ def test_a_changed_file_of_the_same_size_is_a_new_inode(subject: Subject, tree: 
     assert subject.lstat(path).inode != before
 
 
+@pytest.mark.usefixtures("noticed")
 def test_an_open_handle_keeps_its_version(subject: Subject, tree: Tree) -> None:
     path = tree.put(b"file", b"old bytes")
     handle = subject.open(path)
@@ -708,6 +754,7 @@ def test_an_old_handle_whose_bytes_are_gone_is_stale(subject: Subject, tree: Tre
     assert read(subject, path) == content[::-1]
 
 
+@pytest.mark.usefixtures("noticed")
 def test_an_open_is_never_stale(subject: Subject, tree: Tree) -> None:
     """The old version is still believed in and its bytes were never fetched: the open asks for the name once more."""
     for number in range(5):
@@ -718,6 +765,34 @@ def test_an_open_is_never_stale(subject: Subject, tree: Tree) -> None:
         assert subject.lstat(path).inode != before.inode
 
 
+def test_a_change_that_is_not_noticed_costs_one_reader_an_error(subject: Subject, tree: Tree) -> None:
+    """The old version is believed in, and its bytes were never fetched. No reader gets anything else for them."""
+    if not subject.immutable:
+        pytest.skip("an open notices the change")
+    for number in range(5):
+        path = tree.put(b"%d" % number, b"old")
+        before = subject.lstat(path)
+        tree.put(b"%d" % number, b"newer")
+        kept = subject.open(path)
+        assert error_of(subject.pread, kept, 100, 0) == errno.ESTALE
+        assert read(subject, path) == b"newer"
+        assert subject.lstat(path).inode != before.inode
+        assert error_of(subject.pread, kept, 100, 0) == errno.ESTALE
+        subject.close(kept)
+        assert read(subject, path) == b"newer"
+
+
+def test_bytes_that_are_cached_are_read_on_whatever_has_become_of_the_file(subject: Subject, tree: Tree) -> None:
+    if not subject.immutable:
+        pytest.skip("an open notices the change")
+    path = tree.put(b"file", b"old bytes")
+    assert read(subject, path) == b"old bytes"
+    os.unlink(tree.real(b"file"))
+    assert read(subject, path) == b"old bytes"
+    assert subject.lstat(path).size == 9
+
+
+@pytest.mark.usefixtures("noticed")
 def test_a_file_that_becomes_a_directory_and_back(subject: Subject, tree: Tree) -> None:
     path = tree.put(b"name", b"a file")
     assert read(subject, path) == b"a file"
@@ -770,6 +845,8 @@ def test_a_name_that_is_believed_for_ever_is_asked_again_when_its_version_is_gon
         handle = subject.open(large)
         tree.put(small, b"newer")
         tree.put(large, bytes_of(12 << 20, seed=1))
+        if subject.immutable:
+            assert error_of(read, subject, small) == errno.ESTALE
         assert read(subject, small) == b"newer"
         try:
             assert error_of(subject.pread, handle, 4096, 11 << 20) == errno.ESTALE
@@ -787,7 +864,7 @@ def test_the_limit_between_small_and_large_files(kind: str, tmp_path: Path) -> N
     with subject_of(kind, Path(os.fsdecode(tree.root)), tmp_path / "subject", sample_max_bytes=limit) as subject:
         for name, content in contents.items():
             handle = subject.open(name)
-            state = b"uncached" if name == b"above" else b"cached"
+            state = b"uncached" if name == b"above" or subject.immutable else b"cached"
             assert subject.getxattr(name, "user.spiderfs.state") == state
             subject.close(handle)
             assert read(subject, name) == content

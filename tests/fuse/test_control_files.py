@@ -19,7 +19,7 @@ from reading import write_files
 from spiderfs import __version__
 from spiderfs.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
-pytestmark = pytest.mark.both_bindings
+pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
 
 FILES = {
     "stats": 0o444,
@@ -65,8 +65,11 @@ def lasting(
 
 
 def read_files(mount: Mounted, *names: str) -> None:
+    """Read files past the kernel's pages, so that an immutable mount hears of it too."""
     for name in names or SIZES:
-        assert len((mount.point / name).read_bytes()) == SIZES[name]
+        with open(mount.point / name, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert len(file.read()) == SIZES[name]
 
 
 def write(path: Path, text: str) -> None:
@@ -78,7 +81,7 @@ def cached(mount: Mounted) -> set[str]:
     return {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
 
 
-def test_control_files_are_hidden_and_have_their_modes(lasting: Mounted) -> None:
+def test_control_files_are_hidden_and_have_their_modes(lasting: Mounted, binding: str) -> None:
     assert sorted(os.listdir(lasting.point)) == ["train", "val"]
     assert [name for _, names, _ in os.walk(lasting.point) for name in names if "spiderfs" in name] == []
     directory = lasting.point / ".spiderfs"
@@ -91,8 +94,8 @@ def test_control_files_are_hidden_and_have_their_modes(lasting: Mounted) -> None
     for name, mode in FILES.items():
         if mode == 0o444:
             with pytest.raises(OSError) as caught:  # noqa: PT011
-                os.open(directory / name, os.O_WRONLY)
-            assert caught.value.errno == errno.EROFS
+                (directory / name).write_bytes(b"x")
+            assert caught.value.errno == (errno.EROFS if os.geteuid() == 0 or binding != "immutable" else errno.EACCES)
 
 
 def test_stats_for_people_programs_and_prometheus(mount: Mounted, source: Path) -> None:
@@ -285,3 +288,27 @@ def test_a_trace_is_recorded_and_can_be_simulated(source: Path, tmp_path: Path) 
     assert "belady" in done.stdout
     # If the cache has room for all files, two epochs of three are hits.
     assert re.search(r"66\.7|0\.667", done.stdout)
+
+
+def test_ordinary_programs_read_and_write_them(lasting: Mounted, tmp_path: Path) -> None:
+    options, version = lasting.control("config"), lasting.control("version")
+    assert os.stat(options).st_ino == os.stat(options).st_ino
+    for command in (
+        'cat "$1"',
+        'cp "$1" copy && cat copy',
+        'cp --reflink=auto --sparse=always "$1" copy && cat copy',
+        'dd if="$1" bs=3 status=none',
+        'grep "" "$1"',
+        'head -n 1 "$1"',
+        'tail -c 100 "$1"',
+        'sed "" "$1"',
+        'exec 3< "$1"; cat <&3',
+    ):
+        done = subprocess.run(
+            ["sh", "-c", command, "sh", version], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.stdout, done.stderr) == (f"{__version__}\n", ""), command
+    for command in ('echo "$2" > "$1"', 'echo "$2" >> "$1"', 'printf %s "$2" > "$1"', 'echo "$2" | tee "$1" > tee'):
+        for ttl in ("7s", "8s"):
+            subprocess.run(["sh", "-c", command, "sh", options, f"negative_ttl={ttl}"], cwd=tmp_path, check=True)
+            assert f"\nnegative_ttl={ttl}" in options.read_text(), command

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from mounting import SPIDERFS, run_spiderfs, settle
+from mounting import SPIDERFS, options_of, options_text, run_spiderfs, settle
 
-pytestmark = pytest.mark.both_bindings
+pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "SEMANTICS.md"
 FILES = {"cat.txt": "a cat\n", "dog.txt": "a dog\n", "train/1.txt": "one\n", "train/2.txt": "two\n"}
@@ -85,6 +85,24 @@ EXAMPLES = list(examples_of(DOCUMENT.read_text()))
 # What these sections promise, the manager and the engine do; they do not know which binding serves the mount.
 OF_THE_MANAGER = ("the-budget", "warm-and-evict", "the-ratio-of-the-sections", "plans")
 _MANAGER = pytest.mark.kernel_binding("the manager does not know which binding serves the mount")
+# What is otherwise in an immutable mount; the section on such mounts says how.
+OTHERWISE = (
+    "an-inode-is-a-version-1",
+    "an-inode-is-a-version-3",
+    "versions-that-have-just-come-about-1",
+    "open-files-1",
+    "read-only-2",
+    "read-only-4",
+    "unmounting-and-crashes-3",
+)
+_ASKED = pytest.mark.asked_opens("is otherwise in an immutable mount")
+
+
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    marks = [_MANAGER] if name.startswith(OF_THE_MANAGER) else []
+    if name.startswith("immutable-mounts"):
+        marks.append(pytest.mark.kernel_binding("its mounts are immutable as it is"))
+    return [*marks, _ASKED] if name in OTHERWISE else marks
 
 
 @pytest.fixture
@@ -133,15 +151,12 @@ def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess
 
 @pytest.mark.parametrize(
     "example",
-    [
-        pytest.param(example, id=example.name, marks=_MANAGER if example.name.startswith(OF_THE_MANAGER) else ())
-        for example in EXAMPLES
-    ],
+    [pytest.param(example, id=example.name, marks=marks_of(example.name)) for example in EXAMPLES],
 )
 def test_the_example_prints_what_the_document_says(example: Example, environment: dict[str, str], binding: str) -> None:
     if any("setpriv" in step.command for step in example.steps) and os.geteuid() != 0:
         pytest.skip("only root can read as another user")
-    options = f"cache_dir={environment['CACHE']},binding={binding},{example.options}"
+    options = f"cache_dir={environment['CACHE']},{options_text(options_of(binding))},{example.options}"
     mounted = run_spiderfs("mount", environment["SOURCE"], environment["MOUNT"], "-o", options)
     assert mounted.returncode == 0, mounted.stderr
 

@@ -1,0 +1,145 @@
+"""Mounts with `-o immutable`: what reaches the daemon, and that nobody can spoil what others read."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mounting import Mounted, eventually, mounted
+from reading import write_files
+
+SIZES = {f"{part}/{number:03d}": 1000 + 997 * number for part in ("one", "two") for number in range(40)}
+LARGE_BYTES = (9 << 20) + 5
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    write_files(source, SIZES | {"large": LARGE_BYTES})
+    return source
+
+
+@pytest.fixture(params=[1, 2])
+def mount(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Iterator[Mounted]:
+    with mounted(source, tmp_path / "m", workers=request.param, immutable="on") as found:
+        yield found
+
+
+def content(mount: Mounted, name: str) -> bytes:
+    return (mount.source / name).read_bytes()
+
+
+def test_what_the_kernel_has_is_read_without_a_word_to_the_daemon(mount: Mounted) -> None:
+    for name in SIZES:
+        assert (mount.point / name).read_bytes() == content(mount, name)
+    # A worker whose reading process has answered hears of it later.
+    eventually(lambda: mount.metric("opens") == len(SIZES))
+    before = mount.stats()["metrics"]
+    assert before["origin_reads"] == len(SIZES)
+    for _ in range(3):
+        for name in SIZES:
+            assert (mount.point / name).read_bytes() == content(mount, name)
+            assert (mount.point / name).stat().st_size == SIZES[name]
+    after = mount.stats()["metrics"]
+    for metric in ("opens", "reads", "origin_reads"):
+        assert after[metric] == before[metric], metric
+    # The control file alone has been looked up since.
+    assert after["lookups"] - before["lookups"] < 10
+
+
+def test_a_file_that_changes_all_the_same_is_named_in_the_log(mount: Mounted) -> None:
+    mount.expect("has changed at the source, but the mount is `immutable`")
+    (mount.point / "one/001").stat()
+    (mount.source / "one/001").write_bytes(b"another content")
+    with open(mount.point / "one/001", "rb", buffering=0) as early:
+        with pytest.raises(OSError, match="Stale"):
+            early.read()
+        assert (mount.point / "one/001").read_bytes() == b"another content"
+        with pytest.raises(OSError, match="Stale"):
+            os.pread(early.fileno(), 10, 0)
+    assert len(mount.logged(r"one/001 has changed at the source, but the mount is `immutable`")) >= 1
+    assert mount.logged("one/002") == []
+    for name in SIZES:
+        assert (mount.point / name).read_bytes() == content(mount, name), "no other name has suffered"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can open a file to write")
+def test_what_root_stores_through_a_mapping_does_not_stay(mount: Mounted) -> None:
+    for name in ("one/001", "large"):
+        path, expected = mount.point / name, content(mount, name)
+        assert path.read_bytes() == expected
+        fd = os.open(path, os.O_RDWR)
+        try:
+            with mmap.mmap(fd, 0) as mapped:
+                mapped[:7] = b"spoilt!"
+            eventually(lambda path=path, expected=expected: path.read_bytes() == expected)
+            assert os.pread(fd, 100, 0) == expected[:100]
+        finally:
+            os.close(fd)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can open a file to write")
+@pytest.mark.parametrize("at", [0, 10, 4096])
+def test_what_root_writes_is_refused_and_does_not_stay(mount: Mounted, at: int) -> None:
+    path, expected = mount.point / "one/030", content(mount, "one/030")
+    assert path.read_bytes() == expected
+    fd = os.open(path, os.O_RDWR)
+    try:
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            os.pwrite(fd, b"spoilt!" * 1000, at)
+        assert caught.value.errno == errno.EROFS
+        eventually(lambda: os.pread(fd, 1 << 20, 0) == expected)
+    finally:
+        os.close(fd)
+    for flags in (os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC, os.O_WRONLY | os.O_TRUNC | os.O_CREAT):
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            os.open(path, flags)
+        assert caught.value.errno == errno.EROFS
+    assert path.read_bytes() == expected
+    assert path.stat().st_size == len(expected)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_another_user_cannot_open_a_file_to_write(source: Path, tmp_path: Path) -> None:
+    for name in SIZES:
+        (source / name).chmod(0o666)
+    for directory in (tmp_path, source, source / "one", *tmp_path.parents):
+        if directory.stat().st_uid == 0:
+            directory.chmod(directory.stat().st_mode | 0o055)
+    with mounted(source, tmp_path / "m", immutable="on", allow_other="on") as mount:
+        (tmp_path / "m").chmod(0o755)
+        other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c"]
+        for command in (": > one/001", "echo x >> one/001", ": <> one/001"):
+            done = subprocess.run([*other, command], cwd=mount.point, capture_output=True, text=True, check=False)
+            assert "Permission denied" in done.stderr, (command, done.stderr)
+        done = subprocess.run([*other, "cat one/001"], cwd=mount.point, capture_output=True, check=True)
+        assert done.stdout == content(mount, "one/001")
+
+
+def test_what_has_changed_between_two_mounts_is_noticed(source: Path, tmp_path: Path) -> None:
+    for cached in (b"another content", b"the third content"):
+        with mounted(source, tmp_path / "m", immutable="on") as mount:
+            for name in SIZES:
+                assert (mount.point / name).read_bytes() == content(mount, name)
+            fetched = mount.metric("origin_reads")
+            assert os.listdir(mount.point / "one")
+        (source / "one/001").write_bytes(cached)
+    with mounted(source, tmp_path / "m", immutable="on") as mount:
+        for name in SIZES:
+            assert (mount.point / name).read_bytes() == content(mount, name)
+        assert mount.metric("origin_reads") <= 2 < fetched + 2, "what has not changed is still cached"
+
+
+def test_a_directory_that_is_known_is_passed_though_the_source_hangs(mount: Mounted) -> None:
+    assert (mount.point / "one/001").read_bytes() == content(mount, "one/001")
+    mount.change("source.hang", "on")
+    for _ in range(3):
+        assert (mount.point / "one/001").stat().st_size == SIZES["one/001"]
+        assert (mount.point / "one").is_dir()
+        assert (mount.point / "one/001").read_bytes() == content(mount, "one/001")
+    mount.change("source.hang", "off")

@@ -633,7 +633,8 @@ def test_extended_attributes(subject: Subject, tree: Tree) -> None:
     if subject.immutable:
         # Another worker than the one whose reading process has answered may hear of it later.
         eventually(lambda: subject.getxattr(path, "user.spiderfs.state") == b"cached")
-    assert subject.getxattr(path, "user.spiderfs.state") == b"cached"
+    else:
+        assert subject.getxattr(path, "user.spiderfs.state") == b"cached"
     if isinstance(subject, OnMount):
         eventually(lambda: subject.getxattr(path, "user.spiderfs.section") == b"importance")
         assert subject.getxattr(path, "user.spiderfs.score") == b"0", "no trainer has scored it"

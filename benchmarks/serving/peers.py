@@ -56,17 +56,23 @@ def _spiderfs(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
     return [str(SPIDERFS), "mount", str(source), str(mountpoint), "--foreground", "-o", options]
 
 
+def _immutable(source: Path, mountpoint: Path, scratch: Path) -> list[str]:
+    return [*_spiderfs(source, mountpoint, scratch / "immutable"), "-o", "immutable"]
+
+
 MountCommand = Callable[[Path, Path, Path], list[str]]
 PEERS: dict[str, MountCommand | None] = {
     "native": None,
     "bindfs": _bindfs,
     "rclone": _rclone,
     "spiderfs": _spiderfs,
+    "immutable": _immutable,
 }
 VERSION_COMMANDS = {
     "bindfs": ["bindfs", "--version"],
     "rclone": ["rclone", "version"],
     "spiderfs": [str(SPIDERFS), "--version"],
+    "immutable": [str(SPIDERFS), "--version"],
 }
 
 

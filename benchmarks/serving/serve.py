@@ -1,4 +1,4 @@
-"""How fast a warm cache serves: spiderfs beside the bare disk, bindfs and rclone, in one run.
+"""How fast a warm cache serves: spiderfs, with and without `immutable`, beside the bare disk, bindfs and rclone.
 
     .venv/bin/python -m benchmarks.serving.serve             the whole measurement, about a quarter of an hour
     .venv/bin/python -m benchmarks.serving.serve --quick     under a minute, for a look
@@ -6,20 +6,23 @@
 All systems are mounted at the same time over the same files. They take turns round by round, so that other load on the
 machine falls on all of them alike, and each round begins with another system. A ratio is the median of the ratios
 within a round. Each system has served every file once before the clock runs, so its cache is warm. In a run every
-reader process opens, reads and closes every file once, in an order of its own. The last part opens small files through
-spiderfs a million times and watches its memory.
+reader process opens, reads and closes every file once, in an order of its own. "Dropped": before each run the kernel
+forgets the pages that it has of a mount, so that each system answers from its own cache, and bindfs from the page cache
+of the disk. The last part opens small files through spiderfs a million times and watches its memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -28,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.common.command import add_data, add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.common.sources import write
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import PEERS, Mounted, install_missing, mounted, version
@@ -36,11 +39,10 @@ from benchmarks.serving.readers import read_all
 
 MIB = 1 << 20
 READER_COUNTS = (1, 4)
-# (peer, number of readers or None for any number, how many times as fast as the peer spiderfs must be)
-TARGETS = (("bindfs", 1, 1.5), ("bindfs", 4, 1.2), ("rclone", None, 8.0), ("native", 4, 0.25))
 # Over a million opens this is 8 bytes for each open, less than any leak could be.
 FLAT_GROWTH_BYTES = 8 * MIB
 SOAK_SAMPLES = 20
+TABLE_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,32 @@ class Extent:
 
 FULL = Extent(((2_000, 112_000), (20_000, 2_000)), rounds=5, opens=1_000_000)
 QUICK = Extent(((500, 112_000), (2_000, 2_000)), rounds=2, opens=20_000)
+
+
+class Target(NamedTuple):
+    """How many times as fast as a peer a system must be."""
+
+    system: str
+    peer: str
+    dropped: bool  # whether the pages of the mounts were dropped
+    times: float
+    readers: int | None = None  # None: any number
+
+
+TARGETS = (
+    Target("spiderfs", "bindfs", False, 1.5, readers=1),
+    Target("spiderfs", "bindfs", False, 1.2, readers=4),
+    Target("spiderfs", "rclone", False, 8.0),
+    Target("spiderfs", "native", False, 0.25, readers=4),
+    Target("immutable", "native", False, 0.6),
+    Target("immutable", "bindfs", False, 3.0),
+    Target("immutable", "bindfs", True, 1.3),
+    Target("immutable", "spiderfs", True, 1.4),
+)
+# spiderfs as it is mounted here; each is compared with those before it, and with all other systems.
+OWN = ("spiderfs", "immutable")
+# Of the daemon of an immutable mount, for 1,000 warm files.
+MOST_CPU_MS = 1.0
 
 
 @dataclass(frozen=True)
@@ -82,24 +110,28 @@ class Run:
 class Case:
     file_set: str
     readers: int
+    dropped: bool
     runs: dict[str, list[Run]]  # by peer
 
     def median(self, peer: str, field: str) -> float:
         return float(statistics.median(getattr(run, field) for run in self.runs[peer]))
 
-    def ratio(self, peer: str) -> float:
-        """How many times as fast as the peer spiderfs is: the median of the ratios within the rounds."""
-        pairs = zip(self.runs["spiderfs"], self.runs[peer], strict=True)
+    @property
+    def title(self) -> str:
+        return f"{self.file_set}, {self.readers} reader{'s' * (self.readers > 1)}{', dropped' * self.dropped}"
+
+    def ratio(self, system: str, peer: str) -> float:
+        """How many times as fast as the peer a system is: the median of the ratios within the rounds."""
+        pairs = zip(self.runs[system], self.runs[peer], strict=True)
         return statistics.median(ours.files_per_s / theirs.files_per_s for ours, theirs in pairs)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    file_set: str
-    readers: int
-    peer: str
-    ratio: float
-    target: float | None
+    case: str
+    what: str
+    figure: float
+    target: str
     word: str
 
 
@@ -137,6 +169,14 @@ def found_files(root: Path) -> FileSet:
     return FileSet(f"{len(names):,} of {root}", root, names, sum(path.stat().st_size for path in paths))
 
 
+def drop_pages(paths: Iterable[bytes]) -> None:
+    """Have the kernel forget the pages that it has of these files."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
 def measure(peer: Mounted, files: FileSet, readers: int, round_number: int) -> Run:
     """Measure one run; raises RuntimeError if the peer served a wrong number of bytes."""
     processes = peer.processes()
@@ -156,6 +196,24 @@ def measure(peer: Mounted, files: FileSet, readers: int, round_number: int) -> R
         daemon_pss_bytes=memory.pss_bytes,
         daemon_anonymous_bytes=memory.anonymous_bytes,
     )
+
+
+def compared(
+    peers: list[Mounted], files: FileSet, readers: int, dropped: bool, rounds: int, progress: Progress
+) -> Case:
+    """Let the systems take turns; `dropped` leaves native out, whose pages the others need."""
+    taking_part = [peer for peer in peers if not (dropped and peer.pid is None)]
+    case = Case(files.name, readers, dropped, {peer.name: [] for peer in taking_part})
+    task = progress.add_task(case.title, total=rounds * len(taking_part))
+    for number in range(1, rounds + 1):
+        # The system that comes after native is some 5 % slower than it is elsewhere in a round.
+        first = number % len(taking_part)
+        for peer in taking_part[first:] + taking_part[:first]:
+            if dropped:
+                drop_pages(paths_below(peer, files))
+            case.runs[peer.name].append(measure(peer, files, readers, number))
+            progress.advance(task)
+    return case
 
 
 def paths_below(peer: Mounted, files: FileSet) -> list[bytes]:
@@ -187,21 +245,28 @@ def soak(peer: Mounted, files: FileSet, opens: int, progress: Progress) -> Soak:
 
 
 def judge(case: Case) -> Iterator[Verdict]:
-    """spiderfs against each other peer, with a word where there is a target."""
-    if "spiderfs" not in case.runs:
-        return
-    for peer in case.runs:
-        if peer == "spiderfs":
+    """Each way to mount spiderfs against each other system, with a word where there is a target."""
+    for number, system in enumerate(OWN):
+        if system not in case.runs:
             continue
-        wanted = [times for name, readers, times in TARGETS if name == peer and readers in (None, case.readers)]
-        ratio = case.ratio(peer)
-        word = "-" if not wanted else "reached" if ratio >= wanted[0] else "missed"
-        yield Verdict(case.file_set, case.readers, peer, ratio, wanted[0] if wanted else None, word)
+        for peer in (peer for peer in case.runs if peer not in OWN[number:]):
+            ratio = case.ratio(system, peer)
+            asked = (system, peer, case.dropped)
+            wanted = [row.times for row in TARGETS if row[:3] == asked and row.readers in (None, case.readers)]
+            target = f">= {wanted[0]:g}" if wanted else "-"
+            yield Verdict(case.title, f"{system} / {peer}", ratio, target, word_for(ratio, *wanted[:1]))
+        if system == "immutable" and not case.dropped:
+            cost_ms = case.median(system, "daemon_cpu_s_per_1000") * 1000
+            word = word_for(-cost_ms, -MOST_CPU_MS)
+            yield Verdict(case.title, "daemon CPU, ms per 1,000 files", cost_ms, f"<= {MOST_CPU_MS:g}", word)
+
+
+def word_for(figure: float, least: float | None = None) -> str:
+    return "-" if least is None else "reached" if figure >= least else "missed"
 
 
 def case_table(case: Case) -> Table:
-    title = f"{case.file_set}, {case.readers} reader{'s' * (case.readers > 1)}"
-    table = plain_table(title, "", "files/s", "spread", "p50 us", "p99 us", "daemon", "client", "MiB")
+    table = plain_table(case.title, "", "files/s", "spread", "p50 us", "p99 us", "daemon", "client", "MiB")
     for peer, runs in case.runs.items():
         rates = [run.files_per_s for run in runs]
         resident, heap = (case.median(peer, f"daemon_{kind}_bytes") / MIB for kind in ("pss", "anonymous"))
@@ -219,21 +284,11 @@ def case_table(case: Case) -> Table:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    words = ("files", "times as fast as", "")
-    headings = ("files", "readers", "times as fast as", "ratio", "target", "")
-    table = plain_table("spiderfs against the others", *headings, words=words)
+    words = ("files", "what", "")
+    table = plain_table("Targets", "files", "what", "measured", "target", "", words=words)
     for verdict in verdicts:
         style = {"reached": "green", "missed": "red", "-": ""}[verdict.word]
-        target = f">= {verdict.target:g}" if verdict.target is not None else "-"
-        table.add_row(
-            verdict.file_set,
-            str(verdict.readers),
-            verdict.peer,
-            f"{verdict.ratio:.2f}",
-            target,
-            verdict.word,
-            style=style,
-        )
+        table.add_row(verdict.case, verdict.what, f"{verdict.figure:.2f}", verdict.target, verdict.word, style=style)
     return table
 
 
@@ -262,15 +317,10 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
                 # rclone removes what it has copied from the page cache, which native and bindfs need: native fell from
                 # 190,000 to 16,000 files/s in its first round. Reading the source once more puts the files back.
                 read_all(paths_below(Mounted("native", files.root, None), files), 1, seed=0)
-                for readers in READER_COUNTS:
-                    case = Case(files.name, readers, {peer.name: [] for peer in peers})
-                    task = progress.add_task(f"{files.name}, readers: {readers}", total=rounds * len(peers))
-                    for number in range(1, rounds + 1):
-                        # The system that comes after native is some 5 % slower than it is elsewhere in a round.
-                        first = number % len(peers)
-                        for peer in peers[first:] + peers[:first]:
-                            case.runs[peer.name].append(measure(peer, files, readers, number))
-                            progress.advance(task)
+                # Files of 2 kB are left out: a READ of one costs what an open of one costs.
+                kinds = (False, True) if files is file_sets[0] else (False,)
+                for dropped, readers in itertools.product(kinds, READER_COUNTS):
+                    case = compared(peers, files, readers, dropped, rounds, progress)
                     cases.append(case)
                     console.print(case_table(case))
                 if opens and files is file_sets[-1] and "spiderfs" in arguments.peers:
@@ -310,7 +360,7 @@ def main() -> int:
 
     def measure_all() -> None:
         install_missing(arguments.peers)
-        result = run(arguments, Console())
+        result = run(arguments, wide_console(TABLE_WIDTH))
         if arguments.json is not None:
             save(arguments.json, result)
 

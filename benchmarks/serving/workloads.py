@@ -35,7 +35,7 @@ from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import Mounted, install_missing, mounted
 from benchmarks.serving.readers import READ_BYTES, open_read_close, read_all
-from benchmarks.serving.serve import made_files, paths_below
+from benchmarks.serving.serve import drop_pages, made_files, paths_below
 from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
@@ -121,7 +121,7 @@ def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
         for number in range(rounds):
             for peer in peers:
                 if peer.name != "native":
-                    drop_pages(peer.root / "file")
+                    drop_pages([os.fsencode(peer.root / "file")])
                     figures[peer.name].setdefault("cache", []).append(rate(peer.root / "file"))
                     # rclone and bindfs may have pushed the source's pages out of memory.
                     rate(root / "file")
@@ -147,12 +147,6 @@ def copied(path: Path, to: Path) -> float:
     with open(path, "rb") as source, open(to, "wb") as copy:
         shutil.copyfileobj(source, copy, READ_BYTES)
     return path.stat().st_size / (time.perf_counter() - begin)
-
-
-def drop_pages(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
 
 
 def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:

@@ -301,7 +301,7 @@ def _attributes(found: Attributes) -> pyfuse3.EntryAttributes:
     entry.st_size = size
     entry.st_nlink = wire.links(mode)
     entry.st_blocks = wire.stat_blocks(size)
-    entry.st_blksize = wire.BLOCK_BYTES
+    entry.st_blksize = wire.piece_bytes(size)
     # One time for all three: the source's access and change times are not part of a version.
     entry.st_mtime_ns = entry.st_atime_ns = entry.st_ctime_ns = mtime_ns
     entry.attr_timeout = timeout_s

@@ -73,7 +73,11 @@ _MAX_BACKGROUND, _CONGESTED = 64, 48
 _READ_AHEAD_BYTES = 128 << 10
 # struct stat counts blocks of this size, whatever the file system's own (stat(2)).
 _STAT_BLOCK_BYTES = 512
-BLOCK_BYTES = 4096
+# Programs read in pieces of st_blksize. Pillow, which reads through Python's buffer, gets a file of 112 kB by three
+# READs if that is 4 KiB, and by one if it is the whole file.
+_LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 4 << 10, 256 << 10
+# Of larger files programs read small parts here and there, of which a buffer should bring no more than it has to.
+_READ_WHOLE_BYTES = 8 << 20
 
 
 class Opcode(IntEnum):
@@ -242,9 +246,16 @@ def _attr(found: Attributes) -> tuple[int, ...]:
         uid,
         gid,
         0,
-        BLOCK_BYTES,
+        piece_bytes(size),
         0,
     )
+
+
+def piece_bytes(size: int) -> int:
+    """The size of the pieces in which a file of `size` bytes is best read (st_blksize): a power of two."""
+    if size > _READ_WHOLE_BYTES:
+        return _LEAST_PIECE_BYTES
+    return max(_LEAST_PIECE_BYTES, 1 << (min(size, _MOST_PIECE_BYTES) - 1).bit_length())
 
 
 def stat_blocks(size: int) -> int:

@@ -141,6 +141,23 @@ def test_bytes_that_an_open_has_fetched_need_no_read(tmp_path: Path) -> None:
         assert mount.metric("reads") == reads
 
 
+def test_a_program_that_reads_a_small_file_in_pieces_sends_one_read(tmp_path: Path) -> None:
+    """As Pillow does: first the head of the file, then the rest, through Python's buffer."""
+    (tmp_path / "source").mkdir()
+    write_files(tmp_path / "source", {"a": 112_000})
+    with mounted(tmp_path / "source", tmp_path / "m") as mount:
+        expected = (mount.point / "a").read_bytes()
+        _forget_pages(mount.point / "a")
+        reads = mount.metric("reads")
+        with open(mount.point / "a", "rb") as file:
+            head = file.read(16)
+            file.seek(0)
+            pieces = list(iter(lambda: file.read(1 << 16), b""))
+        assert b"".join(pieces) == expected
+        assert expected.startswith(head)
+        assert mount.metric("reads") == reads + 1
+
+
 def _forget_bytes(mount: Mounted, name: str) -> None:
     """Neither the store nor the kernel is to have them."""
 

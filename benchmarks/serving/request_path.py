@@ -59,7 +59,7 @@ class Asked:
         return result
 
     def microseconds(self, part: Callable[[int], object]) -> float:
-        """The microseconds of processor time of a call, in the best round; other load on the machine counts little so."""
+        """The microseconds of processor time of a call, in the best round. (Load of others hardly changes it.)"""
         best = float("inf")
         for _ in range(self.rounds):
             begin = time.process_time()

@@ -65,10 +65,10 @@ class Kernel(Protocol):
     def doubt(self, inode: int) -> None:
         """Have the kernel ask for the attributes of an inode anew before it opens the file. Waits for nothing."""
 
-    def drop_pages(self, inode: int) -> None:
-        """Have the kernel forget all that it has read of a file.
+    def drop_pages(self, inode: int, offset: int, size: int) -> None:
+        """Have the kernel forget the pages of a file in which these bytes lie.
 
-        Blocks while a page of the file waits for an answer to a READ or a WRITE.
+        Blocks while one of the pages waits for an answer to a READ or a WRITE.
         """
 
     def resend(self) -> bool:

@@ -51,8 +51,8 @@ class KernelBinding:
     def doubt(self, inode: int) -> None:
         self._tell(wire.doubt(inode))
 
-    def drop_pages(self, inode: int) -> None:
-        self._tell(wire.drop_pages(inode))
+    def drop_pages(self, inode: int, offset: int, size: int) -> None:
+        self._tell(wire.drop_pages(inode, offset, size))
 
     def _tell(self, notice: bytes) -> bool:
         # ENOENT: the kernel does not know the inode any more. EINVAL: it does not know this notice, or the connection

@@ -112,7 +112,8 @@ class Pyfuse3Binding:
         with contextlib.suppress(OSError):
             pyfuse3.invalidate_inode(inode, attr_only=True)
 
-    def drop_pages(self, inode: int) -> None:
+    def drop_pages(self, inode: int, offset: int, size: int) -> None:
+        # pyfuse3 drops the other pages too.
         with contextlib.suppress(OSError):
             pyfuse3.invalidate_inode(inode)
 

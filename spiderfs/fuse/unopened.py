@@ -2,8 +2,14 @@
 
 The first OPEN is answered with ENOSYS. For the kernel that means success, here and for all later opens of the mount
 (FUSE_NO_OPEN_SUPPORT): it sends no further OPEN and no RELEASE, and treats each handle as one that keeps the pages. It
-says nothing of who opens a file to write. The pages that somebody has written to are wrong for all readers, so they are
-dropped once the WRITE has been refused.
+says nothing of who opens a file to write.
+
+**Nobody may write into the pages of a file, which are all readers'.** The kernel puts what is written there before it
+sends WRITE. But before that, write(2) and truncate(2) take away the permissions that the file gives to a program
+(file_remove_privs): the kernel asks how long the attribute `security.capability` is, and if there is one, it has it
+removed. So it is told that there is one; REMOVEXATTR is refused, and so is the call, with no page touched. Who asks
+what the capabilities are is told that there are none. A store through a shared mapping asks nobody. The kernel writes
+such a page back later; then WRITE is refused, and the pages are dropped.
 """
 
 from __future__ import annotations
@@ -23,6 +29,8 @@ from spiderfs.metrics import Counters
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
+_CAPABILITY = b"security.capability"
+
 
 class UnopenedOperations(Operations):
     def __init__(
@@ -30,7 +38,7 @@ class UnopenedOperations(Operations):
         filesystem: UnopenedFilesystem,
         counters: Counters,
         push: Callable[[int, bytes], None],
-        drop_pages: Callable[[int], None],
+        drop_pages: Callable[[int, int, int], None],
     ) -> None:
         """`push` and `drop_pages`: see `Kernel`."""
         super().__init__(filesystem, counters, push, Handles(sole=False))
@@ -61,13 +69,19 @@ class UnopenedOperations(Operations):
         piece = await self._unopened.read_unopened(inode, offset, size, caller, delivery)
         return None if delivery.done else piece
 
+    async def getxattr(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        (size,) = wire.unpacked(wire.FIRST_WORD, body)
+        if size == 0 and body[wire.GETXATTR_IN_BYTES : -1] == _CAPABILITY and not self._unopened.may_be_written(inode):
+            return wire.GETXATTR_OUT.pack(1)
+        return await super().getxattr(inode, body, caller, number)
+
     async def write(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
-        _, _, size = wire.unpacked(wire.READ_IN, body)
+        _, offset, size = wire.unpacked(wire.READ_IN, body)
         data = bytes(body[wire.WRITE_IN_BYTES : wire.WRITE_IN_BYTES + size])
         try:
             return wire.WRITE_OUT.pack(await self._unopened.write_unopened(inode, data))
         except ReadOnly:
-            self._spoilt.add(inode)
+            self._spoilt.add((inode, offset, size))
             raise
 
 
@@ -87,19 +101,21 @@ class ReadDelivery:
 
 
 class _Spoilt:
-    """Has the kernel drop pages, one file at a time, in a thread.
+    """Has the kernel drop pages, those of one WRITE at a time, in a thread.
 
-    The kernel waits for a page that a READ or a WRITE has locked, and the answer may be this process's to give.
+    The kernel waits for a page that a READ or a WRITE has locked, and the answer may be this process's to give. So no
+    other pages of the file are dropped, for some READ of them may be hanging.
     """
 
-    def __init__(self, drop_pages: Callable[[int], None]) -> None:
+    def __init__(self, drop_pages: Callable[[int, int, int], None]) -> None:
         self._drop_pages = drop_pages
         self._thread = WorkerThreads(1)
-        self._waiting: set[int] = set()
+        self._waiting: set[tuple[int, int, int]] = set()
         self._running = False
 
-    def add(self, inode: int) -> None:
-        self._waiting.add(inode)
+    def add(self, written: tuple[int, int, int]) -> None:
+        """`written`: inode, offset, size."""
+        self._waiting.add(written)
         if not self._running:
             self._running = True
             # Not in the writer's task: that has to answer first.
@@ -107,5 +123,5 @@ class _Spoilt:
 
     async def _run(self) -> None:
         while self._waiting:
-            await self._thread.run(self._drop_pages, self._waiting.pop())
+            await self._thread.run(self._drop_pages, *self._waiting.pop())
         self._running = False

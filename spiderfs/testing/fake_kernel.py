@@ -20,7 +20,7 @@ class FakeKernel:
     served: list[Serving] = field(default_factory=list)
     names_forgotten: int = 0
     doubted: list[int] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
+    dropped: list[tuple[int, int, int]] = field(default_factory=list)
     resent: int = 0
     left: bool = False
     unmounted: trio.Event = field(default_factory=trio.Event)
@@ -42,8 +42,8 @@ class FakeKernel:
     def doubt(self, inode: int) -> None:
         self.doubted.append(inode)
 
-    def drop_pages(self, inode: int) -> None:
-        self.dropped.append(inode)
+    def drop_pages(self, inode: int, offset: int, size: int) -> None:
+        self.dropped.append((inode, offset, size))
 
     def resend(self) -> bool:
         self.resent += 1

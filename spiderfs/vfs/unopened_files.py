@@ -171,13 +171,16 @@ class UnopenedFilesystem(Filesystem):
         self._reported.add(inode)
         log.warning("%s, but the mount is `immutable`: its reader gets ESTALE, and the next open the new version", exc)
 
+    def may_be_written(self, inode: int) -> bool:
+        return self._control.owns(inode)
+
     async def write_unopened(self, inode: int, data: bytes) -> int:
-        if not self._control.owns(inode):
+        if not self.may_be_written(inode):
             raise ReadOnly("spiderfs is read-only")
         return await self._control.write_inode(inode, data)
 
     async def truncate(self, inode: int) -> Attributes:
-        if not self._control.owns(inode):
+        if not self.may_be_written(inode):
             raise ReadOnly("spiderfs is read-only")
         self._control.check_writable(inode)
         return self._control_attributes(self._control.getattr(inode)._replace(size=0))

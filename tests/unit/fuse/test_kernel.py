@@ -50,8 +50,8 @@ def test_attributes_are_doubted_without_the_pages(ends: tuple[socket.socket, Ker
     number = (1 << 63 | 77).to_bytes(8, "little")
     kernel.doubt(1 << 63 | 77)
     assert heard(ours) == (2, number + b"\xff" * 8 + bytes(8))
-    kernel.drop_pages(1 << 63 | 77)
-    assert heard(ours) == (2, number + bytes(16)), "from the first to the last"
+    kernel.drop_pages(1 << 63 | 77, 4096, 8192)
+    assert heard(ours) == (2, number + (4096).to_bytes(8, "little") + (8192).to_bytes(8, "little"))
 
 
 def test_all_names_are_forgotten_by_one_word(ends: tuple[socket.socket, KernelBinding]) -> None:
@@ -85,8 +85,8 @@ def test_the_fake_is_a_kernel_that_remembers() -> None:
     kernel.forget_name(1, b"name")
     assert kernel.forget_names()
     kernel.doubt(2)
-    kernel.drop_pages(3)
+    kernel.drop_pages(3, 0, 4096)
     assert not kernel.resend()
     kernel.leave()
     assert (fake.pushed, fake.forgotten, fake.resent, fake.left) == ([(1, b"x")], [(1, b"name")], 1, True)
-    assert (fake.names_forgotten, fake.doubted, fake.dropped) == (1, [2], [3])
+    assert (fake.names_forgotten, fake.doubted, fake.dropped) == (1, [2], [(3, 0, 4096)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from spiderfs.errors import ReadOnly
+from spiderfs.errors import NoAttribute, ReadOnly
 from spiderfs.fuse import wire
 from spiderfs.fuse.unopened import ReadDelivery, UnopenedOperations
 from spiderfs.fuse.wire import InitFlag, Opcode
@@ -16,6 +16,7 @@ from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.control_files import CONTROL_INODE
 from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
 CALLER = Caller(0, 0, 1)
@@ -53,11 +54,19 @@ def test_opens_are_not_answered_and_spoilt_pages_are_dropped(tmp_path: Path) -> 
             with pytest.raises(ReadOnly):
                 await handlers[Opcode.WRITE](inode, request, CALLER, 2)
             with trio.fail_after(20):
-                while kernel.dropped != [inode]:
+                while kernel.dropped != [(inode, 3, 100)]:
                     await trio.sleep(0.001)
             forgotten = memoryview(struct.pack("<II", 2, 0) + struct.pack("<QQ", inode, 1) * 2)
             assert wire.forgotten(forgotten) == [inode, inode]
             assert wire.forgotten(forgotten[:-1]) == [inode], "as much as there is"
             assert await handlers[Opcode.BATCH_FORGET](0, forgotten, CALLER, 3) is None
+            length = memoryview(struct.pack("<II", 0, 0) + b"security.capability\0")
+            assert await handlers[Opcode.GETXATTR](inode, length, CALLER, 4) == struct.pack("<II", 1, 0)
+            value = memoryview(struct.pack("<II", 9, 0) + b"security.capability\0")
+            for who, asked in ((inode, value), (CONTROL_INODE, length)):
+                with pytest.raises(NoAttribute):
+                    await handlers[Opcode.GETXATTR](who, asked, CALLER, 5)
+            with pytest.raises(ReadOnly):
+                await handlers[Opcode.REMOVEXATTR](inode, length, CALLER, 6)
 
     trio.run(test)

@@ -248,8 +248,9 @@ def plot(measured: list[Measured], rows: Sequence[str], path: Path) -> None:
         axis.set(xlabel="cache, % of the bytes of all samples", title=title)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    # The picture has room below all points, and between systems that see all samples and those that see half of them.
-    axes[1, 0].legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=2, loc="lower left")
+    # There is room between the systems that see all samples and those that see about half of them.
+    named = axes[0, 0].get_legend_handles_labels()
+    axes[1, 0].legend(*named, frameon=False, fontsize=9, ncols=4, loc="center", bbox_to_anchor=(0.5, 0.77))
     plot_costs(axes[1, 1], group, rows, why_size)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -281,15 +282,22 @@ def plot_costs(axis: Any, group: Group, rows: Sequence[str], size: float) -> Non
     for system, along in lines.items():
         if along:
             axis.plot(*zip(*sorted(along), strict=True), "-", lw=0.8, color=COLOURS[system])
-    for place, at_it in names.items():
-        # The names of systems stand above and left of their points, the names of variants to the right.
-        offset, side = ((-6, 4), "right") if at_it[-1] in rows else ((6, -3), "left")
-        colour = COLOURS[base_of(at_it[-1])]
-        axis.annotate(", ".join(at_it), place, offset, textcoords="offset points", ha=side, fontsize=7, color=colour)
+    above: list[tuple[float, float]] = []
+    for place, at_it in sorted(names.items(), key=lambda named: -named[0][1]):
+        base, _, variant = at_it[-1].partition(", ")
+        if variant:
+            # The colour says whose variant it is; left of the line of spider+plan is nothing else.
+            offset, side = ((-6, 2), "right") if base == "spider+plan" else ((6, -3), "left")
+            text = variant
+        else:
+            near = any(abs(place[0] - x) < 0.5 and abs(place[1] - y) < 1.0 for x, y in above)
+            offset, side, text = (-6, -11 if near else 4), "right", ", ".join(at_it)
+            above.append(place)
+        axis.annotate(text, place, offset, textcoords="offset points", ha=side, fontsize=7, color=COLOURS[base])
     axis.set(
         xlabel="fetched in the whole training, in times of the data set",
         title=f"top-1 less that of uniform sampling, points; {size:.0%} cached",
     )
-    axis.margins(x=0.3)
+    axis.margins(x=0.2)
     axis.set_xlim(left=0)
     axis.grid(alpha=0.3)

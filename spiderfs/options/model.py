@@ -95,7 +95,8 @@ class Options(BaseModel):
     )
     ttl: Seconds = Field(
         default=3600.0,
-        description="how long a name and its attributes are believed before the source is asked again",
+        description="how long a name and its attributes are believed before the source is asked again; with immutable,"
+        " for good",
         examples=["5min"],
         json_schema_extra=LIVE,
     )
@@ -131,8 +132,8 @@ class Options(BaseModel):
     )
     immutable: Switch = Field(
         default=False,
-        description="files at the source do not change while mounted: names are believed for good, whatever ttl says,"
-        " and the kernel opens files without asking",
+        description="files at the source do not change while mounted, as nearly all training data do not: names are"
+        " believed for good, whatever ttl says, and the kernel opens files without asking",
         examples=["on"],
     )
     workers: int = Field(

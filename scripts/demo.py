@@ -2,7 +2,7 @@
 
 `spiderfs.sources.slow` simulates the slow line: a mount uses it by `-o source.latency_ms=...`, and without spiderfs the
 loader's workers use the same class themselves. The five ways are: straight from the source; through a mount that evicts
-what was used longest ago; through a mount with default options; through a mount that gets the loader's plan; and
+what was used longest ago; through a mount with the default policy; through a mount that gets the loader's plan; and
 through a mount that a hook guides. The first four read the same bytes in the same order and start from the same
 weights, so they must reach the same accuracy, and only the waiting differs. With the hook, the sampler prefers
 important samples, so the accuracy is a result there and not a check.
@@ -376,7 +376,9 @@ def demo(arguments: argparse.Namespace, scratch: Path) -> None:
     console.print(
         f"{len(data.training):,} images to train on ({data.training_bytes / 1e6:.1f} MB), {len(data.held_out):,} held"
         f" out, {len(data.classes)} classes.\nThe source is {line.latency_ms:g} ms away and sends"
-        f" {arguments.bandwidth_mb} MB/s; the cache holds {CACHED_SHARE:.0%} of the training bytes.",
+        f" {arguments.bandwidth_mb} MB/s; the cache holds {CACHED_SHARE:.0%} of the training bytes.\nHits are"
+        " samples that did not wait for the source. What was read through a mount is dropped from memory, as if the data"
+        " were\nlarger than that.",
         highlight=False,
     )
     # Held-out samples are read from the disk, not through the mount, so that the figures are those of training alone.
@@ -388,7 +390,7 @@ def demo(arguments: argparse.Namespace, scratch: Path) -> None:
     capacity = int(data.training_bytes * CACHED_SHARE)
     for name, title in (
         (LRU, "Through a mount that evicts what was used longest ago (policy=lru)"),
-        (PLAIN, "Through a spiderfs mount with default options, without a hook"),
+        (PLAIN, "Through a spiderfs mount with the default policy, without a hook"),
         (PLANNED, "Through a spiderfs mount that gets plans of what the loader will read"),
         (GUIDED, "Through a spiderfs mount, with the hook and its sampler"),
     ):

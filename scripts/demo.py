@@ -8,9 +8,9 @@ weights, so they must reach the same accuracy, and only the waiting differs. Wit
 important samples, so the accuracy is a result there and not a check.
 
 The mounts are `immutable`, as those of nearly all trainings can be. The data of this demo fit into memory, where the
-kernel would keep all that it has read of a mount, and the cache would have nothing to do. So whoever reads a file through
-a mount has the kernel drop it from memory afterwards, as happens by itself where the data are larger than memory. All
-four mounts are read so. Straight from the source, each read waits for the line anyway.
+kernel would keep all that it has read of a mount, and the cache would have nothing to do. So whoever reads a file
+through a mount has the kernel drop it from memory afterwards, as happens by itself where the data are larger than
+memory. All four mounts are read so. Straight from the source, each read waits for the line anyway.
 
 Run it with scripts/demo, which installs what is missing. Whatever ends the demo, Ctrl-C included: the mounts are
 unmounted, the loader's workers end, and the temporary directory is deleted.
@@ -377,8 +377,8 @@ def demo(arguments: argparse.Namespace, scratch: Path) -> None:
         f"{len(data.training):,} images to train on ({data.training_bytes / 1e6:.1f} MB), {len(data.held_out):,} held"
         f" out, {len(data.classes)} classes.\nThe source is {line.latency_ms:g} ms away and sends"
         f" {arguments.bandwidth_mb} MB/s; the cache holds {CACHED_SHARE:.0%} of the training bytes.\nHits are"
-        " samples that did not wait for the source. What was read through a mount is dropped from memory, as if the data"
-        " were\nlarger than that.",
+        " samples that did not wait for the source. What was read through a mount is dropped from memory, as if the"
+        " data were larger than that.",
         highlight=False,
     )
     # Held-out samples are read from the disk, not through the mount, so that the figures are those of training alone.

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from spiderfs.daemon.pipes.event_pipe import EventWriter, open_pipe
+from spiderfs.fuse.kernel import Kernel
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.source import Source
 from spiderfs.store.content import LmdbContent
@@ -18,8 +19,8 @@ CAPACITY_BYTES = 4 << 30
 
 
 @asynccontextmanager
-async def bare_on_disk(source: Source, place: Path) -> AsyncIterator[Bare]:
-    """Everything fits into the store, which is made in the directory `place`."""
+async def bare_on_disk(source: Source, place: Path, unasked: Kernel | None = None) -> AsyncIterator[Bare]:
+    """Everything fits into the store, which is made in the directory `place`; `unasked`: see `bare_filesystem`."""
     for name in ("content", "names"):
         (place / name).mkdir(parents=True)
     content, records = LmdbContent(place / "content"), LmdbRecords(place / "names", TABLES)
@@ -27,5 +28,7 @@ async def bare_on_disk(source: Source, place: Path) -> AsyncIterator[Bare]:
     counters = SharedCounters(1).row(0)
     # Nobody reads the pipe: once it is full, a batch of events costs what it costs, and is dropped.
     events = EventWriter(open_pipe()[1], counters)
-    async with bare_filesystem(source, content, records, place, events=events, counters=counters, alone=True) as bare:
+    async with bare_filesystem(
+        source, content, records, place, events=events, counters=counters, alone=True, unasked=unasked
+    ) as bare:
         yield bare

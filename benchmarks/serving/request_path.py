@@ -3,8 +3,10 @@
     .venv/bin/python -m benchmarks.serving.request_path             some seconds
     .venv/bin/python -m benchmarks.serving.request_path --quick     a moment
 
-The parts are measured one by one in one process, over 1,000 small files in random order. The rest of the time that
-`benchmarks/serving/serve.py` shows is spent in the kernel, which wakes the daemon, copies, and wakes the reader.
+The parts are measured one by one in one process, over 1,000 small files in random order. "Immutable" is where opens
+are not asked for. There each open asks for its name while trainers may be given stand-ins; half of these files have
+one. The rest of the time that `benchmarks/serving/serve.py` shows is spent in the kernel, which wakes the daemon,
+copies, and wakes the reader.
 """
 
 from __future__ import annotations
@@ -28,13 +30,17 @@ from benchmarks.serving.bare import bare_on_disk
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.unopened import UnopenedOperations
 from spiderfs.fuse.wire import Opcode
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.store import Content, ContentKey
-from spiderfs.testing import Bare
+from spiderfs.testing import Bare, FakeKernel
 from spiderfs.vfs.answer_types import Caller
+from spiderfs.vfs.catalogue import ROOT_INODE
+from spiderfs.vfs.redirect_table import redirect_row
+from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
 FILES = 1000
 FILE_BYTES = 2000
@@ -46,7 +52,10 @@ TARGETS = {"store: is it there": 10.0, "catalogue: what is it": 10.0, "who asks,
 class Asked:
     """Times parts of the request path, each of which is a function of an inode."""
 
-    def __init__(self, operations: Operations, content: Content, inodes: list[int], rounds: int) -> None:
+    def __init__(
+        self, operations: Operations, content: Content, inodes: list[int], names: dict[int, bytes], rounds: int
+    ) -> None:
+        self.names = names
         self.handlers = operations.handlers()
         self.content = content
         self.inodes = inodes
@@ -58,10 +67,20 @@ class Asked:
         self.content.end_read()
         return result
 
-    def microseconds(self, part: Callable[[int], object]) -> float:
-        """The microseconds of processor time of a call, in the best round. (Load of others hardly changes it.)"""
+    def look_up(self, inode: int) -> object:
+        return self.answer(Opcode.LOOKUP, ROOT_INODE, self.names[inode] + b"\0")
+
+    def read(self, inode: int) -> object:
+        return self.answer(Opcode.READ, inode, wire.READ_IN.pack(inode, 0, 131072) + bytes(20))
+
+    def microseconds(self, part: Callable[[int], object], before: Callable[[], None] = lambda: None) -> float:
+        """The microseconds of processor time of a call, in the best round. (Load of others hardly changes it.)
+
+        `before` is called before each round.
+        """
         best = float("inf")
         for _ in range(self.rounds):
+            before()
             begin = time.process_time()
             for inode in self.inodes:
                 part(inode)
@@ -81,24 +100,39 @@ def at_once(coroutine: Coroutine[Any, Any, object]) -> object:
 async def measure(directory: Path, rounds: int) -> dict[str, float]:
     source_root = directory / "source"
     source_root.mkdir()
-    names = [b"%04d" % number for number in range(FILES)]
-    for name in names:
-        write(source_root / os.fsdecode(name), os.urandom(FILE_BYTES))
-    async with bare_on_disk(LocalSource(os.fspath(source_root)), directory / "cache") as bare:
-        root = await bare.lister.root()
-        await bare.lister.complete(root, 1.0)
-        entries = {entry.name: entry.inode for entry in bare.catalogue.entries(root.inode, 0, FILES)}
-        inodes = random.Random(0).sample(list(entries.values()), FILES)
+    for number in range(FILES):
+        write(source_root / f"{number:04d}", os.urandom(FILE_BYTES))
+    source = LocalSource(os.fspath(source_root))
+    async with bare_on_disk(source, directory / "cache") as bare:
         # As the one worker of a mount has them.
         operations = Operations(bare.filesystem, bare.counters, lambda inode, content: None, Handles(sole=True))
-        asked = Asked(operations, bare.content, inodes, rounds)
-        for inode in inodes:
+        asked = await asked_of(bare, operations, rounds)
+        for inode in asked.inodes:
             await bare.filesystem.open(inode, os.O_RDONLY, asked.caller)
         await bare.fetcher.drain()
-        return parts(asked, bare, {inode: name for name, inode in entries.items()})
+        found = parts(asked, bare)
+    kernel = FakeKernel()
+    async with bare_on_disk(source, directory / "immutable", unasked=kernel) as bare:
+        filesystem = bare.filesystem
+        assert isinstance(filesystem, UnopenedFilesystem)
+        asked = await asked_of(
+            bare, UnopenedOperations(filesystem, bare.counters, kernel.push, kernel.drop_pages), rounds
+        )
+        for inode in asked.inodes:
+            await filesystem.read_unopened(inode, 0, FILE_BYTES + 1, asked.caller)
+        await bare.fetcher.drain()
+        return found | unasked_parts(asked, bare)
 
 
-def parts(asked: Asked, bare: Bare, names: dict[int, bytes]) -> dict[str, float]:
+async def asked_of(bare: Bare, operations: Operations, rounds: int) -> Asked:
+    """All names are known to the mount."""
+    root = await bare.lister.root()
+    await bare.lister.complete(root, 1.0)
+    names = {entry.inode: entry.name for entry in bare.catalogue.entries(root.inode, 0, FILES)}
+    return Asked(operations, bare.content, random.Random(0).sample(list(names), FILES), names, rounds)
+
+
+def parts(asked: Asked, bare: Bare) -> dict[str, float]:
     content, catalogue, counters = bare.content, bare.catalogue, bare.counters
     events, redirects = bare.events, bare.redirects
     open_in = bytes(8)
@@ -112,9 +146,6 @@ def parts(asked: Asked, bare: Bare, names: dict[int, bytes]) -> dict[str, float]
         content.read(ContentKey(inode))
         content.end_read()
 
-    def read_in(inode: int) -> bytes:
-        return wire.READ_IN.pack(inode, 0, 131072) + bytes(20)
-
     me = os.getpid()
     found = {
         "header of the request": asked.microseconds(lambda _: Caller(*wire.IN_HEADER.unpack_from(request)[4:7])),
@@ -126,15 +157,35 @@ def parts(asked: Asked, bare: Bare, names: dict[int, bytes]) -> dict[str, float]
         "histogram": asked.microseconds(lambda _: counters.observe("open_hit_seconds", 30e-6)),
         "event": asked.microseconds(lambda inode: events.note(inode, FILE_BYTES, 0, me)),
         "OPEN, all of it": asked.microseconds(lambda inode: asked.answer(Opcode.OPEN, inode, open_in)),
-        "READ, all of it": asked.microseconds(lambda inode: asked.answer(Opcode.READ, inode, read_in(inode))),
+        "READ, all of it": asked.microseconds(asked.read),
         "RELEASE, all of it": asked.microseconds(
             lambda inode: asked.answer(Opcode.RELEASE, inode, wire.HANDLE.pack(inode) + bytes(16))
         ),
-        "LOOKUP, all of it": asked.microseconds(lambda inode: asked.answer(Opcode.LOOKUP, 1, names[inode] + b"\0")),
+        "LOOKUP, all of it": asked.microseconds(asked.look_up),
     }
     redirects.set_trainers([Attached(1, me, started_at(me), (1,))], "trainer")
     found["who asks, with a trainer"] = asked.microseconds(lambda _: redirects.trainer_of(me))
     return found
+
+
+def unasked_parts(asked: Asked, bare: Bare) -> dict[str, float]:
+    found = {
+        "immutable: READ, all of it": asked.microseconds(asked.read),
+        "immutable: LOOKUP, all of it": asked.microseconds(asked.look_up),
+    }
+    me = os.getpid()
+    halves = len(asked.inodes) // 2
+    pairs = zip(asked.inodes[:halves], asked.inodes[halves:], strict=True)
+    bare.records.put(redirect_row(1, wanted, stand_in) for wanted, stand_in in pairs)
+
+    def meet() -> None:
+        """No choice of an earlier round is to be remembered: a training looks each name up once in an epoch."""
+        bare.redirects.set_trainers([Attached(1, me, started_at(me), (1,))], "trainer")
+
+    return found | {
+        "immutable: LOOKUP of a trainer": asked.microseconds(asked.look_up, before=meet),
+        "immutable: READ of a trainer": asked.microseconds(asked.read, before=meet),
+    }
 
 
 def show(found: dict[str, float], console: Console) -> None:

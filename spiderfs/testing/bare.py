@@ -41,6 +41,7 @@ class Bare:
 
     filesystem: Filesystem
     content: Content
+    records: Records
     catalogue: Catalogue
     lister: Lister
     fetcher: Fetcher
@@ -121,7 +122,7 @@ async def bare_filesystem(
         )
         try:
             await lister.root()
-            yield Bare(filesystem, content, catalogue, lister, fetcher, redirects, events, counters)
+            yield Bare(filesystem, content, records, catalogue, lister, fetcher, redirects, events, counters)
             await fetcher.drain()
         finally:
             fetch_lock.close()

@@ -187,6 +187,16 @@ class Fetcher:
             payload = None if passing is None else memoryview(passing)[offset : None if size is None else offset + size]
         return None if payload is None else memoryview(payload)
 
+    def beginning(self, key: ContentKey, size: int) -> memoryview | bytes | None:
+        """The first bytes of the payload if the store has them, valid until the caller awaits. Raises StoreCorrupt.
+
+        After None ask `stored` and `local`, which also find what is on its way, and account for what is wrong.
+        """
+        try:
+            return self._content.read(key, 0, size)
+        except StoreError:
+            return None
+
     def stored(self, key: ContentKey) -> bool:
         """Whether the store has the record, or will have it in a moment. Raises StoreCorrupt."""
         if key in self._on_their_way:

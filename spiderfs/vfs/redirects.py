@@ -157,11 +157,12 @@ class Redirects:
         if lease is not None and lease[1] >= now:
             return lease[0]
         given = wanted
-        for course_number in trainer.course_numbers:
-            stand_in = stand_in_of(self._records, wanted, course_number)
-            if stand_in is not None:
-                given = wanted if at_hand(wanted) else stand_in
-                break
+        # This first: most files that are asked for are at hand, and to find that out takes half as long as a row.
+        if not at_hand(wanted):
+            for course_number in trainer.course_numbers:
+                if (stand_in := stand_in_of(self._records, wanted, course_number)) is not None:
+                    given = stand_in
+                    break
         if len(self._leases) > _REMEMBERED:
             self._leases.clear()
         self._leases[trainer.number, wanted] = (given, now + LEASE_S)

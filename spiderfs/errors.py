@@ -9,6 +9,7 @@
     │   ├── SourceDenied (EACCES)      the source refuses this user
     │   ├── SourceNotADirectory (ENOTDIR)
     │   ├── SourceChanged (ESTALE)     the file is no longer the version that was asked for
+    │   ├── ViewFailed (EIO)           a view of the file exists, and cannot be made now
     │   └── SourceUnavailable (EIO)    the source did not answer; the call is repeated, the file is not taken for gone
     │       └── SourceTimeout (ETIMEDOUT)
     ├── StoreError (EIO)               no reader gets one: the mount reads from the source instead
@@ -78,6 +79,10 @@ class SourceNotADirectory(SourceError):
 
 class SourceChanged(SourceError):
     errno = errno.ESTALE
+
+
+class ViewFailed(SourceError):
+    errno = errno.EIO
 
 
 class SourceUnavailable(SourceError):

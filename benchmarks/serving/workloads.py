@@ -45,7 +45,7 @@ from spiderfs.testing import make_older
 
 Figures = dict[str, dict[str, list[float]]]
 """One figure for each round, by system and by what was measured."""
-PEERS = ("native", "bindfs", "rclone", "spiderfs", "immutable")
+PEERS = ("native", "bindfs", "rclone", "spiderfs")
 LOADERS = 8
 LATENCY_MS = 5
 

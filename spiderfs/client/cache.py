@@ -255,7 +255,7 @@ class Cache:
             return None
         payload = self._store.content.copy(given) if found.size else b""
         if payload is not None:
-            self._tell(hit_record(now, given, dentry.inode, found.size, self._pid, trainer), now)
+            self._tell(hit_record(now, given, dentry.inode, len(payload), self._pid, trainer), now)
         return payload
 
     def _given(self, dentry: Dentry, directory: bytes, now: float) -> tuple[int, SourceStat, int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,6 +192,22 @@ def bind_to_source(layout: CacheLayout, source: Path) -> None:
                 f"{CHOOSE_ANOTHER}, or delete it"
             )
         layout.source.write_bytes(path + b"\n")
+    except OSError as exc:
+        raise MountError(
+            f"the cache directory {layout.cache} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}"
+        ) from exc
+
+
+def bind_to_view(layout: CacheLayout, view: bytes) -> None:
+    """Forget all names if they are of another view than this one; nobody may have the store open. Raises MountError.
+
+    `view` is a fingerprint, empty for originals. What is cached stays, under the numbers of its view.
+    """
+    try:
+        bound_to = layout.view.read_bytes() if layout.view.exists() else b""
+        if bound_to != view:
+            shutil.rmtree(layout.names, ignore_errors=True)
+            layout.view.write_bytes(view)
     except OSError as exc:
         raise MountError(
             f"the cache directory {layout.cache} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}"

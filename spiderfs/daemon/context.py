@@ -27,12 +27,16 @@ from spiderfs.sources.faults import FaultState
 from spiderfs.sources.open import OpenedSource, open_source
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.recent_timeouts import RecentTimeouts
+from spiderfs.sources.source import Source
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
-from spiderfs.store.store import BLOCK_BYTES
-from spiderfs.vfs.catalogue import TABLES
+from spiderfs.store.store import BLOCK_BYTES, Records
+from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.pending_reads import PendingReads
+from spiderfs.vfs.shown_views import ShownViews
+from spiderfs.views.pool import MakerPool
+from spiderfs.views.source import ViewSource
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,7 @@ class MountContext:
     layout: CacheLayout
     source: OpenedSource
     counters: SharedCounters
+    view: bytes
     event_reader: int
     event_writer: int
     control_listener: socket.socket
@@ -75,15 +80,33 @@ class MountContext:
         return self.counters.row(index)
 
     def reading(
-        self, before: Callable[[], object] = lambda: None, deliver_to: int | None = None, cautious: bool = False
+        self,
+        row: int,
+        before: Callable[[], object] = lambda: None,
+        deliver_to: int | None = None,
+        cautious: bool = False,
     ) -> ReadProcess:
-        """Fork the reading process of this process. Call this before any thread is made and before a store is opened.
+        """Fork the reading process of the process with this row of counters.
 
+        Call this before any thread is made and before a store is opened.
         The reading process calls `before` first. It writes answers to requests that wait for the bytes to `deliver_to`,
         the FUSE descriptor. `cautious`: see `ReadProcess`.
         """
-        longest = max(self.options.sample_max_bytes, BLOCK_BYTES)
-        return ReadProcess(self.source.everything, self.options.fetches, longest, before, deliver_to, cautious)
+        options = self.options
+        longest = max(options.sample_max_bytes, BLOCK_BYTES)
+        source: Source = self.source.everything
+        if options.recipe is not None:
+            makers = MakerPool(options.recipe, options.view_workers, options.sample_max_bytes, options.view_pixels)
+            # A row of its own: two processes that add to one row could lose a count.
+            counters = self.row(row + _rows_of_processes(options) - MANAGER_ROW)
+            source = ViewSource(source, makers, options.sample_max_bytes, counters.add)
+        return ReadProcess(source, options.fetches, longest, before, deliver_to, cautious)
+
+    def catalogue(self, records: Records) -> Catalogue:
+        return Catalogue(records, view=self.view)
+
+    def shown_views(self, catalogue: Catalogue) -> ShownViews | None:
+        return ShownViews(catalogue, self.options.sample_max_bytes) if self.view else None
 
     def client(self, counters: Counters, read: Read) -> SourceClient:
         options = self.options
@@ -124,6 +147,12 @@ def create_context(options: Options) -> MountContext:
     The caller must hold the cache directory's lock and have claimed the store.
     """
     layout = CacheLayout(options.cache_dir)
+    view = b""
+    if options.recipe is not None:
+        # Where no view is shown, nobody waits until Pillow is imported.
+        from spiderfs.views.making import fingerprint
+
+        view = fingerprint(options.recipe, options.view_pixels, options.sample_max_bytes)
     listener = open_run_directory(layout.run)
     faults = FaultState.create(layout.run.faults, **options.source_faults())
     reader, writer = open_pipe()
@@ -131,12 +160,18 @@ def create_context(options: Options) -> MountContext:
         options=options,
         layout=layout,
         source=open_source(os.fspath(options.source), faults, hidden=DIRECTORY),
-        counters=SharedCounters(FIRST_WORKER_ROW + options.workers),
+        counters=SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW),
+        view=view,
         event_reader=reader,
         event_writer=writer,
         control_listener=listener,
         resent=ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER),
     )
+
+
+def _rows_of_processes(options: Options) -> int:
+    """The rows of supervisor, manager and workers; those of the reading processes of the latter two come behind."""
+    return FIRST_WORKER_ROW + options.workers
 
 
 def open_run_directory(run: RunLayout) -> socket.socket:

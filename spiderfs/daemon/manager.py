@@ -44,8 +44,8 @@ from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
 from spiderfs.sources.client import Read
+from spiderfs.store.store import ContentKey
 from spiderfs.trace.recording import noted_in, recording_to
-from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.lister import Lister
 
@@ -59,12 +59,15 @@ SAVE_INTERVAL_S = 30.0
 SAVE_SHARE = 0.02
 HOUSEKEEPING_INTERVAL_S = 5.0
 
+# Sizes of views that a status looks at: 0.1 s of the manager's time.
+_LOOKED_AT = 100_000
+
 _STATE_FACT, _TAUGHT_FACT = "policy state", "taught"
 
 
 async def manage(context: MountContext) -> None:
     """Run until SIGTERM, then write down what the next mount should know."""
-    reading = context.reading()
+    reading = context.reading(MANAGER_ROW)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reading.attend)
         nursery.start_soon(reading.watch)
@@ -86,11 +89,12 @@ class Manager:
 
         # The store, the source, and the way from one to the other.
         content, records = self._content, self._records = context.open_content(), context.open_records()
-        catalogue = self._catalogue = Catalogue(records)
+        catalogue = self._catalogue = context.catalogue(records)
         client = self._client = context.client(counters, read)
         lister = Lister(catalogue, client)
         self._full_disk = Episode(run.full_disk)
-        fetcher = Fetcher(client, content, Interlock(run.fetch_lock), self._full_disk, counters)
+        views = context.shown_views(catalogue)
+        fetcher = Fetcher(client, content, Interlock(run.fetch_lock), self._full_disk, counters, views=views)
 
         # The workers and clients tell what was read, and the cache control decides what is kept.
         self._events = EventWriter(context.event_writer, counters)
@@ -206,7 +210,11 @@ class Manager:
             jobs=self._training.jobs(),
             counters=self._context.counters.totals(),
             source_reachable=self._context.counters.source_reachable(),
+            as_they_are=self._cached_as_they_are() if self._context.view else None,
         )
+
+    def _cached_as_they_are(self) -> int:
+        return sum(map(self._content.has, map(ContentKey, self._catalogue.as_they_are(_LOOKED_AT))))
 
     # -- the tasks
 

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from functools import partial
 
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
-from spiderfs.daemon.cache_directory import bind_to_source, lock_cache_directory, real_path, same_file
+from spiderfs.daemon.cache_directory import bind_to_source, bind_to_view, lock_cache_directory, real_path, same_file
 from spiderfs.daemon.child import live
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext, create_context
 from spiderfs.daemon.deaths import MANAGER, Deaths, name_of
@@ -117,6 +117,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     if rebuilt:
         log.warning("the cache starts empty: %s", rebuilt)
         context.row(SUPERVISOR_ROW).add("store_rebuilds")
+    bind_to_view(layout, context.view)
     publish_options(layout.run, options)
     # These signals are blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)

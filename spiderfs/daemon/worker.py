@@ -23,7 +23,6 @@ from spiderfs.metrics import Counters
 from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.shared.editions import edition_of
 from spiderfs.sources.client import SourceClient
-from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.control_files import Control, UnopenedControl
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.filesystem import Filesystem
@@ -71,16 +70,17 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
     immutable = context.options.immutable
     # To answer a READ, nothing need be known of handles.
     if (sole or immutable) and kernel.descriptor is not None:
-        reading = context.reading(deliver_to=kernel.descriptor, cautious=again)
+        reading = context.reading(FIRST_WORKER_ROW + index, deliver_to=kernel.descriptor, cautious=again)
     else:
-        reading = context.reading(before=kernel.leave, cautious=again)
+        reading = context.reading(FIRST_WORKER_ROW + index, before=kernel.leave, cautious=again)
     handles = Handles(sole)
     layout = context.layout
     content, records = context.open_content(), context.open_records()
     client = context.client(counters, reading.read)
     interlock = Interlock(layout.run.fetch_lock)
     events = EventWriter(context.event_writer, counters)
-    catalogue = Catalogue(records)
+    catalogue = context.catalogue(records)
+    views = context.shown_views(catalogue)
     lister = Lister(catalogue, client)
     fetcher = Fetcher(
         client,
@@ -90,6 +90,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         counters,
         alone=context.options.workers == 1,
         caught_up=reading.caught_up,
+        views=views,
     )
     redirects = Redirects(records, context.pending_reads)
     options = published_options(layout.run, context.options)
@@ -114,6 +115,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             counters=counters,
             settings=settings_of(options),
             scattered=lambda: context.spare_nodes.in_use,
+            views=views,
         )
 
         def follow_options() -> None:

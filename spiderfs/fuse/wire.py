@@ -275,7 +275,7 @@ def most_names(size: int) -> int:
 
 def direntry_out(name: bytes, entry: Entry, position: int) -> bytes:
     """One name of a READDIRPLUS answer; `position` is where the listing goes on behind it."""
-    inode, mode = entry.attributes.inode, entry.attributes.mode
+    inode, mode = entry.attributes.shown or entry.attributes.inode, entry.attributes.mode
     text = entry_out(entry) + _DIRENT.pack(inode, position, len(name), stat.S_IFMT(mode) >> 12) + name
     return text + bytes(-len(text) % 8)
 

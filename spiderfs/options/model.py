@@ -38,8 +38,10 @@ from spiderfs.options.types import (
     SizeBytes,
     StandIns,
     Switch,
+    Views,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
+from spiderfs.views.recipe import NO_VIEW, READY, Recipe
 
 # Other rooms import all that concerns options from this module, wherever in this room it is defined.
 __all__ = ["Capacity", "OptionRow", "Options", "check_change", "default_rows", "parse_duration", "parse_size"]
@@ -56,6 +58,11 @@ def default_workers() -> int:
     """The default of the option workers: few, because a training's loader workers need the cores."""
     cores = len(os.sched_getaffinity(0))
     return 1 if cores <= 4 else min(4, cores // 4)
+
+
+def default_view_workers() -> int:
+    """The default of the option view_workers: they run at the lowest priority, so they may have half of the cores."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 class OptionRow(NamedTuple):
@@ -179,6 +186,33 @@ class Options(BaseModel):
         default="off",
         description="whether missed samples are written into packages at the source, for policy=impact",
         examples=["source"],
+    )
+    views: Views = Field(
+        default={},
+        description="recipes of views, NAME:FORMAT:SHORT_SIDE[:QUALITY] with + between them; in a TOML file each is a"
+        " table [views.NAME]",
+        examples=["small:jpeg:192:85"],
+        json_schema_extra={"default_text": "none"},
+    )
+    view: str = Field(
+        default=NO_VIEW,
+        description=f"show images in another form: one of `views`, or {', '.join(READY)}; none shows originals",
+        examples=["jpeg256"],
+    )
+    view_workers: int = Field(
+        default_factory=default_view_workers,
+        ge=1,
+        le=256,
+        description="processes that make views, for each worker and for what is fetched ahead",
+        examples=[2],
+        json_schema_extra={"default_text": "half of the cores"},
+    )
+    view_megapixels: Number = Field(
+        default=50.0,
+        gt=0,
+        le=1000,
+        description="images with more million pixels are shown as they are",
+        examples=[50],
     )
     ratio_start: Number = Field(
         default=0.9,
@@ -343,6 +377,30 @@ class Options(BaseModel):
                 "pyfuse3 does not say of which file a READ is: leave out immutable, or mount with -o binding=kernel"
             )
         return immutable
+
+    @field_validator("view")
+    @classmethod
+    def _check_view(cls, view: str, info: ValidationInfo) -> str:
+        if view == NO_VIEW:
+            return view
+        known = {**READY, **info.data.get("views", {})}
+        if view not in known:
+            raise ValueError(f"there is no view {view}: choose one of {', '.join(known)}, or describe it with views")
+        if info.data.get("binding") == "pyfuse3":
+            raise ValueError("pyfuse3 cannot list files of an unknown size: leave out view, or binding=pyfuse3")
+        if info.data.get("packages") != "off":
+            raise ValueError("packages hold originals: leave out view, or packages")
+        return view
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe of the view that is shown; None: originals are."""
+        return None if self.view == NO_VIEW else {**READY, **self.views}[self.view]
+
+    @property
+    def view_pixels(self) -> int:
+        """Images with more pixels have no view."""
+        return int(self.view_megapixels * 1e6)
 
     @classmethod
     def load(

@@ -9,9 +9,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
 
 from spiderfs.options.units import Capacity, format_duration, format_size, parse_duration, parse_size
+from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 
 
 def _octal(value: object) -> object:
@@ -85,3 +86,4 @@ BytesPerSecond = Annotated[
     PlainSerializer(lambda value: format_size(value) if value else "unlimited"),
 ]
 Policy = Annotated[str, AfterValidator(_mountable_policy)]
+Views = Annotated[dict[str, Recipe], PlainValidator(parse_recipes), PlainSerializer(format_recipes)]

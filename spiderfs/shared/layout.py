@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 # In the store's directory.
-IN_USE_FILE, FORMAT_FILE = "in-use", "format"
+IN_USE_FILE, FORMAT_FILE, VIEW_FILE = "in-use", "format", "view"
 # In the directory of one of the store's two environments. LMDB itself has chosen the first name.
 DATA_FILE, BLOCKS_DIRECTORY, RESERVE_FILE = "data.mdb", "blocks", "reserve"
 
@@ -30,6 +30,7 @@ class CacheLayout:
         self.content = self.store / "content"
         self.names = self.store / "names"
         self.scores = self.store / "scores"
+        self.view = self.store / VIEW_FILE
         self.run = RunLayout(run)
 
     @classmethod

@@ -49,10 +49,13 @@ class SourceStat(NamedTuple):
     gid: int
     size: int
     mtime_ns: int
+    original_size: int | None = None
+    """Of a view: the size of the file that it was made of; `size` is then the view's."""
 
     @property
     def version(self) -> Version:
-        return Version(self.size, self.mtime_ns)
+        """The version of the file at the source."""
+        return Version(self.size if self.original_size is None else self.original_size, self.mtime_ns)
 
 
 class Source(Protocol):

@@ -30,6 +30,7 @@ from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings
+from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
 READ_AHEAD_BLOCKS = 8
@@ -69,6 +70,7 @@ class NoManager:
         raise TryAgain("there is no manager")
 
 
+# Longer than other functions: as in a worker, a reader sees all parts in one order.
 @asynccontextmanager
 async def bare_filesystem(
     source: Source,
@@ -83,21 +85,24 @@ async def bare_filesystem(
     counters: Counters | None = None,
     alone: bool = False,
     unasked: Kernel | None = None,
+    view: bytes = b"",
     wall_clock: Callable[[], float] = time,
 ) -> AsyncIterator[Bare]:
     """The file system over these parts, which stay the caller's to close; its locks and snapshots lie in `directory`.
 
     `alone` has the meaning that it has for `Fetcher`. `unasked`: a kernel that opens files without asking; the file
-    system is an `UnopenedFilesystem`. The root is known, and all that was fetched is in the store at the end.
+    system is an `UnopenedFilesystem`. `view`: the fingerprint of the views that `source`, a `ViewSource`, shows. The
+    root is known, and all that was fetched is in the store at the end.
     """
     counters = counters or SharedCounters(1).row(0)
     events = events or NoEvents()
     client = SourceClient(source, limits or SourceLimits(), rng=random.Random(0), on_event=counters.add)
-    catalogue = Catalogue(records)
+    catalogue = Catalogue(records, view=view)
+    views = ShownViews(catalogue, (settings or Settings()).sample_max_bytes) if view else None
     lister = Lister(catalogue, client)
     run = RunLayout(directory)
     fetch_lock = Interlock(run.fetch_lock)
-    fetcher = Fetcher(client, content, fetch_lock, Episode(run.full_disk), counters, alone=alone)
+    fetcher = Fetcher(client, content, fetch_lock, Episode(run.full_disk), counters, alone=alone, views=views)
     redirects = Redirects(records, PendingReads())
     make_control: Callable[..., Control] = Control
     make_filesystem: Callable[..., Filesystem] = Filesystem
@@ -119,6 +124,7 @@ async def bare_filesystem(
             counters=counters,
             settings=settings or Settings(),
             wall_clock=wall_clock,
+            views=views,
         )
         try:
             await lister.root()

@@ -10,6 +10,10 @@ Tables:
     dentry  directory inode, name hash -> inode, attributes, name   what a name means, and when that was checked
     listing directory inode            -> when the directory was scanned, its mtime then, and when that has settled
     gone    inode                      -> nothing                   what a name meant, and does not mean any more
+    form    inode                      -> size                      how long the view is that is shown of a file
+
+Where a mount shows views, an inode stands for one view of one version: the hash is also of the view's fingerprint. The
+rows have the original's attributes, and what is known of a file is shown with the size of its view, once it was made.
 
 Dentries lie in the order of the hash of their name. readdir gives this hash to the kernel as the position of the name,
 so a listing goes on at the right place whatever has come or gone meanwhile. The `record` calls wait for LMDB's writer
@@ -33,7 +37,7 @@ from spiderfs.errors import Stale
 from spiderfs.sources.source import SourceStat, Version, joined_time, split_time
 from spiderfs.store.store import Records, Row
 
-TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone")
+TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone", "form")
 ROOT_INODE = 1
 # Lower inodes belong to the root and to control files.
 FIRST_INODE = 1 << 16
@@ -50,6 +54,7 @@ _DENTRY = struct.Struct("<Qd")  # inode, time of the last check in seconds since
 _LISTING = struct.Struct("<dqId")
 _BEHIND = struct.Struct("<dd")  # how many seconds the source's clock is behind, and the time when that was found out
 _BEHIND_FACT = "clock behind"
+_FORM = struct.Struct("<Q")
 # A batch of rows is one transaction, and other writers wait for it: 2,000 names take about 10 ms.
 _BATCH_NAMES = 2000
 # A name whose position is taken lies at the next free one, at most this far behind. Not even two names of one directory
@@ -132,8 +137,10 @@ def join(parent: bytes, name: bytes) -> bytes:
 
 
 class Catalogue:
-    def __init__(self, records: Records, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, records: Records, wall_clock: Callable[[], float] = time.time, view: bytes = b"") -> None:
+        """`view`: the fingerprint of the views that are shown; empty if originals are."""
         self._records = records
+        self._view = view
         self._now = wall_clock
 
     # -- what is known
@@ -152,7 +159,16 @@ class Catalogue:
         if row is None:
             return None
         found, settles_at = _stat_of(row, 0)
-        return Node(inode, row[_STAT.size :], found, settles_at)
+        return Node(inode, row[_STAT.size :], self._shown(inode, found), settles_at)
+
+    def _shown(self, inode: int, found: SourceStat) -> SourceStat:
+        """The attributes of the file's view, if the mount shows views and this one was made."""
+        size = self._form_size(inode) if self._view and stat.S_ISREG(found.mode) else None
+        return found if size is None else found._replace(size=size, original_size=found.size)
+
+    def _form_size(self, inode: int) -> int | None:
+        row = self._records.get("form", _INODE_KEY.pack(inode))
+        return None if row is None else int(_FORM.unpack(row)[0])
 
     def size_of(self, inode: int) -> int:
         """The size of a file, 0 if nothing is recorded of it."""
@@ -172,7 +188,7 @@ class Catalogue:
         hashed = _name_hash(name)
         row = self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))
         if row is not None:
-            dentry = _dentry(hashed, row)
+            dentry = self._dentry(hashed, row)
             if dentry.name == name:
                 return dentry
         # Another name may have this position, or may have had it before it vanished; then `_add_name` went on to the
@@ -183,11 +199,15 @@ class Catalogue:
             directory, position = _DENTRY_KEY.unpack(key)
             if directory != parent or position > hashed + _PROBES:
                 break
-            dentry = _dentry(position, value)
+            dentry = self._dentry(position, value)
             if dentry.name == name:
                 return dentry
             start = position + 1
         return None
+
+    def _dentry(self, position: int, row: bytes) -> Dentry:
+        dentry = _dentry(position, row)
+        return dentry._replace(stat=self._shown(dentry.inode, dentry.stat)) if self._view else dentry
 
     def knows(self, path: bytes) -> bool:
         """Whether this is a name of the source, as far as is known."""
@@ -205,7 +225,7 @@ class Catalogue:
         """Up to `limit` known names of a directory behind position `after`, in the order of their positions."""
         rows = self._records.scan("dentry", _DENTRY_KEY.pack(parent, after + 1), limit)
         return [
-            _dentry(position, value)
+            self._dentry(position, value)
             for (directory, position), value in ((_DENTRY_KEY.unpack(key), value) for key, value in rows)
             if directory == parent
         ]
@@ -283,6 +303,22 @@ class Catalogue:
         rows.rows.append(("listing", _INODE_KEY.pack(parent), listing))
         self._records.put(rows.rows, ("dentry", rows.is_newer))
 
+    def record_form(self, inode: int, size: int) -> int:
+        """Note the size of a file's view, unless one is noted; returns the size that is noted now."""
+        self._records.put([("form", _INODE_KEY.pack(inode), _FORM.pack(size))], ("form", lambda _: True))
+        return self._form_size(inode) or size
+
+    def as_they_are(self, limit: int) -> list[int]:
+        """Inodes of files of which there is no view, among the first `limit` files that were looked at for one."""
+        rows = self._records.scan("form", b"", limit)
+        inodes = [_INODE_KEY.unpack(key)[0] for key, _ in rows]
+        sizes = self._records.get_many("inode", [key for key, _ in rows])
+        return [
+            inode
+            for inode, (_, form), row in zip(inodes, rows, sizes, strict=True)
+            if row is not None and _stat_of(row, 0)[0].size == _FORM.unpack(form)[0]
+        ]
+
     def expire(self, parent: int, name: bytes) -> None:
         """Make the next look-up of `name` ask the source."""
         known = self.find(parent, name)
@@ -352,7 +388,7 @@ class Catalogue:
                 row = self._records.get("dentry", _DENTRY_KEY.pack(parent, position))
                 if row is None:
                     return position, None
-                dentry = _dentry(position, row)
+                dentry = self._dentry(position, row)
                 if dentry.name == name:
                     return position, dentry
             position += 1
@@ -364,7 +400,7 @@ class Catalogue:
 
         The second value is the time at which the version settles, if the version is known already.
         """
-        inode = _version_hash(path, version)
+        inode = _version_hash(path, version, self._view)
         while True:
             other = taken.get((0, inode))
             if other is None:
@@ -415,7 +451,7 @@ class Catalogue:
             rows.append(("dentry", _DENTRY_KEY.pack(inode, entry.position), None))
             rows.append(("gone", _INODE_KEY.pack(entry.inode), b""))
         if not entries:
-            rows = [(table, key, None) for table in ("listing", "inode", "gone")]
+            rows = [(table, key, None) for table in ("listing", "inode", "gone", "form")]
         # A look-up may have found the name again since.
         self._records.put(rows, unless=lambda: self.is_current(inode))
 
@@ -432,8 +468,10 @@ def _file_version(known: SourceStat) -> Version | None:
     return None if stat.S_ISDIR(known.mode) else known.version
 
 
-def _version_hash(path: bytes, version: Version | None) -> int:
+def _version_hash(path: bytes, version: Version | None, view: bytes) -> int:
     text = path + b"/" if version is None else b"%s\0%d\0%d" % (path, version.size, version.mtime_ns)
+    if version is not None and view:
+        text += b"\0" + view
     hashed: int = xxhash.xxh3_64_intdigest(text) & _HASH_MASK
     return max(hashed, FIRST_INODE)
 
@@ -445,8 +483,8 @@ def _name_hash(name: bytes) -> int:
 
 
 def _stat_row(found: SourceStat, settles_at: float) -> bytes:
-    mode, uid, gid, size, mtime_ns = found
-    return _STAT.pack(mode, uid, gid, size, *split_time(mtime_ns), settles_at)
+    size, mtime_ns = found.version
+    return _STAT.pack(found.mode, found.uid, found.gid, size, *split_time(mtime_ns), settles_at)
 
 
 def _stat_of(row: bytes, at: int) -> tuple[SourceStat, float]:

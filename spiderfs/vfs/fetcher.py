@@ -34,6 +34,7 @@ from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.landing import ENTRY_BYTES, GATHER_S, Landing, Outcome
+from spiderfs.vfs.shown_views import ShownViews
 
 log = logging.getLogger(__name__)
 
@@ -148,11 +149,14 @@ class Fetcher:
         alone: bool = False,
         caught_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         wall_clock: Callable[[], float] = time.time,
+        views: ShownViews | None = None,
     ) -> None:
         """`alone`: no other process answers the READs of a file that this one has opened.
 
         `caught_up` returns once this process knows of every read that the reading process has answered by itself.
+        `views`: the mount shows views, so these are fetched in place of files that are read as a whole.
         """
+        self._views = views
         self.caught_up = caught_up
         self._now = wall_clock
         self._client = client
@@ -262,22 +266,48 @@ class Fetcher:
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
         patience = patience or self._client.patience()
+        original = partial(self._read, node.path, offset, length, node.version, length, delivery, patience)
         if node.settles_at and node.settles_at > self._now():
-            fetch = partial(self._fetch_provisional, key, node, offset, length, patience)
-        else:
-            fetch = partial(self._fetch_once, key, node.path, offset, length, node.version, delivery, patience)
-        return await self._flights.run(key, fetch)
+            return await self._flights.run(key, partial(self._fetch_provisional, key, node, original))
+        if self._views is None or block:
+            return await self._flights.run(key, partial(self._fetch_once, key, original, patience))
+        view = partial(self._read_view, self._views, node, delivery, patience)
+        fetched = await self._flights.run(key, partial(self._fetch_once, key, view, patience))
+        # Another process may have fetched it in this moment, or in a mount whose names were lost.
+        await self._views.noted(node, len(fetched.payload))
+        return fetched
 
     async def drain(self) -> None:
         """Return when everything that was brought has reached the store; call it before the process ends."""
         await self._landing.drain()
 
-    async def _fetch_provisional(
-        self, key: ContentKey, node: Node, offset: int, length: int, patience: Patience
-    ) -> Fetched:
-        payload = await self._client.read(node.path, offset, length, node.version, patience=patience)
+    async def _read(
+        self,
+        path: bytes,
+        offset: int,
+        length: int,
+        version: Version,
+        origin_bytes: int,
+        delivery: Delivery | None,
+        patience: Patience,
+    ) -> bytes:
+        payload = await self._client.read(path, offset, length, version, delivery, patience)
         self._counters.add("origin_reads")
-        self._counters.add("origin_bytes", len(payload))
+        self._counters.add("origin_bytes", origin_bytes)
+        return payload
+
+    async def _read_view(self, views: ShownViews, node: Node, delivery: Delivery | None, patience: Patience) -> bytes:
+        path, length, exact = views.request(node)
+        version = node.version
+        payload = await self._read(path, 0, length, version, version.size, delivery if exact else None, patience)
+        noted = await views.noted(node, len(payload))
+        if noted.stat.size == len(payload):
+            return payload
+        # Another process was the first to fetch the file, and has got something else.
+        return await self._read_view(views, noted, None, patience)
+
+    async def _fetch_provisional(self, key: ContentKey, node: Node, read: Callable[[], Awaitable[bytes]]) -> Fetched:
+        payload = await read()
         if node.settles_at == math.inf:
             # The inode here is the handle of one open (`provisional_files.py`), so nobody else finds the bytes there.
             self._transit.put(key, payload)
@@ -286,11 +316,7 @@ class Fetcher:
     async def _fetch_once(
         self,
         key: ContentKey,
-        path: bytes,
-        offset: int,
-        length: int,
-        version: Version,
-        delivery: Delivery | None,
+        read: Callable[[], Awaitable[bytes]],
         patience: Patience,
     ) -> Fetched:
         if (landing := self._on_their_way.get(key)) is not None:
@@ -309,9 +335,7 @@ class Fetcher:
             # Since the caller looked, the record may have landed and the other process may have let the lock go.
             if (found := self._landed_by_another(key)) is not None:
                 return found
-            payload = await self._client.read(path, offset, length, version, delivery, patience)
-            self._counters.add("origin_reads")
-            self._counters.add("origin_bytes", len(payload))
+            payload = await read()
             self._transit.put(key, payload)
             if time.monotonic() < self._full_until:
                 return Fetched(payload, UNSTORED)

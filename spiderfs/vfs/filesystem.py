@@ -49,6 +49,7 @@ from spiderfs.vfs.provisional_files import ProvisionalFiles
 from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
+from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.small_files import SmallFiles
 from spiderfs.vfs.stand_ins import StandIns
 from spiderfs.vfs.xattrs import Xattrs
@@ -63,6 +64,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 
 
 class Filesystem:
+    # Longer than other functions: here a reader sees every part of the file system and what it needs, in one order.
     def __init__(
         self,
         *,
@@ -80,10 +82,11 @@ class Filesystem:
         settings: Settings,
         wall_clock: Callable[[], float] = time.time,
         scattered: Callable[[], bool] = lambda: False,
+        views: ShownViews | None = None,
     ) -> None:
         """`brought`: see `ProvisionalFiles`. `scattered`: whether other processes may know names unknown here.
 
-        `settings` may be replaced at any time.
+        `settings` may be replaced at any time. `views`: the mount shows views; the fetcher has the same.
         """
         self._catalogue = catalogue
         self._client = client
@@ -103,7 +106,9 @@ class Filesystem:
         self._mounted_at_ns = int(wall_clock() * 1e9)
         self._on_demand = OnDemand(catalogue, client, fetcher, counters)
         self._stand_ins = StandIns(catalogue, lister, fetcher, redirects, lambda: self.settings, wall_clock)
-        self._small_files = SmallFiles(fetcher, self._on_demand, redirects, self._stand_ins, events, counters)
+        self._small_files = SmallFiles(
+            fetcher, self._on_demand, redirects, self._stand_ins, events, counters, views, wall_clock
+        )
         self.large_files = LargeFiles(
             catalogue, content, client, fetcher, self._on_demand, read_ahead, redirects, events, counters, wall_clock
         )
@@ -169,11 +174,12 @@ class Filesystem:
         if self._redirects.active and stat.S_ISREG(dentry.stat.mode):
             stand_in = await self._stand_ins.given(dentry, parent, caller)
             if stand_in is not None:
+                stand_in = await self._small_files.sized(stand_in)
                 return Entry(self._attributes(stand_in.inode, stand_in.stat, FOREVER_S), 0.0)
             if self._redirects.concerns(dentry.inode):
                 # The next reader of this name may be given another file, so the kernel has to ask for each of them.
                 left = 0.0
-        return self._entry(dentry, left)
+        return self._entry(await self._small_files.sized_name(dentry), left)
 
     async def _look_up_at_source(self, parent: int, name: bytes) -> Dentry | None:
         path = join(self._catalogue.node(parent).path, name)
@@ -200,6 +206,8 @@ class Filesystem:
         return Entry(self._attributes(dentry.inode, dentry.stat, ttl_s), timeout_s)
 
     def _stale_entry(self, dentry: Dentry) -> Entry:
+        if self._small_files.is_unsized(dentry):
+            raise SourceUnavailable(f"{os.fsdecode(dentry.name)}: its view was not made yet, and the source is away")
         self._counters.add("lookups_stale")
         return self._entry(dentry, STALE_TTL_S)
 
@@ -221,7 +229,7 @@ class Filesystem:
     async def getattr(self, inode: int) -> Attributes:
         if self._control.owns(inode):
             return self._control_attributes(self._control.getattr(inode))
-        node = self._catalogue.node(inode)
+        node = await self._small_files.sized(self._catalogue.node(inode))
         if node.is_directory:
             return self._attributes(inode, await self._directory(node), self._directory_attributes_ttl_s)
         return self._attributes(inode, node.stat, FOREVER_S)
@@ -276,6 +284,10 @@ class Filesystem:
         ]
 
     def _listed(self, dentry: Dentry) -> Entry:
+        if self._small_files.is_unsized(dentry):
+            # Without an inode the kernel takes the name alone, and asks for the attributes when it needs them.
+            attributes = self._attributes(0, dentry.stat, 0.0)
+            return Entry(attributes._replace(shown=dentry.inode), 0.0)
         if self._redirects.active and self._redirects.concerns(dentry.inode):
             return self._entry(dentry, 0.0)
         return self._entry(dentry, self._left_s(dentry.checked_at))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 
 from spiderfs.core.events import FETCHED, HIT
@@ -11,11 +13,15 @@ from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.delivery import Delivery
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, EventSink, Opened
-from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.fetcher import Fetcher
+from spiderfs.vfs.catalogue import Dentry, Node
+from spiderfs.vfs.fetcher import Fetched, Fetcher
 from spiderfs.vfs.on_demand import OnDemand
 from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.stand_ins import StandIns
+
+# Look-ups whose fetches are remembered until the file is opened: as many as a loader's workers make side by side.
+_LOOKED_INTO = 32
 
 
 class SmallFiles:
@@ -29,13 +35,42 @@ class SmallFiles:
         stand_ins: StandIns,
         events: EventSink,
         counters: Counters,
+        views: ShownViews | None,
+        wall_clock: Callable[[], float],
     ) -> None:
+        """`views`: see `Fetcher`."""
+        self._views = views
+        self._now = wall_clock
+        # What look-ups have fetched to learn the size, for the opens that follow.
+        self._looked_into: OrderedDict[int, Fetched] = OrderedDict()
         self._fetcher = fetcher
         self._on_demand = on_demand
         self._redirects = redirects
         self._stand_ins = stand_ins
         self._events = events
         self._counters = counters
+
+    async def sized(self, node: Node) -> Node:
+        """The file with the size of what is shown of it, for which a view may have to be made.
+
+        The reader waits here and not in the open that follows, so that open counts as one that has waited.
+        """
+        if self._views is None or not self.is_unsized(node):
+            return node
+        fetched = self._looked_into[node.inode] = await self._on_demand.fetch(node)
+        if len(self._looked_into) > _LOOKED_INTO:
+            self._looked_into.popitem(last=False)
+        return await self._views.noted(node, len(fetched.payload))
+
+    async def sized_name(self, dentry: Dentry) -> Dentry:
+        """The same for a name."""
+        if self._views is None or not self.is_unsized(dentry):
+            return dentry
+        return dentry._replace(stat=(await self.sized(self._views.node(dentry.inode))).stat)
+
+    def is_unsized(self, file: Node | Dentry) -> bool:
+        """Whether the size of what is shown of a file is not known before the file was fetched once."""
+        return self._views is not None and self._views.is_unknown(file.stat, file.settles_at, self._now())
 
     async def open(self, node: Node, caller: Caller, delivery: Delivery | None) -> Opened:
         """Make the file local. The handle is the inode, whose bytes any worker can give."""
@@ -53,9 +88,10 @@ class SmallFiles:
     ) -> Opened:
         """The same for a reader that is known; see `Redirects.reader_of`."""
         started = time.perf_counter()
-        fetched = None
+        fetched = self._looked_into.pop(node.inode, None)
         key = ContentKey(node.inode)
-        if node.stat.size and not self._fetcher.stored(key) and not await self._fetcher.has_come(key):
+        there = fetched is not None or not node.stat.size or self._fetcher.stored(key)
+        if not there and not await self._fetcher.has_come(key):
             if believed is not None:
                 self._stand_ins.send_back(node, believed, caller)
             fetched = await self._on_demand.fetch(node, delivery=delivery)
@@ -74,6 +110,8 @@ class SmallFiles:
     def read_cached(self, inode: int, size: int, caller: Caller, trainer: int) -> memoryview | bytes | None:
         """A file of fewer than `size` bytes, accounted for as an open of it. None: it is not cached, or longer."""
         started = time.perf_counter()
+        if inode in self._looked_into:
+            return None
         content = self._fetcher.beginning(ContentKey(inode), size)
         if content is None or len(content) == size:
             return None

@@ -63,7 +63,8 @@ class UnopenedFilesystem(Filesystem):
         before = self._redirects.noted(caller.pid)
         stand_in = await self._stand_ins.given(dentry, parent, caller)
         if stand_in is None:
-            return self._entry(dentry, 0.0)
+            return self._entry(await self._small_files.sized_name(dentry), 0.0)
+        stand_in = await self._small_files.sized(stand_in)
         attributes = self._attributes(stand_in.inode, stand_in.stat, FOREVER_S)
         # The kernel may look a name up twice for one open. If the thread had looked another name up meanwhile, its note
         # would be about that one.
@@ -73,7 +74,7 @@ class UnopenedFilesystem(Filesystem):
         return Entry(attributes, 0.0)
 
     def _listed(self, dentry: Dentry) -> Entry:
-        if self._redirects.gives and stat.S_ISREG(dentry.stat.mode):
+        if self._redirects.gives and stat.S_ISREG(dentry.stat.mode) and not self._small_files.is_unsized(dentry):
             return self._entry(dentry, 0.0)
         return super()._listed(dentry)
 

@@ -314,7 +314,7 @@ class Prefetcher:
         else:
             now = trio.current_time()
             self.concurrency.fetched(len(payload), now - started, now)
-            self._tell_for_whom(reader, len(payload))
+            self._tell_for_whom(reader, node.version.size)
             if where == FETCHED:
                 self._arrived.append(node.inode)
                 self._counters.add("prefetched")

@@ -38,7 +38,7 @@ class Survey:
         # A listing is not believed only because it is young: each directory's mtime is compared once.
         async for files in self._lister.walk(lambda directory: True, ttl_s=-math.inf):
             # Sparse files may have any size, and together more than 64 bits can hold.
-            total = min(total + sum(file.stat.size for file in files), MAX_SIZE)
+            total = min(total + sum(file.version.size for file in files), MAX_SIZE)
             if total > self.source_bytes:
                 self.source_bytes = total
                 report()

@@ -29,6 +29,8 @@ class MountStatus:
     jobs: tuple[JobStatus, ...]
     counters: Mapping[str, int]
     source_reachable: bool
+    as_they_are: int | None
+    """How many cached samples have no view and are shown as they are; None where originals are shown."""
 
     def gauges(self) -> dict[str, float]:
         """The metrics of `metrics.GAUGES`."""

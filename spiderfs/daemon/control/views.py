@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spiderfs import __version__
+from spiderfs.core.engine import BLOCKS
 from spiderfs.core.teaching import RatioStatus
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.caching.warmer import WarmerStatus
@@ -33,6 +34,7 @@ def stats(status: MountStatus) -> bytes:
             (f"  {name}", f"{round_size(section.bytes)}, {section.entries} records")
             for name, section in cache.sections.items()
         ),
+        *_view_rows(status),
         ("on disk", round_size(status.disk_bytes)),
         ("opens", f"{opens}, {gauges['hit_ratio']:.1%} served without waiting for the source"),
         ("around FUSE", f"{counters['client_opens']} of the opens, by spiderfs.client"),
@@ -55,6 +57,24 @@ def stats(status: MountStatus) -> bytes:
         ),
     ]
     return "".join(f"{name:16} {text}\n" for name, text in rows).encode(errors="surrogateescape")
+
+
+def _view_rows(status: MountStatus) -> list[tuple[str, str]]:
+    if status.as_they_are is None:
+        return []
+    forms = _forms(status)
+    return [
+        ("view", f"{status.options.view} ({status.options.recipe}), {status.counters['views_made']} made"),
+        ("  cached", f"{forms['view']} samples as views, {forms['original']} as they are"),
+    ]
+
+
+def _forms(status: MountStatus) -> dict[str, int]:
+    """How many samples are cached in which form."""
+    blocks = status.cache.sections[BLOCKS].entries if BLOCKS in status.cache.sections else 0
+    samples = status.cache.entries - blocks
+    originals = samples if status.as_they_are is None else status.as_they_are
+    return {"original": originals, "view": samples - originals}
 
 
 def _capacity(status: MountStatus) -> str:
@@ -122,6 +142,8 @@ def stats_json(status: MountStatus) -> bytes:
         "capacity_bytes": cache.capacity_bytes,
         "used_bytes": cache.used_bytes,
         "entries": cache.entries,
+        "view": options.view,
+        "forms": _forms(status),
         "source_bytes": status.survey.source_bytes if status.survey.done else None,
         "sections": {
             name: {"bytes": section.bytes, "entries": section.entries} for name, section in cache.sections.items()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from spiderfs.errors import ConfigError, SpiderfsError
 from spiderfs.options.model import Capacity, Options, check_change, default_rows, parse_duration, parse_size
 from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, format_size
+from spiderfs.views.recipe import READY, Recipe
 
 
 class Paths(NamedTuple):
@@ -283,3 +284,22 @@ def test_every_option_is_explained() -> None:
     rows = default_rows()
     assert {row.name for row in rows if row.live} >= {"capacity", "policy", "ttl", "source.latency_ms", "source.gone"}
     assert all(row.help and row.value and "\n" not in row.help for row in rows)
+
+
+def test_a_view_is_one_of_the_recipes(paths: Paths, tmp_path: Path) -> None:
+    assert paths.load().recipe is None
+    assert paths.load("view=bmp256").recipe == READY["bmp256"]
+    assert paths.load("views=small:jpeg:192:85,view=small").recipe == Recipe("jpeg", 192, 85)
+    toml = tmp_path / "views.toml"
+    toml.write_text('view = "small"\n[views.small]\nshort_side = 192\nformat = "bmp"\n')
+    options = paths.load(toml=toml)
+    assert options.recipe == Recipe("bmp", 192)
+    assert {row.name: row.value for row in options.as_table()}["views"] == "small:bmp:192"
+    for wrong, said in (
+        ("view=large", "choose one of jpeg256"),
+        ("view=jpeg256,binding=pyfuse3", "leave out view"),
+        ("view=jpeg256,packages=source", "leave out view"),
+        ("views=small:gif:3", "choose one of jpeg"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            paths.load(wrong)

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("core", "linux", "metrics", "protocol", "scorer"),
     ("policies.parts", "shared", "trace"),
     ("policies", "sources", "store"),
-    ("packages",),
+    ("packages", "views"),
     ("options", "vfs"),
     ("client", "fuse", "simulation"),
     ("daemon.background", "daemon.cache_directory", "daemon.child", "daemon.guard", "daemon.restarts", "daemon.pipes"),
@@ -50,6 +50,7 @@ ONLY_IMPORTERS = {
     "threadpoolctl": ("spiderfs/scorer/cells.py",),
     "torch": ("trainer_hook/",),
     "fsspec": ("spiderfs/client/fsspec_files.py",),
+    "PIL": ("spiderfs/views/making.py",),
     "pyfuse3": ("spiderfs/fuse/pyfuse3_binding.py",),
 }
 

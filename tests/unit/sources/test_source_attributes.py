@@ -36,6 +36,7 @@ FOUND = st.builds(
     st.integers(0, (1 << 32) - 1),
     st.one_of(st.integers(0, MAX_SIZE), st.just(MAX_SIZE)),
     st.one_of(MTIME_NS, st.sampled_from([13_569_465_600 * 10**9, -1, 1 << 63, -(1 << 63) - 1])),
+    st.none(),
 )
 NOW = 1_800_000_000.0
 
@@ -62,7 +63,7 @@ def test_the_catalogue_gives_back_what_was_found(found: SourceStat) -> None:
 
 @given(FOUND, st.floats(0, 1e9))
 def test_the_kernel_is_told_of_it(found: SourceStat, timeout_s: float) -> None:
-    shown = Attributes(1 << 63 | 5, *found, timeout_s)
+    shown = Attributes(1 << 63 | 5, *found[:5], timeout_s)
     for packed in (
         wire.attr_out(shown),
         wire.entry_out(Entry(shown, timeout_s)),

@@ -256,7 +256,7 @@ def test_a_listing_in_chunks_gives_each_name_that_stays_once(
     with pytest.MonkeyPatch.context() as patch:
         if hashes == "colliding":
             patch.setattr(module, "_name_hash", lambda name: 10 + zlib.crc32(name) % 3)
-            patch.setattr(module, "_version_hash", lambda path, version: FIRST_INODE + zlib.crc32(path) % 3)
+            patch.setattr(module, "_version_hash", lambda path, version, view: FIRST_INODE + zlib.crc32(path) % 3)
         catalogue = empty()
         present, stayed = set(first), set(first)
         for name in sorted(first):

@@ -1,0 +1,50 @@
+"""The program of one maker: `python -m spiderfs.views.maker_process` makes views for the process that has started it.
+
+Original and view lie in a memory file that both have mapped. A request on standard input is the original's length; an
+answer on standard output is a reason of `Unmade`, or 0, and the view's length. The maker ends with its parent, takes no
+more memory than it is given, and gives way to all other processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import sys
+
+from spiderfs.views.making import make
+from spiderfs.views.messages import ANSWER, MADE, REQUEST
+from spiderfs.views.recipe import Recipe
+from spiderfs.views.unmade import Unmade
+
+_PR_SET_PDEATHSIG = 1
+# Readers and the mount go first: nice(2) says that this is the lowest of 20 steps.
+_NICE = 19
+
+
+def main(arguments: list[str]) -> None:
+    """`arguments`: the memory file's descriptor and length, address space in bytes, most pixels, parent, recipe."""
+    memory_fd, slot_bytes, memory_bytes, most_pixels, parent = map(int, arguments[:5])
+    recipe = Recipe.parse(arguments[5])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    os.nice(_NICE)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    memory = mmap.mmap(memory_fd, slot_bytes)
+    while request := os.read(0, REQUEST.size):
+        made = make(memory[: REQUEST.unpack(request)[0]], recipe, most_pixels)
+        if isinstance(made, bytes) and len(made) > slot_bytes:
+            made = Unmade.MEMORY
+        if isinstance(made, bytes):
+            memory[: len(made)] = made
+            os.write(1, ANSWER.pack(MADE, len(made)))
+        else:
+            os.write(1, ANSWER.pack(made, 0))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

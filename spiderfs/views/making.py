@@ -1,0 +1,114 @@
+"""Making a view of one image: a pure function of its bytes, the recipe and the installed libraries.
+
+The pixels are what Pillow's antialiased bilinear filter makes of the decoded image, whatever its colour profile and
+EXIF orientation say. The orientation's tag is copied, so each reader turns the view as it turned the original; formats
+that have no place for the tag do not take such images. A JPEG is decoded at a half, a quarter or an eighth of its size
+(`draft`) where that leaves at least twice the view's size.
+
+Images of other modes than 8-bit L and RGB, files that are no images, and images that are as small and of the same
+format already are left as they are (`Unmade`). For the same original the answer is always the same; `fingerprint`
+stands for all that it depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+from PIL import Image, UnidentifiedImageError, WebPImagePlugin
+
+from spiderfs.views.recipe import Recipe
+from spiderfs.views.unmade import Unmade
+
+# A change of this module that makes other bytes gets a new number: views that were made before are then made anew.
+REVISION = 1
+# Pillow reads more, but turns some by itself (TIFF) or shows one of several pictures (GIF). WebP's reader loads late.
+_READ = ("JPEG", "PNG", "BMP", "PPM", WebPImagePlugin.WebPImageFile.format)
+_SAME = {"jpeg": ("JPEG", "MPO"), "png": ("PNG",), "bmp": ("BMP",), "npy": ()}
+_ORIENTATION, _UPRIGHT = 0x0112, 1
+# EXIF's place in a file: JPEG has APP1, PNG the chunk eXIf; BMP and NPY have none.
+_TAKES_ORIENTATION = ("jpeg", "png")
+_MODES = ("L", "RGB")
+# Of the golden image, large enough that `draft` takes a part in it.
+_GOLDEN_SIZE, _GOLDEN_SHORT_SIDE = (256, 192), 24
+
+# Each image's header is checked against the mount's own limit; Pillow would only warn of up to twice its limit.
+Image.MAX_IMAGE_PIXELS = None
+
+
+def make(original: bytes, recipe: Recipe, most_pixels: int) -> bytes | Unmade:
+    """The bytes of the view of an image file, or why there is none."""
+    try:
+        with Image.open(io.BytesIO(original), formats=_READ) as image:
+            return _made(image, recipe, most_pixels)
+    except UnidentifiedImageError:
+        return Unmade.NO_IMAGE
+    except MemoryError:
+        return Unmade.MEMORY
+    except Exception:
+        # Pillow's readers raise errors of a dozen kinds for damaged files.
+        return Unmade.DAMAGED
+
+
+def _made(image: Image.Image, recipe: Recipe, most_pixels: int) -> bytes | Unmade:
+    if image.width * image.height > most_pixels:
+        return Unmade.PIXELS
+    if image.mode not in _MODES or "transparency" in image.info:
+        return Unmade.MODE
+    kind, size = image.format, recipe.size_of(*image.size)
+    if size == image.size and kind in _SAME[recipe.format]:
+        return Unmade.SMALL
+    orientation = image.getexif().get(_ORIENTATION, _UPRIGHT)
+    if orientation != _UPRIGHT and recipe.format not in _TAKES_ORIENTATION:
+        return Unmade.ORIENTATION
+    if size != image.size:
+        image.draft(None, (2 * size[0], 2 * size[1]))
+        image = image.resize(size, Image.Resampling.BILINEAR)
+    return _saved(image, recipe, orientation)
+
+
+def _saved(image: Image.Image, recipe: Recipe, orientation: int) -> bytes:
+    out = io.BytesIO()
+    if recipe.format == "npy":
+        return _numpy_head(image) + image.tobytes()
+    if orientation != _UPRIGHT:
+        exif = Image.Exif()
+        exif[_ORIENTATION] = orientation
+        tag = {"exif": exif.tobytes()}
+    else:
+        tag = {}
+    if recipe.format == "jpeg":
+        image.save(out, "JPEG", quality=recipe.quality, **tag)
+    elif recipe.format == "png":
+        # Stored, not packed: unpacking takes a loader longer than decoding a JPEG.
+        image.save(out, "PNG", compress_level=0, **tag)
+    else:
+        image.save(out, "BMP")
+    return out.getvalue()
+
+
+def _numpy_head(image: Image.Image) -> bytes:
+    """What a file of numpy's begins with (numpy.lib.format, version 1.0); to import numpy takes a maker's memory."""
+    shape = (image.height, image.width, 3) if image.mode == "RGB" else (image.height, image.width)
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def fingerprint(recipe: Recipe, most_pixels: int, longest_bytes: int) -> bytes:
+    """16 letters that are others as soon as the views of some originals may be.
+
+    A small image is made here and now, as a JPEG and from it by the recipe's format: so another version of a library
+    that makes other bytes of it has another fingerprint, and its views are never mixed with those made before.
+    """
+    width, height = _GOLDEN_SIZE
+    pixels = bytes(
+        channel for y in range(height) for x in range(width) for channel in (x, (x * y) >> 8, (x * 7 + y * 13) & 255)
+    )
+    most = width * height
+    photo = make(b"P6 %d %d 255\n" % _GOLDEN_SIZE + pixels, Recipe("jpeg", height, recipe.quality or 90), most)
+    assert isinstance(photo, bytes)
+    golden = make(photo, recipe._replace(short_side=_GOLDEN_SHORT_SIDE), most)
+    assert isinstance(golden, bytes)
+    text = f"{recipe} {REVISION} {most_pixels} {longest_bytes}".encode()
+    return hashlib.blake2b(text + photo + golden, digest_size=8).hexdigest().encode()

@@ -1,0 +1,232 @@
+"""Mounts that show a view of each image: sizes are exact, bytes never change, and no image hurts anybody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mounting import Mounted, children, eventually, mounted
+from reading import write_files
+
+from spiderfs.views.making import make
+from spiderfs.views.recipe import READY, Recipe
+
+sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
+from images import image_file, picture
+
+pytestmark = [pytest.mark.both_modes]
+
+MOST = 50_000_000
+PHOTOS = {
+    f"train/{label}/{number}.jpg": image_file(image=picture(seed=10 * label + number))
+    for label in (0, 1)
+    for number in range(6)
+}
+LARGE_BYTES = (9 << 20) + 5
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+OTHERS = {
+    "labels.csv": b"name,label\n",
+    "empty.jpg": b"",
+    "half.jpg": image_file(image=picture(700, 500))[:-9000],
+    "clear.png": image_file("PNG", image=picture(mode="RGBA")),
+    "bomb.png": b"\x89PNG\r\n\x1a\n"
+    + chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
+    + chunk(b"IDAT", zlib.compress(bytes(1 << 20))),
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    for name, content in (PHOTOS | OTHERS).items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(content)
+    write_files(source, {"large.bin": LARGE_BYTES})
+    return source
+
+
+@pytest.fixture
+def small(source: Path, tmp_path: Path) -> Iterator[Mounted]:
+    with mounted(source, tmp_path / "m", view="small", views="small:jpeg:64:80") as mount:
+        yield mount
+
+
+SMALL = Recipe("jpeg", 64, 80)
+
+
+def view_of(content: bytes, recipe: Recipe = SMALL) -> bytes:
+    view = make(content, recipe, MOST)
+    return view if isinstance(view, bytes) else content
+
+
+def test_every_file_is_shown_with_the_size_and_the_bytes_of_its_view(small: Mounted) -> None:
+    for name, content in PHOTOS.items():
+        view = view_of(content)
+        assert len(view) < len(content)
+        assert (small.point / name).stat().st_size == len(view)
+        assert (small.point / name).read_bytes() == view
+        with open(small.point / name, "rb") as file:
+            assert file.seek(0, os.SEEK_END) == len(view)
+    metrics = small.stats()["metrics"]
+    assert metrics["views_made"] == len(PHOTOS)
+    assert metrics["origin_bytes"] == sum(map(len, PHOTOS.values()))
+    # The reader waited in the look-up, so its first open is none that was served without waiting.
+    eventually(lambda: small.metric("opens") >= len(PHOTOS))
+    assert small.metric("opens") - small.metric("opens_hit") == len(PHOTOS)
+
+
+def test_what_has_no_view_is_shown_as_it_is(small: Mounted) -> None:
+    for name, content in OTHERS.items():
+        assert (small.point / name).stat().st_size == len(content)
+        assert (small.point / name).read_bytes() == content
+    assert (small.point / "large.bin").read_bytes() == (small.source / "large.bin").read_bytes()
+    shown = len(OTHERS) - 1  # of an empty file nothing is fetched
+    assert small.metric("views_as_they_are") == shown
+    assert len(small.logged("is shown as it is")) == shown
+    photo = next(iter(PHOTOS))
+    (small.point / photo).read_bytes()
+    eventually(lambda: small.stats()["forms"] == {"original": shown, "view": 1})
+    assert b"small (jpeg:64:80), 1 made" in small.control("stats").read_bytes()
+
+
+def test_a_listing_makes_nothing(small: Mounted) -> None:
+    assert sorted(os.listdir(small.point / "train/0")) == sorted(Path(name).name for name in PHOTOS if "/0/" in name)
+    with os.scandir(small.point / "train/0") as entries:
+        assert all(entry.is_file() and entry.inode() for entry in entries)
+    found = subprocess.run(["find", small.point, "-type", "f"], capture_output=True, check=True, timeout=60)
+    assert len(found.stdout.splitlines()) >= len(PHOTOS) + len(OTHERS)
+    assert small.metric("views_made") == 0
+    subprocess.run(["ls", "-l", small.point / "train/0"], capture_output=True, check=True, timeout=60)
+    assert small.metric("views_made") == len(PHOTOS) // 2
+
+
+def test_a_view_that_has_left_the_cache_is_made_again_with_the_same_bytes(small: Mounted) -> None:
+    for name in PHOTOS:
+        (small.point / name).read_bytes()
+    eventually(lambda: small.metric("opens") == len(PHOTOS))
+    small.control("evict").write_text("train/**\n")
+    eventually(lambda: small.stats()["forms"]["view"] == 0)
+    for name, content in PHOTOS.items():
+        fd = os.open(small.point / name, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+        assert (small.point / name).stat().st_size == len(view_of(content))
+    assert small.metric("views_made") in (len(PHOTOS), 2 * len(PHOTOS))
+    for name, content in PHOTOS.items():
+        assert (small.point / name).read_bytes() == view_of(content)
+
+
+def test_warming_makes_views_and_a_later_mount_of_the_view_has_them(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", view="bmp256") as mount:
+        mount.control("warm").write_text("train/**\n")
+        eventually(lambda: mount.metric("warmed") == len(PHOTOS))
+        eventually(lambda: mount.stats()["forms"]["view"] == len(PHOTOS))
+        size = sum(len(view_of(content, READY["bmp256"])) for content in PHOTOS.values())
+        assert mount.stats()["used_bytes"] == size
+    for view in ("bmp256", "jpeg256", "bmp256"):
+        with mounted(source, tmp_path / "m", view=view) as mount:
+            for name, content in PHOTOS.items():
+                expected = view_of(content, READY[view])
+                assert (mount.point / name).stat().st_size == len(expected)
+                assert (mount.point / name).read_bytes() == expected
+            # A cache that has shown another view meanwhile has kept the bytes, and looks at the names anew.
+            assert mount.metric("views_made") == (len(PHOTOS) if view == "jpeg256" else 0)
+    with mounted(source, tmp_path / "m") as mount:
+        for name, content in PHOTOS.items():
+            assert (mount.point / name).read_bytes() == content
+
+
+def test_readers_of_one_file_have_it_made_once(source: Path, tmp_path: Path) -> None:
+    name, content = next(iter(PHOTOS.items()))
+    with mounted(source, tmp_path / "m", workers=2, view="jpeg256", source__latency_ms=50) as mount:
+        read: list[bytes] = []
+        threads = [threading.Thread(target=lambda: read.append((mount.point / name).read_bytes())) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert read == [view_of(content, READY["jpeg256"])] * 8
+        assert mount.metric("views_made") == 1
+
+
+def makers(mount: Mounted) -> list[int]:
+    """The pids of all makers of views."""
+    found = []
+    waiting = [mount.supervisor.pid]
+    while waiting:
+        below = children(waiting.pop())
+        waiting += below
+        for pid in below:
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"spiderfs.views.maker_process" in command:
+                found.append(pid)
+    return found
+
+
+def test_killed_makers_cost_nothing_but_their_work(small: Mounted) -> None:
+    names = list(PHOTOS)
+    (small.point / names[0]).read_bytes()
+    for name in names[1:]:
+        for pid in makers(small):
+            os.kill(pid, signal.SIGKILL)
+        assert (small.point / name).read_bytes() == view_of(PHOTOS[name])
+    assert small.metric("view_makers_lost") == 0
+
+
+def test_a_cached_read_does_not_wait_for_a_maker_that_hangs(small: Mounted) -> None:
+    names = list(PHOTOS)
+    cached, other = names[0], names[1]
+    (small.point / cached).read_bytes()
+    eventually(lambda: small.metric("opens") == 1)
+    (pid,) = makers(small)
+    os.kill(pid, signal.SIGSTOP)
+    waiting = threading.Thread(target=(small.point / other).read_bytes)
+    waiting.start()
+    try:
+        # The reader is in the kernel now, or will be in a moment; either way the cached file is read at once.
+        for _ in range(20):
+            began = time.monotonic()
+            fd = os.open(small.point / cached, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            assert os.read(fd, 1 << 20) == view_of(PHOTOS[cached])
+            os.close(fd)
+            assert time.monotonic() - began < 5
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        waiting.join()
+    assert (small.point / other).read_bytes() == view_of(PHOTOS[other])
+
+
+def test_makers_end_with_their_mount(small: Mounted) -> None:
+    (small.point / next(iter(PHOTOS))).read_bytes()
+    pids = makers(small)
+    assert pids
+    small.stop()
+    eventually(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
+
+
+def test_a_young_file_is_shown_as_it_is_until_it_has_settled(small: Mounted) -> None:
+    content = image_file(image=picture(seed=99))
+    (small.source / "young.jpg").write_bytes(content)
+    path = small.point / "young.jpg"
+    eventually(path.exists)
+    assert path.read_bytes() in (content, view_of(content))
+    eventually(lambda: path.stat().st_size == len(view_of(content)))
+    assert path.read_bytes() == view_of(content)

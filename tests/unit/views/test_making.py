@@ -1,0 +1,134 @@
+"""Making views: which files have one, and what readers find in it."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from images import image_file, opened, picture
+from PIL import Image
+
+from spiderfs.views.making import fingerprint, make
+from spiderfs.views.recipe import READY, Recipe
+from spiderfs.views.unmade import REASONS, Unmade
+
+MOST = 1_000_000
+SMALL = {form: Recipe(form, 64, 90 if form == "jpeg" else 0) for form in ("jpeg", "bmp", "png", "npy")}
+
+
+def made(original: bytes, form: str = "jpeg") -> bytes:
+    view = make(original, SMALL[form], MOST)
+    assert isinstance(view, bytes), view
+    return view
+
+
+def pixels(view: bytes, form: str) -> np.ndarray:
+    return np.load(io.BytesIO(view)) if form == "npy" else np.asarray(opened(view))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("form", SMALL)
+@pytest.mark.parametrize("original", ["JPEG", "PNG", "BMP", "PPM", "WEBP"])
+def test_a_view_is_the_image_made_smaller(original: str, form: str, mode: str) -> None:
+    image = picture(400, 300, mode)
+    content = image_file(original, image=image, **({"quality": 95} if original in ("JPEG", "WEBP") else {}))
+    mode = opened(content).mode  # WebP knows no grey
+    best = np.asarray(opened(content).resize((85, 64), Image.Resampling.LANCZOS), np.float64)
+    found = pixels(made(content, form), form)
+    assert found.dtype == np.uint8
+    assert found.shape == ((64, 85) if mode == "L" else (64, 85, 3))
+    assert np.sqrt(np.mean((found - best) ** 2)) < 4
+
+
+@pytest.mark.parametrize("form", SMALL)
+def test_the_same_original_makes_the_same_bytes(form: str) -> None:
+    content = image_file()
+    assert made(content, form) == made(content, form)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("form", SMALL)
+def test_each_reader_turns_a_view_as_it_turned_the_original(form: str, orientation: int) -> None:
+    content = image_file(orientation=orientation)
+    view = make(content, SMALL[form], MOST)
+    if orientation != 1 and form in ("bmp", "npy"):
+        assert view is Unmade.ORIENTATION
+        return
+    assert isinstance(view, bytes)
+    if form != "npy":
+        assert opened(view).size == (85, 64)
+        assert opened(view).getexif().get(0x0112, 1) == orientation
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "1", "CMYK", "I;16", "LA"])
+def test_images_of_other_modes_have_no_view(mode: str) -> None:
+    form = "TIFF" if mode == "CMYK" else "PNG"
+    form = "JPEG" if mode == "CMYK" else form
+    image = Image.new(mode, (400, 300))
+    assert make(image_file(form, image=image), SMALL["jpeg"], MOST) is Unmade.MODE
+
+
+def test_an_image_with_a_transparent_colour_has_no_view() -> None:
+    assert make(image_file("PNG", transparency=(1, 2, 3)), SMALL["jpeg"], MOST) is Unmade.MODE
+
+
+@pytest.mark.parametrize("content", [b"", b"a text", bytes(1000), b"\xff\xd8\xff"])
+def test_what_is_no_image_has_no_view(content: bytes) -> None:
+    assert make(content, SMALL["jpeg"], MOST) in (Unmade.NO_IMAGE, Unmade.DAMAGED)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "PPM", "WEBP"])
+def test_an_image_that_is_cut_short_has_no_view(form: str) -> None:
+    content = image_file(form)
+    for share in (0.5, 0.9):
+        cut = make(content[: int(len(content) * share)], SMALL["jpeg"], MOST)
+        assert cut in (Unmade.DAMAGED, Unmade.NO_IMAGE)
+
+
+def test_the_header_alone_says_that_an_image_is_too_large() -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1 << 20)))
+    assert make(bomb, SMALL["jpeg"], 50_000_000) is Unmade.PIXELS
+
+
+@pytest.mark.parametrize(("original", "form"), [("JPEG", "jpeg"), ("PNG", "png"), ("BMP", "bmp")])
+def test_an_image_that_is_small_already_is_not_made_worse(original: str, form: str) -> None:
+    assert make(image_file(original, image=picture(80, 60)), SMALL[form], MOST) is Unmade.SMALL
+    other = make(image_file("PPM", image=picture(80, 60)), SMALL[form], MOST)
+    assert isinstance(other, bytes)
+    assert opened(other).size == (80, 60)
+
+
+def test_a_damaged_image_never_raises() -> None:
+    rng = random.Random(1)
+    for form in ("JPEG", "PNG", "BMP", "WEBP"):
+        content = image_file(form, image=picture(90, 70))
+        for _ in range(50):
+            spoiled = bytearray(content)
+            for _ in range(rng.randrange(1, 20)):
+                spoiled[rng.randrange(len(spoiled))] = rng.randrange(256)
+            view = make(bytes(spoiled), SMALL["jpeg"], MOST)
+            assert isinstance(view, bytes | Unmade)
+
+
+def test_every_reason_has_its_words() -> None:
+    assert set(REASONS) == set(Unmade)
+
+
+def test_the_fingerprint_is_another_one_for_everything_that_bytes_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = {fingerprint(recipe, MOST, 1 << 20) for recipe in READY.values()}
+    assert len(prints) == len(READY)
+    recipe = READY["jpeg256"]
+    known = fingerprint(recipe, MOST, 1 << 20)
+    assert known == fingerprint(recipe, MOST, 1 << 20)
+    assert known not in (fingerprint(recipe, MOST + 1, 1 << 20), fingerprint(recipe, MOST, 1 << 21))
+    # A library that makes other bytes.
+    monkeypatch.setattr("PIL.JpegImagePlugin.JpegImageFile.draft", lambda *_: None)
+    assert fingerprint(recipe, MOST, 1 << 20) != known

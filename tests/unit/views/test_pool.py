@@ -1,0 +1,130 @@
+"""The pool of makers: killed, slow and starved makers cost nothing but their work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from images import image_file, opened, picture
+
+from spiderfs.views.making import make
+from spiderfs.views.pool import MakerLost, MakerPool
+from spiderfs.views.recipe import Recipe
+from spiderfs.views.unmade import Unmade
+
+RECIPE = Recipe("jpeg", 64, 90)
+MOST = 50_000_000
+LONGEST = 2 << 20
+
+
+@pytest.fixture
+def pool() -> Iterator[MakerPool]:
+    pool = MakerPool(RECIPE, 2, LONGEST, MOST)
+    yield pool
+    pool.close()
+
+
+def test_a_maker_makes_what_the_function_makes(pool: MakerPool) -> None:
+    for seed in range(3):
+        content = image_file(image=picture(seed=seed))
+        assert pool.make(content) == make(content, RECIPE, MOST)
+    assert pool.make(b"no image") is Unmade.NO_IMAGE
+    assert len(pool.pids) == 1
+
+
+def test_makers_run_at_the_lowest_priority_within_their_memory(pool: MakerPool) -> None:
+    pool.make(image_file())
+    (pid,) = pool.pids
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    with open(f"/proc/{pid}/limits", encoding="ascii") as limits:
+        assert any(line.startswith("Max address space") and "unlimited" not in line for line in limits)
+
+
+def test_a_killed_maker_is_replaced(pool: MakerPool) -> None:
+    content = image_file()
+    view = pool.make(content)
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGKILL)
+    assert pool.make(content) == view
+    assert pool.pids != [pid]
+
+
+def test_a_stopped_maker_is_given_up_and_replaced() -> None:
+    pool = MakerPool(RECIPE, 1, LONGEST, MOST)
+    try:
+        content = image_file()
+        view = pool.make(content)
+        (pid,) = pool.pids
+        os.kill(pid, signal.SIGSTOP)
+        pool._patience_s = 0.2
+        began = threading.Timer(0.1, setattr, (pool, "_patience_s", 10.0))
+        began.start()
+        # The second maker has to start within the patience, so only the first attempt has the short one.
+        made = [pool.make(content)] if _second_is_patient(pool) else []
+        assert made == [view]
+        assert pool.pids != [pid]
+    finally:
+        pool.close()
+
+
+def _second_is_patient(pool: MakerPool) -> bool:
+    new = pool._new
+
+    def patient():  # type: ignore[no-untyped-def]
+        pool._patience_s = 10.0
+        maker = new()
+        make = maker.make
+        maker.make = lambda original, _: make(original, 10.0)  # type: ignore[method-assign]
+        return maker
+
+    pool._new = patient  # type: ignore[method-assign]
+    return True
+
+
+def test_two_makers_that_do_not_answer_are_an_error() -> None:
+    pool = MakerPool(RECIPE, 1, LONGEST, MOST, patience_s=0.0)
+    try:
+        with pytest.raises(MakerLost, match="did not answer within 0 s"):
+            pool.make(image_file())
+        assert pool.pids == []
+    finally:
+        pool.close()
+
+
+def test_threads_share_the_makers(pool: MakerPool) -> None:
+    contents = [image_file(image=picture(seed=seed)) for seed in range(12)]
+    made: dict[int, object] = {}
+
+    def work(number: int) -> None:
+        made[number] = pool.make(contents[number])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(contents))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == {number: make(content, RECIPE, MOST) for number, content in enumerate(contents)}
+    assert 1 <= len(pool.pids) <= 2
+
+
+def test_a_view_longer_than_a_file_may_be_is_none() -> None:
+    pool = MakerPool(Recipe("npy", 4000), 1, 1 << 20, MOST)
+    try:
+        original = image_file(image=picture(1200, 1200), quality=50)
+        assert len(original) < 1 << 20
+        assert pool.make(original) is Unmade.MEMORY
+    finally:
+        pool.close()
+
+
+def test_an_image_as_large_as_is_allowed_is_made(pool: MakerPool) -> None:
+    content = image_file(image=picture(8000, 6200), quality=30)
+    assert len(content) < LONGEST
+    view = pool.make(content)
+    assert isinstance(view, bytes)
+    assert opened(view).size == (83, 64)
+    content = image_file("PNG", image=picture(16, 16).resize((7000, 7000), 0), compress_level=9)
+    assert isinstance(pool.make(content), bytes)

@@ -1,0 +1,119 @@
+"""A source that shows views: what is read by which path, and what remains true while makers fail."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import pytest
+from images import image_file, picture
+
+from spiderfs.errors import SourceChanged, ViewFailed
+from spiderfs.sources.source import Version
+from spiderfs.testing import MemorySource
+from spiderfs.views.making import make
+from spiderfs.views.pool import MakerLost
+from spiderfs.views.recipe import Recipe
+from spiderfs.views.source import ViewSource, view_path
+from spiderfs.views.unmade import Unmade
+
+RECIPE = Recipe("jpeg", 64, 90)
+LONGEST = 1 << 20
+
+
+class Makers:
+    """Makers in this process; `lost` of them die first."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self.answer: bytes | Unmade | None = None
+
+    def make(self, original: bytes) -> bytes | Unmade:
+        if self.lost:
+            self.lost -= 1
+            raise MakerLost("its maker died")
+        return make(original, RECIPE, 10**6) if self.answer is None else self.answer
+
+    def close(self) -> None:
+        pass
+
+
+class Subject:
+    def __init__(self) -> None:
+        self.inner, self.makers, self.counted = MemorySource(), Makers(), Counter[str]()
+        self.source = ViewSource(self.inner, self.makers, LONGEST, self._count)
+        self.content = image_file()
+        self.version = self.inner.add(b"a/photo.jpg", self.content).version
+
+    def _count(self, name: str) -> None:
+        self.counted[name] += 1
+
+    def view(self, length: int = LONGEST, path: bytes = b"a/photo.jpg", version: Version | None = None) -> bytes:
+        return self.source.read(view_path(path), 0, length, version or self.version)
+
+
+@pytest.fixture
+def subject() -> Subject:
+    return Subject()
+
+
+def test_a_file_and_its_view_are_two(subject: Subject) -> None:
+    size = len(subject.content)
+    assert subject.source.read(b"a/photo.jpg", 0, size, subject.version) == subject.content
+    view = subject.view()
+    assert view == make(subject.content, RECIPE, 10**6)
+    assert subject.view(len(view)) == view
+    assert subject.counted == {"views_made": 2}
+
+
+def test_another_version_has_no_view_here(subject: Subject) -> None:
+    subject.inner.change(b"a/photo.jpg", image_file(image=picture(seed=1)))
+    with pytest.raises(SourceChanged):
+        subject.view()
+
+
+def test_a_file_without_a_view_is_shown_as_it_is_and_named_once(
+    subject: Subject, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for name in (b"one.txt", b"two.txt"):
+        version = subject.inner.add(name, b"text").version
+        assert subject.view(LONGEST, name, version) == b"text"
+        assert subject.view(len(b"text"), name, version) == b"text"
+    assert subject.counted == {"views_as_they_are": 2}
+    assert [record.message for record in caplog.records] == [
+        "one.txt is shown as it is: it is no image, or of a format that no view is made of"
+        " (said once; the metrics count the others)"
+    ]
+
+
+@pytest.mark.parametrize("view", [bytes(LONGEST + 1), None])
+def test_a_view_of_an_odd_length_is_not_shown(subject: Subject, view: bytes | None) -> None:
+    subject.makers.answer = bytes(len(subject.content)) if view is None else view
+    assert subject.view() == subject.content
+
+
+def test_who_asks_first_while_makers_fail_gets_the_original_and_so_do_all_others(
+    subject: Subject, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject.makers.lost = 1
+    first = subject.view()
+    assert first == subject.content
+    assert subject.view(len(first)) == first
+    assert subject.counted == {"view_makers_lost": 1}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_who_knows_the_length_of_a_view_gets_no_other_bytes(subject: Subject) -> None:
+    length = len(subject.view())
+    subject.makers.lost = 1
+    with pytest.raises(ViewFailed, match="cannot be made now"):
+        subject.view(length)
+    subject.makers.answer = Unmade.MEMORY
+    with pytest.raises(ViewFailed, match="now there is none"):
+        subject.view(length)
+    subject.makers.answer = b"other bytes"
+    with pytest.raises(ViewFailed, match="has 11 bytes now"):
+        subject.view(length)
+    subject.makers.answer = None
+    assert len(subject.view(length)) == length

@@ -9,8 +9,8 @@ The budget (the capacity less the room for landing) is shared by the policy, whi
 leaves free, and the policy may fill whatever the blocks leave free. When both want more, blocks get `large_share` of
 the budget and the policy gets the rest.
 
-Readers publish plans of their coming reads (`schedule.py`). While a plan is believed, it overrules the policy's ranking
-(`foresight.py`).
+Readers publish plans of their coming reads (`schedule.py`), and jobs may exchange samples (`exchange.py`). While a plan
+is believed, or samples are exchanged, that overrules the policy's ranking (`foresight.py`).
 
 Invariants, after every call:
 - used_bytes == sum of the members' sizes == sum of section_bytes <= budget_bytes;
@@ -28,8 +28,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from spiderfs.core.changes import NOTHING, Changes
+from spiderfs.core.exchange import SharedList
 from spiderfs.core.foresight import Foresight
 from spiderfs.core.guided import Guided
+from spiderfs.core.owed import Owed
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy, in_saved_order
 from spiderfs.core.schedule import Schedule
@@ -50,8 +52,9 @@ class Engine:
         if not 0 <= large_share <= 1:
             raise ValueError(f"large_share must lie between 0 and 1, not {large_share}")
         self.schedule = Schedule()
+        self.owed = Owed()
         self._policy = policy
-        self._foresight = Foresight(policy, self.schedule)
+        self._foresight = Foresight(policy, self.schedule, self.owed)
         self._large_share = large_share
         self._members: dict[Key, Member] = {}
         self._blocks: OrderedDict[Key, None] = OrderedDict()
@@ -172,7 +175,7 @@ class Engine:
         members = {key: self._members[key].size for key in self._policy.eviction_order()}
         policy.restore(members, {})
         self._policy = policy
-        self._foresight = Foresight(policy, self.schedule)
+        self._foresight = Foresight(policy, self.schedule, self.owed)
         return self._adopt()
 
     def restore(self, members: Iterable[tuple[Key, int, str]], state: Mapping[str, Any]) -> Changes:
@@ -233,6 +236,14 @@ class Engine:
         else:
             for other in changed:
                 self._foresight.changed(other)
+
+    def share(self, name: Hashable, shared: SharedList) -> None:
+        """Jobs may exchange samples of this list from now on."""
+        self.owed.add(name, shared, self._members)
+
+    def owing_changed(self) -> None:
+        """Rank all members anew: a rank has begun or ended an epoch of a shared list, or nobody shares a list."""
+        self._replanned()
 
     def compare_paces(self, now_s: float) -> None:
         """Compute the times of next uses anew, by how fast each reader is now; to be called every few seconds."""
@@ -351,6 +362,7 @@ class Engine:
     def _admit(self, key: Key, size: int, section: str) -> None:
         self._enter(key, size, section)
         self._policy.inserted(key, size)
+        self.owed.entered(key)
         self._foresight.inserted(key, section)
 
     def _leave(self, keys: Iterable[Key]) -> None:
@@ -363,6 +375,7 @@ class Engine:
                 del self._blocks[key]
             else:
                 self._policy.removed(key)
+                self.owed.left(key)
                 self._foresight.removed(key)
 
     def _adopt(self) -> Changes:

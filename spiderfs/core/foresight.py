@@ -1,11 +1,21 @@
-"""The order in which samples leave: MIN (Belady, 1966) orders those that a plan names, and the policy orders the rest.
+"""The order in which samples leave: what jobs that share a list owe, then next uses by plans, then the policy.
 
-Foresight is a layer between the engine and any policy. It acts while at least one reader's plan is believed, and only
-on the section `Policy.foreseen`. The members of that section leave in this order: first those that no plan names, the
-lowest score of the policy first; then those that a plan names, the one whose next use is the latest first (MIN). A
-candidate that a plan names gets the room of members that would leave before it. A candidate that no plan names is
-admitted if the policy admits it, and only in the room of members that no plan names either. All other sections leave in
-the policy's own order, and so do all sections while no plan is believed.
+Foresight is a layer between the engine and any policy. It acts on the section `Policy.foreseen` alone, while at least
+one reader's plan is believed, or while jobs exchange samples. The members of that section are of four kinds, and leave
+in this order:
+
+1. those that neither a plan nor a sharing job names: the lowest score of the policy first;
+2. those that a plan names, and no sharing job is owed: the one whose next use is the latest first (MIN, Belady 1966);
+3. those that are owed to sharing jobs (`exchange.py`): the one that is owed to the fewest ranks first, in a random
+   order
+   among equals. When a sample is read has no meaning there: whoever finds it cached takes it sooner;
+4. those that are promised to a rank that has not read them yet: only when the cache itself becomes smaller.
+
+A candidate that sharing jobs will still read gets the room of members of the kinds 1 and 2, and of those that are owed
+to fewer ranks than it is owed or promised to. A candidate that a plan names gets the room of members of the first two
+kinds that would leave before it. Any other candidate is admitted if the policy admits it, and only in the room of
+members of the first kind. All other sections leave in the policy's own order, and so does this one while nothing is
+planned or shared.
 """
 
 from __future__ import annotations
@@ -14,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from spiderfs.core.heap import Heap
+from spiderfs.core.owed import NOT_OWED, Owed
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.schedule import Schedule
 
@@ -23,24 +34,31 @@ _LOOKED_AT = 64
 
 
 class Foresight:
-    def __init__(self, policy: Policy, schedule: Schedule) -> None:
+    def __init__(self, policy: Policy, schedule: Schedule, owed: Owed) -> None:
         self._policy = policy
         self._schedule = schedule
+        self._owed = owed
         self._unplanned: Heap[Key] = Heap()
         self._planned: Heap[Key] = Heap()
+        self._shared: Heap[Key] = Heap()
+        self._heaps = (self._unplanned, self._planned, self._shared)
+
+    @property
+    def _active(self) -> bool:
+        return self._schedule.active or self._owed.active
 
     def inserted(self, key: Key, section: str) -> None:
         """Note a new member, after the policy has noted it."""
-        if self._schedule.active and section == self._policy.foreseen:
+        if self._active and section == self._policy.foreseen:
             self._rank(key)
 
     def removed(self, key: Key) -> None:
-        self._unplanned.discard(key)
-        self._planned.discard(key)
+        for heap in self._heaps:
+            heap.discard(key)
 
     def changed(self, key: Key) -> None:
         """Note that the score or the next use of a key may have changed; the key need not be a member."""
-        if key in self._unplanned or key in self._planned:
+        if any(key in heap for heap in self._heaps):
             self._rank(key)
 
     def replanned(self, members: Iterable[Key]) -> None:
@@ -48,26 +66,22 @@ class Foresight:
 
         `members` are all members of the section `foreseen`.
         """
-        self._unplanned.refill(())
-        self._planned.refill(())
-        if not self._schedule.active:
-            return
-        unplanned, planned = [], []
-        for key in members:
-            use_s = self._schedule.next_use_s(key)
-            if use_s is None:
-                unplanned.append((key, self._policy.score(key)))
-            else:
-                planned.append((key, -use_s))
-        self._unplanned.refill(unplanned)
-        self._planned.refill(planned)
+        self._owed.taken_changes()
+        found: tuple[list[tuple[Key, float]], ...] = ([], [], [])
+        if self._active:
+            for key in members:
+                kind, priority = self._kind(key)
+                found[kind].append((key, priority))
+        for heap, ranked in zip(self._heaps, found, strict=True):
+            heap.refill(ranked)
 
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
         """The order of `Policy.eviction_order`, changed by what plans say."""
         foreseen = self._policy.foreseen
-        if not self._schedule.active or section not in (None, foreseen):
+        self._catch_up()
+        if not self._active or section not in (None, foreseen):
             return self._policy.eviction_order(section)
-        samples = chain(self._unplanned.ascending(), self._planned.ascending())
+        samples = chain.from_iterable(heap.ascending() for heap in self._heaps)
         if section == foreseen:
             return samples
         others = (self._policy.eviction_order(other) for other in self._policy.sections if other != foreseen)
@@ -75,12 +89,16 @@ class Foresight:
 
     def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:
         """The victims of `Policy.victims_for`, changed by what plans say."""
-        if not self._schedule.active:
+        self._catch_up()
+        if not self._active:
             return self._policy.victims_for(key, size, full)
         if self._policy.section_for(key) != self._policy.foreseen:
             if full is None:
                 return self.eviction_order(self._policy.foreseen)
             return self._policy.victims_for(key, size, full)
+        ranks = self._owed.wanted_by(key)
+        if ranks:
+            return chain(self._unplanned.ascending(), self._planned.ascending(), self._owed_to_fewer(ranks))
         use_s = self._schedule.next_use_s(key)
         if use_s is None:
             victims = islice(self._policy.victims_for(key, size, full), _LOOKED_AT)
@@ -93,11 +111,29 @@ class Foresight:
                 return
             yield victim
 
+    def _owed_to_fewer(self, ranks: int) -> Iterator[Key]:
+        for victim in self._shared.ascending():
+            if self._shared.priority(victim) >= ranks:
+                return
+            yield victim
+
+    def _catch_up(self) -> None:
+        """Rank those members anew that are owed or promised to others than before."""
+        for key in self._owed.taken_changes():
+            self.changed(key)
+
     def _rank(self, key: Key) -> None:
+        kind, priority = self._kind(key)
+        for number, heap in enumerate(self._heaps):
+            if number == kind:
+                heap.set(key, priority)
+            else:
+                heap.discard(key)
+
+    def _kind(self, key: Key) -> tuple[int, float]:
+        """Which of the heaps a member belongs to, and its priority there."""
+        rank = self._owed.rank(key)
+        if rank != NOT_OWED:
+            return 2, rank
         use_s = self._schedule.next_use_s(key)
-        if use_s is None:
-            self._planned.discard(key)
-            self._unplanned.set(key, self._policy.score(key))
-        else:
-            self._unplanned.discard(key)
-            self._planned.set(key, -use_s)
+        return (0, self._policy.score(key)) if use_s is None else (1, -use_s)

@@ -1,0 +1,346 @@
+"""Exchange: jobs that share a list take what the cache holds, and leave for later what it does not hold.
+
+A rank that is about to hand a batch to its loader asks: these samples are next, what shall I take in their places? For
+each of them that is not cached, the answer names one that is cached and that the rank has not read yet in this epoch.
+The two samples change places in the rank's order (`own_order.py`). So each epoch of each rank stays a permutation of
+what its sampler drew. K equally fast jobs fetch a sample once for all of them: (1 - c) / K of the list for each job and
+epoch, if the share c is cached. (Seneca's opportunistic sampling, section 5.2, with the samples marked that are given.)
+
+In one epoch, each sample of a rank's order is **owed** to the rank, then **promised**, from the answer that names it
+until the training loop has taken its batch, then read. A promised sample stays in the cache. What a rank says it has
+dispatched counts, not what was answered: an answer that came too late, or never, is corrected with the next question,
+so a promise that the rank did not take up is **withdrawn**, and its sample is owed again.
+
+The choice for one wanted sample (`ask`):
+1. the sample itself, if it is cached;
+2. with the probability `exchanged_share`: a **candidate**, which is a cached sample that is owed to the rank; each has
+   the
+   same probability. If there is none, one that is just being fetched;
+3. the sample itself, which will be fetched.
+
+Labels play no part, for the rank reads the sample that it is given, under its own name and label. (Candidates of the
+same label first fetched no less, and their orders had fewer runs of one label than a uniform shuffle has: 2.4 standard
+deviations in 2,000 samples, against 0.1 without: `runs` in benchmarks/engine/jobs.py.)
+
+Exchange is on while at least two jobs share the list. What one job alone reads is known from its plan, and MIN serves
+it as well. Which samples leave the cache is decided in `foresight.py`, what is fetched ahead in `due`.
+
+This is pure code: `chance` gives random numbers from 0 up to, but not including, 1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spiderfs.core.groups import NOWHERE, Groups
+from spiderfs.core.own_order import OwnOrder
+from spiderfs.core.policy import Key
+
+Chance = Callable[[], float]
+
+# Such a share of the misses is exchanged.
+EXCHANGED_SHARE = 1.0
+# What to fetch ahead is looked for with so many draws in each group of equally wanted samples.
+_DRAWS = 8
+
+_NOT_PLANNED, _OWED, _PROMISED = 0, 1, 2
+_CANDIDATES = 0  # the one group of a rank's candidates
+
+
+@dataclass
+class Exchanged:
+    """What exchange has done for one rank, in samples."""
+
+    asked: int = 0
+    itself: int = 0
+    """Wanted samples that were cached or coming."""
+    exchanged: int = 0
+    """Cached or coming samples that were given in the place of others."""
+    withdrawn: int = 0
+    """Promises that the rank did not take up."""
+
+
+class SharingRank:
+    """What one rank has yet to read of its epoch, of a list of so many samples."""
+
+    def __init__(self, job: Hashable, order: OwnOrder, samples: int) -> None:
+        self.job = job
+        self.order = order
+        self.counts = Exchanged()
+        self.state = bytearray(samples)
+        self.offered: list[int] = []
+        """What was answered last, as long as it is not known what was dispatched."""
+        self.in_hand: deque[int] = deque()
+        """What was dispatched and not taken yet, in order."""
+        self.candidates = Groups(samples)
+        """Cached samples that are owed to the rank."""
+
+
+class SharedList:
+    """The ranks that share a list, and what each of them owes.
+
+    `keys` has the file of each sample, `index_of` the sample of each file.
+    Files that the cache held before must be named by `entered`. `changed` is called with a file when it is owed to
+    other ranks than before, or when it begins or ceases to be promised; not by `begin` and `end`, which change nearly
+    all.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[Key],
+        index_of: Mapping[Key, int],
+        chance: Chance,
+        changed: Callable[[Key], None],
+        exchanged_share: float = EXCHANGED_SHARE,
+    ) -> None:
+        if not 0 <= exchanged_share <= 1:
+            raise ValueError(f"a share of the misses lies between 0 and 1, not {exchanged_share}")
+        samples = len(keys)
+        self.keys = keys
+        self.index_of = index_of
+        self.ranks: dict[Hashable, SharingRank] = {}
+        self.exchanged_share = exchanged_share
+        self.active = False
+        """Whether samples are exchanged: at least two jobs share the list."""
+        self.chance = chance
+        self._changed = changed
+        self._held_array = np.zeros(samples, np.uint8)
+        self._held = self._held_array.data
+        self._coming: dict[int, None] = {}
+        """Samples that some reader is about to fetch, or that are being fetched ahead, the oldest first."""
+        self._ahead: set[int] = set()
+        """Those of them that are being fetched ahead."""
+        self._owing_array = np.zeros(samples, np.int32)
+        self._owing = self._owing_array.data
+        self._promised_array = np.zeros(samples, np.int32)
+        self._promised = self._promised_array.data
+        self._wanting = Groups(samples)
+        """Samples that are owed, and neither cached nor coming, by how many ranks they are owed to."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    # -- epochs of ranks ---------------------------------------------------------------------------------------------
+
+    def begin(self, rank_id: Hashable, job: Hashable, order: OwnOrder) -> None:
+        """A rank of a job begins an epoch, or goes on with one at the position of its order; all of the rest is owed.
+
+        The rank may read an earlier epoch no further. The owing of nearly all samples changes.
+        """
+        self._release(rank_id)
+        rank = self.ranks[rank_id] = SharingRank(job, order, len(self))
+        rest = order.rest
+        np.frombuffer(rank.state, np.uint8)[rest] = _OWED
+        self._owing_array[rest] += 1
+        candidates = np.full(len(self), NOWHERE, np.int32)
+        candidates[rest[self._held_array[rest] != 0]] = _CANDIDATES
+        rank.candidates.refill(candidates)
+        self._ranks_changed()
+
+    def end(self, rank_id: Hashable) -> None:
+        """A rank reads nothing more of its epoch; nothing is owed or promised to it any more."""
+        self._release(rank_id)
+        self._ranks_changed()
+
+    def _release(self, rank_id: Hashable) -> None:
+        """Forget all that is owed and promised to a rank; `_ranks_changed` must follow."""
+        rank = self.ranks.pop(rank_id, None)
+        if rank is not None:
+            state = np.frombuffer(rank.state, np.uint8)
+            self._owing_array[state == _OWED] -= 1
+            self._promised_array[state == _PROMISED] -= 1
+            for sample in [sample for sample in self._coming if sample not in self._ahead]:
+                if not self._promised[sample]:
+                    del self._coming[sample]
+
+    def _ranks_changed(self) -> None:
+        self.active = len({rank.job for rank in self.ranks.values()}) > 1
+        unheld = (self._held_array == 0) & (self._owing_array > 0)
+        unheld[list(self._coming)] = False
+        self._wanting.refill(np.where(unheld, self._owing_array, NOWHERE))
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def ask(self, rank_id: Hashable, wanted: Sequence[int]) -> list[int]:
+        """Choose and promise a sample for each of these, which the rank has not read; see the module's rules.
+
+        If the rank does not share the list (any more), the answer is what it wants; so it is for samples that are not
+        owed to the rank.
+        """
+        rank = self.ranks.get(rank_id)
+        if rank is None:
+            return list(wanted)
+        self._withdraw(rank)
+        # What is cached or coming is promised first, so that it is not given in the place of another one of the batch.
+        found = [self._itself(rank, sample) for sample in wanted]
+        answer = [
+            self._in_place_of(rank, sample) if given is None else given
+            for sample, given in zip(wanted, found, strict=True)
+        ]
+        rank.counts.asked += len(answer)
+        rank.offered = answer
+        return list(answer)
+
+    def dispatched(self, rank_id: Hashable, samples: Iterable[int]) -> None:
+        """The rank has handed these samples to its loader, in this order; what it was offered besides is owed again."""
+        rank = self.ranks.get(rank_id)
+        if rank is None:
+            return
+        handed = rank.order.hand_on(given := list(samples), len(given))
+        offered = set(rank.offered)
+        for sample in handed:
+            if sample in offered:
+                offered.remove(sample)
+            elif rank.state[sample] == _OWED:
+                self._promise(rank, sample)
+                if not self._held[sample]:
+                    self._comes(sample)
+        rank.offered = [sample for sample in rank.offered if sample in offered]
+        self._withdraw(rank)
+        rank.in_hand.extend(handed)
+
+    def taken(self, rank_id: Hashable, count: int) -> None:
+        """The training loop has received so many further samples, in the order in which they were dispatched."""
+        rank = self.ranks.get(rank_id)
+        if rank is None:
+            return
+        for _ in range(min(count, len(rank.in_hand))):
+            sample = rank.in_hand.popleft()
+            if rank.state[sample] == _PROMISED:
+                rank.state[sample] = _NOT_PLANNED
+                self._redeemed(sample)
+
+    def _itself(self, rank: SharingRank, sample: int) -> int | None:
+        """Promise the wanted sample if it is cached or coming; None if it is neither."""
+        if rank.state[sample] != _OWED:
+            return sample
+        if not self._held[sample] and sample not in self._coming:
+            return None
+        rank.counts.itself += 1
+        self._promise(rank, sample)
+        return sample
+
+    def _in_place_of(self, rank: SharingRank, wanted: int) -> int:
+        """Promise a sample in the place of one that is neither cached nor coming."""
+        given = self._candidate(rank) if self.active and self.chance() < self.exchanged_share else None
+        if given is None:
+            self._promise(rank, wanted)
+            self._comes(wanted)
+            return wanted
+        rank.counts.exchanged += 1
+        self._promise(rank, given)
+        return given
+
+    def _candidate(self, rank: SharingRank) -> int | None:
+        given = rank.candidates.drawn(_CANDIDATES, self.chance())
+        if given is None:
+            given = next((sample for sample in self._coming if rank.state[sample] == _OWED), None)
+        return given
+
+    def _promise(self, rank: SharingRank, sample: int) -> None:
+        rank.state[sample] = _PROMISED
+        self._owing[sample] -= 1
+        self._promised[sample] += 1
+        rank.candidates.discard(sample)
+        self._want(sample)
+        self._changed(self.keys[sample])
+
+    def _withdraw(self, rank: SharingRank) -> None:
+        """What the rank was offered and has not taken up is owed to it again."""
+        for sample in rank.offered:
+            if rank.state[sample] == _PROMISED:
+                rank.counts.withdrawn += 1
+                rank.state[sample] = _OWED
+                self._owing[sample] += 1
+                if self._held[sample]:
+                    rank.candidates.put(sample, _CANDIDATES)
+                self._redeemed(sample)
+        rank.offered = []
+
+    def _redeemed(self, sample: int) -> None:
+        """One promise of a sample is over."""
+        self._promised[sample] -= 1
+        if not self._promised[sample] and sample not in self._ahead:
+            self._coming.pop(sample, None)
+        self._want(sample)
+        self._changed(self.keys[sample])
+
+    # -- what the cache holds ----------------------------------------------------------------------------------------
+
+    def owing(self, sample: int) -> int:
+        """To how many ranks a sample is owed."""
+        return int(self._owing[sample])
+
+    def wanted_by(self, sample: int) -> int:
+        """How many ranks will still read a sample: it is owed or promised to them."""
+        return int(self._owing[sample] + self._promised[sample])
+
+    def promised(self, sample: int) -> bool:
+        """Whether some rank has been promised the sample and has not taken it yet, so that it must stay."""
+        return bool(self._promised[sample])
+
+    def entered(self, sample: int) -> None:
+        """The cache holds a sample from now on."""
+        self._ahead.discard(sample)
+        self._coming.pop(sample, None)
+        if not self._held[sample]:
+            self._held[sample] = 1
+            self._wanting.discard(sample)
+            for rank in self.ranks.values():
+                if rank.state[sample] == _OWED:
+                    rank.candidates.put(sample, _CANDIDATES)
+
+    def left(self, sample: int) -> None:
+        """The cache holds a sample no longer: it was evicted, or its file is gone."""
+        if self._held[sample]:
+            self._held[sample] = 0
+            for rank in self.ranks.values():
+                rank.candidates.discard(sample)
+            self._want(sample)
+
+    # -- what to fetch ahead -----------------------------------------------------------------------------------------
+
+    def due(self, ready: int) -> int | None:
+        """The sample to fetch next: one that is owed to the most ranks, and neither cached nor coming.
+
+        It is one that is owed to the rank with the fewest candidates, if that has less than `ready`; None if each rank
+        has so many, or nothing is left to fetch. The caller fetches it (`fetching`) only if the cache has room that no
+        promise holds, and that no more ranks are owed.
+        """
+        if not self.active:
+            return None
+        short = [rank for rank in self.ranks.values() if len(rank.candidates) < ready]
+        for rank in sorted(short, key=lambda rank: len(rank.candidates)):
+            for owing in reversed(self._wanting.numbers()):
+                for _ in range(_DRAWS):
+                    sample = self._wanting.drawn(owing, self.chance())
+                    if sample is not None and rank.state[sample] == _OWED:
+                        return sample
+        return None
+
+    def fetching(self, sample: int) -> None:
+        """A sample is being fetched ahead; `entered` or `not_kept` must follow."""
+        self._ahead.add(sample)
+        self._comes(sample)
+
+    def not_kept(self, sample: int) -> None:
+        """What was being fetched ahead has come and was not kept, or has not come."""
+        self._ahead.discard(sample)
+        self._coming.pop(sample, None)
+        self._want(sample)
+
+    def _comes(self, sample: int) -> None:
+        self._coming[sample] = None
+        self._wanting.discard(sample)
+
+    def _want(self, sample: int) -> None:
+        """Note how many ranks want a sample fetched."""
+        owing = self._owing[sample]
+        if owing and not self._held[sample] and sample not in self._coming:
+            self._wanting.put(sample, owing)
+        else:
+            self._wanting.discard(sample)

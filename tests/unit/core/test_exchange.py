@@ -1,0 +1,384 @@
+"""Exchange between jobs, by example and against a model: exactly once, whatever is lost, late, or dies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from spiderfs.core.engine import Engine
+from spiderfs.core.exchange import SharedList
+from spiderfs.core.own_order import OwnOrder
+from spiderfs.core.policy import Key
+from spiderfs.policies.lru import LRU
+
+SAMPLES = 6
+
+
+def shared_list(samples: int = SAMPLES, seed: int = 1, exchanged_share: float = 1.0) -> SharedList:
+    """A list whose sample n is the file n + 1."""
+    return list_for(lambda key: None, samples, random.Random(seed), exchanged_share)
+
+
+def list_for(
+    changed: Callable[[Key], None], samples: int, randomness: random.Random, exchanged_share: float = 1.0
+) -> SharedList:
+    keys = range(1, samples + 1)
+    index_of: dict[Key, int] = {key: sample for sample, key in enumerate(keys)}
+    return SharedList(keys, index_of, randomness.random, changed, exchanged_share)
+
+
+def two_jobs(shared: SharedList, order: list[int] | None = None) -> None:
+    for job in ("a", "b"):
+        shared.begin(job, job, OwnOrder(order or list(range(len(shared))), len(shared)))
+
+
+# -- the choice
+
+
+def test_a_cached_sample_takes_the_place_of_one_that_is_not_cached() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.entered(4)
+    assert shared.ask("a", [0]) == [4]
+
+
+def test_what_is_cached_and_wanted_itself_is_not_given_in_the_place_of_another() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.entered(1)
+    assert shared.ask("a", [0, 1]) == [0, 1]
+
+
+def test_a_sample_is_given_once_an_epoch() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.entered(2)
+    shared.dispatched("a", shared.ask("a", [0]))
+    assert shared.ask("a", [1]) == [1]
+    assert shared.ask("b", [5]) == [2]
+
+
+def test_a_job_may_have_what_another_one_is_about_to_fetch() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.dispatched("a", shared.ask("a", [0]))
+    assert shared.ask("b", [5]) == [0]
+
+
+def test_one_job_alone_gets_what_it_wants() -> None:
+    shared = shared_list()
+    for rank in ("rank 0", "rank 1"):
+        shared.begin(rank, "job", OwnOrder([0, 1, 2], 6))
+    shared.entered(2)
+    assert not shared.active
+    assert shared.ask("rank 0", [0]) == [0]
+
+
+def test_a_share_of_the_misses_is_left_alone() -> None:
+    shared = shared_list(2000, exchanged_share=0.8)
+    two_jobs(shared)
+    for sample in range(1000, 2000):
+        shared.entered(sample)
+    exchanged = sum(given >= 1000 for given in shared.ask("a", range(1000)))
+    assert 760 <= exchanged <= 840
+    assert shared.ranks["a"].counts.exchanged == exchanged
+
+
+def test_candidates_have_the_same_probability() -> None:
+    drawn = []
+    for seed in range(300):
+        shared = shared_list(seed=seed)
+        two_jobs(shared)
+        shared.entered(1)
+        shared.entered(2)
+        drawn += shared.ask("a", [0])
+    assert 120 <= drawn.count(1) <= 180
+    assert set(drawn) == {1, 2}
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_that_cannot_be_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        shared_list(exchanged_share=share)
+
+
+# -- promises
+
+
+def test_a_promised_sample_is_owed_again_if_the_rank_does_not_take_it_up() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.entered(2)
+    assert shared.ask("a", [0]) == [2]
+    assert shared.promised(2)
+    shared.dispatched("a", [0])  # the answer came too late
+    assert not shared.promised(2)
+    assert shared.promised(0)
+    assert shared.ask("a", [1]) == [2]
+
+
+def test_a_new_question_withdraws_an_answer_that_nobody_has_heard_of() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.entered(2)
+    assert shared.ask("a", [0]) == [2]
+    assert shared.ask("a", [0]) == [2]
+    assert shared.ranks["a"].counts.withdrawn == 1
+
+
+def test_a_promise_lasts_until_the_loop_has_taken_the_sample() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.entered(2)
+    shared.dispatched("a", shared.ask("a", [0, 1]))
+    shared.taken("a", 1)
+    assert [shared.promised(sample) for sample in (0, 1, 2)] == [False, True, False]
+    shared.taken("a", 1)
+    assert not shared.promised(1)
+
+
+def test_the_end_of_an_epoch_frees_what_was_promised_and_owed() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.dispatched("a", shared.ask("a", [0, 1]))
+    shared.end("a")
+    assert [shared.wanted_by(sample) for sample in range(6)] == [1] * 6
+    assert not shared.active
+    assert shared.ask("a", [3]) == [3]
+
+
+def test_a_sample_that_has_left_the_cache_is_not_given() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.entered(2)
+    shared.left(2)
+    assert shared.ask("a", [0]) == [0]
+
+
+# -- what to fetch ahead, and what leaves
+
+
+def test_what_most_ranks_are_owed_is_fetched_ahead() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.dispatched("a", [0, 1, 2, 3])
+    due = shared.due(ready=3)
+    assert due in (4, 5)
+    shared.fetching(due)
+    assert shared.due(ready=3) == 9 - due
+    shared.entered(due)
+    shared.fetching(9 - due)
+    assert shared.due(ready=3) is None or shared.due(ready=3) in (0, 1, 2, 3)
+
+
+def test_nothing_is_due_for_ranks_that_have_enough_to_choose_from() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    shared.entered(1)
+    assert shared.due(ready=1) is None
+    assert shared.due(ready=2) is not None
+
+
+def test_what_was_fetched_in_vain_is_due_again() -> None:
+    shared = shared_list(1)
+    two_jobs(shared)
+    shared.fetching(0)
+    assert shared.due(ready=1) is None
+    shared.not_kept(0)
+    assert shared.due(ready=1) == 0
+
+
+def engine_with_two_jobs(capacity: int) -> Engine:
+    engine = Engine(LRU(), capacity)
+    shared = list_for(engine.owed.changed, SAMPLES, random.Random(1))
+    engine.share("list", shared)
+    two_jobs(shared)
+    engine.owing_changed()
+    return engine
+
+
+def test_the_sample_that_fewest_ranks_are_owed_leaves_first() -> None:
+    engine = engine_with_two_jobs(2)
+    shared = engine.owed.lists["list"]
+    engine.opened(1, 1)
+    engine.opened(2, 1)
+    shared.dispatched("a", [1])
+    shared.taken("a", 1)
+    assert engine.place(3, 1).drop == (2,)
+
+
+def test_a_candidate_that_no_more_ranks_are_owed_is_not_admitted() -> None:
+    engine = engine_with_two_jobs(2)
+    engine.opened(1, 1)
+    engine.opened(2, 1)
+    assert not engine.would_keep(3, 1)
+    assert not engine.would_keep(99, 1)  # a file that no list has
+
+
+def test_a_promised_sample_leaves_only_when_the_cache_becomes_smaller() -> None:
+    engine = engine_with_two_jobs(2)
+    shared = engine.owed.lists["list"]
+    engine.opened(1, 1)
+    engine.opened(2, 1)
+    for rank in ("a", "b"):
+        shared.dispatched(rank, shared.ask(rank, [0, 1]))
+    assert not engine.would_keep(3, 1)
+    shared.taken("a", 2)
+    assert not engine.would_keep(3, 1)
+    assert engine.resize(1, 0).drop != ()
+
+
+def test_when_nobody_shares_any_more_the_policy_decides() -> None:
+    engine = engine_with_two_jobs(2)
+    engine.opened(1, 1)
+    engine.opened(2, 1)
+    engine.owed.lists["list"].end("b")
+    engine.owing_changed()
+    assert engine.opened(3, 1).drop == (1,)
+    engine.owed.remove("list")
+    engine.owing_changed()
+    assert engine.opened(4, 1).drop == (2,)
+
+
+# -- exactly once, whatever happens
+
+
+@dataclass
+class Rank:
+    """A rank as its own process sees it: its order is what counts."""
+
+    job: str
+    planned: list[int]
+    order: OwnOrder
+    handed: list[int] = field(default_factory=list)
+    taken: int = 0
+
+
+class Jobs(RuleBasedStateMachine):
+    """Ranks of several jobs, and one list in an engine; answers get lost, come late, or name nonsense."""
+
+    SAMPLES = 9
+    CAPACITY = 3
+
+    @initialize(seed=st.integers(0, 99), share=st.sampled_from([0.0, 0.5, 1.0]))
+    def mount(self, seed: int, share: float) -> None:
+        self.share, self.randomness = share, random.Random(seed)
+        self.ranks: dict[Hashable, Rank] = {}
+        self.start_manager({})
+
+    def start_manager(self, members: dict[Key, int]) -> None:
+        self.engine = Engine(LRU(), self.CAPACITY)
+        self.engine.restore([(key, size, "samples") for key, size in members.items()], {})
+        self.shared = list_for(self.engine.owed.changed, self.SAMPLES, self.randomness, self.share)
+        self.engine.share("list", self.shared)
+
+    def tell_of_epoch(self, name: Hashable) -> None:
+        rank = self.ranks[name]
+        self.shared.begin(name, rank.job, OwnOrder(rank.order.order, self.SAMPLES, rank.order.position))
+        self.engine.owing_changed()
+
+    @rule(
+        job=st.sampled_from("abc"), number=st.integers(0, 1), planned=st.permutations(range(9)), cut=st.integers(1, 9)
+    )
+    def begin_an_epoch(self, job: str, number: int, planned: list[int], cut: int) -> None:
+        planned = planned[:cut]
+        self.ranks[f"{job}{number}"] = Rank(job, planned, OwnOrder(planned, self.SAMPLES))
+        self.tell_of_epoch(f"{job}{number}")
+
+    @precondition(lambda self: self.ranks)
+    @rule(data=st.data(), fate=st.sampled_from(["in time", "lost", "late", "nonsense"]), count=st.integers(1, 4))
+    def dispatch(self, data: st.DataObject, fate: str, count: int) -> None:
+        name = data.draw(st.sampled_from(sorted(map(str, self.ranks))))
+        rank = self.ranks[name]
+        wanted = rank.order.coming(count)
+        if fate == "lost":
+            batch = rank.order.hand_on((), count)
+        elif fate == "nonsense":
+            batch = rank.order.hand_on(data.draw(st.lists(st.integers(-1, 12), max_size=4)), count)
+        else:
+            given = self.shared.ask(name, wanted)
+            assert len(set(given)) == len(given) == len(wanted)
+            assert all(rank.order.owes(sample) for sample in given)
+            batch = rank.order.hand_on(given if fate == "in time" else (), count)
+        self.shared.dispatched(name, batch)
+        rank.handed += batch
+        assert len(set(rank.handed)) == len(rank.handed)
+        if rank.order.position == len(rank.order):
+            assert sorted(rank.handed) == sorted(rank.planned)
+
+    @precondition(lambda self: self.ranks)
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        """A rank opens its dispatched samples, and its loop takes them."""
+        name = data.draw(st.sampled_from(sorted(map(str, self.ranks))))
+        rank = self.ranks[name]
+        for sample in rank.handed[rank.taken :]:
+            members: Any = self.engine.members
+            pinned = {key for key in members if self.shared.active and self.shared.promised(key - 1)}
+            changes = self.engine.opened(sample + 1, 1)
+            assert not pinned & set(changes.drop)
+        self.shared.taken(name, len(rank.handed) - rank.taken)
+        rank.taken = len(rank.handed)
+
+    @precondition(lambda self: self.ranks)
+    @rule(data=st.data())
+    def break_off(self, data: st.DataObject) -> None:
+        """A rank ends, or breaks its epoch off."""
+        name = data.draw(st.sampled_from(sorted(map(str, self.ranks))))
+        del self.ranks[name]
+        self.shared.end(name)
+        self.engine.owing_changed()
+
+    @rule()
+    def manager_dies(self) -> None:
+        self.start_manager({key: member.size for key, member in self.engine.members.items()})
+        for name in self.ranks:
+            self.tell_of_epoch(name)
+
+    @rule(sample=st.integers(0, 8))
+    def delete_a_file(self, sample: int) -> None:
+        self.engine.forget(sample + 1)
+
+    @rule(ready=st.integers(0, 4), arrives=st.booleans())
+    def fetch_ahead(self, ready: int, arrives: bool) -> None:
+        due = self.shared.due(ready)
+        if due is None:
+            return
+        assert due + 1 not in self.engine.members
+        self.shared.fetching(due)
+        if not arrives or not self.engine.place(due + 1, 1).keep:
+            self.shared.not_kept(due)
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        if not hasattr(self, "shared"):
+            return
+        # What the last manager was told: after it died, what is in hand is neither owed nor promised.
+        for sample in range(self.SAMPLES):
+            owed = sum(rank.order.owes(sample) for rank in self.ranks.values())
+            offered = sum(sample in rank.offered for rank in self.shared.ranks.values())
+            assert self.shared.owing(sample) == owed - offered
+        for name, mine in self.shared.ranks.items():
+            assert self.ranks[name].order.rest.tolist() == mine.order.rest.tolist()
+            members: Any = self.engine.members
+            here = {key - 1 for key in members}
+            candidates = {sample for sample in here if mine.order.owes(sample) and sample not in mine.offered}
+            assert set(mine.candidates) == candidates
+        ranked: list[Any] = list(self.engine._foresight.eviction_order())
+        if self.shared.active:
+            assert sorted(map(str, ranked)) == sorted(map(str, self.engine.members))
+            keys = [self.shared.promised(key - 1) * 100 + self.shared.owing(key - 1) for key in ranked]
+            promised = [key >= 100 for key in keys]
+            assert promised == sorted(promised)
+            assert [key for key in keys if key < 100] == sorted(key for key in keys if key < 100)
+
+
+TestJobs = Jobs.TestCase
+TestJobs.settings = settings(max_examples=60, stateful_step_count=40)

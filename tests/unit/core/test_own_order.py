@@ -1,0 +1,77 @@
+"""The order of one rank: whatever is proposed, each sample of the epoch is handed on exactly once."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from spiderfs.core.own_order import OwnOrder
+
+SAMPLES = 12
+
+
+def test_a_proposed_sample_changes_places_with_the_one_whose_turn_it_is() -> None:
+    order = OwnOrder([4, 2, 0, 3], samples=5)
+    assert order.hand_on([3, 2], 2) == [3, 2]
+    assert order.rest.tolist() == [0, 4]
+    assert order.order.tolist() == [3, 2, 0, 4]
+
+
+def test_a_sample_of_the_same_batch_may_be_proposed_for_another_position() -> None:
+    order = OwnOrder([0, 1, 2], samples=3)
+    assert order.hand_on([1, 2], 2) == [1, 2]
+    assert order.rest.tolist() == [0]
+
+
+@pytest.mark.parametrize("proposed", [[9, -1], [3, 3], [0, 1, 2, 3, 4], []])
+def test_what_the_order_does_not_allow_is_left_out(proposed: list[int]) -> None:
+    order = OwnOrder([0, 1, 2, 3], samples=5)
+    first = order.hand_on(proposed, 2)
+    assert sorted([*first, *order.hand_on([], 9)]) == [0, 1, 2, 3]
+
+
+def test_what_was_handed_on_cannot_be_proposed_again() -> None:
+    order = OwnOrder([0, 1, 2], samples=3)
+    assert order.hand_on([], 1) == [0]
+    assert order.hand_on([0, 0], 2) == [1, 2]
+
+
+def test_an_epoch_goes_on_where_it_was_left() -> None:
+    order = OwnOrder([0, 1, 2, 3], samples=4)
+    order.hand_on([3], 2)
+    again = OwnOrder(order.order, samples=4, start=order.position)
+    assert again.rest.tolist() == order.rest.tolist() == [2, 0]
+    assert not again.owes(3)
+    assert again.owes(0)
+
+
+@pytest.mark.parametrize(
+    ("order", "start", "message"),
+    [
+        ([0, 0], 0, "more than once, so its samples cannot be exchanged"),
+        ([5], 0, "sample 5 of a list of 5"),
+        ([0], 2, "position 2 is not one of 1"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(order: list[int], start: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OwnOrder(order, samples=5, start=start)
+
+
+@given(st.data())
+def test_each_sample_is_handed_on_exactly_once(data: st.DataObject) -> None:
+    planned = data.draw(st.lists(st.integers(0, SAMPLES - 1), unique=True))
+    order = OwnOrder(planned, SAMPLES)
+    handed: list[int] = []
+    while order.position < len(order):
+        proposed = data.draw(st.lists(st.integers(-2, SAMPLES + 2), max_size=5))
+        count = data.draw(st.integers(1, 4))
+        coming = order.coming(count)
+        batch = order.hand_on(proposed, count)
+        assert len(batch) == len(coming)
+        handed += batch
+        if data.draw(st.booleans()):
+            order = OwnOrder(order.order, SAMPLES, order.position)
+    assert sorted(handed) == sorted(planned)
+    assert order.order.tolist() == handed

@@ -1,6 +1,7 @@
 """How long a training waits for a slow source, with and without a plan of its reads.
 
     .venv/bin/python -m benchmarks.serving.stall --json FILE     the whole measurement, about forty minutes
+    .venv/bin/python -m benchmarks.serving.stall --immutable     the same, of mounts with -o immutable
     .venv/bin/python -m benchmarks.serving.stall --quick         under a minute, for a look
 
 A real data loader with two workers reads batches. After each batch comes a step of fixed length in which nothing is
@@ -24,6 +25,10 @@ part draws with replacement by log-rank weights, with plans, at five sizes of th
 with those of MIN for the same draws, and with those of a MIN that knows as many epochs as the daemon: the current one
 and two more.
 
+An immutable mount does not see a read that the kernel's memory answers, and here everything would fit into that. So
+with --immutable the loader's workers have the kernel forget each file that they have read: as where a data set is far
+larger than memory, a sample comes from the mount in each epoch.
+
 The module is long because the kinds of runs share one source, one reader and one row of figures.
 """
 
@@ -38,6 +43,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +137,14 @@ class Files(Dataset[tuple[int, int]]):
         return index, self._read(self.samples[index][0])
 
 
-def read_file(path: str) -> int:
+def read_file(path: str, forget: bool = False) -> int:
+    """Read a file whole, and return its inode; `forget`: the kernel is to keep nothing of it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         while os.read(descriptor, READ_BYTES):
             pass
+        if forget:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         return os.fstat(descriptor).st_ino
     finally:
         os.close(descriptor)
@@ -225,6 +234,7 @@ class Case:
     factor: float
     cached_share: float = CACHED_SHARE
     weights: Any = None  # by which samples are drawn with replacement; None draws each sample once
+    immutable: bool = False
 
 
 def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Progress) -> Run:
@@ -246,7 +256,7 @@ def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Pro
             loader = loader_of(data, reader, None if slow else data.root, None, case.seed)
             describe: Callable[[], str] = str
         else:
-            options = f"policy={configuration.policy},source.bandwidth={int(bandwidth)}"
+            options = f"policy={configuration.policy},source.bandwidth={int(bandwidth)}{',immutable' * case.immutable}"
             point = stack.enter_context(mounted(data.root, place, capacity, LATENCY_MS, options))
             sampler: Any = None
             if configuration.guided:
@@ -254,7 +264,7 @@ def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Pro
             elif case.weights is not None:
                 own = torch.Generator().manual_seed(case.seed)
                 sampler = WeightedRandomSampler(case.weights, len(data.samples), generator=own)
-            loader = loader_of(data, read_file, point, sampler, case.seed)
+            loader = loader_of(data, partial(read_file, forget=case.immutable), point, sampler, case.seed)
             training.inodes = inodes_of(data, point)
             stack.enter_context(told(configuration, point, loader, training, case.seed))
             count = lambda: counts(point)  # noqa: E731
@@ -415,9 +425,13 @@ def run_all(arguments: argparse.Namespace, console: Console) -> None:
         weights = log_rank_weights(extent.replacement_samples)
         cases = []
         for seed in range(1, extent.seeds + 1):
-            cases += [Case(name, seed, factor) for factor in arguments.factors for name in arguments.configs]
+            case_of = partial(Case, seed=seed, immutable=arguments.immutable)
+            cases += [case_of(name, factor=factor) for factor in arguments.factors for name in arguments.configs]
             if not arguments.no_replacement:
-                cases += [Case("plan+uniform", seed, ENOUGH, share, weights) for share in extent.capacities]
+                shares = extent.capacities
+                cases += [
+                    case_of("plan+uniform", factor=ENOUGH, cached_share=share, weights=weights) for share in shares
+                ]
         try:
             for case in cases:
                 run = measure(data if case.weights is None else more_data, case, extent, scratch, progress)
@@ -444,6 +458,7 @@ def show(arguments: argparse.Namespace, data: Data, runs: list[Run], replaced: l
             "latency_ms": LATENCY_MS,
             "batch": BATCH,
             "loader_workers": LOADER_WORKERS,
+            "immutable": arguments.immutable,
             "total_bytes": data.total_bytes,
             "runs": [asdict(run) for run in runs],
             "with_replacement": [asdict(run) for run in replaced],
@@ -458,6 +473,7 @@ def parse_arguments() -> argparse.Namespace:
     add_numbers(parser, FULL, QUICK, samples="samples", epochs="epochs", seeds="seeds")
     parser.add_argument("--factors", metavar="A,B", help="factors of the bandwidth (default 1.3,0.7; quick 1.3)")
     add_names(parser, "--configs", CONFIGURATIONS, "to run (default all)", default=CONFIGURATIONS)
+    parser.add_argument("--immutable", action="store_true", help="mount with -o immutable")
     parser.add_argument("--no-replacement", action="store_true", help="leave out the draws with replacement")
     arguments = parser.parse_args()
     given = arguments.factors or (f"{ENOUGH}" if arguments.quick else f"{ENOUGH},{TOO_LITTLE}")

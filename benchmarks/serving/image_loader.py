@@ -1,0 +1,220 @@
+"""How fast a real data loader gets images through warm mounts: JPEG decode and random crop, beside the local disk.
+
+    .venv/bin/python -m benchmarks.serving.image_loader                 some two minutes
+    .venv/bin/python -m benchmarks.serving.image_loader --data DIR      the same, of the images in DIR
+    .venv/bin/python -m benchmarks.serving.image_loader --quick         under a minute, for a look
+
+A PyTorch DataLoader with two workers reads every image once in an epoch, in a new order: Pillow decodes it, and crops,
+resizes and flips it as torchvision's RandomResizedCrop(224) and RandomHorizontalFlip do. Nothing is trained. The images
+are of ImageNet's size, 500 x 375 and some 110 kB: those of --data enlarged, or made up, with noise either way. Systems
+take turns epoch by epoch. Each has served every image once before, so its cache and the page cache are warm. A ratio is
+the median of the ratios within a round. "CPU" is the processor time of the loader's workers and the daemon together,
+which other load on the machine changes less than it changes the rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.common.command import add_data, add_names, add_numbers, command_line
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent
+from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.serving import process_cost
+from benchmarks.serving.peers import PEERS, Mounted, install_missing, mounted
+from benchmarks.serving.readers import read_all
+from spiderfs.testing import make_older
+
+SIZE = (500, 375)
+QUALITY = 90
+NOISE = 26.0  # standard deviation; with it a JPEG of this size and quality has some 110 kB
+NOISES = 16  # made once, since to draw one takes longer than all else
+CROP = 224
+CROPPED_SHARE, ASPECTS, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # RandomResizedCrop's defaults
+BATCH = 64
+LOADER_WORKERS = 2
+TABLE_WIDTH = 100
+# The share of the local disk's rate that an immutable mount must reach.
+TARGET = 0.97
+
+
+@dataclass(frozen=True)
+class Extent:
+    images: int
+    rounds: int
+
+
+FULL, QUICK = Extent(2_000, rounds=9), Extent(500, rounds=3)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of one system."""
+
+    images_per_s: float
+    cpu_ms_per_image: float
+
+
+class Images(Dataset[torch.Tensor]):
+    """Decoded, cropped and flipped images, as bytes in the form (3, 224, 224)."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with Image.open(self._paths[index]) as file:
+            image = file.convert("RGB")
+        cropped = image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=crop_of(*image.size))
+        if random.random() < 0.5:
+            cropped = cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
+
+
+def crop_of(width: int, height: int) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of a random part of an image, drawn as RandomResizedCrop draws it."""
+    for _ in range(TRIES):
+        area = width * height * random.uniform(*CROPPED_SHARE)
+        aspect = math.exp(random.uniform(*map(math.log, ASPECTS)))
+        wide, high = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < wide <= width and 0 < high <= height:
+            left, top = random.randint(0, width - wide), random.randint(0, height - high)
+            return left, top, left + wide, top + high
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    return left, top, left + side, top + side
+
+
+def make_images(root: Path, data: Path | None, count: int) -> list[str]:
+    """JPEG files below `root`, 500 to a directory; returns their names."""
+    generator = np.random.default_rng(0)
+    noises = [generator.normal(0, NOISE, (SIZE[1], SIZE[0], 3)).astype(np.int16) for _ in range(NOISES)]
+    found = [] if data is None else sorted(path for path in data.rglob("*") if path.suffix in (".jpg", ".jpeg", ".png"))
+    if data is not None and not found:
+        raise RuntimeError(f"{data} holds no .jpg, .jpeg or .png: name another directory, or leave --data out")
+    chosen = random.Random(0).sample(found, min(count, len(found)))
+    names = []
+    for number in range(count):
+        if chosen:
+            with Image.open(chosen[number % len(chosen)]) as file:
+                picture = file.convert("RGB")
+        else:
+            picture = Image.fromarray(generator.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+        pixels = np.asarray(picture.resize(SIZE, Image.Resampling.BICUBIC), dtype=np.int16)
+        noise = np.roll(noises[number % NOISES], number, axis=(0, 1))
+        name = f"{number // 500:03d}/{number:06d}.jpg"
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8)).save(path, quality=QUALITY)
+        make_older(path)
+        names.append(name)
+    return names
+
+
+def loader_of(peer: Mounted, names: list[str]) -> DataLoader[torch.Tensor]:
+    return DataLoader(
+        Images([os.path.join(peer.root, name) for name in names]),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=LOADER_WORKERS,
+        persistent_workers=True,
+        worker_init_fn=leave_signals_to_the_parent,
+    )
+
+
+def measure(peer: Mounted, loader: DataLoader[torch.Tensor]) -> Epoch:
+    # The workers of other systems wait meanwhile, and cost nothing.
+    processes = [*peer.processes(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
+    before_s = process_cost.cpu_seconds(processes)
+    begin = time.perf_counter()
+    images = sum(len(batch) for batch in loader)
+    took_s = time.perf_counter() - begin
+    cpu_s = process_cost.cpu_seconds(processes) - before_s
+    return Epoch(images / took_s, cpu_s / images * 1000)
+
+
+def ratio(epochs: dict[str, list[Epoch]], system: str, field: str = "images_per_s") -> float:
+    """How many times the local disk's figure a system's is: the median of the ratios within the rounds."""
+    pairs = zip(epochs[system], epochs["native"], strict=True)
+    return float(statistics.median(getattr(ours, field) / getattr(local, field) for ours, local in pairs))
+
+
+def show(epochs: dict[str, list[Epoch]], title: str, console: Console) -> None:
+    table = plain_table(title, "", "images/s", "least", "most", "x native", "CPU ms/image", "x native", "target")
+    for system, of_system in epochs.items():
+        rates = [epoch.images_per_s for epoch in of_system]
+        cost_ms = statistics.median(epoch.cpu_ms_per_image for epoch in of_system)
+        share = ratio(epochs, system)
+        word = f">= {TARGET}: {'reached' if share >= TARGET else 'missed'}" if system == "immutable" else ""
+        cells = [f"{figure:,.0f}" for figure in (statistics.median(rates), min(rates), max(rates))]
+        of_local = ratio(epochs, system, "cpu_ms_per_image")
+        table.add_row(system, *cells, f"{share:.3f}", f"{cost_ms:.3f}", f"{of_local:.3f}", word)
+    console.print(table)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    extent = QUICK if arguments.quick else FULL
+    count, rounds = arguments.images or extent.images, arguments.rounds or extent.rounds
+    epochs: dict[str, list[Epoch]] = {}
+    with scratch_directory("image_loader") as scratch, ExitStack() as stack:
+        names = make_images(scratch / "source", arguments.data, count)
+        total_bytes = sum((scratch / "source" / name).stat().st_size for name in names)
+        os.sync()
+        systems = ["native", *(name for name in arguments.peers if name != "native")]
+        peers = [stack.enter_context(mounted(name, scratch / "source", scratch / "peers")) for name in systems]
+        stack.callback(end_loader_workers)  # as long as they live, the mounts are busy
+        for peer in [*peers, peers[0]]:
+            read_all([os.fsencode(peer.root / name) for name in names], 1, seed=0)
+        loaders = [(peer, loader_of(peer, names)) for peer in peers]
+        for peer, loader in loaders:
+            measure(peer, loader)  # begins its workers
+        for number in range(rounds):
+            first = number % len(loaders)
+            for peer, loader in loaders[first:] + loaders[:first]:
+                epochs.setdefault(peer.name, []).append(measure(peer, loader))
+        epochs = {system: epochs[system] for system in systems}
+        show(epochs, f"{count:,} images of {total_bytes / count / 1000:.0f} kB, {rounds} rounds", console)
+        del loaders, loader
+    shares = {system: ratio(epochs, system) for system in epochs}
+    figures = {system: [asdict(epoch) for epoch in of_system] for system, of_system in epochs.items()}
+    return {"machine": machine(), "images": count, "bytes": total_bytes, "epochs": figures, "of_native": shares}
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    add_data(parser, "enlarge the images below DIR, in place of images that are made up")
+    add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
+    default = ("native", "spiderfs", "immutable")
+    add_names(parser, "--peers", PEERS, "systems beside native (default spiderfs,immutable)", default=default)
+    arguments = parser.parse_args()
+
+    def measure_all() -> None:
+        install_missing(arguments.peers)
+        result = run(arguments, wide_console(TABLE_WIDTH))
+        if arguments.json is not None:
+            save(arguments.json, result)
+
+    return exit_status("image_loader", measure_all, "interrupted; everything is unmounted and deleted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -59,6 +59,7 @@ COUNTERS = (
     Definition("warmed", "Files fetched on the user's request"),
     Definition("planned_opens", "Opens by trainers that follow a published plan, of samples of its list"),
     Definition("planned_late", "Those of planned_opens that had to wait for the source"),
+    Definition("pushed", "Files that the kernel was made to read because a plan names them (-o immutable)"),
     Definition("prefetched", "Files fetched ahead of their use because a plan names them"),
     Definition("packages_written", "Packages of small files written to the source"),
     Definition("package_bytes_written", "Bytes of those packages"),

@@ -43,7 +43,7 @@ from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.core.window import FIRST, LEAST, MOST
 from spiderfs.daemon.caching.cache_control import LANDING_FILES, LANDING_SHARE
-from spiderfs.daemon.caching.prefetcher import BURST_SHARE
+from spiderfs.daemon.caching.fetch_ahead import BURST_SHARE
 from spiderfs.policies.belady import Belady
 from spiderfs.policies.spider import Spider
 from spiderfs.simulation.replay import replay

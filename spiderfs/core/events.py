@@ -13,6 +13,10 @@ REFUSED = 2  # the sample was fetched, and landing had no room for it
 UNSTORED = 3  # the sample was fetched, and the store could not take anything (the disk is full)
 WARMED = 4  # the sample was fetched because the user asked for it; nobody has opened it
 OPENED = 5  # a trainer opened a large file; its reads of blocks are accesses of their own, which name no trainer
+# With this bit, nobody has opened the sample: the mount had the kernel read it ahead. The other bits are as above, or
+# all of them are set if it could not be read.
+PUSHED = 16
+UNREAD = 15
 
 ACCESS_RECORD = struct.Struct("<dQQQIIHB5x")
 """The bytes of one `Access` in a pipe: its fields, in their order, and padding."""

@@ -22,6 +22,7 @@ from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import DIRECTORY
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
+from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.open import OpenedSource, open_source
@@ -40,6 +41,11 @@ from spiderfs.views.source import ViewSource
 
 log = logging.getLogger(__name__)
 
+# So many files that are pushed ahead may wait for the source at a time, for each fetch of a worker; and in all. At
+# first it is a few, and more only while more of them bring more (`core/concurrency.py`). From a source 5 ms away, 16 at
+# a time are 3,000 files a second at most.
+PUSHES_PER_FETCH, MOST_PUSHES = 4, 96
+
 SUPERVISOR_ROW, MANAGER_ROW, FIRST_WORKER_ROW = 0, 1, 2
 _BACKLOG = 128
 
@@ -57,6 +63,7 @@ class MountContext:
     resent: ResentRequests
     pending_reads: PendingReads = field(default_factory=PendingReads)
     brought: PendingReads = field(default_factory=PendingReads)
+    pusher_threads: PusherThreads = field(default_factory=PusherThreads)
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)
@@ -75,6 +82,11 @@ class MountContext:
             return layout.cache if not layout.cache.is_dir() else layout.lock
         needed = (layout.run.control_socket, *(environment / DATA_FILE for environment in layout.environments))
         return next((path for path in needed if not os.path.lexists(path)), None)
+
+    @property
+    def pushes(self) -> int:
+        """How many files that are pushed ahead may wait for the source at a time."""
+        return min(PUSHES_PER_FETCH * self.options.fetches, MOST_PUSHES) if self.options.immutable else 0
 
     def row(self, index: int) -> Counters:
         return self.counters.row(index)
@@ -100,7 +112,8 @@ class MountContext:
             # A row of its own: two processes that add to one row could lose a count.
             counters = self.row(row + _rows_of_processes(options) - MANAGER_ROW)
             source = ViewSource(source, makers, options.sample_max_bytes, counters.add)
-        return ReadProcess(source, options.fetches, longest, before, deliver_to, cautious)
+        # A reader's fetch never queues behind files that are pushed ahead.
+        return ReadProcess(source, options.fetches + self.pushes, longest, before, deliver_to, cautious)
 
     def catalogue(self, records: Records) -> Catalogue:
         return Catalogue(records, view=self.view)

@@ -21,10 +21,12 @@ import trio
 
 from spiderfs.core.events import Access
 from spiderfs.core.guided import HubLimits
+from spiderfs.daemon.caching.bringing import Bell
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.capacity import CacheCapacity, source_bytes_of_last_mount
 from spiderfs.daemon.caching.packer import Packer
-from spiderfs.daemon.caching.prefetcher import Bell, Prefetcher
+from spiderfs.daemon.caching.prefetcher import Prefetcher
+from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.daemon.caching.superseded import Superseded
 from spiderfs.daemon.caching.survey import Survey
 from spiderfs.daemon.caching.warmer import Warmer
@@ -128,13 +130,14 @@ class Manager:
             cache,
             catalogue,
             fetcher,
-            client,
             content,
             counters,
             options,
             self._bell,
+            lambda: client.reachable and self._context.counters.source_reachable(),
             training.redirects.has_stand_in,
             training.accounts.fetched_ahead,
+            PushAhead(options, context.pusher_threads, counters, cache, context.pushes) if options.immutable else None,
         )
         self._warmer = Warmer(
             catalogue, lister, fetcher, content, counters, options.sample_max_bytes, self._events.note
@@ -286,6 +289,7 @@ class Manager:
             await trio.sleep(FOLD_PAUSE_S)
 
     def _fold(self, events: list[Access]) -> None:
+        events = self._prefetcher.heard(events)
         try:
             self._cache.fold(events, self._training.heard)
             self._training.note(events)

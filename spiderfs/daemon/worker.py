@@ -100,7 +100,12 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         make_filesystem: Callable[..., Filesystem] = Filesystem
         if immutable:
             make_control = partial(UnopenedControl, forget_name=kernel.forget_name)
-            make_filesystem = partial(UnopenedFilesystem, doubt=kernel.doubt, mounted_at_s=context.mounted_at_s)
+            make_filesystem = partial(
+                UnopenedFilesystem,
+                doubt=kernel.doubt,
+                mounted_at_s=context.mounted_at_s,
+                pusher_threads=context.pusher_threads,
+            )
         filesystem = make_filesystem(
             catalogue=catalogue,
             content=content,

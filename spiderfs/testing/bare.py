@@ -17,6 +17,7 @@ from spiderfs.errors import TryAgain
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.shared.layout import RunLayout
+from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Source
 from spiderfs.store.store import Content, Records
@@ -59,6 +60,9 @@ class NoEvents:
     ) -> None:
         pass
 
+    def flush(self) -> None:
+        pass
+
 
 class NoManager:
     """A `ControlChannel` with nobody behind it; `spiderfs status` says so of such a mount, and goes on."""
@@ -86,13 +90,14 @@ async def bare_filesystem(
     alone: bool = False,
     unasked: Kernel | None = None,
     view: bytes = b"",
+    pusher_threads: PusherThreads | None = None,
     wall_clock: Callable[[], float] = time,
 ) -> AsyncIterator[Bare]:
     """The file system over these parts, which stay the caller's to close; its locks and snapshots lie in `directory`.
 
     `alone` has the meaning that it has for `Fetcher`. `unasked`: a kernel that opens files without asking; the file
-    system is an `UnopenedFilesystem`. `view`: the fingerprint of the views that `source`, a `ViewSource`, shows. The
-    root is known, and all that was fetched is in the store at the end.
+    system is an `UnopenedFilesystem`, which `pusher_threads` ask too. `view`: the fingerprint of the views that
+    `source`, a `ViewSource`, shows. The root is known, and all that was fetched is in the store at the end.
     """
     counters = counters or SharedCounters(1).row(0)
     events = events or NoEvents()
@@ -108,7 +113,12 @@ async def bare_filesystem(
     make_filesystem: Callable[..., Filesystem] = Filesystem
     if unasked is not None:
         make_control = partial(UnopenedControl, forget_name=unasked.forget_name)
-        make_filesystem = partial(UnopenedFilesystem, doubt=unasked.doubt, mounted_at_s=wall_clock())
+        make_filesystem = partial(
+            UnopenedFilesystem,
+            doubt=unasked.doubt,
+            mounted_at_s=wall_clock(),
+            pusher_threads=pusher_threads or PusherThreads(),
+        )
     async with trio.open_nursery() as nursery:
         filesystem = make_filesystem(
             catalogue=catalogue,

@@ -71,3 +71,6 @@ class EventSink(Protocol):
     def note(
         self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
     ) -> None: ...
+
+    def flush(self) -> None:
+        """Tell what was noted now, and not with the next notes."""

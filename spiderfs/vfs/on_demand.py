@@ -28,15 +28,21 @@ class OnDemand:
         self._counters = counters
 
     async def fetch(
-        self, node: Node, block: int = 0, delivery: Delivery | None = None, patience: Patience | None = None
+        self,
+        node: Node,
+        block: int = 0,
+        delivery: Delivery | None = None,
+        patience: Patience | None = None,
+        is_read: bool = True,
     ) -> Fetched:
-        """A whole file (block 0) or one block, as `Fetcher.bring` gives it."""
+        """A whole file (block 0) or one block, as `Fetcher.bring` gives it. `is_read`: somebody waits for it."""
         started = time.perf_counter()
         try:
             fetched = await self._fetcher.bring(node, block, delivery, patience)
         except (SourceNotFound, SourceChanged) as exc:
             raise await self.stale(node) from exc
-        self._count_stall(started)
+        if is_read:
+            self._count_stall(started)
         return fetched
 
     async def read_uncached(self, node: Node, offset: int, size: int) -> bytes:

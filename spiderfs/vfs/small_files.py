@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from spiderfs.core.events import FETCHED, HIT
+from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD
+from spiderfs.errors import SpiderfsError
 from spiderfs.metrics import Counters
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.delivery import Delivery
@@ -125,6 +126,29 @@ class SmallFiles:
         # Without keywords, which take 0.1 us here.
         self._events.note(inode, size, HIT, caller.pid, 0, trainer, wanted)
 
+    async def bring_ahead(self, node: Node, delivery: Delivery | None, is_first: bool) -> bytes | None:
+        """Make the file local, for no reader but because a plan names it; its content, if it was fetched now.
+
+        `is_first`: the manager is told what becomes of this READ.
+        """
+        key = ContentKey(node.inode)
+        note = partial(self._note_pushed, node) if is_first else _note_nothing
+        if not node.stat.size or self._fetcher.stored(key) or await self._fetcher.has_come(key):
+            note(HIT)
+            return None
+        try:
+            fetched = await self._on_demand.fetch(node, delivery=delivery, is_read=False)
+        except SpiderfsError:
+            note(UNREAD)
+            raise
+        fetched.when_settled(note)
+        return fetched.payload
+
+    def _note_pushed(self, node: Node, where: int) -> None:
+        self._events.note(node.inode, node.stat.size, where | PUSHED, 0)
+        # Many wait for this: the manager pushes the next one.
+        self._events.flush()
+
     def note_given(self, stand_in: Attributes, pid: int, trainer: int, wanted: int) -> None:
         """Account for a stand-in that a reader was given at a look-up, where no open will tell of it."""
         self._counters.add("redirects")
@@ -140,3 +164,7 @@ class SmallFiles:
         """For a read that has found nothing here: the bytes have left the store since the open."""
         fetched = await self._on_demand.fetch(node)
         return memoryview(fetched.payload)[offset : offset + size]
+
+
+def _note_nothing(where: int) -> None:
+    pass

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spiderfs.errors import ReadOnly, Stale
+from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry
@@ -42,12 +43,19 @@ class UnopenedFilesystem(Filesystem):
     _control: UnopenedControl
 
     def __init__(
-        self, *, control: UnopenedControl, doubt: Callable[[int], None], mounted_at_s: float, **parts: Any
+        self,
+        *,
+        control: UnopenedControl,
+        doubt: Callable[[int], None],
+        mounted_at_s: float,
+        pusher_threads: PusherThreads,
+        **parts: Any,
     ) -> None:
         """`doubt`: see `Kernel.doubt`. `parts` are those of `Filesystem`."""
         super().__init__(control=control, **parts)
         self._doubt = doubt
         self._mounted_at_s = mounted_at_s
+        self._pusher_threads = pusher_threads
         self._root: SourceStat | None = None
         self._reported: set[int] = set()
 
@@ -60,6 +68,9 @@ class UnopenedFilesystem(Filesystem):
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
         if not self._redirects.gives or not stat.S_ISREG(dentry.stat.mode):
             return await super()._answer(dentry, left, parent, caller)
+        if caller.pid in self._pusher_threads:
+            # Nobody is to be given a stand-in for what is read ahead, whoever has started the daemon.
+            return self._entry(dentry, 0.0)
         before = self._redirects.noted(caller.pid)
         stand_in = await self._stand_ins.given(dentry, parent, caller)
         if stand_in is None:
@@ -137,7 +148,11 @@ class UnopenedFilesystem(Filesystem):
         if self._control.owns(inode):
             return await self._control.read_inode(inode, offset, size)
         try:
-            if offset == 0 and (piece := await self._first_read(inode, size, caller, delivery)) is not None:
+            if caller.pid in self._pusher_threads:
+                piece = await self._pushed_read(inode, offset, size, delivery)
+            else:
+                piece = None if offset else await self._first_read(inode, size, caller, delivery)
+            if piece is not None:
                 self._counters.add("reads")
                 self._counters.add("read_bytes", len(piece))
                 return piece
@@ -150,6 +165,13 @@ class UnopenedFilesystem(Filesystem):
             self._doubt(inode)
             self._report(inode, exc)
             raise
+
+    async def _pushed_read(self, inode: int, offset: int, size: int, delivery: Delivery | None) -> memoryview | None:
+        """Make a small file local for a pusher; its bytes, if it has been fetched for this READ."""
+        # There may be several READs of one file, in any order; what is told is the answer to the first one.
+        node = self._catalogue.node(inode)
+        fetched = await self._small_files.bring_ahead(node, None if offset else delivery, is_first=offset == 0)
+        return None if fetched is None else memoryview(fetched)[offset : offset + size]
 
     async def _first_read(
         self, inode: int, size: int, caller: Caller, delivery: Delivery | None

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from spiderfs.core.events import FETCHED, HIT
+from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD
 from spiderfs.errors import ReadOnly, SourceUnavailable, Stale
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached
+from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
@@ -25,6 +26,7 @@ from spiderfs.vfs.rules import FOREVER_S, Settings
 from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
 CALLER = Caller(0, 0, os.getpid())
+PUSHER = Caller(0, 0, os.getppid())
 LIST, TRAINER = 3, 7
 SETTINGS = Settings(ttl_s=FOREVER_S, sample_max_bytes=1 << 16)
 
@@ -38,6 +40,9 @@ class Events:
     ) -> None:
         self.noted.append((inode, where, trainer, wanted))
 
+    def flush(self) -> None:
+        pass
+
 
 class Harness:
     """`x` and `h` are two files; what is asked of the file system is asked by this thread."""
@@ -50,8 +55,8 @@ class Harness:
     async def lookup(self, name: bytes) -> int:
         return (await self.fs.lookup(ROOT_INODE, name, CALLER)).attributes.inode
 
-    async def read(self, inode: int, offset: int = 0, size: int = 100) -> bytes:
-        piece = bytes(await self.fs.read_unopened(inode, offset, size, CALLER))
+    async def read(self, inode: int, offset: int = 0, size: int = 100, caller: Caller = CALLER) -> bytes:
+        piece = bytes(await self.fs.read_unopened(inode, offset, size, caller))
         self.bare.content.end_read()
         await self.bare.fetcher.drain()
         return piece
@@ -71,10 +76,11 @@ def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
         source.add(b"h", b"content of h, longer")
         source.add(b"large", bytes(range(256)) * 1024)
         content.set_capacity(1 << 20)
-        kernel, events = FakeKernel(), Events()
+        kernel, events, threads = FakeKernel(), Events(), PusherThreads()
+        threads.replace([PUSHER.pid])
         async with bare_filesystem(
             source, content, records, directory, settings=SETTINGS, limits=SourceLimits(attempts=1), events=events,
-            alone=True, unasked=kernel,
+            alone=True, unasked=kernel, pusher_threads=threads,
         ) as bare:  # fmt: skip
             with trio.fail_after(20):
                 await test(Harness(source, kernel, bare, events, records))
@@ -203,6 +209,43 @@ def test_while_trainers_may_be_given_stand_ins_no_name_is_believed(tmp_path: Pat
         assert await believed() == {0.0}
         harness.bare.redirects.set_trainers([], "trainer")
         assert min(await believed()) > FOREVER_S - 60
+
+    run(tmp_path, test)
+
+
+def test_what_is_pushed_ahead_is_fetched_and_counts_for_no_reader(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        x, h = await harness.lookup(b"x"), await harness.lookup(b"h")
+        assert await harness.read(x, 0, 8, PUSHER) == b"content "
+        assert await harness.read(x, 0, 8, PUSHER) == b"content "
+        harness.source.fail_next(SourceUnavailable("the source is away"))
+        with pytest.raises(SourceUnavailable):
+            await harness.read(h, caller=PUSHER)
+        harness.source.change(b"h", b"another content")
+        with pytest.raises(Stale):
+            await harness.read(h, caller=PUSHER)
+        assert await harness.read(x, 8, 4, PUSHER) == b"of x", "of a file's READs only the first is told"
+        pushed = [(x, FETCHED | PUSHED), (x, HIT | PUSHED), (h, UNREAD | PUSHED), (h, UNREAD | PUSHED)]
+        assert harness.events.noted == [(inode, where, 0, 0) for inode, where in pushed]
+        counters = harness.bare.counters
+        assert (counters.value("opens"), counters.value("stall_microseconds")) == (0, 0)
+        assert await harness.read(x) == b"content of x"
+        assert (counters.value("opens"), counters.value("opens_hit")) == (1, 1)
+
+    run(tmp_path, test)
+
+
+def test_what_is_pushed_ahead_is_no_stand_in(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        x, h = await harness.lookup(b"x"), await harness.lookup(b"h")
+        await harness.read(h)
+        harness.attach()
+        harness.redirect(x, h)
+        parent = Attached(TRAINER, PUSHER.pid, started_at(PUSHER.pid), (LIST,))
+        harness.bare.redirects.set_trainers([parent], "trainer")
+        found = await harness.fs.lookup(ROOT_INODE, b"x", PUSHER)
+        assert (found.attributes.inode, found.timeout_s) == (x, 0.0)
+        assert (await harness.fs.lookup(ROOT_INODE, b"x", CALLER)).attributes.inode == h
 
     run(tmp_path, test)
 

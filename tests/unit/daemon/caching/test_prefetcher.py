@@ -18,8 +18,9 @@ from spiderfs.core.events import HIT, REFUSED, Access
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.core.schedule import PROVEN_OPENS, PlannedReader
+from spiderfs.daemon.caching.bringing import Bell
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES, Bell, Prefetcher
+from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES, Prefetcher
 from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
@@ -169,11 +170,11 @@ class Harness:
             self.cache,
             catalogue,
             self.fetcher,
-            self.client,
             self.content,
             row,
             options,
             self.bell,
+            lambda: self.client.reachable,
             self.stand_ins.__contains__,
             lambda trainer, size: self.told.append((trainer, size)),
         )
@@ -445,11 +446,11 @@ def test_who_leaves_is_fetched_for_no_more(tmp_path: Path) -> None:
         harness.plan(range(100))
         await trio.sleep(1)
         harness.cache.engine.unplan(TRAINER)
-        under_way = len(harness.prefetcher.under_way)
+        under_way = harness.prefetcher.status().under_way
         before = len(harness.fetched)
         await trio.sleep(60)
         assert len(harness.fetched) <= before + under_way < 50
-        assert harness.prefetcher.under_way == set()
+        assert harness.prefetcher.status().under_way == 0
 
     run(tmp_path, test)
 

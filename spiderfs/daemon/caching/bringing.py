@@ -1,0 +1,101 @@
+"""What the ways to bring planned samples near have in common: their port, and the bell that wakes who uses them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import trio
+
+from spiderfs.core.concurrency import Concurrency
+from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
+from spiderfs.core.schedule import PlannedReader
+from spiderfs.vfs.catalogue import Node
+
+
+class Verdict(enum.Enum):
+    """What is to be done about a sample that a reader will read: bring it, leave it, or bring nothing more for now."""
+
+    BRING = 1
+    LEAVE = 2
+    ENOUGH = 3
+
+
+class Brought(NamedTuple):
+    """What became of a sample.
+
+    `where` is as in `core.events`; None if it was not brought. `size` is in bytes, and `took_s` how long it took to
+    fetch. One that has `failed` is left to its reader for a while.
+    """
+
+    where: int | None
+    size: int = 0
+    took_s: float = 0.0
+    failed: bool = False
+
+    @property
+    def fetched(self) -> bool:
+        return self.where in (FETCHED, REFUSED, UNSTORED)
+
+
+Done = Callable[[Node, PlannedReader, Brought], None]
+"""Is told for which reader a sample was brought."""
+
+
+class Way(Protocol):
+    """How samples are brought near: into the store, or into the kernel's page cache too."""
+
+    looks_again: bool
+    """Whether a sample that was looked at before may have to be brought now: it was evicted, or there is room now."""
+
+    concurrency: Concurrency
+    """How many fetches at a time are worth it."""
+
+    @property
+    def under_way(self) -> int:
+        """How many samples are being fetched."""
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """To be called once, before anything else."""
+
+    def look(self, readers: tuple[PlannedReader, ...], again: bool, idle: bool) -> None:
+        """Take note of how far readers have come.
+
+        `again`: samples that were looked at before are looked at again. `idle`: there was nothing to bring just now.
+        """
+
+    def window(self, reader: PlannedReader) -> int:
+        """How many positions ahead of a reader may be brought near now."""
+
+    def has_room(self) -> bool:
+        """Whether one more sample may be brought now."""
+
+    def is_near(self, inode: int) -> bool:
+        """Whether the sample is there already, or is on its way."""
+
+    def judge(self, node: Node) -> Verdict:
+        """What is to be done about a sample that is not near."""
+
+    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
+        """Begin to bring a sample for this position of a reader; `done` is called later."""
+
+    def is_ready(self, inode: int) -> bool:
+        """Whether a reader could read the sample now without waiting for the source."""
+
+
+class Bell:
+    """Wakes the prefetcher. A component that brings news of plans or readers is made before it, and rings this bell."""
+
+    def __init__(self) -> None:
+        self._rung = trio.Event()
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    def silence(self) -> None:
+        """Forget earlier rings: the next `wait` ends only at a ring that comes after this call."""
+        self._rung = trio.Event()
+
+    async def wait(self) -> None:
+        await self._rung.wait()

@@ -1,0 +1,117 @@
+"""Brings planned samples into the store, as far as the engine would keep them: the way of mounts that are asked for
+each open.
+
+The window is as long as the samples that are read while some fetches take place. But it is never more than a small part
+of the cache, because a sample that is fetched long before its use takes the room of another one; in a small cache it is
+what opens turn out to need (`core/window.py`).
+
+A sample is fetched only if the engine would keep it now, that is, if the samples that leave for it are needed later. If
+the engine would not, no sample behind it in the plans is worth fetching either.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import trio
+
+from spiderfs.core.concurrency import Concurrency
+from spiderfs.core.events import FETCHED
+from spiderfs.core.schedule import PlannedReader
+from spiderfs.core.window import LEAST, Window
+from spiderfs.daemon.caching.bringing import Brought, Done, Verdict
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.errors import SpiderfsError
+from spiderfs.store.store import ContentKey
+from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.fetcher import Fetcher
+
+log = logging.getLogger(__name__)
+
+# The window is so many seconds of reading long, or so many fetches if these take longer. So a reader does not notice a
+# source that stops for a moment.
+AHEAD_S = 2.0
+AHEAD_LATENCIES = 8
+# The window is at most this share of the cache: benchmarks/training/lookahead.py says what a longer one costs. But
+# loader workers take whole batches at once. So in a small cache the window is as long as opens turn out to need, up to
+# the larger share, or a few samples if these have room at all.
+AHEAD_SHARE = 0.02
+BURST_SHARE = 0.1
+BURST_ROOM = 0.25
+
+
+class FetchAhead:
+    """See `Way`."""
+
+    looks_again = True
+
+    def __init__(self, cache: CacheControl, fetcher: Fetcher, most: int) -> None:
+        """At most `most` samples are fetched at a time."""
+        self._cache = cache
+        self._fetcher = fetcher
+        self.concurrency = Concurrency(most)
+        self._windows: dict[PlannedReader, Window] = {}
+        self._fetching: set[int] = set()
+        self._nursery: trio.Nursery | None = None
+
+    @property
+    def under_way(self) -> int:
+        return len(self._fetching)
+
+    def start(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+
+    def look(self, readers: tuple[PlannedReader, ...], again: bool, idle: bool) -> None:
+        if again:
+            self._windows = {reader: self._window(reader) for reader in readers}
+        for reader in readers:
+            self._window(reader).opened(reader.opens, reader.late, idle)
+
+    def window(self, reader: PlannedReader) -> int:
+        engine = self._cache.engine
+        ahead_s = max(AHEAD_S, AHEAD_LATENCIES * self.concurrency.latency_s)
+        mean_bytes = engine.used_bytes / len(engine.members) if engine.members else 1.0
+        cached = engine.budget_bytes / mean_bytes
+        burst = min(self._window(reader).samples, max(cached * BURST_SHARE, LEAST), cached * BURST_ROOM)
+        most = max(cached * AHEAD_SHARE, burst)
+        # A slow reader's window has work for all fetches at a time, too; but a sample without room is fetched in vain.
+        return max(1, int(min(max(ahead_s / reader.pace_s, 2 * self.concurrency.limit), most)))
+
+    def _window(self, reader: PlannedReader) -> Window:
+        return self._windows.setdefault(reader, Window(reader.opens, reader.late))
+
+    def has_room(self) -> bool:
+        return len(self._fetching) < self.concurrency.limit
+
+    def is_near(self, inode: int) -> bool:
+        if inode in self._cache.engine.members or inode in self._fetching:
+            return True
+        key = ContentKey(inode)
+        return self._fetcher.stored(key) or self._fetcher.under_way(key)
+
+    def judge(self, node: Node) -> Verdict:
+        if self._cache.engine.would_keep(node.inode, node.stat.size):
+            return Verdict.BRING
+        return Verdict.ENOUGH if self._cache.engine.could_keep(node.inode, node.stat.size) else Verdict.LEAVE
+
+    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
+        assert self._nursery is not None
+        self._fetching.add(node.inode)
+        self._nursery.start_soon(self._fetch, node, reader, done)
+
+    async def _fetch(self, node: Node, reader: PlannedReader, done: Done) -> None:
+        started = trio.current_time()
+        brought = Brought(None, failed=True)
+        try:
+            payload, where = await self._fetcher.fetch(node)
+            # A fetch was in vain if its bytes have not reached the store.
+            brought = Brought(where, len(payload), trio.current_time() - started, where != FETCHED)
+        except SpiderfsError as exc:
+            log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)
+        finally:
+            self._fetching.discard(node.inode)
+            done(node, reader, brought)
+
+    def is_ready(self, inode: int) -> bool:
+        return inode in self._cache.engine.members

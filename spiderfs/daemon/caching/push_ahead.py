@@ -1,0 +1,234 @@
+"""Has the kernel read planned samples ahead: the way of mounts whose files the kernel opens by itself.
+
+A process that is a client of the mount like any other one (`push_process.py`) asks the kernel for the pages of a file.
+The worker that gets the READ fetches the file, if it is not in the store, and tells in its events that it has answered
+it. So store and page cache are filled before the reader comes, and what is in the store alone is brought too.
+
+All that comes within a window is pushed, in the order in which it will be read, whether the store would keep it or not:
+it waits in the page cache for its reader. What enters the store is decided by the engine, as for every file that lands.
+The window ends where there would be more bytes in the page cache than `most_bytes` that were pushed and that their
+readers have not taken yet; the kernel alone knows what else it keeps.
+
+Of pushes that wait for the source, a few are under way at a time, as many as bring more (`core/concurrency.py`). In all
+the kernel has far fewer of our requests than its limit on those in the background, which readers need too
+(`fuse/wire.py`): a source that hangs must not hold up readers of what is cached.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import trio
+
+from spiderfs.core.concurrency import Concurrency
+from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD, Access
+from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.schedule import PlannedReader
+from spiderfs.daemon.caching.bringing import Brought, Done, Verdict
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.push_process import IN_MEMORY
+from spiderfs.daemon.caching.pusher import Pusher
+from spiderfs.linux.memory import memory_bytes
+from spiderfs.metrics import Counters
+from spiderfs.options.model import Options
+from spiderfs.shared.pusher_threads import PusherThreads
+from spiderfs.vfs.catalogue import Node
+
+log = logging.getLogger(__name__)
+
+# The window is so many seconds of reading long, or so many fetches if these take longer.
+AHEAD_S = 2.0
+AHEAD_LATENCIES = 8
+# Requests that pushes have in the kernel at a time; its limit is four times that (`fuse/wire.py`).
+MOST_REQUESTS = 128
+# So many bytes may wait in the page cache for their readers, and no more than this share of the machine's memory, or of
+# what the daemon's control group may have.
+MOST_BYTES, MEMORY_SHARE = 256 << 20, 1 / 16
+# The pusher opens so many files at a time.
+MOST_THREADS = 16
+# The kernel asks for so much of a file at a time, or less.
+_REQUEST_BYTES = 128 << 10
+# A push of which no worker has told anything by then is given up: its READ was never sent, or its worker was killed.
+# The first is rare: a reader asked for the file's pages in the same moment.
+_LOST_S = 5.0
+
+
+class _Order(NamedTuple):
+    node: Node
+    reader: PlannedReader
+    done: Done
+    stored: bool
+    requests: int
+    ordered_s: float
+    """By the clock of the workers' events."""
+
+
+class _Waiting:
+    """The samples of one reader that wait in the page cache: positions and bytes, in the order of pushes."""
+
+    def __init__(self, epoch: PlannedEpoch) -> None:
+        self.epoch = epoch
+        self.samples: deque[tuple[int, int, int]] = deque()
+        self.bytes = 0
+
+
+class PushAhead:
+    """See `Way`."""
+
+    def __init__(
+        self,
+        options: Options,
+        threads: PusherThreads,
+        counters: Counters,
+        cache: CacheControl,
+        most: int,
+        most_bytes: int | None = None,
+    ) -> None:
+        """At most `most` pushes wait for the source at a time."""
+        self.concurrency = Concurrency(most)
+        # Look-ups may have to ask the source, of which readers need half of what a worker may ask at a time.
+        at_a_time = max(1, min(options.fetches // 2, MOST_THREADS))
+        self._pusher = Pusher(options.mountpoint, at_a_time, threads, self._answered, self._lost)
+        self._counters = counters
+        self._engine = cache.engine
+        self._patience_s = options.source_timeout_s + _LOST_S
+        self._most_bytes = most_bytes or min(MOST_BYTES, int(memory_bytes() * MEMORY_SHARE))
+        self._orders: dict[int, _Order] = {}
+        self._fetching = self._requests = self._waiting_bytes = 0
+        self._waiting: dict[PlannedReader, _Waiting] = {}
+        self._near: dict[int, int] = {}
+        self.looks_again = False
+        self.able = True
+        """False where the kernel does not say what it has in memory: then nobody would tell of most pushes."""
+
+    @property
+    def under_way(self) -> int:
+        return self._fetching
+
+    def start(self, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self._pusher.run)
+
+    def look(self, readers: tuple[PlannedReader, ...], again: bool, idle: bool) -> None:
+        if readers:
+            self._pusher.need()
+        for reader in [reader for reader in self._waiting if reader not in readers]:
+            self._forget(reader)
+        for reader in readers:
+            waiting = self._waiting.get(reader)
+            if waiting is None or waiting.epoch is not reader.epoch:
+                self._forget(reader)
+                waiting = self._waiting[reader] = _Waiting(reader.epoch)
+            while waiting.samples and waiting.samples[0][0] < reader.reached:
+                self._take(waiting)
+        if again:
+            self.looks_again = False
+            self._give_up()
+
+    def _forget(self, reader: PlannedReader) -> None:
+        waiting = self._waiting.pop(reader, None)
+        while waiting is not None and waiting.samples:
+            self._take(waiting)
+
+    def _take(self, waiting: _Waiting) -> None:
+        _, inode, size = waiting.samples.popleft()
+        self._waiting_bytes -= size
+        self._near[inode] -= 1
+        if not self._near[inode]:
+            del self._near[inode]
+
+    def window(self, reader: PlannedReader) -> int:
+        ahead_s = max(AHEAD_S, AHEAD_LATENCIES * self.concurrency.latency_s)
+        return max(1, int(max(ahead_s / reader.pace_s, 2 * self.concurrency.limit)))
+
+    def has_room(self) -> bool:
+        return self._pusher.ready and self._fetching < self.concurrency.limit and self._requests < MOST_REQUESTS
+
+    def is_near(self, inode: int) -> bool:
+        return inode in self._orders
+
+    def judge(self, node: Node) -> Verdict:
+        # One sample may wait, however large it is.
+        full = self._waiting_bytes and self._waiting_bytes + node.stat.size > self._most_bytes
+        return Verdict.ENOUGH if full else Verdict.BRING
+
+    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
+        size = node.stat.size
+        stored = node.inode in self._engine.members
+        requests = -(-size // _REQUEST_BYTES)
+        if not self._pusher.order(node.inode, node.path):
+            done(node, reader, Brought(None))
+            return
+        self._orders[node.inode] = _Order(node, reader, done, stored, requests, time.time())
+        self._requests += requests
+        self._fetching += not stored
+        waiting = self._waiting.get(reader)
+        if waiting is None:
+            waiting = self._waiting[reader] = _Waiting(reader.epoch)
+        waiting.samples.append((position, node.inode, size))
+        self._waiting_bytes += size
+        self._near[node.inode] = self._near.get(node.inode, 0) + 1
+
+    def is_ready(self, inode: int) -> bool:
+        return inode in self._engine.members or (inode in self._near and inode not in self._orders)
+
+    # -- what becomes of orders
+
+    def heard(self, accesses: list[Access]) -> Iterator[int]:
+        """Take note of what workers have told; gives each inode that landed although no order waits for it any more."""
+        for access in accesses:
+            pushed = bool(access.where & PUSHED)
+            where: int | None = access.where & ~PUSHED
+            if where == UNREAD:
+                where = None
+            elif pushed:
+                self._counters.add("pushed")
+            order = self._pop(access.inode)
+            if order is None:
+                if pushed and where == FETCHED:
+                    yield access.inode
+                continue
+            took_s = max(0.0, access.time_s - order.ordered_s)
+            # The reader itself may have been quicker.
+            order.done(order.node, order.reader, Brought(where if pushed else HIT, access.size, took_s, where is None))
+
+    def _answered(self, inode: int, outcome: int) -> None:
+        if outcome in (errno.ENOSYS, errno.EPERM) and self.able:
+            self.able = False
+            log.info("the kernel does not say what it has in memory: plans are followed by fetches into the store")
+        order = self._pop(inode)
+        if order is None:
+            return
+        failed = outcome != IN_MEMORY
+        if failed:
+            log.debug("%s could not be pushed: %s", os.fsdecode(order.node.path), os.strerror(outcome))
+        order.done(order.node, order.reader, Brought(None if failed else HIT, failed=failed))
+
+    def _lost(self) -> None:
+        # What was pushed is still in memory; the next process finds that out.
+        self.looks_again = True
+        for reader in list(self._waiting):
+            self._forget(reader)
+        for inode in list(self._orders):
+            order = self._pop(inode)
+            assert order is not None
+            order.done(order.node, order.reader, Brought(None))
+
+    def _give_up(self) -> None:
+        overdue_s = time.time() - self._patience_s
+        while self._orders and (inode := next(iter(self._orders))) and self._orders[inode].ordered_s < overdue_s:
+            order = self._pop(inode)
+            assert order is not None
+            order.done(order.node, order.reader, Brought(None, failed=True))
+
+    def _pop(self, inode: int) -> _Order | None:
+        order = self._orders.pop(inode, None)
+        if order is not None:
+            self._requests -= order.requests
+            self._fetching -= not order.stored
+        return order

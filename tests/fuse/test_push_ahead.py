@@ -1,0 +1,147 @@
+"""Planned samples are pushed ahead in an immutable mount: by whom, and what is counted and is not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mounting import Mounted, Process, children, eventually, mounted, run_spiderfs
+from reading import write_files
+
+from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES
+from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
+
+FILES, SIZE = 60, 300_000
+NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
+assert FILES <= UNPROVEN_SAMPLES, "nobody shows here that a plan is followed"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    write_files(source, dict.fromkeys(NAMES, SIZE))
+    return source
+
+
+@contextlib.contextmanager
+def planned(mount: Mounted, epochs: Sequence[int] = (0,)) -> Iterator[None]:
+    """Be a trainer that says that it will read all files."""
+    decoder = Decoder()
+    with socket.socket(socket.AF_UNIX) as hook:
+        hook.settimeout(30)
+
+        def tell(message: Message) -> None:
+            hook.sendall(encode(message))
+
+        def hear() -> None:
+            while not any(isinstance(answer, Ok) for answer in decoder.feed(hook.recv(1 << 16))):
+                pass
+
+        hook.connect(os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n")))
+        tell(Hello("test", "test"))
+        hear()
+        paths = b"".join(os.fsencode(name) + b"\0" for name in NAMES)
+        labels = np.arange(FILES, dtype=np.int32) % 4
+        tell(Samples("train", "train", FILES, 0, labels, np.frombuffer(paths, np.uint8)))
+        hear()
+        tell(Plan("train", 0, 0, True, np.arange(FILES, dtype=np.uint32)))
+        yield
+
+
+def pusher(mount: Mounted) -> int:
+    """The pid of the process that pushes, once there is one."""
+
+    def found() -> int:
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(mount.manager())}
+        return next((pid for pid, command in commands.items() if b"push_process" in command), 0)
+
+    return eventually(found, what="a pusher")
+
+
+def pushed(mount: Mounted, files: int = FILES) -> None:
+    eventually(lambda: mount.metric("pushed") >= files, what="pushed files")
+
+
+def drop_pages(mount: Mounted) -> None:
+    for name in NAMES:
+        with open(mount.point / name, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_planned_files_are_in_memory_before_anybody_opens_them(source: Path, tmp_path: Path, workers: int) -> None:
+    with mounted(source, tmp_path / "m", immutable="on", workers=workers, source__latency_ms=5) as mount:
+        with planned(mount):
+            pushed(mount)
+            (job,) = mount.stats()["jobs"]
+            assert (job["samples"], job["origin_bytes"]) == (0, FILES * SIZE)
+        for name in NAMES:
+            assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+        metrics = mount.stats()["metrics"]
+        assert (metrics["prefetched"], metrics["origin_bytes"]) == (FILES, FILES * SIZE)
+        # The kernel had all of it.
+        assert (metrics["opens"], metrics["opens_hit"], metrics["stall_microseconds"]) == (0, 0, 0)
+        assert metrics["pushed"] == FILES
+
+
+def test_what_is_in_the_store_alone_is_pushed_too(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", immutable="on") as mount:
+        with planned(mount):
+            pushed(mount)
+        eventually(lambda: mount.stats()["sections"]["landing"]["entries"] == 0)
+        drop_pages(mount)
+        with planned(mount):
+            pushed(mount, 2 * FILES)
+        metrics = mount.stats()["metrics"]
+        assert (metrics["prefetched"], metrics["origin_reads"], metrics["opens"]) == (FILES, FILES, 0)
+
+
+def test_the_process_that_pushes_holds_nothing_of_the_daemons(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", immutable="on") as mount:
+        assert len(children(mount.manager())) == 1, "it is made when it is needed"
+        with planned(mount):
+            pid = pusher(mount)
+            pushed(mount)
+            held = {os.readlink(f"/proc/{pid}/fd/{fd}").split(":")[0] for fd in os.listdir(f"/proc/{pid}/fd")}
+            assert held == {"socket", "/dev/null"}
+            mapped = Path(f"/proc/{pid}/maps").read_text()
+            assert "/dev/fuse" not in mapped
+            assert os.fspath(tmp_path) not in mapped
+            assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+        process = Process(pid)
+        assert run_spiderfs("umount", mount.point).returncode == 0
+        assert process.ended(10)
+
+
+def test_another_process_follows_one_that_was_killed(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", immutable="on") as mount:
+        mount.expect("the process that pushes files ahead has ended")
+        for name in NAMES:
+            (mount.point / name).stat()
+        mount.change("source.hang", 1)
+        with planned(mount):
+            first = pusher(mount)
+            eventually(lambda: "train" in mount.control("plan").read_text())
+            os.kill(first, signal.SIGKILL)
+            eventually(lambda: pusher(mount) != first, what="another pusher")
+            mount.change("source.hang", 0)
+            # Those of which nobody knows whether the first one had asked for them are looked at again.
+            eventually(lambda: mount.metric("prefetched") == FILES, what="all files")
+
+
+def test_an_unmount_does_not_wait_for_what_is_pushed(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", immutable="on", source__latency_ms=200) as mount, planned(mount):
+        process = Process(pusher(mount))
+        eventually(lambda: mount.metric("pushed"))
+        begin = time.monotonic()
+        done = run_spiderfs("umount", mount.point)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert time.monotonic() - begin < 10
+        assert process.ended(10)

@@ -19,6 +19,7 @@ import socket
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -37,12 +38,13 @@ FUSE_CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 # A live mount answers in 0.1 ms; a mount that needs longer than this limit counts as hung.
 PROBE_TIMEOUT_S = 2.0
+# Files that the mount itself pushes ahead are open for a moment each. If it is in use for longer, others use it.
+IN_USE_S = 0.5
 # The daemon itself answers this attribute of a mount's root: neither the source nor the kernel's memory can.
 PROBE_XATTR = "user.spiderfs.client"
 
 # Several dead mounts can lie on one mount point. The limit ends the loop if something mounts there again and again.
 MAX_STACKED_MOUNTS = 16
-
 # The kernel follows as many symbolic links, see path_resolution(7).
 MAX_SYMLINKS = 40
 
@@ -219,7 +221,9 @@ def widen_read_ahead(path: str | Path) -> None:
 def unmount(path: str | Path, lazy: bool = False) -> None:
     """Unmount what is at this path; `lazy` unmounts even while programs use the mount or while it hangs."""
     here = canonical(path)
-    failure = _umount2(here, lazy) if os.geteuid() == 0 else _fusermount(here, lazy)
+    attempt, until_s = _umount2 if os.geteuid() == 0 else _fusermount, time.monotonic() + IN_USE_S
+    while (failure := attempt(here, lazy)) == errno.EBUSY and time.monotonic() < until_s:
+        time.sleep(0.005)
     if failure == 0:
         return
     if failure == errno.EBUSY:

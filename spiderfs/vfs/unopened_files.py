@@ -148,6 +148,7 @@ class UnopenedFilesystem(Filesystem):
         if self._control.owns(inode):
             return await self._control.read_inode(inode, offset, size)
         try:
+            piece: memoryview | bytes | None
             if caller.pid in self._pusher_threads:
                 piece = await self._pushed_read(inode, offset, size, delivery)
             else:

@@ -139,6 +139,14 @@ def test_a_failed_unmount_is_one_line(
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_an_unmount_waits_a_moment_for_files_that_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [errno.EBUSY, errno.EBUSY, 0]
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(mounts, "_umount2", lambda path, lazy: answers.pop(0))
+    mounts.unmount(tmp_path)
+    assert answers == []
+
+
 def test_messages_of_fusermount_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "fusermount3"
     script.write_text('#!/bin/sh\necho "fusermount3: failed to unmount $4: Device or resource busy" >&2\nexit 1\n')

@@ -31,6 +31,7 @@
         ├── Stale (ESTALE)
         ├── DeadlyRequest (EIO)        worker after worker has died at this request
         └── TryAgain (EAGAIN)          the manager is being started again, or too many control files are open
+            └── Busy (EBUSY)           the same from read(2), whose EAGAIN many programs take for "nothing yet"
 
 StoreCorrupt is not in this tree. It is for nobody on the way, like SystemExit: it ends the process that meets it.
 
@@ -185,3 +186,7 @@ class DeadlyRequest(FileSystemError):
 
 class TryAgain(FileSystemError):
     errno = errno.EAGAIN
+
+
+class Busy(TryAgain):
+    errno = errno.EBUSY

@@ -7,6 +7,7 @@ the daemon's log holds a warning that the test did not announce.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -38,6 +39,8 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.05
 _TROUBLE = re.compile(r" (WARNING|ERROR|CRITICAL) |^Traceback|^\w*(Error|Exception):")
 # What mounts are made with that say nothing of it, a binding or `immutable`: see the fixture of this name.
 binding = "kernel"
+# The answer of a control file while there is no manager: from open(2), or in an immutable mount from read(2).
+NO_MANAGER = (errno.EAGAIN, errno.EBUSY)
 _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 
 
@@ -171,8 +174,12 @@ class Mounted:
         def read() -> dict[str, Any] | None:
             try:
                 stats: dict[str, Any] = json.loads(self.control("stats.json").read_bytes())
-            except (BlockingIOError, json.JSONDecodeError):
+            except json.JSONDecodeError:
                 return None
+            except OSError as exc:
+                if exc.errno in NO_MANAGER:
+                    return None
+                raise
             return stats
 
         found = eventually(read, what="stats.json")

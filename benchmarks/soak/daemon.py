@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -294,8 +295,8 @@ class Daemon:
         while True:
             try:
                 return ask()
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
+            except OSError as exc:
+                if exc.errno not in (errno.EAGAIN, errno.EBUSY) or time.monotonic() > deadline_s:
                     raise
             time.sleep(POLL_S)
 

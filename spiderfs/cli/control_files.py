@@ -71,7 +71,7 @@ def explained(mount: Mount, exc: OSError) -> MountError:
         return MountError(f"the daemon of {here} is dead: unmount with 'spiderfs umount {here}', or mount again")
     if exc.errno in (errno.EACCES, errno.EPERM):
         return MountError(f"this user may not read {here}: run the command as the user who mounted it, or as root")
-    if exc.errno == errno.EAGAIN:
+    if exc.errno in (errno.EAGAIN, errno.EBUSY):
         return MountError(
             f"the control files of {here} cannot be used now: try again in a moment, and if that does not help,"
             " see the daemon's log"

@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 
 import trio
 
-from spiderfs.errors import AccessDenied, InvalidArgument, IsADirectory, NotFound, ReadOnly, TryAgain
+from spiderfs.errors import AccessDenied, Busy, InvalidArgument, IsADirectory, NotFound, ReadOnly, TryAgain
 from spiderfs.shared.layout import RunLayout
 from spiderfs.vfs.catalogue import FIRST_INODE
 from spiderfs.vfs.snapshots import Snapshots
@@ -271,15 +271,22 @@ class UnopenedControl(Control):
         return ControlAttributes(inode, found.mode, self._snapshots.size(_handle(inode)) or 0)
 
     async def begin_reading(self, inode: int) -> ControlAttributes:
-        """The attributes for somebody who reads, with the size of the text; the first read makes the snapshot."""
+        """The attributes for somebody who reads, with the size of the text; the first read makes the snapshot.
+
+        Raises Busy while there is no manager.
+        """
         handle = _handle(inode)
         if _index(handle) == _LOG:
             # What was logged before can be read without a manager.
             with contextlib.suppress(TryAgain):
                 await self._channel.render(_name(handle), lambda piece: None)
         elif self._snapshots.size(handle) is None:
-            with self._snapshots.begin(handle) as snapshot:
-                await self._channel.render(_name(handle), snapshot.write)
+            try:
+                with self._snapshots.begin(handle) as snapshot:
+                    await self._channel.render(_name(handle), snapshot.write)
+            except TryAgain as exc:
+                # Python's read() returns None for EAGAIN.
+                raise Busy(str(exc)) from exc
             await self._let_go_when_closed(handle)
         return self.getattr(inode)
 

@@ -207,11 +207,12 @@ def test_config_of_a_mount_that_fails(mounted: Path) -> None:
     assert "cannot be used" in refusal("config", mounted)
 
 
-def test_a_control_file_that_cannot_be_opened_now_may_have_two_reasons(
-    mounted: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EBUSY])
+def test_a_control_file_that_cannot_be_read_now_may_have_two_reasons(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(*arguments: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(control_files, "within", refuse)
     for command in ("status", "config"):

@@ -170,7 +170,8 @@ class Supervisor:
         """
         failed = True
         try:
-            self._start_all()
+            for index in (MANAGER, *range(self._context.options.workers)):
+                self._start(index)
             self._watch(report)
             failed = False
         finally:
@@ -180,11 +181,6 @@ class Supervisor:
             else:
                 mounts.unmount_or_detach(self._context.options.mountpoint)
             self._stop()
-
-    def _start_all(self) -> None:
-        self._start(MANAGER)
-        for index in range(self._context.options.workers):
-            self._start(index)
 
     # -- children
 
@@ -313,7 +309,14 @@ class Supervisor:
         log.warning("the cache is damaged and is built anew")
         self._end_all_and_start_again()
         environment.wipe(self._context.layout.store)
+        self._forget_what_inodes_mean()
+
+    def _forget_what_inodes_mean(self) -> None:
+        """The store is a new one, and all workers have ended."""
         self._counters.add("store_rebuilds")
+        if self._context.options.immutable:
+            # The kernel believes names for good, and would read by inodes of which no worker knows the path.
+            self._kernel.forget_names()
 
     def _end_all_and_start_again(self) -> None:
         """Kill all children, and start them again at once, or when the last of the planned restarts is due."""
@@ -345,7 +348,7 @@ class Supervisor:
         log.warning("%s has gone: the cache is made anew with what is left of it", missing)
         self._end_all_and_start_again()
         if environment.claim(context.layout.store) or not context.layout.content.exists():
-            self._counters.add("store_rebuilds")
+            self._forget_what_inodes_mean()
         publish_options(context.layout.run, context.options)
 
     # -- the end

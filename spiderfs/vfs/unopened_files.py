@@ -22,7 +22,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from spiderfs.errors import ReadOnly, Stale
+from spiderfs.errors import ReadOnly, SourceUnavailable, Stale
 from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _WRITE_BITS = 0o222
 # Files of which the log has said that they have changed; when there are more, it may say so again.
 _REPORTED = 4096
+# READs that have failed and may be sent once more, at most; and how soon, on a busy machine.
+_FAILURES, _SAME_CALL_S = 1024, 1.0
 
 
 class UnopenedFilesystem(Filesystem):
@@ -58,6 +60,8 @@ class UnopenedFilesystem(Filesystem):
         self._pusher_threads = pusher_threads
         self._root: SourceStat | None = None
         self._reported: set[int] = set()
+        # Of the inode and the thread of a first READ that has just failed: when, and with which error.
+        self._failed: dict[tuple[int, int], tuple[float, type[SourceUnavailable], str]] = {}
 
     # -- names and attributes
 
@@ -147,6 +151,8 @@ class UnopenedFilesystem(Filesystem):
         """As `read`. The process that reads the file may answer through `delivery` before this returns."""
         if self._control.owns(inode):
             return await self._control.read_inode(inode, offset, size)
+        if offset == 0 and self._failed:
+            self._raise_if_just_failed(inode, caller)
         try:
             piece: memoryview | bytes | None
             if caller.pid in self._pusher_threads:
@@ -164,8 +170,28 @@ class UnopenedFilesystem(Filesystem):
             return await self.read(inode, offset, size, inode)
         except Stale as exc:
             self._doubt(inode)
-            self._report(inode, exc)
+            if self._catalogue.known(inode) is not None:
+                self._report(inode, exc)
             raise
+        except SourceUnavailable as exc:
+            if offset == 0 and caller.pid not in self._pusher_threads:
+                self._note_failure(inode, caller, exc)
+            raise
+
+    def _note_failure(self, inode: int, caller: Caller, exc: SourceUnavailable) -> None:
+        if len(self._failed) >= _FAILURES:
+            self._failed.clear()
+        self._failed[inode, caller.pid] = self._now(), type(exc), str(exc)
+
+    def _raise_if_just_failed(self, inode: int, caller: Caller) -> None:
+        """Fail as the thread's last READ did, once.
+
+        When the READ of all that a reader may want has failed, the kernel asks for the first page alone. The reader
+        made one call, and would wait for all attempts again.
+        """
+        failed = self._failed.pop((inode, caller.pid), None)
+        if failed is not None and 0 <= self._now() - failed[0] < _SAME_CALL_S:
+            raise failed[1](failed[2])
 
     async def _pushed_read(self, inode: int, offset: int, size: int, delivery: Delivery | None) -> memoryview | None:
         """Make a small file local for a pusher; its bytes, if it has been fetched for this READ."""

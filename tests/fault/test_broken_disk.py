@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 from mounting import as_root, detach, eventually, mounted
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")]
+pytestmark = [
+    pytest.mark.both_bindings,
+    pytest.mark.both_modes,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk"),
+]
 
 
 class Disk:
@@ -47,7 +51,9 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_disk_that_turns_read_only_causes_no_error_for_readers(disk: Disk, tmp_path: Path, workers: int) -> None:
+def test_a_disk_that_turns_read_only_causes_no_error_for_readers(
+    binding: str, disk: Disk, tmp_path: Path, workers: int
+) -> None:
     source = tmp_path / "source"
     (source / "sub").mkdir(parents=True)
     for number in range(20):
@@ -70,11 +76,13 @@ def test_a_disk_that_turns_read_only_causes_no_error_for_readers(disk: Disk, tmp
         disk.break_down()
         everything_is_right()
         (source / "new").write_bytes(b"came later")
-        (source / "unseen 3").unlink()
-        (source / "unseen 4").write_bytes(b"changed")
         everything_is_right()
-        with pytest.raises(FileNotFoundError):
-            (mount.point / "unseen 3").stat()
+        if binding != "immutable":  # where names are believed for good
+            (source / "unseen 3").unlink()
+            (source / "unseen 4").write_bytes(b"changed")
+            everything_is_right()
+            with pytest.raises(FileNotFoundError):
+                (mount.point / "unseen 3").stat()
         os.getxattr(mount.point / "sub" / "1", "user.spiderfs.section")
         # The processes that replace them have to start with such a disk.
         for pid in mount.workers():

@@ -14,7 +14,7 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from reading import readers, together, write_files
 
-pytestmark = pytest.mark.both_bindings
+pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
 
 TIMEOUT_S = 0.5
 # What the start of threads, the kernel and the interpreter may add on two busy cores.
@@ -189,12 +189,14 @@ def test_passing_errors_are_retried_and_nobody_sees_them(source: Path, tmp_path:
 
 def test_a_source_that_always_fails_gives_an_error_and_no_hang(source: Path, tmp_path: Path) -> None:
     write_files(source, SIZES)
-    options = {"source.attempts": 2, "source.timeout_s": 20}
+    options = {"source.attempts": 2, "source.timeout_s": 20, "ttl": 60}
     with mounted(source, tmp_path / "m", allowed=TROUBLES, **options) as mount:
         assert len(list(os.scandir(mount.point / "cached"))) == 10
         mount.change("source.error_rate", 1)
+        asked = mount.metric("source_requests")
         # The error comes after two attempts and the pause between them, before the time limit.
         assert error_within(SLACK_S, mount.point / "cached/0") == errno.EIO
+        assert mount.metric("source_requests") == asked + 2
         mount.change("source.error_rate", 0)
         assert len((mount.point / "cached/0").read_bytes()) == 5_000
 

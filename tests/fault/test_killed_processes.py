@@ -16,7 +16,7 @@ import pytest
 from mounting import PATIENCE_S, Mounted, children, eventually, is_running, mounted, mounts_at, run_spiderfs
 from reading import readers, together, write_files
 
-pytestmark = pytest.mark.both_bindings
+pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
 
 FILES = 60
 # Small files, a file as long as the kernel's largest READ, and a file that is read in blocks.
@@ -132,7 +132,7 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
         assert not any(is_running(pid) for pid in pids)
         assert mount.supervisor.ended(PATIENCE_S)
         with pytest.raises(OSError) as caught:  # noqa: PT011
-            os.stat(mount.point)
+            os.statvfs(mount.point)
         assert caught.value.errno == errno.ENOTCONN
         assert "its daemon is dead" in run_spiderfs("status").stdout
         with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as again:

@@ -12,7 +12,7 @@ from reading import readers, together, write_files
 
 from spiderfs.shared.layout import CacheLayout
 
-pytestmark = pytest.mark.both_bindings
+pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
 
 SIZES = {f"{number:03d}": 20_000 for number in range(40)} | {"large": (9 << 20) + 5}
 GONE = "has gone: the cache is made anew"

@@ -96,6 +96,7 @@ _BESIDE = pytest.mark.kernel_binding("this process does not know which binding s
     ],
 )
 @pytest.mark.both_bindings
+@pytest.mark.both_modes
 def test_nobody_waits_for_a_process_that_cannot_end(
     tmp_path: Path, files: dict[str, str], below: Mounted, victim: str
 ) -> None:

@@ -29,6 +29,7 @@ COUNTERS = (
     Definition("lookups_stale", "Look-ups answered from expired entries because the source was unreachable"),
     Definition("opens", "Opens of regular files"),
     Definition("opens_hit", "Opens served without waiting for the source"),
+    Definition("page_cache_reads", "Samples that trainings read from the page cache of an immutable mount, unseen"),
     Definition("passthrough_opens", "Opens of large files that the kernel reads from the cache by itself"),
     Definition("client_opens", "Opens that spiderfs.client served without the mount"),
     Definition("redirects", "Opens for which a trainer got a stand-in"),

@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -100,6 +101,8 @@ class Client:
         self._gone_said = False
         # A goodbye was sent through this connection: nothing more is sent.
         self._leaving = False
+        # What is left to say of the progress in plans is to be said now: the epoch ends.
+        self._say_all = False
         self._said: set[str] = set()
         self.connected = threading.Event()
         self.follows_plans = True
@@ -144,12 +147,12 @@ class Client:
         if plan is not None:
             self.plan(Plan(name, plan.epoch + 1, 0, True, np.empty(0, np.uint32)))
 
-    def reached(self, name: str, position: int) -> None:
-        """Note that the training has taken so many samples of the list's current plan.
+    def come(self, name: str, dispatched: int, taken: int) -> None:
+        """Note how far the training has come in the list's current plan; the daemon is told some 20 times a second.
 
-        If the daemon comes back, the plan is sent with this position.
+        So many samples of the plan were handed to the loader's workers, and the training has taken `taken` of them.
         """
-        self._standing.reached(name, position)
+        self._standing.come(name, dispatched, taken)
 
     def batch(self, build: Callable[[], Batch | None]) -> None:
         """Send the batch that `build` returns, unless it is None; the sending thread calls `build`."""
@@ -167,6 +170,7 @@ class Client:
             self._hello = replace(self._hello, epoch=end.epoch + 1)
             return end
 
+        self._say_all = True
         self._put(build)
 
     def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32] | None:
@@ -315,7 +319,7 @@ class Client:
     def _next_frame(self) -> bytes:
         while True:
             try:
-                message = self._told.next()
+                message = self._told.next() or self._progress()
                 if message is None:
                     if not self._queue and not self._closing.is_set():
                         return b""
@@ -330,6 +334,13 @@ class Client:
             except (ProtocolError, ValueError, RuntimeError) as exc:
                 self.counts["unusable"] += 1
                 self._say_once("unusable", f"a message could not be sent: {exc}")
+
+    def _progress(self) -> Message | None:
+        hurry = self._say_all or (self._closing.is_set() and not self._queue)
+        message = self._told.progress(time.monotonic(), hurry)
+        if message is None:
+            self._say_all = False
+        return message
 
     def _hear(self, received: list[Any]) -> bool:
         """Act on the daemon's answers; returns whether it has answered the goodbye."""

@@ -335,7 +335,10 @@ class _FollowedSampler:
 
     def _noted(self, iteration: _Iteration, drawing: Iterator[Any]) -> Iterator[Any]:
         for drawn in drawing:
-            iteration.drawn.append(indices_of(drawn))
+            indices = indices_of(drawn)
+            iteration.drawn.append(indices)
+            if indices is not None:
+                self._follower.boundary.enter(self._follower.planner.dispatched, iteration, len(indices))
             yield drawn
 
     def __len__(self) -> int:

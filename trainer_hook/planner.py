@@ -104,11 +104,13 @@ class Planner:
         # The published plans of later epochs, by their numbers.
         self._foreseen: dict[int, Indices] = {}
         self._mistakes = 0
-        # The iteration that began last, its epoch, the number of samples in its plan, and how many the loop has taken.
+        # The iteration that began last, its epoch, the number of samples in its plan, and how many of them the loader's
+        # workers were given and the loop has taken.
         self._current: object = None
         self._epoch = first_epoch - 1
         self._planned = 0
-        self._position = 0
+        self._dispatched = 0
+        self._taken = 0
         # Whether that iteration has drawn to its end.
         self._ended = False
         if self.sampler is not None:
@@ -136,7 +138,8 @@ class Planner:
         return self._draw(iteration, iter(self._index_sampler), rehearsal)
 
     def _draw(self, iteration: object, drawing: Iterator[Any], rehearsal: Rehearsal | None) -> Iterator[Any]:
-        self._current, self._position, self._planned, self._ended = iteration, 0, 0, False
+        self._current, self._planned, self._ended = iteration, 0, False
+        self._dispatched = self._taken = 0
         batches, self._ahead = self._ahead, None
         if not self._publish:
             yield from drawing if batches is None else batches
@@ -189,11 +192,17 @@ class Planner:
         if self._publish and next(planned, None) is not None:
             self._give_up("its sampler draws less than a copy of it did")
 
+    def dispatched(self, iteration: object, samples: int) -> None:
+        """The loader hands a batch of so many samples of this iteration to its workers, or begins to read it itself."""
+        if iteration is self._current:
+            self._dispatched += samples
+            self._tell()
+
     def taken(self, iteration: object, samples: int) -> None:
         """The loop has taken a batch of so many samples in this iteration."""
         if iteration is self._current:
-            self._position += samples
-            self._client.reached(self._name, self._position)
+            self._taken += samples
+            self._tell()
             if self.sampler is not None:
                 self.sampler.took(samples)
 
@@ -205,8 +214,12 @@ class Planner:
             # The later epochs were foreseen from the end of this epoch, which the sampler has not reached.
             self._foreseen.clear()
             self._foresee(self._index_sampler)
-        if self._position < self._planned:
+        if self._taken < self._planned:
             self._withdraw()
+
+    def _tell(self) -> None:
+        if self._planned:
+            self._client.come(self._name, self._dispatched, self._taken)
 
     def _withdraw(self) -> None:
         """Publish an empty plan for this epoch: nothing more of it will be read."""

@@ -14,8 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from spiderfs.protocol import Message, Plan, Samples
+from spiderfs.protocol import Message, Plan, Progress, Samples
 from trainer_hook.sample_list import Declaration
+
+# The progress in a list's plan is sent at most once in this time. The sending thread looks 20 times a second, and each
+# time it looks it is to find that it is time.
+PROGRESS_EVERY_S = 0.04
 
 
 class Standing:
@@ -25,7 +29,11 @@ class Standing:
         self._plans: dict[tuple[str, int], Plan] = {}
         # The current plan of each list, and how far the training has come in it.
         self._begun: dict[str, Plan] = {}
-        self._positions: dict[str, int] = {}
+        self._come: dict[str, Progress] = {}
+        # The lists whose progress has not been sent, when it was sent last, and the last one in epochs that are over.
+        self._unsaid: dict[str, None] = {}
+        self._said_at: dict[str, float] = {}
+        self._finished: deque[Progress] = deque()
         # The names of the lists and plans that have not been sent through this connection.
         self._undeclared: deque[str] = deque()
         self._unplanned: deque[tuple[str, int]] = deque()
@@ -42,7 +50,7 @@ class Standing:
         following._declarations = {name: found for name, found in self._declarations.items() if name in names}
         following._plans = {key: plan for key, plan in self._plans.items() if key[0] in names}
         following._begun = {name: plan for name, plan in self._begun.items() if name in names}
-        following._positions = {name: position for name, position in self._positions.items() if name in names}
+        following._come = {name: come for name, come in self._come.items() if name in names}
         return following
 
     def declare(self, declaration: Declaration) -> None:
@@ -66,17 +74,24 @@ class Standing:
             for name, epoch in list(self._plans):
                 if name == plan.list and not (as_expected and epoch > plan.epoch):
                     del self._plans[name, epoch]
+            before = self._come.get(plan.list)
+            if before is not None and plan.list in self._unsaid:
+                self._finished.append(before)
+            self._unsaid.pop(plan.list, None)
             self._begun[plan.list] = plan
-            self._positions[plan.list] = plan.position
+            self._come[plan.list] = Progress(plan.list, plan.epoch, plan.position, plan.position)
         self._plans[key] = plan
         # If the plan replaces one that waits to be sent, it must not be sent before plans that came earlier.
         with contextlib.suppress(ValueError):
             self._unplanned.remove(key)
         self._unplanned.append(key)
 
-    def reached(self, name: str, position: int) -> None:
-        """The training has taken so many samples of the list's current plan."""
-        self._positions[name] = position
+    def come(self, name: str, dispatched: int, taken: int) -> None:
+        """Note how far the training has come in the list's current plan; without one this is left out."""
+        plan = self._begun.get(name)
+        if plan is not None:
+            self._come[name] = Progress(name, plan.epoch, dispatched, taken)
+            self._unsaid[name] = None
 
     # -- the sending thread
 
@@ -86,10 +101,16 @@ class Standing:
         self._declared = set()
         self._undeclared = deque(self._declarations)
         self._unplanned = deque(sorted(key for key in list(self._plans) if key[0] in self._declarations))
+        self._finished.clear()
+        self._unsaid.update(dict.fromkeys(list(self._come)))
+        self._said_at = {}
         self._chunks = iter(())
 
     def next(self) -> Message | None:
-        """The next message of a list, or else of a plan, that has not been sent; None if there is none."""
+        """The next message of a list, or else of a plan, that has not been sent; None if there is none.
+
+        What is left to say of the progress in an epoch comes before the plan of the next one.
+        """
         chunk = next(self._chunks, None)
         while chunk is None and self._undeclared:
             declaration = self._declarations.get(self._undeclared.popleft())
@@ -97,9 +118,26 @@ class Standing:
                 self._declared.add(declaration.name)
                 self._chunks = declaration.chunks()
                 chunk = next(self._chunks, None)
+        while chunk is None and self._finished:
+            finished = self._finished.popleft()
+            if finished.list in self._declared:
+                return finished
         while chunk is None and self._unplanned:
             plan = self._plans.get(self._unplanned.popleft())
             if plan is not None and plan.list in self._declared:
-                position = self._positions[plan.list] if plan.begun else plan.position
+                position = self._come[plan.list].taken if plan.begun else plan.position
                 return replace(plan, position=min(position, len(plan.order)))
         return chunk
+
+    def progress(self, now_s: float, hurry: bool) -> Progress | None:
+        """Some progress that has not been sent; None if there is none. To be called when `next` has nothing.
+
+        Without `hurry` the progress of a list waits if some of it was sent a moment ago.
+        """
+        for name in list(self._unsaid):
+            due = hurry or now_s >= self._said_at.get(name, 0.0) + PROGRESS_EVERY_S
+            if due and name in self._declared:
+                self._said_at[name] = now_s
+                self._unsaid.pop(name, None)
+                return self._come[name]
+        return None

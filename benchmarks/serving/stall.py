@@ -89,6 +89,8 @@ TABLE_WIDTH = 144
 LATENCY_MS = 5.0
 BATCH = 16
 LOADER_WORKERS = 2
+# A DataLoader hands each of its workers two batches.
+IN_HAND = 2 * LOADER_WORKERS * BATCH
 CLASSES = 10
 WIDTH = 16  # numbers in an embedding
 READ_BYTES = 1 << 20
@@ -184,6 +186,7 @@ class Training:
     inodes: dict[int, int] = field(default_factory=dict)  # the mount's inode -> index
     model: nn.Module = field(default_factory=lambda: nn.Linear(WIDTH, CLASSES))
     begin_epoch: Callable[[int], None] = lambda epoch: None
+    took: Callable[[int], None] = lambda draws: None
     end_epoch: Callable[[], None] = lambda: None
 
     def epoch(
@@ -203,6 +206,7 @@ class Training:
             served = [self.inodes.get(inode, index) for index, inode in pairs]
             self.model(self.data.features[served])
             drawn += indices.tolist()
+            self.took(len(drawn))
             advance()
             if number == FIRST_BATCHES:
                 settled()
@@ -326,8 +330,12 @@ def told(
 
         def lie(epoch: int) -> None:
             client.plan(Plan("train", epoch, 0, True, rng.permutation(len(paths)).astype(np.uint32)))
+            told_of(0)
 
-        training.begin_epoch = lie
+        def told_of(taken: int) -> None:
+            client.come("train", min(taken + IN_HAND, len(paths)), taken)
+
+        training.begin_epoch, training.took = lie, told_of
         try:
             yield
         finally:

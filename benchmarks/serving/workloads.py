@@ -37,7 +37,7 @@ from benchmarks.serving import process_cost
 from benchmarks.serving.peers import Mounted, install_missing, mounted
 from benchmarks.serving.readers import READ_BYTES, open_read_close, read_all
 from benchmarks.serving.serve import drop_pages, made_files, paths_below
-from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
+from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Samples, encode
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
@@ -46,6 +46,8 @@ from spiderfs.testing import make_older
 
 Figures = dict[str, dict[str, list[float]]]
 """One figure for each round, by system and by what was measured."""
+Come = Callable[[int, int], None]
+"""Told how many files were handed to readers, and how many of them were read."""
 PEERS = ("native", "bindfs", "rclone", "spiderfs", "immutable")
 # Of each system in `epoch` how it is mounted, and whether the mount gets a plan.
 EPOCHS = {
@@ -55,8 +57,12 @@ EPOCHS = {
     "immutable planned": ("immutable", True),
 }
 LOADERS = 8
+# Files that each of them has been given beside the one that it reads; how often their mount is told how far they are.
+IN_HAND = 2
+TOLD_EVERY_S = 0.05
 LATENCY_MS = 5
 PACE_S = 0.004
+TOLD_FILES = round(TOLD_EVERY_S / PACE_S)
 
 
 def scan(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
@@ -184,20 +190,20 @@ def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
                 walk(peer.root)
                 processes = peer.processes()
                 before_s = process_cost.cpu_seconds(processes)
-                if planned:
-                    stack.enter_context(published(peer.root, names))
+                come = stack.enter_context(published(peer.root, names)) if planned else None
                 row = figures.setdefault(system, {"epoch": [], "daemon_us": []})
-                row["epoch"].append(loaders(names, reading(peer)))
+                row["epoch"].append(loaders(names, reading(peer), come))
                 row["daemon_us"].append((process_cost.cpu_seconds(processes) - before_s) / len(names) * 1e6)
         say(f"round {number + 1} of {rounds}")
     return figures
 
 
 @contextmanager
-def published(mount: Path, order: list[str]) -> Iterator[None]:
+def published(mount: Path, order: list[str]) -> Iterator[Come]:
     """Make this process a trainer that has published in which order it, or its children, will read these files.
 
-    A client of the hook protocol needs no more than this; trainer_hook does it for PyTorch (docs/HOOK_PROTOCOL.md).
+    The function that this gives tells how many files were handed to readers, and how many of them were read. A client
+    of the hook protocol needs no more than this; trainer_hook does it for PyTorch (docs/HOOK_PROTOCOL.md).
     """
     paths = b"".join(os.fsencode(name) + b"\0" for name in order)
     labels = np.zeros(len(order), np.int32)
@@ -219,7 +225,7 @@ def published(mount: Path, order: list[str]) -> Iterator[None]:
         tell(Samples("train", "train", len(order), 0, labels, np.frombuffer(paths, np.uint8)))
         hear()
         tell(Plan("train", 0, 0, True, np.arange(len(order), dtype=np.uint32)))
-        yield
+        yield lambda dispatched, taken: tell(Progress("train", 0, dispatched, taken))
 
 
 def pushed(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
@@ -240,17 +246,19 @@ def pushed(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) 
             place = scratch / f"{system}-{number}"
             with mounted(system, files.root, place, f"source.latency_ms={LATENCY_MS}") as peer:
                 walk(peer.root)
-                with published(peer.root, names):
-                    add(figures, system, paced(names, reading(peer)))
+                with published(peer.root, names) as come:
+                    add(figures, system, paced(names, reading(peer), come))
         say(f"round {number + 1} of {rounds}")
     return figures
 
 
-def paced(names: list[str], read: Callable[[str], int]) -> dict[str, list[float]]:
-    """Read a file every PACE_S; the median wait and that which one read in ten exceeds."""
+def paced(names: list[str], read: Callable[[str], int], come: Come | None = None) -> dict[str, list[float]]:
+    """Read a file every PACE_S; the median wait and that which one read in ten exceeds. `come` hears how far it is."""
     waits = []
     begin = time.perf_counter()
     for number, name in enumerate(names):
+        if come is not None and number % TOLD_FILES == 0:
+            come(min(number + TOLD_FILES, len(names)), number)
         time.sleep(max(0.0, begin + number * PACE_S - time.perf_counter()))
         asked = time.perf_counter()
         read(name)
@@ -268,21 +276,26 @@ def reading(peer: Mounted) -> Callable[[str], int]:
     return lambda name: open_read_close(os.fsencode(peer.root / name))
 
 
-def loaders(names: list[str], read: Callable[[str], int]) -> float:
-    """Files per second of LOADERS processes, each of which reads a part of the names."""
+def loaders(names: list[str], read: Callable[[str], int], come: Come | None = None) -> float:
+    """Files per second of LOADERS processes, each of which reads a part of the names; `come` hears how far they are."""
     context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(LOADERS), context.SimpleQueue()
+    barrier, results, counts = context.Barrier(LOADERS), context.SimpleQueue(), context.RawArray("Q", LOADERS)
 
-    def load(own: list[str]) -> None:
+    def load(start: int) -> None:
+        own = names[start::LOADERS]
         barrier.wait()
         begin = time.monotonic()
         for name in own:
             read(name)
+            counts[start] += 1
         results.put((begin, time.monotonic()))
 
-    processes = [context.Process(target=load, args=(names[start::LOADERS],)) for start in range(LOADERS)]
+    processes = [context.Process(target=load, args=(start,)) for start in range(LOADERS)]
     for process in processes:
         process.start()
+    while come is not None and any(process.is_alive() for process in processes):
+        come(min(LOADERS * (max(counts) + IN_HAND), len(names)), LOADERS * min(counts))
+        time.sleep(TOLD_EVERY_S)
     times: list[tuple[float, float]] = [results.get() for _ in processes]
     for process in processes:
         process.join()

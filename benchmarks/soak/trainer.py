@@ -30,6 +30,7 @@ from spiderfs.protocol import (
     Message,
     Pin,
     Plan,
+    Progress,
     Samples,
     ScoresRequest,
     encode,
@@ -125,6 +126,8 @@ def train(given: dict[str, Any]) -> None:
             hook.tell(Pin("train", epoch, order[: rng.randrange(len(order))]))
         for step, begin in enumerate(range(0, len(order), BATCH)):
             indices = order[begin : begin + BATCH]
+            if given["plans"] != "none":
+                hook.tell(Progress("train", epoch, begin + len(indices), begin))
             read(reader, files, indices, rng, given["forks"])
             labels = [int(files[index][1].partition("/")[0]) for index in indices]
             embeddings = (centres[labels] + numbers.normal(size=(len(indices), WIDTH))).astype(np.float16)

@@ -236,7 +236,7 @@ class Cache:
         self._course_id, self._job_id = str(self._number), f"training {self._number}"
         self._index_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
         self.scorer: Scoring | None = None
-        self._epochs_done = self._accesses = 0
+        self._epochs_done = self._accesses = self._epoch = 0
         self.counts = Counts()
         if configuration.scores:
             settings = ScorerOptions(configuration.neighbours, radius_quantile=configuration.radius_quantile)
@@ -274,6 +274,13 @@ class Cache:
             indices = np.array(order, np.uint32)
             epoch = PlannedEpoch(number, range(len(self._sizes)), self._index_of, indices)
             self.engine.plan(self._job_id, self._course_id, epoch, float(self._accesses), begun)
+            if begun:
+                self._epoch = number
+
+    def come(self, dispatched: int, taken: int) -> None:
+        """Tell the engine how many samples of the current epoch are about to be read, and how many were read before."""
+        if self.configuration.planned:
+            self.engine.come(self._job_id, self._course_id, self._epoch, dispatched, taken, float(self._accesses))
 
     def read(self, wanted: int) -> int:
         """Read a sample; returns the sample that is served, which may be a stand-in."""
@@ -418,6 +425,7 @@ class Training:
                 following = sampler.draw_ahead()
                 if following is not None:
                     cache.plan(number + 1, following, begun=False)
+            cache.come(len(read) + len(wanted), len(read))
             read += wanted
             ahead.append((wanted, [cache.read(sample) for sample in wanted]))
             trained_on.update(ahead[-1][1])

@@ -27,6 +27,7 @@ from spiderfs.protocol import (
     Message,
     Ok,
     Plan,
+    Progress,
     Samples,
     Scores,
     ScoresRequest,
@@ -90,6 +91,8 @@ def main(mount: Path) -> None:
         right = 0
         for step, begin in enumerate(range(0, len(order), BATCH)):
             indices = order[begin : begin + BATCH]
+            # What is read next is in hand, and the batches before it were taken.
+            daemon.tell(Progress("train", epoch, begin + len(indices), begin))
             rows = np.stack([np.load(files[index]).ravel() for index in indices])
             shares = softmax(rows @ model)
             picked = shares[np.arange(len(indices)), labels[indices]]

@@ -115,16 +115,16 @@ def _plans(stats: Mapping[str, Any]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for plan in plans if isinstance(plans, list) else ():
         plan = plan if isinstance(plan, dict) else {}
-        position, length = plan.get("position"), plan.get("length")
+        taken, length = plan.get("taken"), plan.get("length")
         ready_s, late_share = plan.get("ready_s"), plan.get("late_share")
-        if not (_is_number(position) and _is_number(length) and length > 0):
+        if not (_is_number(taken) and _is_number(length) and length > 0):
             continue
-        line = f"{plan.get('list', '?')}, epoch {plan.get('epoch', '?')}: {position} of {length}"
+        line = f"{plan.get('list', '?')}, epoch {plan.get('epoch', '?')}: {taken} of {length}"
         line += f", {ready_s:.1f} s ready ahead" if _is_number(ready_s) else ""
         line += f", {late_share:.1%} late" if _is_number(late_share) else ""
         followed = plan.get("believed", True)
         parts.append(Text(line if followed else f"{line}; not followed, so the mount ignores it"))
-        parts.append(_bar(position, length, "bar.complete" if followed else "dim"))
+        parts.append(_bar(taken, length, "bar.complete" if followed else "dim"))
     return parts
 
 

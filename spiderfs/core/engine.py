@@ -98,6 +98,12 @@ class Engine:
         self._policy.missed(key, size)
         return self._offer(key, size)
 
+    def read_unseen(self, key: Key, size: int) -> None:
+        """Note that a reader got a sample from the kernel's memory; without bytes at hand it is no candidate."""
+        if key in self._members:
+            self._policy.hit(key, size)
+            self._foresight.changed(key)
+
     def would_keep(self, key: Key, size: int) -> bool:
         """Whether a sample that is no member would become one if `place` were called now."""
         return self._victims(key, size, size, self._policy.section_for(key)) is not None
@@ -213,6 +219,11 @@ class Engine:
         else:
             self.schedule.follow_with(trainer, name, epoch, now_s)
         self._replanned()
+
+    def come(self, trainer: Hashable, name: str, number: int, dispatched: int, taken: int, now_s: float) -> None:
+        """A trainer's loader workers have been given so many samples of an epoch, and its loop has taken so many."""
+        for key in self.schedule.come(trainer, name, number, dispatched, taken, now_s):
+            self._foresight.changed(key)
 
     def end_epoch(self, trainer: Hashable, number: int) -> None:
         """A trainer reads nothing more of epoch `number`."""

@@ -13,6 +13,7 @@ REFUSED = 2  # the sample was fetched, and landing had no room for it
 UNSTORED = 3  # the sample was fetched, and the store could not take anything (the disk is full)
 WARMED = 4  # the sample was fetched because the user asked for it; nobody has opened it
 OPENED = 5  # a trainer opened a large file; its reads of blocks are accesses of their own, which name no trainer
+UNSEEN = 6  # a trainer got the sample from the kernel's memory; no worker says so, the manager finds out by the plan
 # With this bit, nobody has opened the sample: the mount had the kernel read it ahead. The other bits are as above, or
 # all of them are set if it could not be read.
 PUSHED = 16

@@ -4,12 +4,15 @@ A reader publishes the draws of an epoch before the epoch begins, and sometimes 
 plans follows when each sample is used next; MIN decides by that time (Belady, 1966). (`planned_epoch.py` has the
 words for positions.)
 
-Loader workers run ahead of each other, so opens come nearly in the planned order. An open uses up the first pending
-position of its sample, if that position lies within a window after the furthest position reached so far. The schedule
-also tracks where the reader is, by a moving mean of the positions that its last opens used up. An open of a position
-far from there counts against the plan. (The furthest position would not do instead of the mean: one stray open moves
-it.) An open of a sample that is no longer pending says nothing. When too few opens follow the plan, the plan is no
-longer believed; it is believed again when enough opens follow it.
+The reader tells how far it is: how many positions have been **dispatched** to its loader workers, and how many of
+these its training loop has **taken**. What was taken is used up. What lies between both is **in hand**: it is needed at
+once. An open that is seen uses up its position sooner than that, so that the cache gets the room back. Opens need not
+be seen: where the kernel has a file's pages, nobody hears of it (`unseen_draws.py`).
+
+A plan may be wrong: another order, or a list whose indices mean other files. So the opens that are seen are compared
+with what is in hand. An open of a sample whose next position is far beyond that counts against the plan. An open of a
+sample that is no longer pending says nothing. When too few opens follow the plan, the plan is no longer believed; it is
+believed again when enough opens follow it.
 
 If a later epoch reads each sample once, only its positions within `look_ahead` count as uses. Such an epoch fetches the
 same number of bytes whatever the cache holds when it begins. But if the cache held the samples that the epoch reads
@@ -23,30 +26,30 @@ compare uses, by how fast each reader has been.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
+from spiderfs.core.unseen_draws import UnseenDraws
 
-# An open may use up a position so far behind the furthest one reached: 16 loader workers, 4 batches of 256 each.
-BEHIND = 16_384
-# An open may also use up a position so far ahead of the furthest one: the samples that such workers have in hand, or
-# an eighth of a long epoch.
-AHEAD_MIN = 512
-AHEAD_SHARE = 1 / 8
-# An open follows the plan if its position lies so close to where the reader is. If a reader reads in another random
-# order, a third of its opens do; if its loader workers have a quarter of an epoch in hand, nearly all do. The plan of
-# an epoch of up to some 300 samples is always believed.
-NEAR_MIN = 128
-NEAR_SHARE = 1 / 6
-# The weight of one open in the moving mean of where the reader is.
-_WHERE_WEIGHT = 1 / 16
+LOOK_AHEAD = 512
+"""So many positions after those in hand may be fetched ahead, until somebody says otherwise."""
+# News of an open may come sooner than that of its dispatch, which a hook tells 20 times a second. So an open is in time
+# if its position lies no further beyond what was dispatched than a reader gets in this time, or than an eighth of a
+# short epoch. In a wrong order, few opens do.
+SLACK_S = 0.25
+SLACK_SHARE, SLACK_MOST = 1 / 8, 1024
 # The weight of one open in the share of opens that follow the plan: after 90 to 300 opens a wrong plan is not believed.
 FOLLOWED_WEIGHT = 1 / 128
 # A plan is no longer believed when that share falls below the first number, and again when it exceeds the second.
 BELIEVED_BELOW, BELIEVED_AGAIN = 0.5, 0.8
-# A plan is proven after so many opens, if at least so large a share of them followed it.
+# A plan is proven after so many opens, if at least so large a share of them followed it: until then it may name files
+# that nobody reads.
 PROVEN_OPENS, PROVEN_SHARE = 32, 0.9
+# Opens of samples of which the epoch has no more are of the next one, if they come within so many seconds before that
+# begins. Sorting a long plan takes a part of a second, and it may wait behind the batches of some seconds.
+EARLY_S, EARLY_MOST = 10.0, 16_384
 # The plans of so many later epochs are kept: our hook knows two at most, and each takes some 12 bytes a draw.
 LATER_EPOCHS = 8
 # A reader's pace is measured over so many seconds, and averaged with the pace before.
@@ -63,11 +66,11 @@ class PlannedReader:
         self.epoch = epoch
         self.later: list[PlannedEpoch] = []
         """The plans of the epochs that follow, in order, as far as they are known."""
-        self.reached = epoch.start
-        """One past the furthest position that an open has used up."""
-        self.look_ahead = AHEAD_MIN
-        """How many positions from `reached` on may be fetched ahead now."""
-        self._looked_at = self.reached + self.look_ahead
+        self.dispatched = self.taken = epoch.start
+        """How many positions the loader workers have been given, and how many of them the training loop has taken."""
+        self.look_ahead = LOOK_AHEAD
+        """How many positions from `dispatched` on may be fetched ahead now."""
+        self._looked_at = self.dispatched + self.look_ahead
         self.opens = 0
         self.late = 0
         """How many of the opens waited for the source."""
@@ -79,20 +82,17 @@ class PlannedReader:
         self._judged = 0
         self.pace_s = FIRST_PACE_S
         """Seconds from one position to the next."""
-        self._where = float(epoch.start)
-        """Where the reader is: a moving mean of the positions that opens use up."""
-        self._unseen: set[Key] = set()
-        """Keys of positions that were passed over without an open."""
-        self._passed = self._first_pending = epoch.start
-        # The pace is measured from the first open on, not from the plan on: a training may begin much later.
+        self._first_pending = epoch.start
+        # What the loader workers had before the reader was known: whether it was opened, nobody can say.
+        self._heard_from: int | None = None
+        self._unseen = UnseenDraws()
+        # Samples that were opened when this epoch had no more of them: when.
+        self._early: OrderedDict[Key, float] = OrderedDict()
+        # The pace is measured from the first batch on, not from the plan on: a training may begin much later.
         self._paced_at: tuple[float, int] | None = None
-        self._anchor = (now_s, self.reached)
+        self._anchor = (now_s, self.dispatched)
         self._anchor_pace_s = self.pace_s
         self._has_pace = self._may_have_paused = False
-
-    @property
-    def finished(self) -> bool:
-        return self.reached >= len(self.epoch)
 
     def begin(self, epoch: PlannedEpoch, now_s: float) -> None:
         """Go on with this epoch. If its plan was published before, some of its positions may be used up already."""
@@ -103,11 +103,11 @@ class PlannedReader:
         known = [] if mistaken or epoch.number < self.epoch.number else self.later
         self.later = [ahead for ahead in known if ahead.number > epoch.number]
         self.epoch = next(drawn_ahead, epoch)
-        self.reached = self._passed = self._first_pending = epoch.start
-        self._where = float(epoch.start)
-        self._unseen.clear()
-        self._looked_at = self.reached + self.look_ahead
+        self.dispatched = self.taken = self._first_pending = epoch.start
+        self._heard_from = None if self._heard_from is None else epoch.start
+        self._looked_at = self.dispatched + self.look_ahead
         self._paced_at = None
+        self._forget_early(now_s - EARLY_S)
         self.anchor(now_s)
 
     def end(self, number: int) -> None:
@@ -115,13 +115,29 @@ class PlannedReader:
         self.later = [ahead for ahead in self.later if ahead.number > number]
         if self.epoch.number <= number:
             self.epoch.give_up()
-            self.reached = self._passed = self._first_pending = len(self.epoch)
-            self._looked_at = self.reached + self.look_ahead
+            self.dispatched = self.taken = self._first_pending = len(self.epoch)
+            self._looked_at = self.dispatched + self.look_ahead
 
     def follow_with(self, epoch: PlannedEpoch) -> None:
         """Note the plan of a later epoch, one of the next LATER_EPOCHS; it replaces an earlier plan for its number."""
         others = [ahead for ahead in self.later if ahead.number != epoch.number]
         self.later = sorted([*others, epoch], key=lambda ahead: ahead.number)[:LATER_EPOCHS]
+
+    def come(self, dispatched: int, taken: int, now_s: float) -> list[Key]:
+        """The reader has come so far in its epoch; returns the keys whose next use has changed.
+
+        Numbers that are lower than before, or beyond the end of the plan, count only as far as they can be true.
+        """
+        first = self.dispatched
+        self.dispatched = max(first, min(dispatched, len(self.epoch)))
+        if self._heard_from is None:
+            self._heard_from = self.dispatched
+        changed = self._opened_early(first)
+        taken = min(taken, self.dispatched)
+        if taken > self.taken:
+            changed += self._take(taken, now_s)
+            self._keep_pace(now_s)
+        return changed + self._look_to(self.dispatched + self.look_ahead)
 
     def opened(self, key: Key, now_s: float, late: bool) -> list[Key]:
         """Note an open, `late` if it waited for the source; returns the keys whose next use has changed."""
@@ -129,10 +145,30 @@ class PlannedReader:
             return []
         self.opens += 1
         self.late += late
-        changed = self._use_up(key)
-        if changed:
-            self._keep_pace(now_s)
-        return changed
+        if self._unseen.heard(key, now_s):
+            self._judge(True)
+            return []
+        position = self.epoch.next_position(key)
+        if position is not None:
+            in_time = position < self.dispatched + self._slack()
+            self._judge(in_time)
+            return [self.epoch.use_up(position)] if in_time else []
+        if self.dispatched < len(self.epoch):
+            return []
+        # Loader workers open files of the next epoch before it is known to have begun.
+        if self.later:
+            ahead = self.later[0].next_position(key)
+            if ahead is not None and ahead < self._slack():
+                self._judge(True)
+                return [self.later[0].use_up(ahead)]
+        self._early[key] = now_s
+        if len(self._early) > EARLY_MOST:
+            self._early.popitem(last=False)
+        return []
+
+    def unseen(self, now_s: float) -> list[Key]:
+        """The samples that were taken since the last call and whose opens were not heard of, once for each draw."""
+        return self._unseen.take(now_s)
 
     def next_use_s(self, key: Key) -> float | None:
         """When the reader will open the file next; None if no plan says so."""
@@ -146,66 +182,62 @@ class PlannedReader:
         return None
 
     def time_of(self, position: int) -> float:
-        """When the reader will come to a position, by its pace."""
+        """When the reader will come to a position, by its pace; the time of what is in hand is over."""
         anchored_s, anchored = self._anchor
         return anchored_s + (position - anchored) * self._anchor_pace_s
 
     def coming(self, limit: int, start: int = 0) -> Iterator[tuple[int, Key]]:
-        """The pending positions from `start` on and up to `limit` after `reached`, each with its key.
+        """The pending positions from `start` on and up to `limit` after `dispatched`, each with its key.
 
-        Some lie before `reached`: loader workers read whole batches, and a slow worker is still at an earlier batch.
-        The positions of a later epoch count on after those of the epoch before it.
+        Those before `dispatched` are in hand. The positions of a later epoch count on after those of the one before it.
         """
+        self._first_pending = max(self._first_pending, self.taken)
         while self._first_pending < len(self.epoch) and not self.epoch.pending(self._first_pending):
             self._first_pending += 1
         before = 0
         for epoch in (self.epoch, *self.later):
             first = max(self._first_pending - before, start - before, epoch.start)
-            for position in range(first, min(self.reached + limit - before, len(epoch))):
+            for position in range(first, min(self.dispatched + limit - before, len(epoch))):
                 if epoch.pending(position):
                     yield before + position, epoch.key(position)
             before += len(epoch)
 
     def anchor(self, now_s: float) -> None:
         """Compute times from now and from where the reader is now; the times of all its next uses change."""
-        self._anchor = (now_s, self.reached)
+        self._anchor = (now_s, self.dispatched)
         self._anchor_pace_s = self.pace_s
 
     def drift_s(self, now_s: float) -> float:
         """By how many seconds the computed times are wrong for where the reader is now."""
-        return abs(self.time_of(self.reached) - now_s)
+        return abs(self.time_of(self.dispatched) - now_s)
 
-    def _use_up(self, key: Key) -> list[Key]:
-        position = self.epoch.next_position(key)
-        total = len(self.epoch)
-        window = max(AHEAD_MIN, int(total * AHEAD_SHARE))
-        if position is not None and position <= self.reached + window:
-            self._judge(abs(position - self._where) <= max(NEAR_MIN, total * NEAR_SHARE))
-            self._where += 1 + (position - self._where) * _WHERE_WEIGHT
-            changed = [self.epoch.use_up(position)]
-            if position >= self.reached:
-                self.reached = position + 1
-                changed += self._pass_over(self.reached - BEHIND)
-                changed += self._look_to(self.reached + self.look_ahead)
-            return changed
-        # Loader workers open files of the next epoch before the trainer has said that it begins.
-        if self.later:
-            ahead = self.later[0].next_position(key)
-            if ahead is not None and total - self.reached + ahead <= window:
-                self._judge(True)
-                return [self.later[0].use_up(ahead)]
-        if position is not None or key in self._unseen:
-            self._judge(False)
-        return []
+    def _slack(self) -> float:
+        """So far beyond what was dispatched an open follows the plan."""
+        return max(min(SLACK_MOST, len(self.epoch) * SLACK_SHARE), SLACK_S / self.pace_s)
 
-    def _pass_over(self, limit: int) -> list[Key]:
-        """Use up the pending positions before `limit`: their opens went unnoticed, or will never come."""
+    def _opened_early(self, first: int) -> list[Key]:
+        """Use up those positions from `first` on, now dispatched, that were opened before the epoch was known."""
         changed = []
-        while self._passed < limit:
-            if self.epoch.pending(self._passed):
-                changed.append(self.epoch.use_up(self._passed))
-            self._passed += 1
-        self._unseen.update(changed)
+        for position in range(first, self.dispatched) if self._early else ():
+            key = self.epoch.key(position)
+            if self.epoch.next_position(key) == position and self._early.pop(key, None) is not None:
+                changed.append(self.epoch.use_up(position))
+        return changed
+
+    def _forget_early(self, before_s: float) -> None:
+        self._early = OrderedDict((key, at_s) for key, at_s in self._early.items() if at_s >= before_s)
+
+    def _take(self, taken: int, now_s: float) -> list[Key]:
+        """Use up what the loop has taken."""
+        assert self._heard_from is not None
+        changed = []
+        for position in range(self.taken, taken):
+            if self.epoch.pending(position):
+                key = self.epoch.use_up(position)
+                changed.append(key)
+                if key and position >= self._heard_from:
+                    self._unseen.took(key, now_s)
+        self.taken = taken
         return changed
 
     def _look_to(self, limit: int) -> list[Key]:
@@ -232,11 +264,11 @@ class PlannedReader:
 
     def _keep_pace(self, now_s: float) -> None:
         if self._paced_at is None:
-            self._paced_at = (now_s, self.reached)
+            self._paced_at = (now_s, self.taken)
         since_s, since = self._paced_at
-        if now_s - since_s >= PACE_WINDOW_S and self.reached > since:
-            measured_s = (now_s - since_s) / (self.reached - since)
-            self._paced_at = (now_s, self.reached)
+        if now_s - since_s >= PACE_WINDOW_S and self.taken > since:
+            measured_s = (now_s - since_s) / (self.taken - since)
+            self._paced_at = (now_s, self.taken)
             slow = self._has_pace and measured_s > PAUSE_FACTOR * self.pace_s
             self._may_have_paused = slow and not self._may_have_paused
             if not self._may_have_paused:
@@ -251,6 +283,8 @@ class Schedule:
         self.readers: dict[tuple[Hashable, str], PlannedReader] = {}
         """By trainer and name of the list."""
         self._of_trainer: dict[Hashable, list[PlannedReader]] = {}
+        # What was told of an epoch whose plan has not begun yet: a long plan is sorted meanwhile.
+        self._told: dict[tuple[Hashable, str], tuple[int, int, int]] = {}
         self._believed: tuple[PlannedReader, ...] = ()
 
     @property
@@ -265,7 +299,26 @@ class Schedule:
             self.readers[trainer, name] = PlannedReader(epoch, now_s)
         else:
             reader.begin(epoch, now_s)
+        number, dispatched, taken = self._told.pop((trainer, name), (-1, 0, 0))
+        if number == epoch.number:
+            self.readers[trainer, name].come(dispatched, taken, now_s)
         self._believe()
+
+    def come(self, trainer: Hashable, name: str, number: int, dispatched: int, taken: int, now_s: float) -> list[Key]:
+        """Note how far a trainer is in epoch `number` of a list; returns the keys whose next use has changed.
+
+        The plan of that epoch may begin later than this; an epoch that is over is left out.
+        """
+        reader = self.readers.get((trainer, name))
+        if reader is not None and reader.epoch.number == number:
+            return reader.come(dispatched, taken, now_s)
+        self._told[trainer, name] = (number, dispatched, taken)
+        return []
+
+    def unseen(self, now_s: float, of: Hashable | None = None) -> list[tuple[Hashable, Key]]:
+        """What `PlannedReader.unseen` gives, with the trainer of each sample; of one trainer, or of all."""
+        readers = ((trainer, reader) for (trainer, _), reader in self.readers.items() if of in (None, trainer))
+        return [(trainer, key) for trainer, reader in readers for key in reader.unseen(now_s)]
 
     def follow_with(self, trainer: Hashable, name: str, epoch: PlannedEpoch, now_s: float) -> None:
         """The trainer will read this epoch of the list `name` later."""
@@ -283,6 +336,7 @@ class Schedule:
     def drop(self, trainer: Hashable) -> None:
         """The trainer has disconnected: forget its plans."""
         self.readers = {key: reader for key, reader in self.readers.items() if key[0] != trainer}
+        self._told = {key: told for key, told in self._told.items() if key[0] != trainer}
         self._believe()
 
     def planned(self, trainer: Hashable, key: Key) -> bool:

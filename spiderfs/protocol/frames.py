@@ -29,7 +29,7 @@ import numpy as np
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol.messages import DEFAULT_LIMITS, MESSAGES, Array, Limits, Message, demand
 
-VERSION = 2
+VERSION = 3
 _MAGIC = b"sf"
 _PREFIX = struct.Struct("<2sBBII")
 PREFIX_BYTES = _PREFIX.size

@@ -233,6 +233,24 @@ class Plan(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class Progress(Message):
+    """How far this trainer is in the plan of an epoch that has begun; it has no answer.
+
+    `dispatched` of the plan's samples were handed to the loader's workers, and the loop has taken `taken` of these.
+    """
+
+    TYPE = "progress"
+    SCALARS: ClassVar = {"list": str, "epoch": int, "dispatched": int, "taken": int}
+    list: str
+    epoch: int
+    dispatched: int
+    taken: int
+
+    def check(self, limits: Limits) -> None:
+        demand(self.taken <= self.dispatched, f"{self.taken} samples taken of {self.dispatched} dispatched")
+
+
+@dataclass(frozen=True, eq=False)
 class ScoresRequest(Message):
     """Ask for the scores of a list; `request` comes back in the answer."""
 
@@ -375,7 +393,7 @@ class Pinned(Message):
 MESSAGES: Mapping[str, type[Message]] = {
     kind.TYPE: kind
     for kind in (
-        *(Hello, Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye),
+        *(Hello, Samples, Batch, EpochEnd, Plan, Progress, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye),
         *(Ok, Error, Warn, Scores, Cached, Pinned),
     )
 }

@@ -94,6 +94,8 @@ def replay(
         if number == plans.due:
             plans.give(number)
         if planned_epochs:
+            epoch, position = divmod(number, epoch_length)
+            engine.come(_READER, "", epoch, position + 1, position, float(number))
             engine.wanted(_READER, key, float(number))
         hit = key in members
         given = teacher.choose(course_id, key, hit) if course_id else key

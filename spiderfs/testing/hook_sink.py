@@ -10,7 +10,7 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
-from spiderfs.protocol import Batch, EpochEnd, Plan
+from spiderfs.protocol import Batch, EpochEnd, Plan, Progress
 
 
 @dataclass
@@ -26,6 +26,7 @@ class RecordingSink:
     batches: list[tuple[Trainer, Batch]] = field(default_factory=list)
     ends: list[tuple[Trainer, EpochEnd]] = field(default_factory=list)
     plans: list[tuple[Trainer, Plan]] = field(default_factory=list)
+    progress: list[tuple[Trainer, Progress]] = field(default_factory=list)
     pins: list[tuple[Trainer, list[int]]] = field(default_factory=list)
     warm_ups: list[tuple[Trainer, bool]] = field(default_factory=list)
 
@@ -57,6 +58,10 @@ class RecordingSink:
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
         self.calls.append(("plan", trainer))
         self.plans.append((trainer, plan))
+
+    def come(self, trainer: Trainer, progress: Progress) -> None:
+        self.calls.append(("come", trainer))
+        self.progress.append((trainer, progress))
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         self.calls.append(("scores", trainer))

@@ -57,7 +57,9 @@ def repeated(trace: Trace, policy: Policy) -> Repeated:
             continue
         if course_id:
             teacher.served(course_id, key, given.key)
-        if isinstance(given.key, tuple):
+        if given.unseen:
+            engine.read_unseen(given.key, given.size)
+        elif isinstance(given.key, tuple):
             engine.block_read(given.key, given.size)
         else:
             engine.opened(given.key, given.size)

@@ -119,6 +119,8 @@ class Kind(IntEnum):
 ENGINE_KINDS = (Kind.AT_HAND, Kind.BUDGET, Kind.LOST, Kind.PUBLISHED)
 # A bit of the field `served` of an access: the engine did not hear of it. The lowest bit says whether it was served.
 NOT_OFFERED = 2
+# Another bit of it: the kernel had the bytes, so they were not at hand, and the engine heard that a member was read.
+UNSEEN = 4
 
 ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
 
@@ -160,15 +162,17 @@ class TraceWriter:
         served: bool = False,
         list_number: int = 0,
         offered: bool = True,
+        unseen: bool = False,
     ) -> None:
         """Record one access. `served` means that the reader did not wait for the source.
 
-        `offered` is False if the engine did not hear of the access, because its bytes were not stored.
+        `offered` is False if the engine did not hear of the access, because its bytes were not stored. `unseen` means
+        that the kernel had the bytes.
 
         Times are in seconds since any fixed moment. `list_number` is the number of the list that the reader has
         declared, or 0 if the reader may not get a stand-in.
         """
-        flags = served | (0 if offered else NOT_OFFERED)
+        flags = served | (0 if offered else NOT_OFFERED) | (UNSEEN if unseen else 0)
         self._put(RECORD_FIELDS.pack(time_s, key, size, block, kind, flags, list_number))
 
     def redirect(self, time_s: float, wanted: int, size: int, given: int, given_size: int, list_number: int) -> None:
@@ -281,11 +285,15 @@ class TraceWriter:
 
 
 class Given(NamedTuple):
-    """The sample or block that a reader got, its bytes, and whether the engine heard of it."""
+    """The sample or block that a reader got, its bytes, whether the engine heard of it, and if so, how.
+
+    `unseen`: the engine heard of it by `read_unseen`.
+    """
 
     key: Key
     size: int
     offered: bool
+    unseen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,11 +321,11 @@ class Trace:
         """For each access, what the reader got when the trace was recorded."""
         found = []
         for index in np.flatnonzero(np.isin(self.records["kind"], ACCESSES)).tolist():
-            offered = not self.records["served"][index] & NOT_OFFERED
+            flags = int(self.records["served"][index])
             if self.records["kind"][index] == Kind.REDIRECT and index + 1 < len(self.records):
                 index += 1
             key, size, block = (int(self.records[field][index]) for field in ("key", "size", "block"))
-            found.append(Given((key, block) if block else key, size, offered))
+            found.append(Given((key, block) if block else key, size, not flags & NOT_OFFERED, bool(flags & UNSEEN)))
         return found
 
     def hints(self) -> list[tuple[int, Hint]]:

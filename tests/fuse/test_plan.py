@@ -21,7 +21,7 @@ import pytest
 from mounting import Mounted, as_root, detach, eventually, mounted
 from reading import readers, together, write_files
 
-from spiderfs.protocol import Decoder, EpochEnd, Hello, Message, Ok, Plan, Samples, encode
+from spiderfs.protocol import Decoder, EpochEnd, Hello, Message, Ok, Plan, Progress, Samples, encode
 
 FILES, SIZE = 600, 4_000
 NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
@@ -62,6 +62,17 @@ class Trainer:
 
     def plan(self, order: Sequence[int], epoch: int = 0, position: int = 0, begun: bool = True) -> None:
         self.tell(Plan("train", epoch, position, begun, np.array(order, np.uint32)))
+        if begun:
+            self._epoch, self._taken = epoch, position
+
+    def takes(self, files: int) -> None:
+        """Read some files of the plan, of which all before were taken."""
+        self.tell(Progress("train", self._epoch, self._taken + files, self._taken))
+        self._taken += files
+
+    def took(self) -> None:
+        """All that was read was taken."""
+        self.tell(Progress("train", self._epoch, self._taken, self._taken))
 
     def close(self) -> None:
         self._socket.close()
@@ -113,12 +124,22 @@ def shuffled(seed: int) -> list[int]:
     return random.Random(seed).sample(range(FILES), FILES)
 
 
-def read(mount: Mounted, source: Path, numbers: Iterable[int], step_s: float = 0.0) -> None:
-    """Open files one after the other, and compare their bytes."""
-    for number in numbers:
+# A loader without workers, with batches of so many files.
+BATCH = 4
+
+
+def read(
+    mount: Mounted, source: Path, numbers: Iterable[int], step_s: float = 0.0, trainer: Trainer | None = None
+) -> None:
+    """Open files one after the other, and compare their bytes; `trainer` reads them as the next ones of its plan."""
+    for place, number in enumerate(numbers := [*numbers]):
+        if trainer is not None and place % BATCH == 0:
+            trainer.takes(min(BATCH, len(numbers) - place))
         # The time that a training step takes, without which nobody could be ahead of it.
         time.sleep(step_s)
         assert (mount.point / NAMES[number]).read_bytes() == (source / NAMES[number]).read_bytes()
+    if trainer is not None:
+        trainer.took()
 
 
 def plans(mount: Mounted) -> list[dict[str, Any]]:
@@ -128,7 +149,7 @@ def plans(mount: Mounted) -> list[dict[str, Any]]:
 
 def position(mount: Mounted) -> int:
     found = plans(mount)
-    return int(found[0]["position"]) if found else -1
+    return int(found[0]["taken"]) if found else -1
 
 
 def ready(mount: Mounted) -> int:
@@ -145,13 +166,13 @@ def test_a_followed_plan_makes_opens_hits(mount: Mounted, source: Path) -> None:
         trainer.plan(shuffled(2), epoch=1, begun=False)
         eventually(lambda: ready(mount) >= 20, what="some files ahead")
         before = mount.stats()["metrics"]
-        read(mount, source, order, step_s=0.004)
+        read(mount, source, order, 0.004, trainer)
         after = mount.stats()["metrics"]
         assert after["opens"] - before["opens"] == FILES
         assert after["opens_hit"] - before["opens_hit"] > 0.9 * FILES
         # Nothing was asked for twice, but what is needed for the next epoch.
         assert after["origin_reads"] < 1.3 * FILES
-        eventually(lambda: position(mount) == FILES, what="all opens to be known")
+        eventually(lambda: plans(mount)[0]["opens"] == FILES, what="all opens to be known")
         (row,) = plans(mount)
         assert (row["list"], row["epoch"], row["length"], row["epochs_ahead"]) == ("train", 0, FILES, 1)
         assert row["believed"]
@@ -162,7 +183,11 @@ def test_a_followed_plan_makes_opens_hits(mount: Mounted, source: Path) -> None:
         assert metrics["planned_late"] < 0.1 * FILES
         assert metrics["prefetched"] > 0.7 * FILES
         text = mount.control("plan").read_text()
-        assert re.search(rf"^trainer 1, list train, epoch 0, 1 more known\n  position +{FILES} of {FILES}, ", text)
+        assert re.search(
+            rf"^trainer 1, list train, epoch 0, 1 more known\n  dispatched +{FILES} of {FILES}\n"
+            rf"  taken +{FILES} of {FILES}, ",
+            text,
+        )
         assert re.search(r"^  opens +[\d.]+% of the last ones as planned: followed$", text, re.MULTILINE)
         assert re.search(r"^fetches ahead +\d+ under way, \d+ at a time", text, re.MULTILINE)
         shown = mount.control("stats").read_text()
@@ -178,7 +203,7 @@ def test_large_files_are_steps_of_the_plan(source: Path, tmp_path: Path) -> None
         order = shuffled(1)
         with training(mount) as trainer:
             trainer.plan(order)
-            read(mount, source, order[:100])
+            read(mount, source, order[:100], trainer=trainer)
             eventually(lambda: position(mount) == 100, what="all opens to be known")
             (row,) = plans(mount)
             assert row["believed"]
@@ -213,7 +238,7 @@ def test_a_wrong_plan_is_dropped_and_told(mount: Mounted, source: Path) -> None:
     with training(mount) as trainer:
         trainer.plan(shuffled(1))
         for _ in range(2):
-            read(mount, source, rng.sample(range(FILES), FILES))
+            read(mount, source, rng.sample(range(FILES), FILES), trainer=trainer)
             if not plans(mount)[0]["believed"]:
                 break
         (row,) = plans(mount)
@@ -226,7 +251,7 @@ def test_a_wrong_plan_is_dropped_and_told(mount: Mounted, source: Path) -> None:
         # The next one that is followed is acted on again.
         order = shuffled(5)
         trainer.plan(order, epoch=1)
-        read(mount, source, order)
+        read(mount, source, order, trainer=trainer)
         eventually(lambda: plans(mount)[0]["believed"])
 
 
@@ -241,16 +266,16 @@ def test_plans_can_be_switched_off_and_on(mount: Mounted, source: Path) -> None:
     with training(mount) as trainer:
         trainer.plan(order)
         eventually(lambda: ready(mount) > 0)
-        read(mount, source, order[:100])
+        read(mount, source, order[:100], trainer=trainer)
         mount.change("plan", "off")
         assert plans(mount) == []
         trainer.plan(order, position=100)
-        read(mount, source, order[100:200])
+        read(mount, source, order[100:200], trainer=trainer)
         assert plans(mount) == []
         mount.change("plan", "on")
         trainer.plan(order, position=200)
         eventually(lambda: position(mount) == 200)
-        read(mount, source, order[200:])
+        read(mount, source, order[200:], trainer=trainer)
         eventually(lambda: position(mount) == FILES)
 
 
@@ -260,7 +285,7 @@ def test_a_killed_manager_costs_no_read_and_hears_the_plan_again(mount: Mounted,
     mount.expect(r"manager .* ended \(signal 9\)", r" ended \(signal 9\)")
     with training(mount) as trainer:
         trainer.plan(order)
-        read(mount, source, order[:100])
+        read(mount, source, order[:100], trainer=trainer)
         killed = mount.manager()
         os.kill(killed, signal.SIGKILL)
         read(mount, source, order[100:200])
@@ -268,7 +293,7 @@ def test_a_killed_manager_costs_no_read_and_hears_the_plan_again(mount: Mounted,
         trainer.again()
         assert plans(mount) == []
         trainer.plan(order, position=200)
-        read(mount, source, order[200:], step_s=0.004)
+        read(mount, source, order[200:], 0.004, trainer)
         eventually(lambda: position(mount) == FILES)
         (row,) = plans(mount)
         assert row["believed"]
@@ -286,7 +311,7 @@ def test_a_cache_that_shrinks_and_grows_meanwhile(mount: Mounted, source: Path) 
             mount.change("capacity", capacity)
             stats = mount.stats()
             assert stats["used_bytes"] <= stats["capacity_bytes"]
-            read(mount, source, order[number * 120 : (number + 1) * 120])
+            read(mount, source, order[number * 120 : (number + 1) * 120], trainer=trainer)
         eventually(lambda: position(mount) == FILES)
         stats = mount.stats()
         assert stats["used_bytes"] <= stats["capacity_bytes"]
@@ -306,8 +331,10 @@ trainer.plan(order)
 print("planned", flush=True)
 sys.stdin.readline()
 for number in order:
+    trainer.takes(1)
     time.sleep(0.006)
     assert (point / NAMES[number]).read_bytes() == (source / NAMES[number]).read_bytes()
+trainer.took()
 print("read", flush=True)
 sys.stdin.readline()
 """
@@ -335,7 +362,7 @@ def test_two_trainings_with_plans_of_their_own(mount: Mounted, source: Path) -> 
                 assert other.stdin is not None
                 assert other.stdout.readline() == f"{word}\n"
             if word == "read":
-                eventually(lambda: [row["position"] for row in plans(mount)] == [FILES, FILES])
+                eventually(lambda: [row["taken"] for row in plans(mount)] == [FILES, FILES])
                 rows = plans(mount)
             for other in others:
                 assert other.stdin is not None
@@ -389,7 +416,7 @@ def test_processes_of_the_trainer_that_read_on_their_own_disturb_nothing(mount: 
     with training(mount) as trainer:
         trainer.plan(order)
         with readers(2, mount.point, wanted, rounds=2) as some:
-            reading = threading.Thread(target=read, args=(mount, source, order))
+            reading = threading.Thread(target=read, args=(mount, source, order, 0.0, trainer))
             reading.start()
             seen = together(some)
             reading.join(60)

@@ -36,7 +36,7 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
         (Client, "batch"),
         (Client, "epoch_end"),
         (Client, "plan"),
-        (Client, "reached"),
+        (Client, "come"),
         (Planner, "taken"),
         (Planner, "left"),
         (Planner, "_foresee"),

@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 
 import trainer_hook
-from spiderfs.protocol import Plan
+from spiderfs.protocol import Plan, Progress
 
 OF_THE_MODULE = np.random.default_rng(2)
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
@@ -217,6 +217,34 @@ def test_batches_and_generators_are_those_of_the_loader_without_a_plan(daemon: H
     assert epochs(make(**options()), 5) == expected
     del batches
     gc.collect()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_daemon_hears_how_far_the_loader_and_the_loop_are(daemon: HookDaemon, kind: str) -> None:
+    options, _ = KINDS[kind]
+    batches = make(**options())
+    seed()
+    with trainer_hook.plan(daemon.mount, batches):
+        for epoch in range(2):
+            taken = largest = 0
+            for batch in batches:
+                size = torch.as_tensor(batch).numel()
+                taken, largest = taken + size, max(largest, size)
+                until(lambda now=(epoch, taken): said(daemon) == now)  # type: ignore[misc]
+            assert taken == len(plans(daemon, True)[-1].order)
+    told = [progress for _, progress in daemon.sink.progress]
+    assert [progress.epoch for progress in told] == sorted(progress.epoch for progress in told)
+    in_hand = {progress.dispatched - progress.taken for progress in told if progress.epoch == 0}
+    assert max(in_hand) <= max(1, 2 * batches.num_workers) * largest
+    assert told[-1].dispatched == told[-1].taken == len(plans(daemon, True)[-1].order)
+    del batches
+    gc.collect()
+
+
+def said(daemon: HookDaemon) -> tuple[int, int]:
+    """The epoch that was told of last, and how much of it was taken."""
+    _, progress = daemon.sink.progress[-1] if daemon.sink.progress else (None, Progress("train", 0, 0, 0))
+    return progress.epoch, progress.taken
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -58,7 +58,8 @@ class PlanStatus:
     trainer: int
     list: str
     epoch: int
-    position: int
+    dispatched: int
+    taken: int
     length: int
     epochs_ahead: int
     believed: bool
@@ -150,7 +151,8 @@ class Prefetcher:
             trainer=trainer,
             list=name,
             epoch=reader.epoch.number,
-            position=reader.reached,
+            dispatched=reader.dispatched,
+            taken=reader.taken,
             length=len(reader.epoch),
             epochs_ahead=len(reader.later),
             believed=reader.believed,
@@ -235,8 +237,8 @@ class Prefetcher:
         for reader in self._schedule.believed:
             limit = reader.look_ahead = way.window(reader)
             if not reader.proven:
-                # Count from the epoch's start: the furthest open may be anywhere in a wrong plan.
-                limit = min(limit, reader.epoch.start + UNPROVEN_SAMPLES - reader.reached)
+                # Count from the epoch's start: the reader goes on in a wrong plan, too.
+                limit = min(limit, reader.epoch.start + UNPROVEN_SAMPLES - reader.dispatched)
             readers[reader] = self._cursor(reader).coming(reader, limit)
         heads = {reader: next(coming, None) for reader, coming in readers.items()}
         for _ in range(_AT_A_TIME):

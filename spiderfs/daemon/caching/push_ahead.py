@@ -124,7 +124,7 @@ class PushAhead:
             if waiting is None or waiting.epoch is not reader.epoch:
                 self._forget(reader)
                 waiting = self._waiting[reader] = _Waiting(reader.epoch)
-            while waiting.samples and waiting.samples[0][0] < reader.reached:
+            while waiting.samples and waiting.samples[0][0] < reader.taken:
                 self._take(waiting)
         if again:
             self.looks_again = False

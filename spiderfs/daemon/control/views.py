@@ -37,6 +37,11 @@ def stats(status: MountStatus) -> bytes:
         *_view_rows(status),
         ("on disk", round_size(status.disk_bytes)),
         ("opens", f"{opens}, {gauges['hit_ratio']:.1%} served without waiting for the source"),
+        *(
+            [("unseen", f"{counters['page_cache_reads']} more reads of trainings, which the page cache answered")]
+            if options.immutable
+            else []
+        ),
         ("around FUSE", f"{counters['client_opens']} of the opens, by spiderfs.client"),
         ("redirected", f"{counters['redirects']} opens, {counters['redirects'] / max(1, opens):.1%} of all"),
         *(("trainer", _trainer_line(trainer)) for trainer in status.trainers),
@@ -110,7 +115,8 @@ def _job_line(job: JobStatus) -> str:
     return (
         f"{job.job_id}{named}: {who}; {lists or 'no list'}; epoch {job.epoch}{of_epochs}; "
         f"{job.samples_per_s:.1f} samples/s, {job.samples} in all, {job.hits / max(1, job.samples):.1%} hits, "
-        f"{round_size(job.origin_bytes)} from the source, {job.stand_ins} stand-ins"
+        f"{job.page_cache_reads} from the page cache, {round_size(job.origin_bytes)} from the source, "
+        f"{job.stand_ins} stand-ins"
     )
 
 
@@ -123,7 +129,7 @@ def _job_figures(job: JobStatus) -> dict[str, Any]:
 def _plan_line(plan: PlanStatus) -> str:
     doing = "" if plan.believed else "; not followed, so it is not acted on"
     return (
-        f"{plan.list}, epoch {plan.epoch}: {plan.position} of {plan.length},"
+        f"{plan.list}, epoch {plan.epoch}: {plan.taken} of {plan.length},"
         f" {plan.ready_s:.1f} s ready ahead, {plan.late_share:.1%} late{doing}"
     )
 
@@ -172,7 +178,8 @@ def _plan_figures(plan: PlanStatus) -> dict[str, Any]:
         "trainer": plan.trainer,
         "list": plan.list,
         "epoch": plan.epoch,
-        "position": plan.position,
+        "dispatched": plan.dispatched,
+        "taken": plan.taken,
         "length": plan.length,
         "epochs_ahead": plan.epochs_ahead,
         "believed": plan.believed,
@@ -215,7 +222,8 @@ def _plan_paragraph(plan: PlanStatus) -> str:
     followed = "followed" if plan.believed else "NOT FOLLOWED, so the policy alone decides"
     return (
         f"trainer {plan.trainer}, list {plan.list}, epoch {plan.epoch}{known}\n"
-        f"  position      {plan.position} of {plan.length}, {round(plan.samples_per_s, 1):g} samples/s\n"
+        f"  dispatched    {plan.dispatched} of {plan.length}\n"
+        f"  taken         {plan.taken} of {plan.length}, {round(plan.samples_per_s, 1):g} samples/s\n"
         f"  opens         {plan.followed_share:.1%} of the last ones as planned: {followed}\n"
         f"  ready ahead   {plan.ready_samples} samples, {plan.ready_s:.2f} s\n"
         f"  window        {plan.window_samples} samples\n"

@@ -23,7 +23,7 @@ from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.daemon.training.trainers import Trainers
-from spiderfs.protocol import Batch, EpochEnd, Plan
+from spiderfs.protocol import Batch, EpochEnd, Plan, Progress
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,9 @@ class Guide:
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
         course = self.trainers.course_of(trainer, samples.name)
         await self.plans.take(self.trainers.number_of(trainer), samples.name, course.list, plan)
+
+    def come(self, trainer: Trainer, progress: Progress) -> None:
+        self.plans.come(self.trainers.number_of(trainer), progress)
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         return self.scoring.to_draw_by(self.trainers.course_of(trainer, samples.name))

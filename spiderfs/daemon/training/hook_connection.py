@@ -6,7 +6,8 @@ batches wait that take too many bytes, the sink chooses rows of theirs to leave 
 its scoring has fewer of its rows scored, and no batch is lost as a whole.
 
 For every other message the reader waits until the backlog has room. Then the trainer's own socket becomes full, which
-its hook can bear. Both tasks send answers, each whole message under a lock.
+its hook can bear. `progress` alone passes the backlog by: it is about now, and batches may wait for seconds. Both tasks
+send answers, each whole message under a lock.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from spiderfs.protocol import (
     Pin,
     Pinned,
     Plan,
+    Progress,
     Samples,
     Scores,
     ScoresRequest,
@@ -56,7 +58,7 @@ log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")
 _RECEIVE_BYTES = 1 << 18
-_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye)
+_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, Progress, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye)
 
 
 class HookSink(Protocol):
@@ -81,6 +83,9 @@ class HookSink(Protocol):
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None: ...
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None: ...
+
+    def come(self, trainer: Trainer, progress: Progress) -> None:
+        """A trainer is so far in a plan of a declared list; the plan, and what was said before, may come later."""
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         """One score a sample, finite and >= 0; empty while there are none."""
@@ -172,7 +177,7 @@ class Connection:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._feed, trainer, backlog)
-                await self._read(backlog)
+                await self._read(trainer, backlog)
                 backlog.close()
         except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             log.debug("trainer %d has gone", trainer.pid)
@@ -230,7 +235,7 @@ class Connection:
             async with self._answering:
                 await self._stream.send_all(encode(Error("version", text), self._limits.message, version))
 
-    async def _read(self, backlog: Backlog) -> None:
+    async def _read(self, trainer: Trainer, backlog: Backlog) -> None:
         while self._errors < self._limits.malformed:
             message = await self._next()
             if message is None:
@@ -238,7 +243,9 @@ class Connection:
             if not isinstance(message, _SAID_BY_TRAINERS):
                 await self._refuse(ProtocolError(f"{message.TYPE} is not for a trainer to say now", "order"))
                 continue
-            if not isinstance(message, Samples) or await self._admitted(message):
+            if isinstance(message, Progress) and message.list in trainer.lists:
+                await self._carry_out(trainer, message)
+            elif not isinstance(message, Samples) or await self._admitted(message):
                 await backlog.put(message)
             if isinstance(message, Goodbye):
                 return
@@ -254,23 +261,26 @@ class Connection:
 
     async def _feed(self, trainer: Trainer, backlog: Backlog) -> None:
         while (waited := await backlog.take()) is not None:
-            kind = Batch.TYPE if isinstance(waited, list) else waited.TYPE
-            try:
-                if isinstance(waited, list):
-                    await self._learn(trainer, waited)
-                else:
-                    await self._act(trainer, waited)
-            except ProtocolError as exc:
-                await self._refuse(exc)
-            except SpiderfsError as exc:
-                await self.answer(Error("failed", str(exc)))
-            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-                raise
-            except Exception:
-                # A mistake in the sink must end neither the daemon nor the connection.
-                log.exception("%s of trainer %d could not be acted on", kind, trainer.pid)
-                self._count("internal_errors", 1)
-                await self.answer(Error("failed", f"{kind}: an internal error, see the daemon's log"))
+            await self._carry_out(trainer, waited)
+
+    async def _carry_out(self, trainer: Trainer, said: Message | Run) -> None:
+        kind = Batch.TYPE if isinstance(said, list) else said.TYPE
+        try:
+            if isinstance(said, list):
+                await self._learn(trainer, said)
+            else:
+                await self._act(trainer, said)
+        except ProtocolError as exc:
+            await self._refuse(exc)
+        except SpiderfsError as exc:
+            await self.answer(Error("failed", str(exc)))
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            raise
+        except Exception:
+            # A mistake in the sink must end neither the daemon nor the connection.
+            log.exception("%s of trainer %d could not be acted on", kind, trainer.pid)
+            self._count("internal_errors", 1)
+            await self.answer(Error("failed", f"{kind}: an internal error, see the daemon's log"))
 
     def _thinned(self, trainer: Trainer, run: Run) -> Run:
         """These batches without half of their rows, and without the batches that have none then."""
@@ -321,6 +331,9 @@ class Connection:
                 samples = _list(trainer, message.list)
                 _check_indices(samples, message.order)
                 await self._sink.plan(trainer, samples, message)
+            case Progress():
+                _list(trainer, message.list)
+                self._sink.come(trainer, message)
             case ScoresRequest():
                 samples = _list(trainer, message.list)
                 scores = await self._sink.scores(trainer, samples)

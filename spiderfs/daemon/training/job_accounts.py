@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED, Access
+from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSEEN, UNSTORED, Access
 from spiderfs.core.teaching import RatioStatus
 from spiderfs.daemon.training.trainer import Trainer
 
@@ -25,8 +25,9 @@ class JobStatus:
     """One job with a trainer attached.
 
     `lists` has the number of samples by the list's name; `epoch` is the one that runs, and `epochs` how many there will
-    be, if that is known. `hits` of the `samples` read did not wait for the source. `origin_bytes` were read from the
-    source for this job: those for which it waited, and those fetched ahead for its plans.
+    be, if that is known. `hits` of the `samples` read did not wait for the source; of those, `page_cache_reads` were
+    answered by the kernel alone. `origin_bytes` were read from the source for this job: those for which it waited, and
+    those fetched ahead for its plans.
     """
 
     job_id: str
@@ -41,6 +42,7 @@ class JobStatus:
     samples_per_s: float
     samples: int
     hits: int
+    page_cache_reads: int
     origin_bytes: int
     stand_ins: int
 
@@ -49,6 +51,7 @@ class JobStatus:
 class _Account:
     samples: int = 0
     hits: int = 0
+    page_cache_reads: int = 0
     origin_bytes: int = 0
     stand_ins: int = 0
     # Samples read in each of the last seconds in which there were any.
@@ -56,7 +59,8 @@ class _Account:
 
     def read(self, access: Access) -> None:
         self.samples += 1
-        self.hits += access.where == HIT
+        self.hits += access.where in (HIT, UNSEEN)
+        self.page_cache_reads += access.where == UNSEEN
         self.stand_ins += access.wanted != access.inode
         if access.where in _FROM_THE_SOURCE:
             self.origin_bytes += access.size
@@ -86,7 +90,7 @@ class JobAccounts:
     def note(self, accesses: Iterable[Access]) -> None:
         """Add what trainers have read; large files are not counted."""
         for access in accesses:
-            if access.trainer and access.where in (HIT, *_FROM_THE_SOURCE):
+            if access.trainer and access.where in (HIT, UNSEEN, *_FROM_THE_SOURCE):
                 account = self._of(access.trainer)
                 if account is not None:
                     account.read(access)
@@ -128,6 +132,7 @@ class JobAccounts:
             samples_per_s=account.samples_per_s(now_s),
             samples=account.samples,
             hits=account.hits,
+            page_cache_reads=account.page_cache_reads,
             origin_bytes=account.origin_bytes,
             stand_ins=account.stand_ins,
         )

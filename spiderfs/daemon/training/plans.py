@@ -1,13 +1,15 @@
 """Plans of trainers: the engine's schedule takes them over, as long as the option `plan` says so.
 
 A plan goes on until its epoch or its trainer ends. With plans the cache is shared in another way
-(`core/teaching.py`), and the prefetcher has work. All state belongs to the manager's event loop.
+(`core/teaching.py`), and the prefetcher has work. What a training took without an open that anybody heard of, is told
+further. All state belongs to the manager's event loop.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -16,18 +18,27 @@ from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.options.model import Options
-from spiderfs.protocol import Plan
+from spiderfs.protocol import Plan, Progress
 
 
 class Plans:
-    """`wake_prefetcher` is called when a plan has come. Trainers are named by their numbers."""
+    """`wake_prefetcher` is called when a plan has come, or a reader further in it. Trainers are named by their numbers.
+
+    `read_unseen` is called with samples, each with its trainer, whose opens were not heard of.
+    """
 
     def __init__(
-        self, cache: CacheControl, teaching: Teaching, options: Options, wake_prefetcher: Callable[[], None]
+        self,
+        cache: CacheControl,
+        teaching: Teaching,
+        options: Options,
+        wake_prefetcher: Callable[[], None],
+        read_unseen: Callable[[Sequence[tuple[int, int]]], None],
     ) -> None:
         self._cache = cache
         self._teaching = teaching
         self._wake_prefetcher = wake_prefetcher
+        self._read_unseen = read_unseen
         self.followed = options.plan
         """Whether plans are followed: the option `plan`."""
 
@@ -44,12 +55,35 @@ class Plans:
         self._cache.apply(self._teaching.schedule_changed())
         self._wake_prefetcher()
 
+    def come(self, trainer: int, progress: Progress) -> None:
+        """A trainer is so far in one of its plans."""
+        if not self.followed:
+            return
+        now_s = time.time()
+        self._cache.engine.come(trainer, progress.list, progress.epoch, progress.dispatched, progress.taken, now_s)
+        self._tell_unseen(now_s)
+        self._wake_prefetcher()
+
+    def keep_house(self) -> None:
+        """Tell of the last unseen samples of a training that pauses; to be called now and then."""
+        self._tell_unseen(time.time())
+
     def epoch_ended(self, trainer: int, epoch: int) -> None:
         """Give up what is left of an epoch."""
         self._cache.engine.end_epoch(trainer, epoch)
 
     def trainer_left(self, trainer: int) -> None:
+        self._tell_unseen(math.inf, trainer)
         self._cache.engine.unplan(trainer)
+
+    def _tell_unseen(self, now_s: float, trainer: int | None = None) -> None:
+        found: list[tuple[int, int]] = []
+        for number, inode in self._cache.engine.schedule.unseen(now_s, trainer):
+            assert isinstance(number, int)
+            assert isinstance(inode, int)
+            found.append((number, inode))
+        if found:
+            self._read_unseen(found)
 
     def change(self, options: Options) -> None:
         """Take over live options; with `plan=off` no plan is left."""

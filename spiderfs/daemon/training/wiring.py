@@ -22,7 +22,7 @@ from pathlib import Path
 import msgpack
 
 from spiderfs.core.elastic import ElasticOptions
-from spiderfs.core.events import HIT, OPENED, WARMED, Access
+from spiderfs.core.events import HIT, OPENED, UNSEEN, WARMED, Access
 from spiderfs.core.teaching import Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses import Courses
@@ -80,7 +80,10 @@ class Training:
             self.redirects,
             scores_directory,
         )
-        self.plans = Plans(cache, self.teaching, options, wake_prefetcher)
+        self._counters = counters
+        self._immutable = options.immutable
+        self._sample_max_bytes = options.sample_max_bytes
+        self.plans = Plans(cache, self.teaching, options, wake_prefetcher, self._read_unseen)
         self.pinboard = Pinboard(catalogue, cache, self.teaching, self.courses)
         self.guide = Guide(
             cache,
@@ -115,13 +118,35 @@ class Training:
         if course is not None and offered:
             self.teaching.served(course.course_id, access.wanted, access.inode)
 
+    def _read_unseen(self, reads: Sequence[tuple[int, int]]) -> None:
+        """Trainers took these samples, and no worker heard of the opens: the kernel had the bytes.
+
+        Where the kernel tells every open, what is unseen was not opened, or the news of it was lost.
+        """
+        if not self._immutable:
+            return
+        now_s, accesses = time.time(), []
+        for trainer, inode in reads:
+            size = self._catalogue.size_of(inode)
+            # The kernel reads nothing of an empty file, and large files are not counted by opens.
+            if 0 < size <= self._sample_max_bytes:
+                accesses.append(Access(now_s, inode, inode, size, 0, 0, trainer, UNSEEN))
+        for access in accesses:
+            self.heard(access, True)
+            self._cache.engine.read_unseen(access.inode, access.size)
+        self._counters.add("page_cache_reads", len(accesses))
+        self.accounts.note(accesses)
+
     def _record(self, recording: Recording, access: Access, number: int, offered: bool) -> None:
         if access.wanted != access.inode:
             wanted_size = self._catalogue.size_of(access.wanted)
             recording.redirect(access.time_s, access.wanted, wanted_size, access.inode, access.size, number)
         else:
-            kind, served = Kind.BLOCK if access.block else Kind.OPEN, access.where == HIT
-            recording.append(access.time_s, access.inode, access.size, kind, access.block, served, number, offered)
+            kind, unseen = Kind.BLOCK if access.block else Kind.OPEN, access.where == UNSEEN
+            served = unseen or access.where == HIT
+            recording.append(
+                access.time_s, access.inode, access.size, kind, access.block, served, number, offered, unseen
+            )
 
     def note(self, accesses: Sequence[Access]) -> None:
         """Learn from workers' events what readers got; the engine has seen these events already."""
@@ -142,6 +167,7 @@ class Training:
 
     async def keep_house(self) -> None:
         """Let go of what belongs to jobs that are over."""
+        self.plans.keep_house()
         await self.declared_lists.let_go()
         courses = {course.job_id for course in self.courses}
         self.accounts.keep_only(courses | {trainer.job_id for trainer in self.trainers.attached()})

@@ -162,10 +162,10 @@ def test_the_page_of_watch() -> None:
     assert found == ["3f2a", "best", "2", "of", "2", "4", "of", "90", "812.3", "75.0%", "3.0", "GiB", "17"]
     assert sum("? of ?" in line for line in lines) == 2, "what a line lacks does no harm"
     plans: list[Any] = [
-        {"list": "train", "epoch": 3, "position": 250, "length": 1000, "ready_s": 2.04, "late_share": 0.0125},
-        {"list": "val", "epoch": 3, "position": 40, "length": 40, "ready_s": 0.0, "late_share": 0, "believed": False},
-        {"list": "of a newer version", "position": "?", "length": 0},
-        {"position": 1, "length": 2},
+        {"list": "train", "epoch": 3, "taken": 250, "length": 1000, "ready_s": 2.04, "late_share": 0.0125},
+        {"list": "val", "epoch": 3, "taken": 40, "length": 40, "ready_s": 0.0, "late_share": 0, "believed": False},
+        {"list": "of a newer version", "taken": "?", "length": 0},
+        {"taken": 1, "length": 2},
         7,
     ]
     lines = [line.rstrip() for line in text({**STATS, "plans": plans}, {}).splitlines()]

@@ -13,14 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spiderfs.core import schedule as module
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.schedule import (
-    AHEAD_MIN,
-    BEHIND,
     BELIEVED_AGAIN,
+    EARLY_S,
     FIRST_PACE_S,
     LATER_EPOCHS,
+    PROVEN_OPENS,
     PlannedReader,
     Schedule,
 )
+from spiderfs.core.unseen_draws import UNSEEN_AFTER_S
 
 FILES = 12
 # The files of two samples are not known.
@@ -80,7 +81,7 @@ def test_a_plan_that_is_given_up_has_no_pending_positions() -> None:
 class ReaderAgainstModel(RuleBasedStateMachine):
     """The model keeps sets of positions. Limits are small here, so that all of them are met."""
 
-    limits = patch.multiple(module, BEHIND=10, AHEAD_MIN=6, AHEAD_SHARE=1 / 4)
+    limits = patch.multiple(module, LOOK_AHEAD=6, SLACK_S=4 * FIRST_PACE_S, SLACK_SHARE=1 / 8)
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,14 +98,15 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         self.orders = {0: order}
         self.starts = {0: start}
         self.left = {0: set(range(start, len(order)))}
-        self.reached = start
+        self.dispatched = self.taken = start
         self.seen_to = start + 6
+        self.early: list[int] = []
 
     def later(self) -> list[int]:
         return sorted(number for number in self.orders if number > self.number)
 
-    def window(self) -> int:
-        return max(6, len(self.orders[self.number]) // 4)
+    def slack(self) -> float:
+        return max(4.0, len(self.orders[self.number]) / 8)
 
     def first_left(self, number: int, sample: int) -> int | None:
         order = self.orders[number]
@@ -125,22 +127,23 @@ class ReaderAgainstModel(RuleBasedStateMachine):
     def opened(self, sample: int) -> None:
         key = KEYS[sample]
         before = {other: self.reader.next_use_s(other) for other in INDEX_OF}
-        changed = self.reader.opened(key, 0.0, False)
+        # Opened after what was taken: the clock of progress stands at 0.
+        changed = self.reader.opened(key, 1.0, False)
         after = {other: self.reader.next_use_s(other) for other in INDEX_OF}
         assert {other for other in INDEX_OF if before[other] != after[other]} <= set(changed)
         if not key:
             assert changed == []
             return
         here, later = self.first_left(self.number, sample), self.later()
-        if here is not None and here <= self.reached + self.window():
-            self.left[self.number].remove(here)
-            self.reached = max(self.reached, here + 1)
-            self.left[self.number] -= set(range(self.reached - 10))
-            self.seen_to = max(self.seen_to, self.reached + 6)
-        elif later:
-            there = self.first_left(later[0], sample)
-            if there is not None and len(self.orders[self.number]) - self.reached + there <= self.window():
+        if here is not None:
+            if here < self.dispatched + self.slack():
+                self.left[self.number].remove(here)
+        elif self.dispatched == len(self.orders[self.number]):
+            there = self.first_left(later[0], sample) if later else None
+            if there is not None and there < self.slack():
                 self.left[later[0]].remove(there)
+            else:
+                self.early = [*(other for other in self.early if other != sample), sample]
 
     @rule()
     def stranger(self) -> None:
@@ -148,11 +151,28 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         assert self.reader.opened(STRANGER, 0.0, True) == []
         assert self.reader.opens == opens
 
-    @precondition(lambda self: self.reached < len(self.orders[self.number]))
+    @precondition(lambda self: self.dispatched < len(self.orders[self.number]))
     @rule(jitter=st.integers(0, 5))
     def opened_about_as_planned(self, jitter: int) -> None:
         order = self.orders[self.number]
-        self.opened(order[min(self.reached + jitter, len(order) - 1)])
+        self.opened(order[min(self.dispatched + jitter, len(order) - 1)])
+
+    @rule(more=st.integers(-2, 6), in_hand=st.integers(-1, 8))
+    def come(self, more: int, in_hand: int) -> None:
+        told = self.dispatched + more
+        before = {other: self.reader.next_use_s(other) for other in INDEX_OF}
+        changed = self.reader.come(told, told - in_hand, 0.0)
+        after = {other: self.reader.next_use_s(other) for other in INDEX_OF}
+        assert {other for other in INDEX_OF if before[other] != after[other]} <= set(changed)
+        order = self.orders[self.number]
+        first, self.dispatched = self.dispatched, max(self.dispatched, min(told, len(order)))
+        for position in range(first, self.dispatched):
+            if order[position] in self.early and self.first_left(self.number, order[position]) == position:
+                self.early.remove(order[position])
+                self.left[self.number].remove(position)
+        self.taken = max(self.taken, min(told - in_hand, self.dispatched))
+        self.left[self.number] -= set(range(self.taken))
+        self.seen_to = max(self.seen_to, self.dispatched + 6)
 
     @rule(order=ORDERS, ahead=st.integers(1, 3))
     def follow_with(self, order: list[int], ahead: int) -> None:
@@ -175,7 +195,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
             self.left[number] = set(range(start, len(order)))
         self.reader.begin(planned(number, order, start), 0.0)
         self.number, self.orders[number], self.starts[number] = number, order, start
-        self.reached, self.seen_to = start, start + 6
+        self.dispatched, self.taken, self.seen_to = start, start, start + 6
 
     @rule(ahead=st.integers(-1, 1))
     def end(self, ahead: int) -> None:
@@ -185,13 +205,13 @@ class ReaderAgainstModel(RuleBasedStateMachine):
             del self.orders[gone]
         if self.number <= number:
             self.left[self.number] = set()
-            self.reached = len(self.orders[self.number])
-            self.seen_to = self.reached + 6
+            self.dispatched = self.taken = len(self.orders[self.number])
+            self.seen_to = self.dispatched + 6
 
     @invariant()
     def agrees(self) -> None:
-        assert self.reader.reached == self.reached
-        assert self.reader.finished == (self.reached >= len(self.orders[self.number]))
+        assert (self.reader.dispatched, self.reader.taken) == (self.dispatched, self.taken)
+        assert self.taken <= self.dispatched
         anchored = self.reader.time_of(0)
         for key, sample in INDEX_OF.items():
             use_s, position = self.reader.next_use_s(key), self.next_use(sample)
@@ -207,11 +227,12 @@ class ReaderAgainstModel(RuleBasedStateMachine):
             coming += [
                 (before + position, KEYS[order[position]])
                 for position in sorted(self.left[number])
-                if before + position < self.reached + 9
+                if before + position < self.dispatched + 9
             ]
             before += len(order)
         assert list(self.reader.coming(9)) == coming
-        assert list(self.reader.coming(9, self.reached + 2)) == [row for row in coming if row[0] >= self.reached + 2]
+        after = self.dispatched + 2
+        assert list(self.reader.coming(9, after)) == [row for row in coming if row[0] >= after]
 
 
 TestReaderAgainstModel = ReaderAgainstModel.TestCase
@@ -220,12 +241,105 @@ TestReaderAgainstModel.settings = settings(
 )
 
 
+# -- each draw is seen, or unseen, and never both
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    orders=st.lists(ORDERS, min_size=1, max_size=3),
+    in_hand=st.integers(1, 9),
+    lag=st.integers(0, 6),
+    seed=st.integers(0, 1 << 30),
+    known_ahead=st.booleans(),
+)
+def test_each_draw_is_counted_once(
+    orders: list[list[int]], in_hand: int, lag: int, seed: int, known_ahead: bool
+) -> None:
+    """A loader opens what it was given in any order, and the kernel answers some of it; all news comes late."""
+    rng = np.random.default_rng(seed)
+    reader: PlannedReader | None = None
+    seen = 0
+    late: list[tuple[int, int, float]] = []
+    now, step = 0.0, 0.01
+    unseen: list[int] = []
+    expected = 0
+
+    def hear(until: int) -> None:
+        nonlocal late
+        assert reader is not None
+        for _, key, at_s in [one for one in late if one[0] <= until]:
+            reader.opened(key, at_s, False)
+        late = [one for one in late if one[0] > until]
+
+    ticks = 0
+    for number, order in enumerate(orders):
+        epoch = planned(number, order)
+        if reader is None:
+            reader = PlannedReader(epoch, now)
+            # What a new reader has in hand when it is first heard of is left out of the account.
+            reader.come(0, 0, now)
+        else:
+            reader.begin(epoch, now)
+        if known_ahead and number + 1 < len(orders):
+            reader.follow_with(planned(number + 1, orders[number + 1]))
+        held: list[int] = []
+        dispatched = taken = 0
+        while taken < len(order):
+            now, ticks = now + step, ticks + 1
+            while dispatched < min(len(order), taken + in_hand):
+                held.append(dispatched)
+                dispatched += 1
+            reader.come(dispatched, taken, now)
+            rng.shuffle(held)
+            # All that the loop takes next has been opened by then.
+            for position in sorted(held)[: int(rng.integers(1, len(held) + 1))]:
+                held.remove(position)
+                key = KEYS[order[position]]
+                if key and rng.random() < 0.5:
+                    seen += 1
+                    late.append((ticks + int(rng.integers(0, lag + 1)), key, now))
+                elif key:
+                    expected += 1
+            taken = min(held, default=dispatched)
+            now += step / 2
+            reader.come(dispatched, taken, now)
+            hear(ticks)
+            unseen += reader.unseen(now)
+    hear(ticks + lag)
+    unseen += reader.unseen(now + 2 * UNSEEN_AFTER_S)
+    assert len(unseen) == expected
+    assert reader.opens == seen
+
+
+def test_what_was_in_hand_when_a_reader_was_first_heard_of_is_not_counted() -> None:
+    """A hook that connects again, to a manager that was started again: its loader workers opened it long ago."""
+    reader = PlannedReader(of_files(0, list(range(1, 101)), start=40), 0.0)
+    reader.come(72, 40, 0.0)
+    reader.come(100, 100, 1.0)
+    assert reader.unseen(1.0) == []
+    assert reader.unseen(1.0 + UNSEEN_AFTER_S) == list(range(73, 101))
+    assert reader.unseen(9.0) == []
+
+
+def test_opens_that_are_heard_of_before_the_plan_of_their_epoch_are_of_that_epoch() -> None:
+    reader = PlannedReader(of_files(0, [1, 2, 3, 4]), 0.0)
+    reader.come(4, 4, 0.0)
+    reader.unseen(2.0)
+    for key, at_s in ((1, 3.0), (3, 20.0), (2, 20.1)):
+        reader.opened(key, at_s, False)
+    reader.begin(of_files(1, [3, 2, 1, 4]), 3.1 + EARLY_S)
+    assert reader.come(4, 0, 20.2) == [3, 2]
+    assert [key for _, key in reader.coming(9)] == [1, 4]
+
+
 # -- whether opens follow the plan
 
 
-def opens(reader: PlannedReader, files: list[int]) -> int:
-    """Open files until the reader's plan is no longer believed; returns the number of opens that took, or of all."""
+def opens(reader: PlannedReader, files: list[int], in_hand: int = 32) -> int:
+    """Hand on the plan, and open files, until the plan is no longer believed; returns the number of opens that took."""
+    at = reader.taken
     for count, file in enumerate(files):
+        reader.come(at + count + in_hand, at + count, 0.0)
         reader.opened(file, 0.0, False)
         if not reader.believed:
             return count + 1
@@ -239,38 +353,58 @@ def test_opens_in_the_jittered_order_of_loader_workers_are_followed() -> None:
     batches = [order[first : first + 64] for first in range(0, 8000, 64)]
     # Eight workers with a batch each; which of them reads next is chance.
     working: list[list[int]] = []
+    dispatched = 0
     while batches or working:
         while len(working) < 8 and batches:
             working.append(list(batches.pop(0)))
+            dispatched += 64
+        reader.come(dispatched, max(0, dispatched - 8 * 64), 0.0)
         batch = working[int(rng.integers(len(working)))]
         reader.opened(batch.pop(0), 0.0, False)
         working = [batch for batch in working if batch]
     assert reader.believed
     assert reader.followed_share > 0.999
-    assert reader.finished
     assert list(reader.coming(100)) == []
 
 
-def test_a_plan_is_believed_when_loader_workers_have_a_quarter_of_an_epoch_in_hand() -> None:
+def test_what_loader_workers_have_in_hand_may_be_a_quarter_of_the_epoch() -> None:
     rng = np.random.default_rng(1)
     reader = PlannedReader(of_files(0, list(range(1, 8193))), 0.0)
     for half in range(1, 8193, 2048):
         # Eight workers with 256 each, in step.
-        assert opens(reader, [half + worker * 256 + at for at in range(256) for worker in rng.permutation(8)]) == 2048
-    assert len(list(reader.coming(100))) < 8
+        files = [half + worker * 256 + at for at in range(256) for worker in rng.permutation(8)]
+        reader.come(half + 2047, half - 1, 0.0)
+        for file in files:
+            reader.opened(file, 0.0, False)
+    assert reader.followed_share == 1.0
+    assert list(reader.coming(100)) == []
+
+
+def test_opens_that_are_heard_of_a_moment_before_their_dispatch_follow_the_plan() -> None:
+    """Two thousand samples a second, of which the manager hears 20 times a second."""
+    reader = PlannedReader(of_files(0, list(range(1, 50_001))), 0.0)
+    for file in range(1, 50_001):
+        if file % 100 == 0:
+            reader.come(file, file - 64, file / 2000)
+        reader.opened(file, file / 2000, False)
+    assert reader.followed_share == 1.0
 
 
 def test_a_reader_that_opens_each_file_twice_follows_its_plan() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 2001))), 0.0)
-    assert opens(reader, [file for file in range(1, 2001) for _ in range(2)]) == 4000
-    assert reader.followed_share > 0.99
+    for file in range(1, 2001):
+        reader.come(file, file - 1, 0.0)
+        reader.opened(file, 0.0, False)
+        reader.opened(file, 0.0, False)
+    assert reader.followed_share == 1.0
 
 
-def test_a_reader_whose_opens_were_lost_follows_its_plan_after_them() -> None:
-    """Events are dropped when the manager cannot keep up."""
+def test_a_reader_whose_opens_are_not_heard_of_goes_on_in_its_plan() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 10_001))), 0.0)
-    assert opens(reader, [*range(1, 2001), *range(3001, 6001), *range(7001, 10_001)]) == 8000
-    assert reader.followed_share > 0.99
+    reader.come(0, 0, 0.0)
+    assert reader.come(96, 64, 1.0) == list(range(1, 65))
+    assert [key for _, key in reader.coming(4)] == list(range(65, 101))
+    assert (reader.believed, reader.proven, reader.opens) == (True, False, 0)
 
 
 @pytest.mark.parametrize("files", [1000, 2000, 5000, 16_000, 50_000, 200_000])
@@ -281,10 +415,44 @@ def test_a_plan_is_disbelieved_while_it_is_not_followed_and_believed_again_after
     took = opens(reader, (rng.permutation(files) + 1).tolist())
     assert 80 < took < 500
     reader.begin(of_files(1, order), 0.0)
-    for file in order[:300]:
+    for count, file in enumerate(order[:300]):
+        reader.come(count + 32, count, 0.0)
         reader.opened(file, 0.0, False)
     assert reader.believed
     assert reader.followed_share > BELIEVED_AGAIN
+
+
+@pytest.mark.parametrize("files", [2000, 200_000])
+def test_a_wrong_plan_is_not_believed_again_as_it_comes_to_its_end(files: int) -> None:
+    rng = np.random.default_rng(2)
+    reader = PlannedReader(of_files(0, (rng.permutation(files) + 1).tolist()), 0.0)
+    opened = (rng.permutation(files) + 1).tolist()
+    believed = set()
+    for count, file in enumerate(opened):
+        reader.come(count + 32, count, count / 1000)
+        reader.opened(file, (count + 0.5) / 1000, False)
+        if count >= 500:
+            believed.add((reader.believed, reader.proven))
+    assert believed == {(False, False)}
+
+
+def test_a_plan_of_files_that_nobody_reads_is_never_proven() -> None:
+    """A list whose paths are not those that the data set reads."""
+    reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
+    for count in range(1000):
+        reader.come(count + 32, count, 0.0)
+        reader.opened(5000 + count, 0.0, False)
+    assert not reader.proven
+
+
+def test_a_plan_is_proven_by_opens_that_follow_it() -> None:
+    reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
+    reader.come(64, 0, 0.0)
+    for file in range(1, PROVEN_OPENS):
+        reader.opened(file, 0.0, False)
+    assert not reader.proven
+    reader.opened(PROVEN_OPENS, 0.0, False)
+    assert reader.proven
 
 
 def test_a_sorted_plan_is_disbelieved_when_its_files_are_read_shuffled() -> None:
@@ -295,10 +463,11 @@ def test_a_sorted_plan_is_disbelieved_when_its_files_are_read_shuffled() -> None
 
 def test_opens_after_the_end_of_the_epoch_do_not_count() -> None:
     reader = PlannedReader(of_files(0, [1, 2, 3]), 0.0)
+    reader.come(3, 0, 0.0)
     for _ in range(500):
         for file in (1, 2, 3):
             reader.opened(file, 0.0, False)
-    assert reader.followed_share > 0.95
+    assert reader.followed_share == 1.0
     reader.end(0)
     assert opens(reader, [1, 2, 3] * 200) == 600
 
@@ -306,22 +475,10 @@ def test_opens_after_the_end_of_the_epoch_do_not_count() -> None:
 def test_opens_of_files_outside_the_list_do_not_count() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
     for file in range(1, 1001):
+        reader.come(file, file - 1, 0.0)
         reader.opened(5000 + file, 0.0, True)
         reader.opened(file, 0.0, False)
     assert (reader.believed, reader.opens, reader.late) == (True, 1000, 0)
-
-
-def test_positions_that_were_passed_over_are_no_longer_pending() -> None:
-    files = BEHIND + 2 * AHEAD_MIN
-    reader = PlannedReader(of_files(0, list(range(1, files + 1))), 0.0)
-    # Every tenth is never opened.
-    for file in range(1, files + 1):
-        if file % 10:
-            reader.opened(file, 0.0, False)
-    assert reader.believed
-    assert reader.next_use_s(10) is None
-    left = [key for _, key in reader.coming(10)]
-    assert left == [file for file in range(reader.reached - BEHIND + 1, files + 1) if file % 10 == 0]
 
 
 # -- how fast a reader is
@@ -334,11 +491,11 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
     now = 0.0
     for file in range(1, 1001):
         now += 0.01
-        reader.opened(file, now, False)
+        reader.come(file + 64, file, now)
     assert reader.pace_s == pytest.approx(0.01, rel=0.02)
     for file in range(1001, files + 1):
         now += 0.0005
-        reader.opened(file, now, False)
+        reader.come(file + 64, file, now)
     assert reader.pace_s == pytest.approx(0.0005, rel=0.02)
 
 
@@ -349,18 +506,19 @@ def test_a_pause_of_the_training_does_not_change_its_pace() -> None:
         now += pause_s
         for step in range(1000):
             now, file = now + pace_s, file + 1
-            reader.opened(file, now, False)
+            reader.come(file + 64, file, now)
             if step > 200:
                 assert 0.0099 < reader.pace_s < most_s
     assert reader.pace_s == pytest.approx(0.1, rel=0.02), "who has really become slower is believed"
 
 
-def test_the_time_before_the_first_open_does_not_change_the_pace() -> None:
+def test_the_time_before_the_first_batch_does_not_change_the_pace() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
-    reader.opened(1, 60.0, False)
+    reader.come(64, 0, 0.0)
+    reader.come(65, 1, 60.0)
     assert reader.pace_s == FIRST_PACE_S
     for file in range(2, 1001):
-        reader.opened(file, 60.0 + 0.01 * file, False)
+        reader.come(file + 64, file, 60.0 + 0.01 * file)
     assert reader.pace_s == pytest.approx(0.01, rel=0.02)
 
 
@@ -372,14 +530,14 @@ def test_two_readers_are_compared_by_their_paces_once_they_have_drifted_apart() 
     # Both lists hold the same files here; the slow one reads one where the fast one reads ten.
     for step in range(2000):
         now = step * 0.005
-        plans.opened("fast", fast[step], now, False)
+        plans.come("fast", "train", 0, step + 1, step + 1, now)
         if step % 10 == 0:
-            plans.opened("slow", step // 10 + 1, now, False)
+            plans.come("slow", "train", 0, step // 10 + 1, step // 10 + 1, now)
     last = fast[-1]
     assert plans.anchor(now, 2.0)
     assert not plans.anchor(now, 2.0), "they are right now"
     quick, idle = plans.believed
-    assert quick.time_of(quick.reached) == idle.time_of(idle.reached) == now
+    assert quick.time_of(quick.dispatched) == idle.time_of(idle.dispatched) == now
     assert quick.next_use_s(last) == pytest.approx(now + 2000 * 0.005, rel=0.02)
     assert idle.next_use_s(last) == pytest.approx(now + 3800 * 0.05, rel=0.02)
     assert plans.next_use_s(last) == quick.next_use_s(last)
@@ -424,12 +582,43 @@ def test_the_first_plan_of_a_trainer_may_be_that_of_a_later_epoch() -> None:
     assert (reader.epoch.number, reader.later) == (3, [])
 
 
+def test_progress_may_be_told_before_its_plan_has_begun() -> None:
+    """A long plan is sorted meanwhile."""
+    plans = Schedule()
+    assert plans.come("a", "train", 0, 2, 1, 0.0) == []
+    plans.begin("a", "train", of_files(0, [1, 2, 3]), 0.0)
+    reader = plans.readers["a", "train"]
+    assert (reader.dispatched, reader.taken) == (2, 1)
+    assert plans.come("a", "train", 1, 3, 3, 0.0) == []
+    assert (reader.dispatched, reader.taken) == (2, 1)
+    plans.begin("a", "train", of_files(1, [1, 2, 3]), 0.0)
+    assert (reader.dispatched, reader.taken) == (3, 3)
+    plans.begin("a", "train", of_files(2, [1, 2, 3]), 0.0)
+    assert (reader.dispatched, reader.taken) == (0, 0)
+    plans.come("b", "train", 0, 2, 1, 0.0)
+    plans.drop("b")
+    plans.begin("b", "train", of_files(0, [1, 2, 3]), 0.0)
+    assert plans.readers["b", "train"].dispatched == 0
+
+
+def test_unseen_samples_come_with_their_trainers() -> None:
+    plans = Schedule()
+    for trainer in ("a", "b"):
+        plans.begin(trainer, "train", of_files(0, [1, 2, 3]), 0.0)
+        plans.come(trainer, "train", 0, 0, 0, 0.0)
+        plans.come(trainer, "train", 0, 3, 2, 0.0)
+    assert plans.opened("a", 1, 0.0, False) == []
+    assert plans.unseen(9.0, "a") == [("a", 2)]
+    assert plans.unseen(9.0) == [("b", 1), ("b", 2)]
+
+
 def test_believed_is_a_new_tuple_when_a_plan_is_no_longer_believed() -> None:
     rng = np.random.default_rng(5)
     plans = Schedule()
     plans.begin("a", "train", of_files(0, (rng.permutation(3000) + 1).tolist()), 0.0)
     before = plans.believed
-    for file in (rng.permutation(3000) + 1).tolist()[:400]:
+    for count, file in enumerate((rng.permutation(3000) + 1).tolist()[:400]):
+        plans.come("a", "train", 0, count + 32, count, 0.0)
         plans.opened("a", file, 0.0, False)
     assert before is not plans.believed
     assert not plans.active

@@ -33,6 +33,7 @@ from spiderfs.protocol import (
     Pin,
     Pinned,
     Plan,
+    Progress,
     ProtocolError,
     Samples,
     Scores,
@@ -70,6 +71,7 @@ EXAMPLES: tuple[Message, ...] = (
     EpochEnd(3, 0.5),
     EpochEnd(3),
     Plan("train", 3, 1, True, np.array([2, 0, 2], np.uint32)),
+    Progress("train", 3, 64, 32),
     ScoresRequest("train", 7),
     CachedRequest("train", 8),
     Pin("train", 9, np.array([3, 0], np.uint32)),
@@ -199,8 +201,8 @@ def test_an_error_takes_the_place_of_its_frame_only() -> None:
     [
         (b"GET / HTTP/1.1\r\n", "malformed"),
         (struct.pack("<2sBBII", b"sf", 1, 0, 0, 0), "version"),
-        (struct.pack("<2sBBII", b"sf", 2, 0, 10, 2**32 - 1), "too-large"),
-        (struct.pack("<2sBBII", b"sf", 2, 0, 1 << 20, 0), "too-large"),
+        (struct.pack("<2sBBII", b"sf", VERSION, 0, 10, 2**32 - 1), "too-large"),
+        (struct.pack("<2sBBII", b"sf", VERSION, 0, 1 << 20, 0), "too-large"),
     ],
 )
 def test_a_lost_stream_stays_lost(data: bytes, code: str) -> None:
@@ -215,7 +217,7 @@ def test_a_lost_stream_stays_lost(data: bytes, code: str) -> None:
 
 def test_a_claimed_length_allocates_nothing() -> None:
     decoder = Decoder()
-    assert decoder.feed(struct.pack("<2sBBII", b"sf", 2, 0, 100, 60 << 20)) == []
+    assert decoder.feed(struct.pack("<2sBBII", b"sf", VERSION, 0, 100, 60 << 20)) == []
     assert len(decoder._buffer) == PREFIX_BYTES
     scalars = {"type": "plan", "list": "x", "epoch": 0, "position": 0, "begun": True}
     header = scalars | {"arrays": [["order", "<u4", [2**31]]]}
@@ -297,6 +299,7 @@ def test_headers_that_make_no_sense(header: object, words: str) -> None:
         Samples("t", "t", 1, 0, np.zeros(1, np.int32), np.frombuffer(b"no end", np.uint8)),
         Samples("t", "t", 1, 0, np.zeros(0, np.int32), np.zeros(0, np.uint8)),
         Plan("t", 0, 3, False, np.zeros(2, np.uint32)),
+        Progress("t", 0, 2, 3),
         Scores("t", 0, True, np.array([np.inf], np.float32)),
         Scores("t", 0, True, np.array([-1], np.float32)),
         Cached("t", 0, 9, np.zeros(1, np.uint8)),

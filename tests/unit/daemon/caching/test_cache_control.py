@@ -258,7 +258,7 @@ def test_opening_a_large_file_is_a_step_of_the_plan_and_no_candidate() -> None:
     opened = Access(1.0, 11, 11, 0, 0, 1, 7, OPENED)
     harness.cache.fold([opened])
     (reader,) = harness.cache.engine.schedule.believed
-    assert (reader.reached, reader.opens, reader.late) == (1, 1, 0)
+    assert (reader.epoch.pending(0), reader.opens, reader.late) == (False, 1, 0)
     assert harness.counted("planned_opens", "planned_late", "admitted") == [1, 0, 0]
 
 

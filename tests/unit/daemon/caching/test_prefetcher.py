@@ -133,6 +133,7 @@ def events(time_s: float, inode: int, size: int, where: int, trainer: int) -> li
 
 class Harness:
     def __init__(self, directory: Path, sizes: Iterable[int], cached: int, policy: str, most_fetches: int) -> None:
+        self.read_by: dict[int, int] = {}
         self.source = Source()
         self.sizes = list(sizes)
         for number, size in enumerate(self.sizes):
@@ -196,7 +197,14 @@ class Harness:
         made = PlannedEpoch(epoch, self.inodes, place_of, np.array(list(order), np.uint32))
         self.cache.engine.plan(trainer, "train", made, trio.current_time(), begun)
         self.reader(trainer).proven |= proven
+        if begun:
+            self.read_by[trainer] = 0
         self.bell.ring()
+
+    def _come(self, trainer: int, dispatched: int, taken: int) -> None:
+        number = self.reader(trainer).epoch.number
+        self.cache.engine.come(trainer, "train", number, dispatched, taken, trio.current_time())
+        self.read_by[trainer] = dispatched
 
     def reader(self, trainer: int = TRAINER) -> PlannedReader:
         return self.cache.engine.schedule.readers[trainer, "train"]
@@ -207,7 +215,9 @@ class Harness:
         reader.anchor(trio.current_time())
 
     async def read(self, number: int, trainer: int = TRAINER) -> bool:
-        """Open a file as a worker does for a trainer; whether it was there."""
+        """Open a file as a worker does for a trainer, whose loader has one in hand; whether it was there."""
+        if trainer in self.read_by:
+            self._come(trainer, self.read_by[trainer] + 1, self.read_by[trainer])
         inode, size, where = self.inodes[number], self.sizes[number], HIT
         if not self.fetcher.stored(ContentKey(inode)):
             _, where = await self.fetcher.fetch(self.catalogue.node(inode))

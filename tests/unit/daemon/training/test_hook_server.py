@@ -41,6 +41,7 @@ from spiderfs.protocol import (
     Pin,
     Pinned,
     Plan,
+    Progress,
     ProtocolError,
     Samples,
     Scores,
@@ -319,7 +320,7 @@ def test_what_is_out_of_order_is_refused(tmp_path: Path) -> None:
     served(tmp_path, talk, limits=ServerLimits(lists=2))
 
 
-@pytest.mark.parametrize(("version", "advice"), [(1, "where the training runs"), (3, "where the mount is")])
+@pytest.mark.parametrize(("version", "advice"), [(2, "where the training runs"), (4, "where the mount is")])
 def test_a_hook_of_another_version_is_told_so_in_its_own_framing(tmp_path: Path, version: int, advice: str) -> None:
     async def talk(daemon: Daemon) -> None:
         async with daemon.client() as client:
@@ -339,6 +340,21 @@ def test_a_hook_of_another_version_is_told_so_in_its_own_framing(tmp_path: Path,
 
     daemon = served(tmp_path, talk)
     assert daemon.sink.calls == []
+
+
+def test_progress_passes_batches_by(tmp_path: Path) -> None:
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet(b"a", b"b")
+            await client.send(batch(0), Progress("train", 0, 2, 1), Progress("val", 0, 2, 1))
+            await client.said(Error, "no list 'val'")
+            await client.send(Goodbye())
+            await client.said(Ok, "goodbye")
+
+    daemon = served(tmp_path, talk, RecordingSink(batch_s=0.2))
+    assert [name for name, _ in daemon.sink.calls] == ["attached", "samples", "come", "learn", "detached"]
+    ((_, progress),) = daemon.sink.progress
+    assert (progress.list, progress.epoch, progress.dispatched, progress.taken) == ("train", 0, 2, 1)
 
 
 def test_two_trainers_with_lists_of_their_own(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSEEN, WARMED, Access
 from spiderfs.core.teaching import JobRatio, RatioStatus
 from spiderfs.daemon.control import views
 from spiderfs.daemon.training.job_accounts import JobAccounts, JobStatus
@@ -50,10 +50,18 @@ def test_what_the_ranks_of_a_job_read_is_added_up() -> None:
         samples_per_s=0.3,
         samples=3,
         hits=2,
+        page_cache_reads=0,
         origin_bytes=1500,
         stand_ins=1,
     )
     assert (two.samples, two.hits, two.origin_bytes, two.stand_ins) == (1, 0, 1000, 0)
+
+
+def test_what_the_page_cache_answered_is_read_without_waiting() -> None:
+    made, trainers = accounts("one")
+    made.note([access(1, FETCHED), access(1, UNSEEN), access(1, UNSEEN)])
+    (one,) = made.statuses(trainers, NOBODY, now_s=101.0)
+    assert (one.samples, one.hits, one.page_cache_reads, one.origin_bytes) == (3, 2, 2, 1000)
 
 
 def test_the_pace_is_that_of_the_last_seconds() -> None:
@@ -93,7 +101,7 @@ def test_a_job_is_one_line_whatever_its_lists_are_called() -> None:
     first, second = views.jobs(made.statuses(trainers, NOBODY, 105.0)).decode().splitlines()
     assert first == (
         "one (the one): pid 1001, 1003; rank 0, 1 of 2; train with 4 samples, 'two\\nlines' with 2 samples; "
-        "epoch 2 of 90; 0.2 samples/s, 2 in all, 50.0% hits, 1000 B from the source, 0 stand-ins"
+        "epoch 2 of 90; 0.2 samples/s, 2 in all, 50.0% hits, 0 from the page cache, 1000 B from the source, 0 stand-ins"
     )
     assert second.startswith("two (the two): pid 1002; rank 0 of 1;")
     assert views.jobs(()) == b"no trainer is attached\n"

@@ -13,7 +13,7 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.plans import Plans
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
-from spiderfs.protocol import Plan
+from spiderfs.protocol import Plan, Progress
 from spiderfs.testing import MemoryContent, RecordingPolicy, known_list
 
 
@@ -28,7 +28,8 @@ class Harness:
         self.options = Options(**given, substitute_when="late")
         self.woken = 0
         self.teaching = Teaching(self.cache.engine, self.cache.size_of, TeachingOptions(only_late=True))
-        self.plans = Plans(self.cache, self.teaching, self.options, self._wake)
+        self.unseen: list[tuple[int, int]] = []
+        self.plans = Plans(self.cache, self.teaching, self.options, self._wake, self.unseen.extend)
         self.list = known_list([10, 11, 12, 10])
         self.teaching.begin("course", "job", self.list.label_of)
 
@@ -85,5 +86,33 @@ def test_without_the_option_no_plan_is_left_and_none_is_taken(tmp_path: Path) ->
         assert harness.readers == []
         await harness.plan(1, 0, 1)
         assert (harness.readers, harness.woken) == ([], 2)
+
+    run(tmp_path, test)
+
+
+def test_progress_wakes_the_prefetcher_and_what_nobody_opened_is_told_once(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.plan(1, 0, 1, 3, 2)
+        harness.plans.come(1, Progress("train", 0, 0, 0))
+        harness.plans.come(1, Progress("train", 0, 4, 2))
+        assert harness.woken == 3
+        (reader,) = harness.cache.engine.schedule.believed
+        assert (reader.dispatched, reader.taken, [key for _, key in reader.coming(9)]) == (4, 2, [10, 12])
+        assert harness.unseen == [], "news of opens may be on its way"
+        harness.cache.engine.wanted(1, 11, 0.0)
+        harness.plans.trainer_left(1)
+        assert harness.unseen == [(1, 10)]
+
+    run(tmp_path, test)
+
+
+def test_progress_is_not_followed_without_the_option(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plans.change(harness.options.changed("plan", "off"))
+        harness.plans.come(1, Progress("train", 0, 4, 2))
+        harness.plans.change(harness.options)
+        await harness.plan(1, 0, 1, 3, 2)
+        (reader,) = harness.cache.engine.schedule.believed
+        assert reader.dispatched == 0
 
     run(tmp_path, test)

@@ -531,10 +531,10 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
         # The events of its own process tree count, under the number that it was attached by.
         inode = harness.inodes[5]
         harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
-        assert reader.reached == 1
+        assert [reader.epoch.pending(position) for position in range(4)] == [False, True, True, True]
         assert uses[3] < schedule.next_use_s(inode) < uses[9]  # type: ignore[operator]
         harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 2, HIT)])
-        assert reader.reached == 1
+        assert [reader.epoch.pending(position) for position in range(4)] == [False, True, True, True]
         await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert schedule.next_use_s(harness.inodes[9]) is None
         assert schedule.next_use_s(harness.inodes[7]) is not None

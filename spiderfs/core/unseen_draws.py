@@ -1,0 +1,51 @@
+"""Draws whose opens nobody hears of: where the kernel has a file's pages, it opens and reads the file by itself.
+
+A reader says which samples its training loop has taken. News of their opens may come a little later; a sample counts as
+**unseen** when its open has not been heard of for UNSEEN_AFTER_S seconds. Each draw is either seen or unseen, and never
+both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from spiderfs.core.policy import Key
+
+# News of an open comes within some 30 ms.
+UNSEEN_AFTER_S = 1.0
+
+
+class UnseenDraws:
+    def __init__(self) -> None:
+        # When each sample was taken whose open may yet be heard of, the latest time last; and all of them in order.
+        self._awaited: dict[Key, list[float]] = {}
+        self._order: deque[tuple[float, Key]] = deque()
+
+    def took(self, key: Key, now_s: float) -> None:
+        """The loop took a sample whose open has not been heard of."""
+        self._awaited.setdefault(key, []).append(now_s)
+        self._order.append((now_s, key))
+
+    def heard(self, key: Key, opened_s: float) -> bool:
+        """Whether this open is that of a sample which was taken before the news came; it is awaited no longer then."""
+        for taken_s in self._awaited.get(key, ()):
+            if opened_s <= taken_s:
+                self._forget(key, taken_s)
+                return True
+        return False
+
+    def take(self, now_s: float) -> list[Key]:
+        """The samples that were found to be unseen since the last call, once for each draw."""
+        unseen = []
+        while self._order and self._order[0][0] <= now_s - UNSEEN_AFTER_S:
+            taken_s, key = self._order.popleft()
+            if taken_s in self._awaited.get(key, ()):
+                self._forget(key, taken_s)
+                unseen.append(key)
+        return unseen
+
+    def _forget(self, key: Key, taken_s: float) -> None:
+        times = self._awaited[key]
+        times.remove(taken_s)
+        if not times:
+            del self._awaited[key]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from hook_daemon import until
 from mounting import Mounted, eventually
+from reading import read_afresh
 
 from spiderfs.protocol import Batch, EpochEnd, Hello
 from trainer_hook import Client, Declaration
@@ -48,7 +49,7 @@ class Training:
         order = order[~easy | (self._rng.random(len(order)) < share)]
         for first in range(0, len(order), self._batch):
             indices = order[first : first + self._batch]
-            served = np.array([int((self._point / self._names[index]).read_bytes()[:8]) for index in indices])
+            served = np.array([int(read_afresh(self._point / self._names[index])[:8]) for index in indices])
             self.given.update(zip(indices.tolist(), served.tolist(), strict=True))
             losses = self._losses[served].astype(np.float16)
             embeddings = self._vectors[served].astype(np.float16)

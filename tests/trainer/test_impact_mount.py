@@ -14,6 +14,7 @@ import pytest
 import torch
 from known_losses import Training
 from mounting import Mounted, eventually, mounted, run_spiderfs
+from reading import read_afresh
 from tiny_training import train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -94,7 +95,7 @@ class Files(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self.samples[index]
-        number = int(path.read_bytes()[:8])
+        number = int(read_afresh(path)[:8])
         inputs = torch.zeros(CLASSES)
         if number % 4:
             inputs[LABELS[number]] = 9
@@ -178,7 +179,7 @@ def test_pins_survive_a_remount_for_one_epoch(source: Path, tmp_path: Path) -> N
         def all_there() -> bool:
             # For two seconds a name may still mean its stand-in.
             for name in NAMES[:5]:
-                (mount.point / name).read_bytes()
+                read_afresh(mount.point / name)
             entries: int = mount.stats()["sections"]["pinned"]["entries"]
             return entries == 5
 

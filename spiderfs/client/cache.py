@@ -193,6 +193,7 @@ class Cache:
         self._terms = terms
         self._settings = Settings(
             ttl_s=terms.ttl_s,
+            checked_since_s=terms.checked_since_s,
             sample_max_bytes=terms.sample_max_bytes,
             wait_for_fetches=terms.wait_for_fetches,
             ownership=Ownership(terms.uid, terms.gid, terms.file_mode, terms.dir_mode),
@@ -241,7 +242,7 @@ class Cache:
         directory, _, name = path.rpartition(b"/")
         parent = self._directory(directory, now)
         dentry = self._catalogue.find(parent.inode, name) if parent else None
-        if dentry is None or left_s(dentry.checked_at, now, settings.ttl_s) <= 0:
+        if dentry is None or left_s(dentry.checked_at, now, settings.ttl_s, settings.checked_since_s) <= 0:
             return None
         if is_provisional(dentry.settles_at, now):
             return None
@@ -292,7 +293,7 @@ class Cache:
         return known
 
     def _found_directory(self, path: bytes, now: float) -> Directory | None:
-        ownership, ttl_s = self._settings.ownership, self._settings.ttl_s
+        ownership, ttl_s, since_s = self._settings.ownership, self._settings.ttl_s, self._settings.checked_since_s
         if not path:
             root = self._catalogue.known(ROOT_INODE)
             if root is None or not ownership.may_pass(self._who, root.stat):
@@ -305,7 +306,7 @@ class Cache:
             return None
         if not stat.S_ISDIR(dentry.stat.mode) or not ownership.may_pass(self._who, dentry.stat):
             return None
-        known = Directory(dentry.inode, believed(dentry.checked_at, ttl_s).and_also(parent.believed))
+        known = Directory(dentry.inode, believed(dentry.checked_at, ttl_s, since_s).and_also(parent.believed))
         return known if known.believed.at(now) else None
 
     def _tell(self, record: bytes, now: float) -> None:

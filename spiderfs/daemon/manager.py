@@ -100,7 +100,7 @@ class Manager:
 
         # The workers and clients tell what was read, and the cache control decides what is kept.
         self._events = EventWriter(context.event_writer, counters)
-        self._client_pipe = ClientPipe(run, client_terms_of(options), counters)
+        self._client_pipe = ClientPipe(run, client_terms_of(options, context.mounted_at_s), counters)
         recording = self._recording = recording_to(options.trace)
         cache = self._cache = CacheControl(
             content, options.policy, options.large_share, counters, _hub_limits(options), noted_in(recording)
@@ -161,7 +161,7 @@ class Manager:
                 training.change,
                 self._prefetcher.change,
                 lambda changed: context.source.faults.change(changed.source_faults()),
-                lambda changed: self._client_pipe.change(client_terms_of(changed)),
+                lambda changed: self._client_pipe.change(client_terms_of(changed, context.mounted_at_s)),
             ),
             training.policy_changed,
         )

@@ -49,24 +49,27 @@ def published_options(run: RunLayout, options: Options) -> Options:
     return options
 
 
-def settings_of(options: Options) -> Settings:
+def settings_of(options: Options, mounted_at_s: float) -> Settings:
     """The part of the options that requests of the kernel depend on."""
     return Settings(
-        ttl_s=options.ttl,
+        # For good, since the mount began: files may have changed between this mount and an earlier one.
+        ttl_s=FOREVER_S if options.immutable else options.ttl,
+        checked_since_s=mounted_at_s if options.immutable else 0.0,
         negative_ttl_s=min(options.negative_ttl, FOREVER_S),
         dir_ttl_s=min(options.dir_ttl, FOREVER_S),
         sample_max_bytes=options.sample_max_bytes,
         wait_for_fetches=options.substitute_when == "late",
         ownership=Ownership(options.uid, options.gid, options.file_mode, options.dir_mode),
-        checks_permissions=options.allow_other,
+        checks_permissions=options.allow_other or options.immutable,
     )
 
 
-def client_terms_of(options: Options) -> Terms:
+def client_terms_of(options: Options, mounted_at_s: float) -> Terms:
     """The part of the options that readers around FUSE depend on."""
-    settings = settings_of(options)
+    settings = settings_of(options, mounted_at_s)
     return Terms(
         ttl_s=settings.ttl_s,
+        checked_since_s=settings.checked_since_s,
         sample_max_bytes=settings.sample_max_bytes,
         wait_for_fetches=settings.wait_for_fetches,
         substitute=options.substitute,

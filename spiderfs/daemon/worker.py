@@ -103,7 +103,6 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             make_filesystem = partial(
                 UnopenedFilesystem,
                 doubt=kernel.doubt,
-                mounted_at_s=context.mounted_at_s,
                 pusher_threads=context.pusher_threads,
             )
         filesystem = make_filesystem(
@@ -118,7 +117,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             control=make_control(channel, layout.run, os.getuid(), index),
             events=events,
             counters=counters,
-            settings=settings_of(options),
+            settings=settings_of(options, context.mounted_at_s),
             scattered=lambda: context.spare_nodes.in_use,
             views=views,
         )
@@ -126,7 +125,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         def follow_options() -> None:
             nonlocal options
             options = published_options(layout.run, options)
-            filesystem.settings = settings_of(options)
+            filesystem.settings = settings_of(options, context.mounted_at_s)
 
         def follow_trainers() -> None:
             gave = redirects.gives

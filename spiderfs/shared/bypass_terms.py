@@ -18,7 +18,7 @@ from typing import NamedTuple, get_type_hints
 
 from spiderfs.core.events import ACCESS_RECORD, HIT
 
-VERSION = 1
+VERSION = 2
 CLIENT_XATTR = "user.spiderfs.client"
 # The terms have some 300 bytes.
 _TERMS_MAX_BYTES = 1 << 16
@@ -28,6 +28,7 @@ class Terms(NamedTuple):
     """The facts that a worker knows from its options; most names are those of `rules.Settings` and `Ownership`."""
 
     ttl_s: float
+    checked_since_s: float
     sample_max_bytes: int
     wait_for_fetches: bool
     substitute: str
@@ -36,7 +37,7 @@ class Terms(NamedTuple):
     file_mode: int | None
     dir_mode: int | None
     checks_permissions: bool
-    """Whether the kernel compares readers with owners and modes (allow_other)."""
+    """Whether the kernel compares readers with owners and modes (allow_other, or an immutable mount)."""
     pid_namespace: int
     """The namespace of the daemon, in which trainers' pids count and LMDB tells live readers from dead ones."""
 

@@ -116,9 +116,9 @@ async def bare_filesystem(
         make_filesystem = partial(
             UnopenedFilesystem,
             doubt=unasked.doubt,
-            mounted_at_s=wall_clock(),
             pusher_threads=pusher_threads or PusherThreads(),
         )
+        settings = (settings or Settings())._replace(checked_since_s=wall_clock())
     async with trio.open_nursery() as nursery:
         filesystem = make_filesystem(
             catalogue=catalogue,

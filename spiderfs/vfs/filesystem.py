@@ -167,7 +167,7 @@ class Filesystem:
 
     def _left_s(self, checked_at: float) -> float:
         """How many more seconds a name is believed that was checked then; 0 or less: ask the source."""
-        return left_s(checked_at, self._now(), self.settings.ttl_s)
+        return left_s(checked_at, self._now(), self.settings.ttl_s, self.settings.checked_since_s)
 
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
         """The entry of what the caller is given for a name: the file itself, or for a trainer perhaps a stand-in."""

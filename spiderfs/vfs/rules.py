@@ -27,7 +27,9 @@ class Settings(NamedTuple):
     """Give no stand-in for a file that is being fetched already."""
     ownership: Ownership = Ownership()
     checks_permissions: bool = False
-    """Whether the kernel compares readers with owners and modes (allow_other)."""
+    """Whether the kernel compares readers with owners and modes (allow_other, or an immutable mount)."""
+    checked_since_s: float = 0.0
+    """No name is believed that was checked before; an immutable mount asks for each name itself."""
 
 
 class Believed(NamedTuple):
@@ -54,19 +56,19 @@ class Cached(Protocol):
         """Whether some process of the mount is fetching this file now."""
 
 
-def left_s(checked_at: float, now: float, ttl_s: float) -> float:
+def left_s(checked_at: float, now: float, ttl_s: float, since_s: float = 0.0) -> float:
     """How many more seconds to believe a name that was checked at `checked_at`; 0 or less: ask the source.
 
     A name that was checked in the future is not believed: the clock has been set back since. A name that was checked at
-    the beginning of time (`Catalogue.expire`) is not believed either, whatever the TTL.
+    the beginning of time (`Catalogue.expire`), or before `since_s`, is not believed either, whatever the TTL.
     """
     age_s = now - checked_at
-    return (ttl_s if ttl_s < FOREVER_S else FOREVER_S) - age_s if age_s >= 0 else 0.0
+    return (ttl_s if ttl_s < FOREVER_S else FOREVER_S) - age_s if age_s >= 0 and checked_at >= since_s else 0.0
 
 
-def believed(checked_at: float, ttl_s: float) -> Believed:
+def believed(checked_at: float, ttl_s: float, since_s: float = 0.0) -> Believed:
     """The times at which a name is believed: those for which `left_s` is more than 0."""
-    return Believed(checked_at, checked_at + min(ttl_s, FOREVER_S))
+    return Believed(checked_at, checked_at + min(ttl_s, FOREVER_S) if checked_at >= since_s else checked_at)
 
 
 def is_provisional(settles_at: float, now: float) -> bool:

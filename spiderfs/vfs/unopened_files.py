@@ -49,14 +49,12 @@ class UnopenedFilesystem(Filesystem):
         *,
         control: UnopenedControl,
         doubt: Callable[[int], None],
-        mounted_at_s: float,
         pusher_threads: PusherThreads,
         **parts: Any,
     ) -> None:
         """`doubt`: see `Kernel.doubt`. `parts` are those of `Filesystem`."""
         super().__init__(control=control, **parts)
         self._doubt = doubt
-        self._mounted_at_s = mounted_at_s
         self._pusher_threads = pusher_threads
         self._root: SourceStat | None = None
         self._reported: set[int] = set()
@@ -64,10 +62,6 @@ class UnopenedFilesystem(Filesystem):
         self._failed: dict[tuple[int, int], tuple[float, type[SourceUnavailable], str]] = {}
 
     # -- names and attributes
-
-    def _left_s(self, checked_at: float) -> float:
-        """For good, since the mount began: files may have changed between this mount and an earlier one."""
-        return FOREVER_S if self._mounted_at_s <= checked_at <= self._now() else 0.0
 
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
         if not self._redirects.gives or not stat.S_ISREG(dentry.stat.mode):

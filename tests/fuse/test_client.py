@@ -393,14 +393,16 @@ def test_a_stale_name_is_looked_up_anew(own_source: Path, tmp_path: Path) -> Non
             assert client.read_bytes(mount.point / "file") == b"newer"
 
 
-@pytest.mark.both_modes
-def test_what_has_changed_between_two_mounts_is_seen(own_source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", OPENERS)
+def test_an_immutable_mount_asks_for_each_name_once(own_source: Path, tmp_path: Path, way: str) -> None:
+    """Whatever an earlier mount believes, and whatever `ttl` says."""
     for content in (b"old", b"newer"):
         (own_source / "file").write_bytes(content)
-        with mounted(own_source, tmp_path / "m") as mount:
-            assert client.read_bytes(mount.point / "file") == content
-            with Subject("client", mount).counted(1):
-                assert client.read_bytes(mount.point / "file") == content
+        with mounted(own_source, tmp_path / "m", binding="kernel", immutable="on") as mount:
+            assert Subject(way, mount).read(mount.point / "file") == content
+            mount.change("ttl", "0s")
+            with Subject(way, mount).counted(1):
+                assert Subject(way, mount).read(mount.point / "file") == content
 
 
 def test_options_that_change_are_followed(own_source: Path, tmp_path: Path) -> None:

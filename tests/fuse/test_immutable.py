@@ -166,3 +166,12 @@ def test_a_directory_that_is_known_is_passed_though_the_source_hangs(mount: Moun
         assert (mount.point / "one").is_dir()
         assert (mount.point / "one/001").read_bytes() == content(mount, "one/001")
     mount.change("source.hang", "off")
+
+
+def test_both_modes_use_what_the_other_has_cached(source: Path, tmp_path: Path) -> None:
+    for number, immutable in enumerate(("on", "off", "on")):
+        with mounted(source, tmp_path / "m", immutable=immutable, capacity="100MiB") as mount:
+            for name in (*SIZES, "large"):
+                assert (mount.point / name).read_bytes() == content(mount, name)
+            assert (mount.metric("origin_bytes") == 0) == (number > 0)
+            eventually(lambda mount=mount: mount.stats()["used_bytes"] == sum(SIZES.values()) + LARGE_BYTES)  # type: ignore[misc]

@@ -17,6 +17,7 @@ from mounting import eventually, mounted
 from spiderfs.client import Client
 
 pytestmark = pytest.mark.both_bindings
+_ASKED = pytest.mark.asked_opens("what the source is asked between two of its answers is otherwise")
 
 YEAR_2400_S = 13_569_465_600
 # What a version needs to settle (`core/settling.py`), and some time for a busy machine.
@@ -69,7 +70,11 @@ def test_everything_may_be_believed_for_ever(source: Path, tmp_path: Path) -> No
         assert (mount.point / "directory" / "file").read_bytes() == b"content"
 
 
-@pytest.mark.parametrize("options", [{"ttl": "0s"}, {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"ttl": "0s"}, marks=_ASKED), {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}],
+)
+@pytest.mark.both_modes
 def test_bytes_that_were_read_while_they_were_written_do_not_stay(
     source: Path, tmp_path: Path, options: dict[str, object]
 ) -> None:
@@ -89,6 +94,7 @@ def test_bytes_that_were_read_while_they_were_written_do_not_stay(
         assert os.getxattr(mount.point / "file", "user.spiderfs.state") == b"cached"
 
 
+@pytest.mark.both_modes
 def test_the_state_of_a_file_of_terabytes_is_known_without_a_walk(source: Path, tmp_path: Path) -> None:
     (source / "huge").touch()
     os.truncate(source / "huge", 8 << 40)
@@ -174,6 +180,7 @@ def is_forgotten(fd: int) -> bool:
     return False
 
 
+@pytest.mark.both_modes
 def test_an_open_file_that_has_not_settled_can_be_mapped_and_read_on(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "place", ttl="0s", sample_max_bytes=1 << 20) as mount:
         content = os.urandom(3 << 20)

@@ -46,6 +46,7 @@ def source(tmp_path: Path) -> Path:
 OPTIONS: dict[str, object] = {"capacity": "48KiB", "policy": "impact"}
 
 
+@pytest.mark.both_modes
 def test_low_samples_stand_in_within_their_class_and_for_trainers_only(source: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with mounted(source, tmp_path, trace=trace, **OPTIONS) as mount:
@@ -102,7 +103,11 @@ class Files(Dataset[tuple[Tensor, int]]):
         return inputs, label
 
 
-@pytest.mark.parametrize("plan", [False, True])
+_ASKED = pytest.mark.asked_opens("only the following of a plan could be otherwise")
+
+
+@pytest.mark.parametrize("plan", [pytest.param(False, marks=_ASKED), True])
+@pytest.mark.both_modes
 def test_a_model_trains_on_the_harder_half(source: Path, tmp_path: Path, plan: bool) -> None:
     with mounted(source, tmp_path, plan="on" if plan else "off", **OPTIONS) as mount:
         sampler = ImpactSampler(SAMPLES, warm_up=3)
@@ -131,6 +136,7 @@ def test_a_model_trains_on_the_harder_half(source: Path, tmp_path: Path, plan: b
         hook.close()
 
 
+@pytest.mark.both_modes
 def test_evaluated_samples_are_pinned_until_the_trainer_disconnects(source: Path, tmp_path: Path) -> None:
     # Reads are slow, so that the manager hears of a file before four others push it out of so small a landing.
     with mounted(source, tmp_path, plan="off", **OPTIONS, **{"source.latency_ms": 10}) as mount:
@@ -170,6 +176,7 @@ def test_evaluated_samples_are_pinned_until_the_trainer_disconnects(source: Path
         eventually(lambda: held() == 0, what="the end of the pins")
 
 
+@pytest.mark.both_modes
 def test_pins_survive_a_remount_for_one_epoch(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **OPTIONS) as mount:
         training = training_on(mount)

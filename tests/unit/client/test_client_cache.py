@@ -35,9 +35,11 @@ from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.redirect_table import redirect_row
+from spiderfs.vfs.rules import FOREVER_S
 
 TERMS = Terms(
     ttl_s=3600.0,
+    checked_since_s=0.0,
     sample_max_bytes=1000,
     wait_for_fetches=True,
     substitute="trainer",
@@ -197,6 +199,20 @@ def test_a_name_is_trusted_for_its_ttl_and_not_from_the_future(daemon: Daemon, a
     assert (cache.serve(b"old/pig") is not None) == served
 
 
+@pytest.mark.parametrize(("age_s", "served"), [(0.0, True), (50.0, True), (70.0, False)])
+def test_a_name_is_not_trusted_that_was_checked_before_an_immutable_mount_began(
+    daemon: Daemon, age_s: float, served: bool
+) -> None:
+    os.close(daemon.pipe.fd)
+    daemon.begin(ttl_s=FOREVER_S, checked_since_s=time.time() - 60)
+    daemon.record(b"train", b"cow", b"a cow", age_s=age_s)
+    daemon.record(b"", b"old", mode=stat.S_IFDIR | 0o755, age_s=age_s)
+    daemon.record(b"old", b"pig", b"a pig")
+    cache = Cache(daemon.terms)
+    assert (cache.serve(b"train/cow") is not None) == served
+    assert (cache.serve(b"old/pig") is not None) == served
+
+
 def test_a_name_that_expires_while_it_is_used(daemon: Daemon) -> None:
     os.close(daemon.pipe.fd)
     daemon.begin(ttl_s=0.2)
@@ -262,9 +278,9 @@ def test_another_pid_namespace_and_another_version_keep_away(daemon: Daemon, mon
     daemon.pipe.change(TERMS._replace(pid_namespace=1))
     with pytest.raises(Gone, match="pid namespace"):
         Cache(daemon.terms)
-    monkeypatch.setattr(bypass_terms, "VERSION", 2)
+    monkeypatch.setattr(bypass_terms, "VERSION", 3)
     daemon.pipe.change(TERMS)
-    monkeypatch.setattr(bypass_terms, "VERSION", 1)
+    monkeypatch.setattr(bypass_terms, "VERSION", 2)
     with pytest.raises(ValueError, match="another version"):
         published_terms(daemon.terms)
 

@@ -65,9 +65,17 @@ def test_an_expired_name_is_not_believed_whatever_the_ttl(ttl_s: float) -> None:
     assert left_s(0.0, NOW, ttl_s) <= 0
 
 
-@given(checked_at=TIMES, now=TIMES, ttl_s=TTLS)
-def test_both_ways_to_say_it_agree(checked_at: float, now: float, ttl_s: float) -> None:
-    assert believed(checked_at, ttl_s).at(now) == (left_s(checked_at, now, ttl_s) > 0)
+@given(checked_at=TIMES, now=TIMES, ttl_s=TTLS, since_s=TIMES)
+def test_nothing_is_believed_that_was_checked_too_early(
+    checked_at: float, now: float, ttl_s: float, since_s: float
+) -> None:
+    left = left_s(checked_at, now, ttl_s, since_s)
+    assert left == (left_s(checked_at, now, ttl_s) if checked_at >= since_s else 0.0)
+
+
+@given(checked_at=TIMES, now=TIMES, ttl_s=TTLS, since_s=TIMES)
+def test_both_ways_to_say_it_agree(checked_at: float, now: float, ttl_s: float, since_s: float) -> None:
+    assert believed(checked_at, ttl_s, since_s).at(now) == (left_s(checked_at, now, ttl_s, since_s) > 0)
 
 
 @given(one=st.tuples(TIMES, TIMES), other=st.tuples(TIMES, TIMES), now=TIMES)

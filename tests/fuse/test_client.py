@@ -400,6 +400,7 @@ def test_an_immutable_mount_asks_for_each_name_once(own_source: Path, tmp_path: 
         (own_source / "file").write_bytes(content)
         with mounted(own_source, tmp_path / "m", binding="kernel", immutable="on") as mount:
             assert Subject(way, mount).read(mount.point / "file") == content
+            eventually(lambda mount=mount: os.getxattr(mount.point / "file", "user.spiderfs.state") == b"cached")  # type: ignore[misc]
             mount.change("ttl", "0s")
             with Subject(way, mount).counted(1):
                 assert Subject(way, mount).read(mount.point / "file") == content
@@ -417,6 +418,11 @@ def test_options_that_change_are_followed(own_source: Path, tmp_path: Path) -> N
         assert mount.metric("client_opens") >= before
 
 
+def landed(mount: Mounted, size: int) -> None:
+    """Wait until the cache holds so many bytes; no reader waits for that."""
+    eventually(lambda: mount.stats()["used_bytes"] == size, what=f"{size} bytes in the cache")
+
+
 def _through_the_mount(mount: Mounted) -> bool:
     """Whether a read is answered by the mount."""
     before = _settled(mount)
@@ -430,10 +436,12 @@ def test_a_mount_that_goes_and_comes_back(own_source: Path, tmp_path: Path) -> N
     for _ in range(2):
         with mounted(own_source, place) as mount:
             client.read_bytes(mount.point / "file")
+            landed(mount, 50_000)
             with Subject("client", mount).counted(1):
                 assert digest(client.read_bytes(mount.point / "file")) == wanted["file"]
         with pytest.raises(FileNotFoundError):
             client.read_bytes(mount.point / "file")
+        assert str(mount.cache) not in Path("/proc/self/maps").read_text(), "the cache is let go"
     (mount.point / "file").write_bytes(b"what the mount had hidden")
     assert client.read_bytes(mount.point / "file") == b"what the mount had hidden"
     (mount.point / "file").unlink()
@@ -442,6 +450,7 @@ def test_a_mount_that_goes_and_comes_back(own_source: Path, tmp_path: Path) -> N
     (other / "file").write_bytes(b"of another source")
     with mounted(other, place, cache=tmp_path / "another cache") as mount:
         assert client.read_bytes(mount.point / "file") == b"of another source"
+        landed(mount, len("of another source"))
         with Subject("client", mount).counted(1):
             assert client.read_bytes(mount.point / "file") == b"of another source"
 
@@ -627,7 +636,7 @@ def test_a_damaged_record_is_read_through_the_mount_and_mended(own_source: Path,
     (own_source / "file").write_bytes(content)
     with mounted(own_source, tmp_path / "m") as mount:
         assert client.read_bytes(mount.point / "file") == content
-        eventually(lambda: mount.stats()["used_bytes"] == len(content), what="landing, which no reader waits for")
+        landed(mount, len(content))
         # Another worker, which does not have the bytes in its transit buffer still.
         mount.expect(r"worker \d+ ended")
         os.kill(mount.workers()[0], signal.SIGKILL)

@@ -214,7 +214,8 @@ def test_mount_8_and_the_helper(source: Path, tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    options = f"ro,noatime,_netdev,x-systemd.automount,cache_dir={cache},log_file={log},capacity=1MiB,allow_other,user,immutable"
+    options = f"ro,noatime,_netdev,x-systemd.automount,cache_dir={cache},log_file={log}"
+    options += ",capacity=1MiB,allow_other,user,immutable"
     script = f"""
         set -e
         mount -t tmpfs -o mode=0755 tmpfs {ROOTS_OWN}
@@ -360,12 +361,13 @@ def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path
     point.mkdir(mode=0o755)
     _open_to_all(tmp_path)
     # By root, for whom allow_other needs no line in /etc/fuse.conf; in a namespace, so that it ends in any case.
+    options = options_text({"cache_dir": cache, "log_file": log, "allow_other": "on", **options_of(binding)})
     paths = [point / "file", point / "secret", *(point / ".spiderfs" / name for name in ("version", "config", "warm"))]
     nobody = shlex.join(map(str, [sys.executable, "-I", "-S", "-c", _AS_NOBODY, *paths]))
     script = f"""
         set -e
         mount -t tmpfs -o mode=0755 tmpfs {ROOTS_OWN}
-        {SPIDERFS} mount {source} {point} -o cache_dir={cache},log_file={log},allow_other,{options_text(options_of(binding))}
+        {SPIDERFS} mount {source} {point} -o {options}
         cat {point}/secret; echo
         {nobody}
         {SPIDERFS} umount {point}

@@ -1,0 +1,219 @@
+"""In which form a cache should keep its samples: Seneca's model of the data pipeline, and the law of its bottleneck.
+
+A sample may be kept **encoded** (E, the original), **decoded** (D, a view or a decoded form) or **augmented** (A, what
+a loader stored of it); what is kept in no form comes from **storage** (S). A `Split` says which share of the cache each
+form has. Two models say how many samples a second a training gets then:
+
+- `mean_throughput` is equation 9 of the paper ("Preparation Meets Opportunity", section 5.1): the mean of the
+  throughputs of the four places, weighted by how many samples lie in each.
+- `bottleneck` is the minimum over all resources of what a resource can do, divided by what a sample is expected to ask
+  of it. A loader's worker is such a resource, whose CPU time and waits add up, because it prepares one sample after the
+  other. And an augmented sample asks for more than its use: after `uses` uses it is made again, from storage.
+
+Where one resource is the limit in each place, the mean is optimistic: of samples of which half come at 100 a second
+and half at 10, each takes 55 ms on average, which is 18 a second; the mean says 55. Where the limits are different
+resources, it is pessimistic, because one works while another is waited for. `best_split` is to be asked with the law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Split(NamedTuple):
+    """The shares of the cache for each form; they add up to 1."""
+
+    encoded: float
+    decoded: float
+    augmented: float
+
+    def __str__(self) -> str:
+        return "-".join(f"{100 * share:.0f}" for share in self)
+
+
+class FormSizes(NamedTuple):
+    """Bytes of a sample in each form; in the paper S_data, and M * S_data for both others."""
+
+    encoded: float
+    decoded: float
+    augmented: float
+
+
+class Places(NamedTuple):
+    """A figure for each place in which a sample is found: how many lie there, or how fast they come from there."""
+
+    augmented: float
+    decoded: float
+    encoded: float
+    storage: float
+
+
+def samples_in(split: Split, cache_bytes: float, samples: float, sizes: FormSizes) -> Places:
+    """How many of `samples` are in each place; none is in two.
+
+    Equation 2:  N_A = min(N_total, x_A S_mem / (M S_data))
+    Equation 4:  N_D = min(N_total - N_A, x_D S_mem / (M S_data))
+    Equation 6:  N_E = min(N_total - (N_A + N_D), x_E S_mem / S_data)
+    Equation 8:  N_storage = N_total - N_A - N_D - N_E
+    """
+    augmented = min(samples, split.augmented * cache_bytes / sizes.augmented)
+    decoded = min(samples - augmented, split.decoded * cache_bytes / sizes.decoded)
+    encoded = min(samples - (augmented + decoded), split.encoded * cache_bytes / sizes.encoded)
+    return Places(augmented, decoded, encoded, max(0.0, samples - augmented - decoded - encoded))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The parameters of the paper's table 3; bandwidths in bytes a second, rates in samples a second.
+
+    `gradient_nic_bytes` and `gradient_pcie_bytes` are C_nw and C_PCIe for each sample: see `gradient_bytes`.
+    """
+
+    nodes: int
+    gpu_rate: float  # T_GPU, of each node
+    augment_rate: float  # T_A, of each node
+    decode_augment_rate: float  # T_D+A, of each node
+    pcie_bandwidth: float  # B_PCIe, of each node
+    nic_bandwidth: float  # B_NIC, of each node
+    cache_bandwidth: float  # B_cache
+    storage_bandwidth: float  # B_storage
+    gradient_nic_bytes: float = 0.0
+    gradient_pcie_bytes: float = 0.0
+
+
+def gradient_bytes(model_bytes: float, members: int, batch: int) -> float:
+    """What a ring-reduce of a model moves for each sample of a batch: 2 (n - 1) / n * model_bytes / batch.
+
+    The paper gives it for a batch and adds it to the bytes of a sample; only divided by the batch are both of one kind.
+    """
+    return 2 * (members - 1) / members * model_bytes / batch
+
+
+def throughputs(cluster: Cluster, sizes: FormSizes) -> Places:
+    """Samples a second if all samples were found in one place.
+
+    Equation 1:  DSI_A = min(B_cache / (M S_data), n B_NIC / (M S_data + C_nw), n B_PCIe / (M S_data + C_PCIe), n T_GPU)
+    Equation 3:  DSI_D = min(B_cache / (M S_data), n B_NIC / (M S_data + C_nw), n T_A, n B_PCIe / (M S_data + C_PCIe),
+                             n T_GPU)
+    Equation 5:  DSI_E = min(B_cache / S_data, n B_NIC / (S_data + C_nw), n T_D+A, n B_PCIe / (M S_data + C_PCIe),
+                             n T_GPU)
+    Equation 7:  DSI_S = min(DSI_E, B_storage / S_data)
+
+    Each form has its own size here in place of one M. What goes over PCIe is augmented by then, whatever was cached.
+    """
+    nodes = cluster.nodes
+    device = min(
+        nodes * cluster.pcie_bandwidth / (sizes.augmented + cluster.gradient_pcie_bytes), nodes * cluster.gpu_rate
+    )
+
+    def from_cache(size: float) -> float:
+        return min(cluster.cache_bandwidth / size, nodes * cluster.nic_bandwidth / (size + cluster.gradient_nic_bytes))
+
+    encoded = min(from_cache(sizes.encoded), nodes * cluster.decode_augment_rate, device)
+    return Places(
+        augmented=min(from_cache(sizes.augmented), device),
+        decoded=min(from_cache(sizes.decoded), nodes * cluster.augment_rate, device),
+        encoded=encoded,
+        storage=min(encoded, cluster.storage_bandwidth / sizes.encoded),
+    )
+
+
+def mean_throughput(cluster: Cluster, sizes: FormSizes, split: Split, cache_bytes: float, samples: float) -> float:
+    """Samples a second by equation 9.
+
+    DSI_overall = N_A / N_total DSI_A + N_D / N_total DSI_D + N_E / N_total DSI_E + N_storage / N_total DSI_S
+    """
+    counts = samples_in(split, cache_bytes, samples, sizes)
+    return sum(count / samples * rate for count, rate in zip(counts, throughputs(cluster, sizes), strict=True))
+
+
+class Demand(NamedTuple):
+    """What one sample asks of each resource."""
+
+    cpu_s: float = 0.0
+    wait_s: float = 0.0
+    """Seconds that a loader's worker waits for bytes."""
+    cache_bytes: float = 0.0
+    storage_bytes: float = 0.0
+    nic_bytes: float = 0.0
+    pcie_bytes: float = 0.0
+
+
+class Demands(NamedTuple):
+    """What a sample asks for that is found in each place."""
+
+    augmented: Demand
+    decoded: Demand
+    encoded: Demand
+    storage: Demand
+
+
+@dataclass(frozen=True)
+class Capacities:
+    """What all nodes together can do; infinite where nothing is known of a limit.
+
+    `workers` are the loader's, `cores` those that they may use, `device_rate` is the samples a second that steps take.
+    """
+
+    workers: float
+    cores: float
+    device_rate: float = float("inf")
+    cache_bandwidth: float = float("inf")
+    storage_bandwidth: float = float("inf")
+    nic_bandwidth: float = float("inf")
+    pcie_bandwidth: float = float("inf")
+
+
+class Prediction(NamedTuple):
+    samples_per_s: float
+    bottleneck: str
+    """The field of `Capacities` that allows no more."""
+
+
+def bottleneck(counts: Places, demands: Demands, capacities: Capacities, uses: float = 1.0) -> Prediction:
+    """The samples a second of a training whose samples are found in these places.
+
+    Each augmented sample is used `uses` times, by as many jobs or in as many epochs, and then made again from storage.
+    """
+    total = sum(counts)
+    shares = [count / total for count in counts]
+    # A use of an augmented sample brings a part of its next making with it.
+    shares[-1] += counts.augmented / total / uses
+
+    def expected(of: Callable[[Demand], float]) -> float:
+        return sum(share * of(demand) for share, demand in zip(shares, demands, strict=True))
+
+    asked = {
+        "workers": expected(lambda demand: demand.cpu_s + demand.wait_s),
+        "cores": expected(lambda demand: demand.cpu_s),
+        "device_rate": 1.0,
+        "cache_bandwidth": expected(lambda demand: demand.cache_bytes),
+        "storage_bandwidth": expected(lambda demand: demand.storage_bytes),
+        "nic_bandwidth": expected(lambda demand: demand.nic_bytes),
+        "pcie_bandwidth": expected(lambda demand: demand.pcie_bytes),
+    }
+    rates = {name: getattr(capacities, name) / amount for name, amount in asked.items() if amount > 0}
+    slowest = min(rates, key=lambda name: float(rates[name]))
+    return Prediction(rates[slowest], slowest)
+
+
+def splits(step_percent: int = 1) -> Iterator[Split]:
+    """All splits in steps of so many percent, the pure ones included: 5,151 of 1 %. Most encoded ones come first."""
+    for encoded in range(100, -1, -step_percent):
+        for decoded in range(100 - encoded, -1, -step_percent):
+            yield Split(encoded / 100, decoded / 100, (100 - encoded - decoded) / 100)
+
+
+def best_split(predicted: Callable[[Split], float], step_percent: int = 1) -> Split:
+    """The split of the highest predicted throughput, by brute force as in the paper (section 5.2).
+
+    Of splits that are as good as each other to a millionth, the one that keeps most originals: these serve everybody.
+    """
+    best, most = Split(1.0, 0.0, 0.0), 0.0
+    for split in splits(step_percent):
+        rate = predicted(split)
+        if rate > most * (1 + 1e-6):
+            best, most = split, rate
+    return best

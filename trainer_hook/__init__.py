@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trainer_hook.hook import Hook
     from trainer_hook.impact import ImpactSampler
     from trainer_hook.planning import Planning, plan
+    from trainer_hook.refurbishing import refurbish
     from trainer_hook.sample_list import Declaration
     from trainer_hook.sampler import SpiderSampler
     from trainer_hook.shade import ShadeSampler
@@ -40,6 +41,7 @@ __all__ = [
     "hugging_face_callback",
     "lightning_callback",
     "plan",
+    "refurbish",
 ]
 
 _MODULES = {
@@ -55,6 +57,7 @@ _MODULES = {
     "hugging_face_callback": "callbacks",
     "lightning_callback": "callbacks",
     "plan": "planning",
+    "refurbish": "refurbishing",
 }
 
 

@@ -59,18 +59,19 @@ class Rehearsal:
         if self._drawing is None:
             self._begin()
         assert self._drawing is not None
-        with _generators_kept():
+        with generators_kept():
             return list(itertools.islice(self._drawing, most))
 
     def _begin(self) -> None:
         self.sampler = _copied(self._original)
         """The copy; after `draw` it is in the state that the sampler will have at the end of the epoch."""
-        with _generators_kept():
+        with generators_kept():
             self._drawing = iter(self.sampler)
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
+    """Put the global generators of torch (on the CPU), NumPy and Python back into their states at the end."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

@@ -1,0 +1,289 @@
+"""refurbish: which transforms run when, what is the same as in standard training, and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import pickle
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
+
+import trainer_hook
+from trainer_hook.refurbishing import Draw, RefurbishedDataset
+from trainer_hook.sample_list import declaration
+
+SAMPLES, BATCH = 40, 10
+
+
+class Noise:
+    """A transform that adds a random number, and counts how often it ran in this process."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.runs = 0
+
+    def __call__(self, sample: Any) -> Any:
+        self.runs += 1
+        drawn = self.scale * (torch.rand(1).item() + np.random.rand() + random.random())
+        return {**sample, "image": sample["image"] + drawn} if isinstance(sample, dict) else sample + drawn
+
+
+class Compose:
+    def __init__(self, transforms: list[Any]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, sample: Any) -> Any:
+        for transform in self.transforms:
+            sample = transform(sample)
+        return sample
+
+
+class Numbers(Dataset[Any]):
+    """Sample i is the number 1000 i, and its label i."""
+
+    def __init__(self, transform: Any, kind: str = "tuple") -> None:
+        self.transform = transform
+        self.kind = kind
+        self.samples = [(f"{index}.jpg", index) for index in range(SAMPLES)]
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        image = torch.tensor(1000.0 * index, dtype=torch.float64)
+        if self.kind == "mapping":
+            return self.transform({"image": image, "label": int(index)})
+        return self.transform(image), int(index)
+
+
+def numbers(kind: str = "tuple") -> tuple[Numbers, Noise, Noise]:
+    first, last = Noise(100), Noise(1)
+    return Numbers(Compose([first, last]), kind), first, last
+
+
+def loader_of(dataset: Dataset[Any], **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, BATCH, shuffle=True, **options)
+
+
+def epoch_of(loader: DataLoader[Any]) -> list[tuple[int, float]]:
+    return [
+        (int(label), float(image)) for images, labels in loader for image, label in zip(images, labels, strict=True)
+    ]
+
+
+def test_each_partial_sample_is_used_as_often_as_asked() -> None:
+    dataset, first, last = numbers()
+    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=2)
+    made = []
+    for epoch in range(1, 6):
+        drawn = epoch_of(loader)
+        assert sorted(label for label, _ in drawn) == list(range(SAMPLES))
+        assert last.runs == epoch * SAMPLES
+        made.append(first.runs)
+    assert np.diff(made).tolist() == [SAMPLES // 2] * 4
+    assert made[0] == SAMPLES
+
+
+def test_the_final_part_is_drawn_anew_at_each_use() -> None:
+    dataset, _, _ = numbers()
+    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=3)
+    forms: dict[int, list[float]] = {}
+    for _ in range(9):
+        for label, image in epoch_of(loader):
+            forms.setdefault(label, []).append(image - 1000 * label)
+    apart = 0
+    for values in forms.values():
+        assert len(set(values)) == len(values)
+        # The partial part adds 0 to 300, the final part 0 to 3: uses of one generation lie close together.
+        apart += sum(after - before > 3 for before, after in itertools.pairwise(sorted(values)))
+    # Nine uses are of three generations, or of four where the first one is not whole.
+    assert 1.5 * SAMPLES < apart <= 3 * SAMPLES
+
+
+def test_one_use_is_standard_training() -> None:
+    dataset, _, _ = numbers()
+    loader = loader_of(dataset)
+    assert trainer_hook.refurbish(loader, split=1, reuse=1) is loader
+
+
+def test_the_rest_of_the_training_draws_what_it_would_have_drawn() -> None:
+    """Making a partial sample leaves the global generators where they were."""
+    dataset, _, last = numbers()
+    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=2)
+    refurbished = loader.dataset
+    last.scale = 0.0
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(5)
+    for transform in (last,):
+        transform(torch.tensor(0.0))
+    expected = torch.rand(1), np.random.rand(), random.random()
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(5)
+    refurbished[Draw(3, 0)]
+    assert (torch.rand(1), np.random.rand(), random.random()) == expected
+
+
+def test_a_training_that_resumes_and_one_that_lost_its_store_see_the_same_partial_samples(tmp_path: Path) -> None:
+    def partials(store: Path, epochs: range) -> dict[tuple[int, int], float]:
+        dataset, _, last = numbers()
+        last.scale = 0.0
+        loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=2, seed=4, store=store)
+        found = {}
+        for epoch in epochs:
+            loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+            found |= {(epoch, label): image for label, image in epoch_of(loader)}
+        return found
+
+    whole = partials(tmp_path / "one", range(6))
+    assert partials(tmp_path / "two", range(3, 6)).items() <= whole.items()
+    assert partials(tmp_path / "one", range(5, 6)).items() <= whole.items()
+
+
+def test_workers_share_what_each_of_them_has_made(tmp_path: Path) -> None:
+    dataset, _, last = numbers()
+    last.scale = 0.0
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
+    loader = trainer_hook.refurbish(loader_of(dataset, **options), split=1, reuse=2, store=tmp_path)
+    epochs = [dict(epoch_of(loader)) for _ in range(4)]
+    for before, after in itertools.pairwise(epochs):
+        assert sum(before[label] != after[label] for label in range(SAMPLES)) == SAMPLES // 2
+
+
+def test_a_part_that_is_kept_is_always_the_same() -> None:
+    dataset, first, _ = numbers()
+    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=2, kept=0.5)
+    made = []
+    for _ in range(5):
+        for _ in loader:
+            pass
+        made.append(first.runs)
+    assert np.diff(made).tolist() == [SAMPLES // 2 + SAMPLES // 4] * 4
+
+
+def test_pipelines_of_mappings_and_of_functions() -> None:
+    dataset, first, last = numbers("mapping")
+    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=2)
+    for _ in range(2):
+        labels = [int(label) for batch in loader for label in batch["label"]]
+        assert sorted(labels) == list(range(SAMPLES))
+    assert (first.runs, last.runs) == (SAMPLES + SAMPLES // 2, 2 * SAMPLES)
+    one, two = Noise(1), Noise(1)
+    plain = Numbers(lambda sample: two(one(sample)))
+    loader = trainer_hook.refurbish(loader_of(plain), split=(one, two), reuse=2)
+    for _ in range(2):
+        epoch_of(loader)
+    assert (one.runs, two.runs) == (SAMPLES + SAMPLES // 2, 2 * SAMPLES)
+
+
+def test_lists_and_modules_are_pipelines() -> None:
+    for pipeline in ([nn.Identity(), nn.ReLU()], nn.Sequential(nn.Identity(), nn.ReLU())):
+        loader = trainer_hook.refurbish(loader_of(Numbers(pipeline)), split=1)
+        assert sorted(label for label, _ in epoch_of(loader)) == list(range(SAMPLES))
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: int
+
+
+def test_a_named_tuple_stays_one() -> None:
+    class Pairs(Numbers):
+        def __getitem__(self, index: int) -> Pair:
+            return Pair(*super().__getitem__(index))
+
+    loader = trainer_hook.refurbish(loader_of(Pairs(Compose([Noise(1), Noise(1)]))), split=1)
+    assert isinstance(next(iter(loader)), Pair)
+
+
+def test_a_draw_is_an_index_and_the_data_set_is_what_it_was() -> None:
+    draw = pickle.loads(pickle.dumps(Draw(7, 3)))
+    assert (draw, draw.generation, draw + 1, [*range(9)][draw]) == (7, 3, 8, 7)
+    dataset, first, _ = numbers()
+    loader = trainer_hook.refurbish(loader_of(dataset), split=1)
+    assert isinstance(loader.dataset, RefurbishedDataset)
+    declared = declaration(loader.dataset, Path("/mnt"), Path("/mnt"), "name", "train")
+    assert declared.paths[:2] == [b"0.jpg", b"1.jpg"]
+    assert first.runs == 0
+    loader.dataset[3]
+    assert first.runs == 1
+
+
+def test_the_store_goes_with_the_loader() -> None:
+    dataset, _, _ = numbers()
+    loader = trainer_hook.refurbish(loader_of(dataset), split=1)
+    directory = loader.dataset._store.directory  # type: ignore[attr-defined]
+    epoch_of(loader)
+    assert len(list(directory.iterdir())) == SAMPLES
+    del loader
+    gc.collect()
+    assert not directory.exists()
+
+
+def test_a_store_without_room_or_with_damage_costs_only_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset, first, _ = numbers()
+    loader = trainer_hook.refurbish(loader_of(dataset), split=1, store=tmp_path)
+    epoch_of(loader)
+    for number, path in enumerate(sorted(tmp_path.iterdir())):
+        path.write_bytes(path.read_bytes()[: 3 + number])
+    assert sorted(label for label, _ in epoch_of(loader)) == list(range(SAMPLES))
+    assert first.runs > SAMPLES
+    tmp_path.rename(tmp_path.with_name("away"))
+    before = first.runs
+    assert sorted(label for label, _ in epoch_of(loader)) == list(range(SAMPLES))
+    assert first.runs == before + SAMPLES
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"reuse": 0}, "reuse=0"),
+        ({"kept": 0}, "kept=0"),
+        ({"split": 0}, "there are 2 transforms"),
+        ({"split": 3}, "there are 2 transforms"),
+    ],
+)
+def test_wrong_numbers_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        trainer_hook.refurbish(loader_of(numbers()[0]), **{"split": 1, **options})
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+def test_loaders_that_cannot_be_refurbished_are_refused() -> None:
+    dataset = numbers()[0]
+    weighted = WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)
+    for loader, said in (
+        (DataLoader(dataset, BATCH), "SequentialSampler"),
+        (DataLoader(dataset, BATCH, sampler=weighted), "WeightedRandomSampler may repeat"),
+        (DataLoader(dataset, BATCH, sampler=trainer_hook.EchoSampler(SAMPLES)), "EchoSampler may repeat"),
+        (DataLoader(Stream(), BATCH), "iterable"),
+        (loader_of(Numbers(abs)), "no list of transforms"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            trainer_hook.refurbish(loader, split=1)
+    ranks = DistributedSampler(dataset, num_replicas=2, rank=0)
+    assert trainer_hook.refurbish(DataLoader(dataset, BATCH, sampler=ranks), split=1).batch_size == BATCH
+
+
+def test_batches_are_even() -> None:
+    dataset, first, _ = numbers()
+    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=4)
+    epoch_of(loader)
+    counts: Counter[int] = Counter()
+    before = first.runs
+    for number, _ in enumerate(loader):
+        counts[number] = first.runs - before
+        before = first.runs
+    assert set(counts.values()) <= {2, 3}

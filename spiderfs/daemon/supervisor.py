@@ -243,7 +243,7 @@ class Supervisor:
             self._plan_restarts([index for index, _ in ended])
             if damaged:
                 self._rebuild()
-            elif self._all_at_work():
+            elif self._cache_is_lost or self._all_at_work():
                 self._look_for_cache()
             elif time.monotonic() >= self._late_at and not self._due:
                 log.warning("a process has not begun within %g s: all are started again", START_S)
@@ -340,16 +340,18 @@ class Supervisor:
             self._log_place = self._start_log()
             bind_to_source(context.layout, context.options.source)
             context.begin_run_directory()
+            publish_options(context.layout.run, context.options)
+            log.warning("%s has gone: the cache is made anew with what is left of it", missing)
+            self._end_all_and_start_again()
+            wiped = environment.claim(context.layout.store)
+            if wiped or not all(path.exists() for path in context.layout.environments):
+                self._forget_what_inodes_mean()
+            self._cache_is_lost = False
         except (SpiderfsError, OSError) as exc:
+            # Perhaps somebody is still deleting it.
             if not self._cache_is_lost:
                 log.warning("%s has gone, and cannot be made anew (%s): make its place writable", missing, exc)
             self._cache_is_lost = True
-            return
-        log.warning("%s has gone: the cache is made anew with what is left of it", missing)
-        self._end_all_and_start_again()
-        if environment.claim(context.layout.store) or not context.layout.content.exists():
-            self._forget_what_inodes_mean()
-        publish_options(context.layout.run, context.options)
 
     # -- the end
 

@@ -81,6 +81,41 @@ def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss
         assert (seen.wrong, seen.errors) == ([], [])
 
 
+def test_a_cache_directory_that_is_deleted_while_it_is_made_anew_is_made_once_more(
+    source: Path, tmp_path: Path
+) -> None:
+    wanted = write_files(source, {"one": 5_000, "two": 5_000})
+    cache, deleting = tmp_path / "cache", tmp_path / "deleting"
+    first = f"""{LOOKING_OFTEN}
+import os, shutil
+
+def publish(run, options, real=supervisor.publish_options):
+    if os.path.exists({str(deleting)!r}):
+        os.unlink({str(deleting)!r})
+        shutil.rmtree({str(cache)!r})
+    real(run, options)
+
+supervisor.publish_options = publish
+"""
+    allowed = [
+        GONE,
+        "cannot be made anew",
+        "set them again",
+        "reading from the source instead",
+        "no room to keep for names",
+    ]
+    with mounted(source, tmp_path / "m", cache=cache, ttl=0.2, allowed=allowed, first=first) as mount:
+        assert (mount.point / "one").read_bytes() == (source / "one").read_bytes()
+        deleting.touch()
+        delete(cache)
+        eventually(lambda: mount.logged(GONE), what="a message in the log")
+        with readers(1, mount.point, wanted, rounds=2) as one:
+            seen = together(one)
+        assert seen.wrong == []
+        assert {kind for _, kind, _ in seen.errors} <= {"ESTALE"}
+        assert not deleting.exists()
+
+
 def test_processes_do_without_the_options_that_were_changed(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "m", workers=2, allowed=["set them again"]) as mount:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mounting import Mounted, eventually, mounted
+from mounting import Mounted, ending, eventually, mounted
+from ordinary_user import UID, let_everybody_in, run_as_ordinary_user
 from reading import write_files
 
 SIZES = {f"{part}/{number:03d}": 1000 + 997 * number for part in ("one", "two") for number in range(40)}
@@ -175,3 +176,58 @@ def test_both_modes_use_what_the_other_has_cached(source: Path, tmp_path: Path) 
                 assert (mount.point / name).read_bytes() == content(mount, name)
             assert (mount.metric("origin_bytes") == 0) == (number > 0)
             eventually(lambda mount=mount: mount.stats()["used_bytes"] == sum(SIZES.values()) + LARGE_BYTES)  # type: ignore[misc]
+
+
+_AS_USER = """
+def read(name):
+    return open(f"{point}/{name}", "rb").read()
+
+def error(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as exc:
+        return exc.errno
+
+run("mount", source, point, "-o", options)
+try:
+    for _ in range(3):
+        assert read("file") == b"content"
+    os.stat(f"{point}/changing")
+    with open(f"{source}/changing", "wb") as changing:
+        changing.write(b"another version")
+    print(error(read, "changing"), read("changing"))
+    file = f"{point}/file"
+    print(error(open, file, "r+b"), error(open, file, "wb"), error(os.chmod, file, 0o600))
+    print(error(read, "secret"), len(read(".spiderfs/stats")) > 0)
+    with open(f"{point}/.spiderfs/config", "w") as config:
+        config.write("policy=lru\\n")
+    print(b"\\npolicy=lru" in read(".spiderfs/config"))
+finally:
+    run("umount", point)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_ordinary_user_mounts(tmp_path: Path, workers: int) -> None:
+    """Through fusermount3, whose mount has no privileges to tell the kernel anything."""
+    source, point, own = tmp_path / "source", tmp_path / "point", tmp_path / "own"
+    for path in (source, point, own):
+        path.mkdir()
+    let_everybody_in(tmp_path)
+    for name, content in (("file", b"content"), ("changing", b"changing"), ("secret", b"secret")):
+        (source / name).write_bytes(content)
+        os.utime(source / name, (1e9, 1e9))
+    (source / "secret").chmod(0o600)
+    for path in (source, point, own, source / "file", source / "changing"):
+        os.chown(path, UID, UID)
+    cache = own / "cache"
+    options = f"immutable,workers={workers},cache_dir={cache},log_file={own}/log"
+    with ending(own, point, cache):
+        said = run_as_ordinary_user(_AS_USER, source, point, options)
+    assert said.splitlines() == [
+        f"{errno.ESTALE} b'another version'",
+        f"{errno.EACCES} {errno.EACCES} {errno.EROFS}",
+        f"{errno.EACCES} True",
+        "True",
+    ]

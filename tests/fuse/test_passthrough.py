@@ -8,9 +8,6 @@ import mmap
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +15,7 @@ from random import Random
 
 import pytest
 from mounting import PATIENCE_S, Mounted, detach, ending, eventually, mounted
+from ordinary_user import UID, let_everybody_in, run_as_ordinary_user
 from reading import readers, together, write_files
 
 from spiderfs.shared.layout import BLOCKS_DIRECTORY, CacheLayout
@@ -323,24 +321,7 @@ def test_policies_hear_of_what_the_kernel_reads(mount: Mounted) -> None:
 
 
 _AS_USER = """
-import importlib, os, pkgutil, sys, time
-import click, lmdb, pydantic, spiderfs.cli.main, spiderfs.cli.mount, spiderfs.cli.umount, spiderfs.daemon.supervisor
-from spiderfs.policies import mountable_policies
-mountable_policies()
-# lmdb imports modules when it opens an environment, and these may lie where only root can read them.
-for module in pkgutil.iter_modules(lmdb.__path__, "lmdb."):
-    if not module.name.endswith(("__main__", "tool", "cffi")):
-        importlib.import_module(module.name)
-source, point, options = sys.argv[1:]
 log = options.partition("log_file=")[2].partition(",")[0]
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
-
-def run(*arguments):
-    try:
-        spiderfs.cli.main.main(list(arguments))
-    except SystemExit as exc:
-        assert not exc.code, exc.code
-
 run("mount", source, point, "-o", options)
 try:
     wanted = open(f"{source}/large", "rb").read()
@@ -359,23 +340,14 @@ finally:
 
 def test_an_ordinary_user_reads_as_before(source: Path, tmp_path: Path) -> None:
     """The kernel registers files for root alone."""
-    for path in (tmp_path, *tmp_path.parents):
-        if (
-            path.owner() == "root"
-            and path.is_relative_to(tempfile.gettempdir())
-            and path != Path(tempfile.gettempdir())
-        ):
-            path.chmod(0o755)
+    let_everybody_in(tmp_path)
     for name in ("point", "own"):
         (tmp_path / name).mkdir()
-        os.chown(tmp_path / name, 65534, 65534)
+        os.chown(tmp_path / name, UID, UID)
     point, cache = tmp_path / "point", tmp_path / "own/cache"
     options = f"cache_dir={cache},log_file={tmp_path}/own/log,log_level=info"
     with ending(tmp_path / "own", point, cache):
-        done = subprocess.run(
-            [sys.executable, "-c", _AS_USER, source, point, options], capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
-    assert "\nspiderfs_passthrough_opens_total 0" in done.stdout
+        said = run_as_ordinary_user(_AS_USER, source, point, options)
+    assert "\nspiderfs_passthrough_opens_total 0" in said
     log = (tmp_path / "own/log").read_text()
     assert log.count("the kernel does not read large files by itself") == 1

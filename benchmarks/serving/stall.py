@@ -369,11 +369,15 @@ def epoch_of(
     if not counted[-1]:  # without a mount every draw is read from the source
         return Epoch(seconds, stall_s, 0.0, 0.0, 0.0, sum(data.sizes[sample] for sample in drawn), *least, bound_s)
     before, *_, settled, after = [counted[0], *counted]
-    opens, hits, redirects, origin_bytes = (
-        after[name] - before[name] for name in ("opens", "opens_hit", "redirects", "origin_bytes")
-    )
-    settled_hit_ratio = (after["opens_hit"] - settled["opens_hit"]) / (after["opens"] - settled["opens"])
-    return Epoch(seconds, stall_s, hits / opens, settled_hit_ratio, redirects / opens, origin_bytes, *least, bound_s)
+    redirects, origin_bytes = (after[name] - before[name] for name in ("redirects", "origin_bytes"))
+    hits = hit_ratio(before, after), hit_ratio(settled, after)
+    return Epoch(seconds, stall_s, *hits, redirects / len(drawn), origin_bytes, *least, bound_s)
+
+
+def hit_ratio(before: dict[str, int], after: dict[str, int]) -> float:
+    """The share of reads that did not wait for the source; those that the page cache answered come on top of opens."""
+    opens, hits, unseen = (after[name] - before[name] for name in ("opens", "opens_hit", "page_cache_reads"))
+    return (hits + unseen) / (opens + unseen)
 
 
 # -- data

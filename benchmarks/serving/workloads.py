@@ -188,12 +188,12 @@ def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
                 ExitStack() as stack,
             ):
                 walk(peer.root)
-                processes = peer.processes()
-                before_s = process_cost.cpu_seconds(processes)
+                before_s = process_cost.cpu_seconds(peer.processes())
                 come = stack.enter_context(published(peer.root, names)) if planned else None
                 row = figures.setdefault(system, {"epoch": [], "daemon_us": []})
                 row["epoch"].append(loaders(names, reading(peer), come))
-                row["daemon_us"].append((process_cost.cpu_seconds(processes) - before_s) / len(names) * 1e6)
+                # What pushes ahead is a process that begins with the plan.
+                row["daemon_us"].append((process_cost.cpu_seconds(peer.processes()) - before_s) / len(names) * 1e6)
         say(f"round {number + 1} of {rounds}")
     return figures
 
@@ -202,8 +202,8 @@ def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
 def published(mount: Path, order: list[str]) -> Iterator[Come]:
     """Make this process a trainer that has published in which order it, or its children, will read these files.
 
-    The function that this gives tells how many files were handed to readers, and how many of them were read. A client
-    of the hook protocol needs no more than this; trainer_hook does it for PyTorch (docs/HOOK_PROTOCOL.md).
+    The function that this gives tells how many files were handed to readers, and how many of these were read. A
+    client of the hook protocol needs no more; trainer_hook does it for PyTorch (docs/HOOK_PROTOCOL.md).
     """
     paths = b"".join(os.fsencode(name) + b"\0" for name in order)
     labels = np.zeros(len(order), np.int32)
@@ -241,19 +241,19 @@ def pushed(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) 
     figures: Figures = {}
     for number in range(rounds):
         random.Random(number).shuffle(names)
-        add(figures, "native", paced(names, reading(native)))
+        paced(names, reading(native), figures.setdefault("native", {}))
         for system in ("spiderfs", "immutable"):
             place = scratch / f"{system}-{number}"
             with mounted(system, files.root, place, f"source.latency_ms={LATENCY_MS}") as peer:
                 walk(peer.root)
                 with published(peer.root, names) as come:
-                    add(figures, system, paced(names, reading(peer), come))
+                    paced(names, reading(peer), figures.setdefault(system, {}), come)
         say(f"round {number + 1} of {rounds}")
     return figures
 
 
-def paced(names: list[str], read: Callable[[str], int], come: Come | None = None) -> dict[str, list[float]]:
-    """Read a file every PACE_S; the median wait and that which one read in ten exceeds. `come` hears how far it is."""
+def paced(names: list[str], read: Callable[[str], int], row: dict[str, list[float]], come: Come | None = None) -> None:
+    """Read a file every PACE_S; add the median wait, and that which one read in ten exceeds. `come`: see `loaders`."""
     waits = []
     begin = time.perf_counter()
     for number, name in enumerate(names):
@@ -263,13 +263,8 @@ def paced(names: list[str], read: Callable[[str], int], come: Come | None = None
         asked = time.perf_counter()
         read(name)
         waits.append(time.perf_counter() - asked)
-    return {f"p{percent}": [float(np.percentile(waits, percent)) * 1e6] for percent in (50, 90)}
-
-
-def add(figures: Figures, system: str, measured: dict[str, list[float]]) -> None:
-    row = figures.setdefault(system, {})
-    for what, values in measured.items():
-        row.setdefault(what, []).extend(values)
+    for percent in (50, 90):
+        row.setdefault(f"p{percent}", []).append(float(np.percentile(waits, percent)) * 1e6)
 
 
 def reading(peer: Mounted) -> Callable[[str], int]:

@@ -108,8 +108,10 @@ GAUGES = (
     Definition("entries", "Records in the cache, landing included"),
     Definition("disk_bytes", "Bytes of the store's files, in which a small sample takes whole pages"),
     Definition("known_files", "Names in the catalogue"),
-    Definition("hit_ratio", "opens_hit / opens"),
-    Definition("origin_bytes_per_open", "origin_bytes / opens: the origin bytes for each sample served"),
+    Definition(
+        "hit_ratio", "Share of the opens, those that were not seen among them, that did not wait for the source"
+    ),
+    Definition("origin_bytes_per_open", "origin_bytes for each open, those that were not seen among them"),
     Definition("source_reachable", "1 while the source answers, else 0"),
     Definition("workers", "Worker processes"),
     Definition("uptime_seconds", "Seconds since the mount"),

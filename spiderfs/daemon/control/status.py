@@ -34,16 +34,24 @@ class MountStatus:
 
     def gauges(self) -> dict[str, float]:
         """The metrics of `metrics.GAUGES`."""
-        opens = self.counters["opens"]
         return {
             "capacity_bytes": self.cache.capacity_bytes,
             "used_bytes": self.cache.used_bytes,
             "entries": self.cache.entries,
             "disk_bytes": self.disk_bytes,
             "known_files": self.known_files,
-            "hit_ratio": self.counters["opens_hit"] / opens if opens else 0.0,
-            "origin_bytes_per_open": self.counters["origin_bytes"] / opens if opens else 0.0,
+            **of_all_opens(self.counters),
             "source_reachable": float(self.source_reachable),
             "workers": self.options.workers,
             "uptime_seconds": self.uptime_s,
         }
+
+
+def of_all_opens(counters: Mapping[str, int]) -> dict[str, float]:
+    """The gauges that count by opens, those among them that the page cache of an immutable mount answered unseen."""
+    unseen = counters["page_cache_reads"]
+    opens = counters["opens"] + unseen
+    return {
+        "hit_ratio": (counters["opens_hit"] + unseen) / opens if opens else 0.0,
+        "origin_bytes_per_open": counters["origin_bytes"] / opens if opens else 0.0,
+    }

@@ -36,9 +36,15 @@ def stats(status: MountStatus) -> bytes:
         ),
         *_view_rows(status),
         ("on disk", round_size(status.disk_bytes)),
-        ("opens", f"{opens}, {gauges['hit_ratio']:.1%} served without waiting for the source"),
+        ("opens", f"{opens}, {counters['opens_hit'] / max(1, opens):.1%} served without waiting for the source"),
         *(
-            [("unseen", f"{counters['page_cache_reads']} more reads of trainings, which the page cache answered")]
+            [
+                (
+                    "unseen",
+                    f"{counters['page_cache_reads']} more, which the page cache answered; "
+                    f"{gauges['hit_ratio']:.1%} of all served without waiting",
+                )
+            ]
             if options.immutable
             else []
         ),

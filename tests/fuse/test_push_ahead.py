@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from mounting import Mounted, Process, children, eventually, mounted, run_spiderfs
+from planning import planned, pusher
 from reading import write_files
 
 from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES
-from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
 
 FILES, SIZE = 60, 300_000
 NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
@@ -28,41 +24,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     write_files(source, dict.fromkeys(NAMES, SIZE))
     return source
-
-
-@contextlib.contextmanager
-def planned(mount: Mounted, epochs: Sequence[int] = (0,)) -> Iterator[None]:
-    """Be a trainer that says that it will read all files."""
-    decoder = Decoder()
-    with socket.socket(socket.AF_UNIX) as hook:
-        hook.settimeout(30)
-
-        def tell(message: Message) -> None:
-            hook.sendall(encode(message))
-
-        def hear() -> None:
-            while not any(isinstance(answer, Ok) for answer in decoder.feed(hook.recv(1 << 16))):
-                pass
-
-        hook.connect(os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n")))
-        tell(Hello("test", "test"))
-        hear()
-        paths = b"".join(os.fsencode(name) + b"\0" for name in NAMES)
-        labels = np.arange(FILES, dtype=np.int32) % 4
-        tell(Samples("train", "train", FILES, 0, labels, np.frombuffer(paths, np.uint8)))
-        hear()
-        tell(Plan("train", 0, 0, True, np.arange(FILES, dtype=np.uint32)))
-        yield
-
-
-def pusher(mount: Mounted) -> int:
-    """The pid of the process that pushes, once there is one."""
-
-    def found() -> int:
-        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(mount.manager())}
-        return next((pid for pid, command in commands.items() if b"push_process" in command), 0)
-
-    return eventually(found, what="a pusher")
 
 
 def pushed(mount: Mounted, files: int = FILES) -> None:
@@ -78,7 +39,7 @@ def drop_pages(mount: Mounted) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_planned_files_are_in_memory_before_anybody_opens_them(source: Path, tmp_path: Path, workers: int) -> None:
     with mounted(source, tmp_path / "m", immutable="on", workers=workers, source__latency_ms=5) as mount:
-        with planned(mount):
+        with planned(mount, NAMES):
             pushed(mount)
             (job,) = mount.stats()["jobs"]
             assert (job["samples"], job["origin_bytes"]) == (0, FILES * SIZE)
@@ -93,11 +54,11 @@ def test_planned_files_are_in_memory_before_anybody_opens_them(source: Path, tmp
 
 def test_what_is_in_the_store_alone_is_pushed_too(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", immutable="on") as mount:
-        with planned(mount):
+        with planned(mount, NAMES):
             pushed(mount)
         eventually(lambda: mount.stats()["sections"]["landing"]["entries"] == 0)
         drop_pages(mount)
-        with planned(mount):
+        with planned(mount, NAMES):
             pushed(mount, 2 * FILES)
         metrics = mount.stats()["metrics"]
         assert (metrics["prefetched"], metrics["origin_reads"], metrics["opens"]) == (FILES, FILES, 0)
@@ -106,7 +67,7 @@ def test_what_is_in_the_store_alone_is_pushed_too(source: Path, tmp_path: Path) 
 def test_the_process_that_pushes_holds_nothing_of_the_daemons(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", immutable="on") as mount:
         assert len(children(mount.manager())) == 1, "it is made when it is needed"
-        with planned(mount):
+        with planned(mount, NAMES):
             pid = pusher(mount)
             pushed(mount)
             held = {os.readlink(f"/proc/{pid}/fd/{fd}").split(":")[0] for fd in os.listdir(f"/proc/{pid}/fd")}
@@ -125,7 +86,7 @@ def test_another_process_follows_one_that_was_killed(source: Path, tmp_path: Pat
         mount.expect("the process that pushes files ahead has ended")
         assert len(list(mount.point.glob("*/*"))) == FILES, "their names are known"
         mount.change("source.hang", 1)
-        with planned(mount):
+        with planned(mount, NAMES):
             first = pusher(mount)
             eventually(lambda: "train" in mount.control("plan").read_text())
             os.kill(first, signal.SIGKILL)
@@ -136,7 +97,7 @@ def test_another_process_follows_one_that_was_killed(source: Path, tmp_path: Pat
 
 
 def test_an_unmount_does_not_wait_for_what_is_pushed(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path / "m", immutable="on", source__latency_ms=200) as mount, planned(mount):
+    with mounted(source, tmp_path / "m", immutable="on", source__latency_ms=200) as mount, planned(mount, NAMES):
         process = Process(pusher(mount))
         eventually(lambda: mount.metric("pushed"))
         begin = time.monotonic()

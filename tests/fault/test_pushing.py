@@ -1,0 +1,140 @@
+"""While samples are pushed ahead and the source hangs, nobody else does, whoever is killed and however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mounting import Mounted, children, eventually, mounted, mounts_at, run_spiderfs
+from planning import planned, pusher
+from reading import digest, readers, together, write_files
+
+from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES
+from spiderfs.testing import make_older
+
+CACHED = [f"cached/{number:03d}" for number in range(40)]
+HANGING = [f"hanging/{number:03d}" for number in range(UNPROVEN_SAMPLES)]
+SIZE = 300_000
+# A new manager need not ask the source which files there are.
+OPTIONS: dict[str, Any] = {"immutable": "on", "dir_ttl": "1h"}
+# A call that waits for nothing takes milliseconds; two busy cores, and a process that was killed, add seconds.
+QUICK_S = 10.0
+STRESS_S = 8.0
+KILLED = ("ended", "starts again", "ended: another one starts", "took away what a crash had left")
+# After the unmount, workers serve open handles for so long: by default 5 s.
+DRAINING_SOON = "from spiderfs.daemon import supervisor; supervisor.DRAIN_S = 0.5"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    write_files(source, dict.fromkeys([*CACHED, *HANGING], SIZE))
+    for directory in (source, *source.iterdir()):
+        # What a directory holds is believed once it has settled.
+        make_older(directory)
+    return source
+
+
+@contextlib.contextmanager
+def pushing(mount: Mounted) -> Iterator[None]:
+    """Have all pushes that there may be wait for a source that hangs; some files are cached."""
+    assert len(list(mount.point.glob("*/*"))) == len(CACHED) + len(HANGING), "their names are known"
+    for name in CACHED:
+        (mount.point / name).read_bytes()
+    mount.change("source.hang", 1)
+    with planned(mount, HANGING):
+        pusher(mount)
+        eventually(lambda: " 8 under way" in mount.control("plan").read_text(), what="pushes under way")
+        yield
+
+
+def attached(mount: Mounted, trainers: contextlib.ExitStack) -> bool:
+    """Whether a trainer could connect, as the hook does when the manager was restarted."""
+    with contextlib.suppress(OSError):
+        trainers.enter_context(planned(mount, HANGING))
+        return True
+    return False
+
+
+def descendants(pid: int) -> list[int]:
+    found = children(pid)
+    return found + [further for child in found for further in descendants(child)]
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those whose threads have not all ended."""
+    return [pid for pid in pids if any(_states(pid))]
+
+
+def _states(pid: int) -> list[str]:
+    states = []
+    with contextlib.suppress(OSError):
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return [state for state in states if state not in "ZX"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_readers_of_cached_files_go_on_whoever_is_killed(source: Path, tmp_path: Path, workers: int) -> None:
+    wanted = {name: digest((source / name).read_bytes()) for name in CACHED}
+    chance = random.Random(workers)
+    options = {**OPTIONS, "workers": workers, "allowed": KILLED}
+    with mounted(source, tmp_path / "m", **options) as mount, pushing(mount):
+        with readers(2, mount.point, wanted) as reading, contextlib.ExitStack() as trainers:
+            until = time.monotonic() + STRESS_S
+            while time.monotonic() < until:
+                victim = chance.choice([mount.manager(), pusher(mount), *mount.workers()])
+                manager = mount.manager()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                if victim == manager:
+                    eventually(lambda: attached(mount, trainers), what="a trainer of the next manager")
+                time.sleep(0.3)
+            seen = together(reading)
+        assert (seen.wrong, seen.errors) == ([], [])
+        assert seen.reads > 100
+        assert seen.longest_s < QUICK_S
+        mount.change("source.hang", 0)
+        for name in HANGING:
+            assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+
+
+@pytest.mark.parametrize("how", ["umount", "spiderfs umount", "SIGTERM"])
+def test_the_mount_ends_while_pushes_wait(source: Path, tmp_path: Path, how: str) -> None:
+    with mounted(source, tmp_path / "m", **OPTIONS, first=DRAINING_SOON) as mount, pushing(mount):
+        pids = descendants(mount.supervisor.pid)
+        assert pusher(mount) in pids
+        begin = time.monotonic()
+        if how == "umount":
+            subprocess.run(["umount", mount.point], check=True, timeout=QUICK_S)
+        elif how == "spiderfs umount":
+            assert run_spiderfs("umount", mount.point).returncode == 0
+        else:
+            mount.supervisor.signal(signal.SIGTERM)
+        assert mount.supervisor.ended(QUICK_S)
+        assert time.monotonic() - begin < QUICK_S
+        assert mounts_at(mount.point) == 0
+        eventually(lambda: not alive(pids), QUICK_S, "the end of all processes")
+
+
+def test_a_killed_supervisor_leaves_no_process(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", **OPTIONS, allowed=KILLED) as mount, pushing(mount):
+        pids = descendants(mount.supervisor.pid)
+        read = "import os, sys; os.read(os.open(sys.argv[1], os.O_RDONLY), 1)"
+        with subprocess.Popen(
+            [sys.executable, "-c", read, mount.point / HANGING[-1]], stderr=subprocess.DEVNULL
+        ) as one:
+            time.sleep(0.2)
+            mount.supervisor.signal(signal.SIGKILL)
+            assert one.wait(QUICK_S) != 0
+        eventually(lambda: not alive(pids), QUICK_S, "the end of all processes")

@@ -1,0 +1,51 @@
+"""A trainer that publishes a plan over the socket, and the process that pushes for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from mounting import Mounted, children, eventually
+
+from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
+
+
+@contextlib.contextmanager
+def planned(mount: Mounted, names: Sequence[str]) -> Iterator[None]:
+    """Be a trainer that says that it will read these files, in this order, and reads none."""
+    decoder = Decoder()
+    with socket.socket(socket.AF_UNIX) as hook:
+        hook.settimeout(30)
+
+        def tell(message: Message) -> None:
+            hook.sendall(encode(message))
+
+        def hear() -> None:
+            while data := hook.recv(1 << 16):
+                if any(isinstance(answer, Ok) for answer in decoder.feed(data)):
+                    return
+            raise ConnectionError("the daemon has gone")
+
+        hook.connect(os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n")))
+        tell(Hello("test", "test"))
+        hear()
+        paths = b"".join(os.fsencode(name) + b"\0" for name in names)
+        labels = np.zeros(len(names), np.int32)
+        tell(Samples("train", "train", len(names), 0, labels, np.frombuffer(paths, np.uint8)))
+        hear()
+        tell(Plan("train", 0, 0, True, np.arange(len(names), dtype=np.uint32)))
+        yield
+
+
+def pusher(mount: Mounted) -> int:
+    """The pid of the process that pushes, once there is one."""
+
+    def found() -> int:
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(mount.manager())}
+        return next((pid for pid, command in commands.items() if b"push_process" in command), 0)
+
+    return eventually(found, what="a pusher")

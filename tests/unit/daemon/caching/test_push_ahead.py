@@ -1,0 +1,201 @@
+"""What is pushed ahead, how much of it, and what becomes of the orders; without a process that pushes."""
+
+from __future__ import annotations
+
+import errno
+import stat
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spiderfs.core.events import FETCHED, HIT, PUSHED, REFUSED, UNREAD, Access
+from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.schedule import PlannedReader
+from spiderfs.daemon.caching import push_ahead
+from spiderfs.daemon.caching.bringing import Brought, Verdict
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.push_ahead import MOST_REQUESTS, PushAhead
+from spiderfs.daemon.caching.push_process import IN_MEMORY
+from spiderfs.metrics import SharedCounters
+from spiderfs.options.model import Options
+from spiderfs.shared.pusher_threads import PusherThreads
+from spiderfs.sources.source import SourceStat
+from spiderfs.testing import MemoryContent
+from spiderfs.vfs.catalogue import Node
+
+SIZE, FILES, MOST_BYTES = 1000, 100, 10_000
+
+
+class Pusher:
+    """In place of the process: takes orders."""
+
+    def __init__(self) -> None:
+        self.ready = self.takes = True
+        self.ordered: list[int] = []
+
+    def need(self) -> None:
+        pass
+
+    def order(self, number: int, path: bytes) -> bool:
+        assert path == b"%d" % number
+        if self.takes:
+            self.ordered.append(number)
+        return self.takes
+
+
+class Harness:
+    def __init__(self, directory: Path, most: int = 8, size: int = SIZE) -> None:
+        self.counters = SharedCounters(1).row(0)
+        self.cache = CacheControl(MemoryContent(), "minio", 0.5, self.counters)
+        self.cache.restore(1 << 30, None)
+        options = Options(source=directory, mountpoint=directory, cache_dir=directory, source_timeout_s=30)
+        self.way = PushAhead(options, PusherThreads(), self.counters, self.cache, most, MOST_BYTES)
+        self.pusher = Pusher()
+        self.way._pusher = self.pusher  # type: ignore[assignment]
+        self.size = size
+        inodes = [*range(1, FILES + 1)]
+        places = {inode: place for place, inode in enumerate(inodes)}
+        epoch = PlannedEpoch(0, inodes, places, np.arange(FILES, dtype=np.uint32))
+        self.reader = PlannedReader(epoch, 0.0)
+        self.done: list[tuple[int, Brought]] = []
+        self.way.look((self.reader,), again=False, idle=False)
+
+    def node(self, inode: int) -> Node:
+        found = SourceStat(stat.S_IFREG | 0o644, 0, 0, self.size, 0)
+        return Node(inode, b"%d" % inode, found)
+
+    def push(self, files: int) -> list[int]:
+        """Bring the next files, as many as there is room for, like the prefetcher."""
+        before = len(self.pusher.ordered)
+        for position in range(before, before + files):
+            node = self.node(position + 1)
+            if not self.way.has_room() or self.way.judge(node) is not Verdict.BRING:
+                break
+            self.way.bring(
+                node, self.reader, position, lambda node, reader, brought: self.done.append((node.inode, brought))
+            )
+        return self.pusher.ordered[before:]
+
+    def tell(self, *inodes: int, where: int = FETCHED | PUSHED) -> list[int]:
+        return list(self.way.heard([Access(time.time(), inode, inode, self.size, 0, 0, 0, where) for inode in inodes]))
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
+
+
+def test_so_many_wait_for_the_source_and_the_next_goes_when_one_has_come(harness: Harness) -> None:
+    assert harness.push(20) == [*range(1, 9)]
+    assert harness.way.under_way == 8
+    assert harness.tell(3, 5) == []
+    assert [(inode, found.where, found.size) for inode, found in harness.done] == [
+        (3, FETCHED, SIZE),
+        (5, FETCHED, SIZE),
+    ]
+    assert harness.push(20) == [9, 10]
+
+
+def test_no_more_bytes_wait_for_their_reader_than_the_limit(harness: Harness) -> None:
+    for _ in range(5):
+        harness.tell(*harness.push(20))
+    assert harness.pusher.ordered == [*range(1, 11)]
+    harness.reader.taken = 4
+    harness.way.look((harness.reader,), again=False, idle=False)
+    harness.tell(*harness.push(20))
+    assert harness.pusher.ordered == [*range(1, 15)]
+    # The plan is gone, and with it everything that waited for its reader.
+    harness.way.look((), again=False, idle=False)
+    assert harness.way.judge(harness.node(1)) is Verdict.BRING
+
+
+def test_one_file_is_pushed_however_large_it_is(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, size=10 * MOST_BYTES)
+    assert harness.push(20) == [1]
+
+
+def test_requests_in_the_kernel_are_few(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, size=1 << 20)
+    harness.way._most_bytes = 1 << 40
+    harness.cache.engine.members = dict.fromkeys(range(1, FILES + 1))  # type: ignore[misc]
+    assert len(harness.push(FILES)) == MOST_REQUESTS // 8
+
+
+def test_what_is_stored_is_pushed_without_waiting_for_the_source(harness: Harness) -> None:
+    harness.cache.engine.members = dict.fromkeys(range(1, 6))  # type: ignore[misc]
+    assert harness.push(5) == [1, 2, 3, 4, 5]
+    assert harness.way.under_way == 0
+    harness.tell(1, where=HIT | PUSHED)
+    ((inode, found),) = harness.done
+    assert (inode, found.fetched, found.failed) == (1, False, False)
+
+
+@pytest.mark.parametrize(
+    ("where", "fetched", "failed"),
+    [(REFUSED | PUSHED, True, False), (UNREAD | PUSHED, False, True), (HIT, False, False)],
+    ids=["no room in the store", "not read", "its reader was quicker"],
+)
+def test_what_became_of_an_order_is_what_workers_tell(
+    harness: Harness, where: int, fetched: bool, failed: bool
+) -> None:
+    harness.push(1)
+    harness.tell(1, where=where)
+    ((_, found),) = harness.done
+    assert (found.fetched, found.failed) == (fetched, failed)
+    assert harness.way.under_way == 0
+    assert harness.counters.value("pushed") == (where == REFUSED | PUSHED)
+
+
+@pytest.mark.parametrize(("outcome", "failed"), [(IN_MEMORY, False), (errno.ENOENT, True), (errno.EXDEV, True)])
+def test_of_what_the_kernel_is_not_asked_for_the_process_tells(harness: Harness, outcome: int, failed: bool) -> None:
+    harness.push(1)
+    harness.way._answered(1, outcome)
+    harness.way._answered(77, outcome)
+    ((_, found),) = harness.done
+    assert (found.where, found.failed) == (None if failed else HIT, failed)
+    assert harness.way.able
+
+
+@pytest.mark.parametrize("outcome", [errno.ENOSYS, errno.EPERM])
+def test_a_kernel_that_does_not_say_what_it_has_is_not_asked_again(harness: Harness, outcome: int) -> None:
+    harness.push(1)
+    harness.way._answered(1, outcome)
+    assert not harness.way.able
+
+
+def test_what_lands_without_an_order_is_not_forgotten(harness: Harness) -> None:
+    assert harness.tell(7, 8) == [7, 8]
+    assert harness.tell(9, where=HIT | PUSHED) == []
+    assert harness.tell(9, where=FETCHED) == [], "a reader's"
+
+
+def test_a_process_that_dies_lets_go_of_its_orders_and_the_next_begins_anew(harness: Harness) -> None:
+    harness.push(5)
+    harness.way._lost()
+    assert [found.failed for _, found in harness.done] == [False] * 5
+    assert (harness.way.under_way, harness.way.looks_again) == (0, True)
+    harness.way.look((harness.reader,), again=True, idle=False)
+    assert not harness.way.looks_again
+    harness.pusher.ordered.clear()
+    assert len(harness.push(5)) == 5
+
+
+def test_an_order_of_which_nobody_tells_is_given_up(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.push(3)
+    harness.way.look((harness.reader,), again=True, idle=False)
+    assert harness.way.under_way == 3
+    later_s = time.time() + 60
+    monkeypatch.setattr(push_ahead.time, "time", lambda: later_s)
+    harness.way.look((harness.reader,), again=True, idle=False)
+    assert harness.way.under_way == 0
+    assert all(found.failed for _, found in harness.done)
+
+
+def test_a_process_that_takes_no_order_holds_up_nothing(harness: Harness) -> None:
+    harness.pusher.takes = False
+    harness.push(1)
+    assert harness.way.under_way == 0
+    harness.pusher.ready = False
+    assert not harness.way.has_room()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,11 @@ from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
 
 
 @contextlib.contextmanager
-def planned(mount: Mounted, names: Sequence[str]) -> Iterator[None]:
-    """Be a trainer that says that it will read these files, in this order, and reads none."""
+def planned(mount: Mounted, names: Sequence[str], before: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Be a trainer that says that it will read these files, in this order, and reads none.
+
+    `before` is called when the mount knows the list, and not yet the plan.
+    """
     decoder = Decoder()
     with socket.socket(socket.AF_UNIX) as hook:
         hook.settimeout(30)
@@ -37,6 +40,7 @@ def planned(mount: Mounted, names: Sequence[str]) -> Iterator[None]:
         labels = np.zeros(len(names), np.int32)
         tell(Samples("train", "train", len(names), 0, labels, np.frombuffer(paths, np.uint8)))
         hear()
+        before()
         tell(Plan("train", 0, 0, True, np.arange(len(names), dtype=np.uint32)))
         yield
 

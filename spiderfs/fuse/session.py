@@ -135,7 +135,6 @@ class _Desk:
         # Tasks that had to wait for an answer while other tasks became attendants; each may attend again. A new task
         # costs 30 us, which a fetch would pay.
         self._resting = trio.lowlevel.ParkingLot()
-        self._unmounted = False
         # Answers that the counters do not have yet: to add each one at once would take 0.1 us.
         self._answers = 0
 
@@ -174,8 +173,8 @@ class _Desk:
                 continue
             except OSError as exc:
                 if exc.errno == errno.ENODEV:
-                    self._unmounted = True
-                    self._resting.unpark_all()
+                    # Nobody waits any more for what is still being answered, and the source may hang.
+                    self._nursery.cancel_scope.cancel()
                     return
                 if exc.errno in (errno.ENOENT, errno.EINTR):
                     continue  # the caller was killed while its request was being read
@@ -216,10 +215,7 @@ class _Desk:
                         _write(self._descriptor, unique, 0, body)
                 self._answers += 1
                 if not self._return():
-                    if not self._unmounted:
-                        await self._resting.park()
-                    if self._unmounted:
-                        return
+                    await self._resting.park()
                 burst = 0
             if burst >= BURST:
                 burst = 0

@@ -1,0 +1,159 @@
+"""What a view costs and saves where the cache is small: origin bytes, and the time of epochs, beside originals.
+
+    .venv/bin/python -m benchmarks.training.view_bytes                 some five minutes
+    .venv/bin/python -m benchmarks.training.view_bytes --data DIR      the same, of the images in DIR
+    .venv/bin/python -m benchmarks.training.view_bytes --quick         under a minute, for a look
+
+A PyTorch DataLoader with two workers reads images through a mount, with a plan (trainer_hook.plan), as
+benchmarks.serving.image_loader does: Pillow decodes each and crops it at random. Nothing is trained. The mount is not
+immutable, for with so few images the page cache would hold all that the cache does not. The source answers 20 ms late,
+and the cache holds a fifth of the originals' bytes. Mounts of originals and of the view take turns; each run begins
+with an empty cache. The first epoch makes the views; "later" is the mean of the epochs after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch.utils.data import DataLoader
+
+import trainer_hook
+from benchmarks.common.command import add_data, add_numbers, command_line
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
+from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.serving.image_loader import BATCH, LOADER_WORKERS, Images, make_images
+
+VIEW = "jpeg256"
+LATENCY_MS = 20.0
+CACHED = 0.2
+EPOCHS = 3
+TABLE_WIDTH = 100
+# Origin bytes of a later epoch, and the time of the first one, with the view against originals: at most so much.
+MOST_BYTES, MOST_TIME = 0.45, 1.1
+
+
+@dataclass(frozen=True)
+class Extent:
+    images: int
+    rounds: int
+
+
+FULL, QUICK = Extent(1_000, rounds=3), Extent(200, rounds=1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds and origin bytes of each epoch of one mount."""
+
+    seconds: list[float]
+    origin_bytes: list[int]
+
+    @property
+    def later_bytes(self) -> float:
+        return statistics.fmean(self.origin_bytes[1:])
+
+
+class Listed(Images):
+    """The images, with the files that they are for `trainer_hook.plan`."""
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__(paths)
+        self.samples = [(path, 0) for path in paths]
+
+
+def measure(source: Path, names: list[str], scratch: Path, capacity: int, options: str) -> Run:
+    run = Run([], [])
+    with mounted(source, scratch, capacity, LATENCY_MS, options) as mount:
+        loader = DataLoader(
+            Listed([os.path.join(mount, name) for name in names]),
+            batch_size=BATCH,
+            shuffle=True,
+            num_workers=LOADER_WORKERS,
+            persistent_workers=True,
+            worker_init_fn=leave_signals_to_the_parent,
+        )
+        with trainer_hook.plan(mount, loader):
+            for _ in range(EPOCHS):
+                before, begin = counts(mount)["origin_bytes"], time.perf_counter()
+                for _ in loader:
+                    pass
+                run.seconds.append(time.perf_counter() - begin)
+                run.origin_bytes.append(counts(mount)["origin_bytes"] - before)
+        del loader
+    return run
+
+
+def ratio(runs: dict[str, list[Run]], figure: str) -> float:
+    """The median over the rounds of the view's figure divided by the originals'."""
+
+    def of(run: Run) -> float:
+        return run.later_bytes if figure == "later_bytes" else run.seconds[0]
+
+    return statistics.median(
+        of(view) / of(original) for view, original in zip(runs["view"], runs["original"], strict=True)
+    )
+
+
+def show(runs: dict[str, list[Run]], title: str, console: Console) -> None:
+    table = plain_table(title, "", "first epoch, s", "MB", "later epochs, s", "MB")
+    for name, of_name in runs.items():
+        cells = [
+            statistics.median(run.seconds[0] for run in of_name),
+            statistics.median(run.origin_bytes[0] for run in of_name) / 1e6,
+            statistics.median(statistics.fmean(run.seconds[1:]) for run in of_name),
+            statistics.median(run.later_bytes for run in of_name) / 1e6,
+        ]
+        table.add_row(name, *(f"{cell:.1f}" for cell in cells))
+    console.print(table)
+    for what, figure, most in (
+        ("origin bytes of a later epoch", "later_bytes", MOST_BYTES),
+        ("time of the first epoch", "first_s", MOST_TIME),
+    ):
+        share = ratio(runs, figure)
+        console.print(f"{what}, of originals': {share:.2f}, <= {most}: {'reached' if share <= most else 'missed'}")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    extent = QUICK if arguments.quick else FULL
+    count, rounds = arguments.images or extent.images, arguments.rounds or extent.rounds
+    kinds = [("original", "plan=on"), ("view", f"view={VIEW}")]
+    runs: dict[str, list[Run]] = {name: [] for name, _ in kinds}
+    with scratch_directory("view_bytes") as scratch:
+        source = scratch / "source"
+        names = make_images(source, arguments.data, count)
+        total_bytes = sum((source / name).stat().st_size for name in names)
+        for number in range(rounds):
+            for name, options in kinds[:: -1 if number % 2 else 1]:
+                found = measure(source, names, scratch / "m", int(CACHED * total_bytes), options)
+                runs[name].append(found)
+    show(runs, f"{count:,} images of {total_bytes / count / 1000:.0f} kB, {rounds} rounds", console)
+    figures = {name: [asdict(of_run) for of_run in of_name] for name, of_name in runs.items()}
+    shares = {figure: ratio(runs, figure) for figure in ("later_bytes", "first_s")}
+    return {"machine": machine(), "images": count, "bytes": total_bytes, "runs": figures, "of_originals": shares}
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    add_data(parser, "enlarge the images below DIR, in place of images that are made up")
+    add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
+    arguments = parser.parse_args()
+
+    def measure_all() -> None:
+        result = run(arguments, wide_console(TABLE_WIDTH))
+        if arguments.json is not None:
+            save(arguments.json, result)
+
+    return exit_status("view_bytes", measure_all, "interrupted; everything is unmounted and deleted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

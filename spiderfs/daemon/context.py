@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spiderfs.daemon.cache_directory import same_file
+from spiderfs.daemon.cache_directory import bind_to_view, same_file
 from spiderfs.daemon.pipes.event_pipe import open_pipe
 from spiderfs.daemon.restarts import REFUSED_AFTER
 from spiderfs.errors import StoreError
@@ -29,6 +29,7 @@ from spiderfs.sources.open import OpenedSource, open_source
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.recent_timeouts import RecentTimeouts
 from spiderfs.sources.source import Source
+from spiderfs.store import environment
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
@@ -87,6 +88,15 @@ class MountContext:
     def pushes(self) -> int:
         """How many files that are pushed ahead may wait for the source at a time."""
         return min(PUSHES_PER_FETCH * self.options.fetches, MOST_PUSHES) if self.options.immutable else 0
+
+    def claim_store(self) -> str | None:
+        """Mark the store as in use, with the view that it has the names of; returns why it had to be wiped, if it had.
+
+        Nobody may have it open. Raises MountError.
+        """
+        wiped = environment.claim(self.layout.store)
+        bind_to_view(self.layout, self.view)
+        return wiped
 
     def row(self, index: int) -> Counters:
         return self.counters.row(index)

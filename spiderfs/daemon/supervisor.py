@@ -30,7 +30,7 @@ from collections.abc import Callable
 from functools import partial
 
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
-from spiderfs.daemon.cache_directory import bind_to_source, bind_to_view, lock_cache_directory, real_path, same_file
+from spiderfs.daemon.cache_directory import bind_to_source, lock_cache_directory, real_path, same_file
 from spiderfs.daemon.child import live
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext, create_context
 from spiderfs.daemon.deaths import MANAGER, Deaths, name_of
@@ -113,11 +113,10 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     if mounts.clean_stale(options.mountpoint):
         log.warning("took away what a crash had left mounted at %s", options.mountpoint)
     context = create_context(options)
-    rebuilt = environment.claim(layout.store)
+    rebuilt = context.claim_store()
     if rebuilt:
         log.warning("the cache starts empty: %s", rebuilt)
         context.row(SUPERVISOR_ROW).add("store_rebuilds")
-    bind_to_view(layout, context.view)
     publish_options(layout.run, options)
     # These signals are blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -343,7 +342,7 @@ class Supervisor:
             publish_options(context.layout.run, context.options)
             log.warning("%s has gone: the cache is made anew with what is left of it", missing)
             self._end_all_and_start_again()
-            wiped = environment.claim(context.layout.store)
+            wiped = context.claim_store()
             if wiped or not all(path.exists() for path in context.layout.environments):
                 self._forget_what_inodes_mean()
             self._cache_is_lost = False

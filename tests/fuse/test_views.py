@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -220,6 +221,22 @@ def test_makers_end_with_their_mount(small: Mounted) -> None:
     assert pids
     small.stop()
     eventually(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
+
+
+def test_a_cache_that_was_lost_still_knows_its_view(source: Path, tmp_path: Path) -> None:
+    name, content = next(iter(PHOTOS.items()))
+    often = "from spiderfs.daemon import supervisor; supervisor.LOOK_S = 0.2"
+    view = {"view": "small", "views": "small:jpeg:64:80"}
+    # The processes say what they miss, in one order or another; both mounts have one log.
+    with mounted(source, tmp_path / "m", first=often, allowed=["WARNING"], **view) as mount:
+        shutil.rmtree(mount.cache / "store", ignore_errors=True)
+        eventually(lambda: mount.logged("the cache is made anew"))
+        eventually((mount.cache / "store/view").exists)
+        eventually(lambda: (mount.point / name).read_bytes() == view_of(content))
+        (mount.point / "labels.csv").read_bytes()
+    with mounted(source, tmp_path / "m", allowed=["WARNING"]) as mount:
+        assert (mount.point / name).stat().st_size == len(content)
+        assert (mount.point / name).read_bytes() == content
 
 
 def test_a_young_file_is_shown_as_it_is_until_it_has_settled(small: Mounted) -> None:

@@ -22,7 +22,7 @@ _WEIGHT = 1 / 16
 class Concurrency:
     """The limit on fetches that run at once; it starts at `first` and is never above `most`."""
 
-    def __init__(self, most: int, first: int = 8) -> None:
+    def __init__(self, most: int, first: int = 8, window_s: float = WINDOW_S) -> None:
         if most < 1:
             raise ValueError(f"the number of fetches at once must be at least 1, not {most}")
         self.most = most
@@ -31,6 +31,7 @@ class Concurrency:
         """How long a fetch takes, as a moving mean."""
         self.bytes_per_s = 0.0
         """The rate in the last window that was judged."""
+        self._window_s = window_s
         self._best = 0.0
         self._grown_by = 0
         self._quiet = 0
@@ -46,7 +47,7 @@ class Concurrency:
         self.latency_s += (took_s - self.latency_s) * (_WEIGHT if self.latency_s else 1.0)
         self._bytes += size
         elapsed_s = now_s - self._since_s
-        if elapsed_s >= max(WINDOW_S, WINDOW_LATENCIES * self.latency_s):
+        if elapsed_s >= max(self._window_s, WINDOW_LATENCIES * self.latency_s):
             self._judge(self._bytes / elapsed_s)
             self._begin(now_s)
 

@@ -50,6 +50,9 @@ MOST_REQUESTS = 128
 # So many bytes may wait in the page cache for their readers, and no more than this share of the machine's memory, or of
 # what the daemon's control group may have.
 MOST_BYTES, MEMORY_SHARE = 256 << 20, 1 / 16
+# So many pushes wait for the source at first, and after so many seconds, or the latencies of some, it is seen whether
+# more of them bring more. A first epoch of a few thousand files takes no longer than the usual window.
+FIRST_PUSHES, WINDOW_S = 32, 0.05
 # The pusher opens so many files at a time.
 MOST_THREADS = 16
 # The kernel asks for so much of a file at a time, or less.
@@ -91,7 +94,7 @@ class PushAhead:
         most_bytes: int | None = None,
     ) -> None:
         """At most `most` pushes wait for the source at a time."""
-        self.concurrency = Concurrency(most)
+        self.concurrency = Concurrency(most, min(most, FIRST_PUSHES), WINDOW_S)
         # Look-ups may have to ask the source, of which readers need half of what a worker may ask at a time.
         at_a_time = max(1, min(options.fetches // 2, MOST_THREADS))
         self._pusher = Pusher(options.mountpoint, at_a_time, threads, self._answered, self._lost)

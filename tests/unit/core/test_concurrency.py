@@ -112,3 +112,10 @@ def test_the_limit_is_never_less_than_one() -> None:
         size //= 2
         concurrency.fetched(max(1, size), 0.01, now)
         assert 1 <= concurrency.limit <= 4
+
+
+def test_with_short_windows_it_grows_in_less_time() -> None:
+    source = Simulated(0.005, 1e12)
+    source.concurrency = Concurrency(MOST, first=8, window_s=WINDOW_S / 5)
+    assert source.run(WINDOW_S * 2)[-1] == MOST
+    assert Simulated(0.005, 1e12).run(WINDOW_S * 2)[-1] < MOST

@@ -13,6 +13,7 @@ from spiderfs.protocol import DEFAULT_LIMITS
 from trainer_hook.boundary import Boundary
 from trainer_hook.capture import find_classifier
 from trainer_hook.client import QUEUE_BATCHES
+from trainer_hook.exchanging import refuse_repetition
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.hook import Hook
 from trainer_hook.jobs import Job
@@ -37,6 +38,7 @@ def attach(
     queue_batches: int = QUEUE_BATCHES,
     plan: bool = True,
     draw_ahead: bool = False,
+    share: bool = False,
     job: str | None = None,
     job_name: str | None = None,
     epoch: int = 0,
@@ -52,7 +54,7 @@ def attach(
     `samples` has a pair (path, label) for each index of the data set, in order; give it if the data set has neither
     `.samples` nor `.imgs`. `lookahead` is the number of further batches that the loop takes before the model sees a
     batch; give it if that is not 0 and the model gets copies of the batches (`attribution.py`). With `plan`, each epoch
-    of the loader is published, as `trainer_hook.plan` does it; `draw_ahead` is explained there.
+    of the loader is published, as `trainer_hook.plan` does it; `draw_ahead` and `share` are explained there.
 
     The daemon keeps apart what different trainings learn, and each call begins a new training, unless a hook of this
     process is open. `job` is its id, the same on all ranks; without it rank 0 chooses one (`Hook.job`). A training that
@@ -76,6 +78,8 @@ def attach(
     if loader is not None:
         Follower.check(loader)
         drawing = drawing_loader(loader)
+        if share:
+            refuse_repetition(drawing)
     layer = find_classifier(model, classifier)
     introduced = introduce(
         directory,
@@ -99,5 +103,6 @@ def attach(
             boundary=boundary,
             samples=len(declared.paths),
             first_epoch=epoch,
+            share=share and plan,
         )
     return Hook(model, layer, loader, planner, introduced, boundary, embed_dim, lookahead, epoch)

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from spiderfs.protocol import (
     Decoder,
     EpochEnd,
     Error,
+    Exchange,
+    Given,
     Goodbye,
     Hello,
     Message,
@@ -178,6 +180,19 @@ class Client:
         message = self._ask(lambda number: ScoresRequest(name, number), timeout_s)
         return message.scores if isinstance(message, Scores) and len(message.scores) else None
 
+    def exchange(
+        self, name: str, epoch: int, position: int, taken: int, dispatched: Sequence[int], wanted: Sequence[int]
+    ) -> Callable[[float], Sequence[int] | None]:
+        """Send an `Exchange`; returns a function that waits for the answer, for so many seconds: None if none comes."""
+        indices = np.array(dispatched, np.uint32), np.array(wanted, np.uint32)
+        wait = self._question(lambda number: Exchange(name, number, epoch, position, taken, *indices))
+
+        def given(timeout_s: float) -> Sequence[int] | None:
+            message = wait(timeout_s)
+            return message.indices.tolist() if isinstance(message, Given) else None
+
+        return given
+
     def cached(self, name: str, timeout_s: float) -> npt.NDArray[np.bool_] | None:
         """Which samples of a list are in the cache; None if the daemon does not answer in time."""
         message = self._ask(lambda number: CachedRequest(name, number), timeout_s)
@@ -217,9 +232,13 @@ class Client:
         self._wake_up()
 
     def _ask(self, request: Callable[[int], Message], timeout_s: float) -> Message | None:
+        return self._question(request)(timeout_s)
+
+    def _question(self, request: Callable[[int], Message]) -> Callable[[float], Message | None]:
+        """Send a question; returns a function that waits for the answer, for so many seconds."""
         answer = _Answer()
         if self._gone_said or not self._is_here():
-            return None
+            return lambda timeout_s: None
         with self._guard:
             self._requests += 1
             number = self._requests
@@ -229,9 +248,13 @@ class Client:
             answer.there.set()
         message = request(number)
         self._put(lambda: message)
-        answer.there.wait(timeout_s)
-        self._answers.pop(number, None)
-        return answer.message
+
+        def wait(timeout_s: float) -> Message | None:
+            answer.there.wait(timeout_s)
+            self._answers.pop(number, None)
+            return answer.message
+
+        return wait
 
     def _is_here(self) -> bool:
         """Whether this process has the sending thread; logs once if it has not."""
@@ -360,7 +383,7 @@ class Client:
                     self._say_once(message.code, f"the spiderfs daemon refused a message: {message.text}")
                 case Warn():
                     self._say_once(message.text, message.text)
-                case Scores() | Cached() | Pinned():
+                case Scores() | Cached() | Pinned() | Given():
                     if isinstance(message, Scores):
                         self.follows_plans = message.follows_plans
                     answer = self._answers.get(message.request)

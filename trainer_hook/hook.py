@@ -134,6 +134,15 @@ class Hook:
         """The samples of the last forward pass of the training; empty if they are not known."""
         return np.empty(0, np.uint32) if self._latest is None else self._latest.samples
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where an epoch with `share` is; see `Planning.state_dict`."""
+        return {} if self._planner is None else self._planner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next epoch of the loader go on after what had been taken; see `Planning.load_state_dict`."""
+        if self._planner is not None:
+            self._planner.load_state_dict(state)
+
     def epoch_end(self, accuracy: float | None = None) -> None:
         """Say that an epoch is over; `accuracy` is a share between 0 and 1, and other numbers are left out."""
         self._boundary.enter(self._end_epoch, accuracy)

@@ -14,6 +14,9 @@ The next epoch is published before it begins in one of three ways:
   iteration uses these draws.
 After a wrong plan the daemon has fetched samples in vain, so after two mistakes no epoch is foreseen any more.
 
+With `share`, batches are exchanged with other jobs on the mount (`exchanging.py`): the loader gets the samples of the
+epoch in another order. The sampler still draws its batches, but only how many samples each has is taken from them.
+
 If samples are drawn with replacement, the epoch after the next is foreseen too, because the cache has room for many
 samples that the next epoch does not draw. (With three quarters cached, knowing two epochs costs 7 % more bytes than
 knowing three; at a fifth it costs nothing: benchmarks/training/lookahead.py.) If each sample is drawn once per epoch,
@@ -35,7 +38,9 @@ from torch.utils.data import DataLoader
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
 from trainer_hook.boundary import Boundary
 from trainer_hook.client import Client
+from trainer_hook.exchanging import Exchanging, like, refuse_repetition, restored, saved
 from trainer_hook.next_epoch import NextEpoch, batches_of
+from trainer_hook.own_order import OwnOrder
 from trainer_hook.rehearsal import Rehearsal, why_not
 from trainer_hook.sampler import SpiderSampler
 
@@ -89,6 +94,7 @@ class Planner:
         publish: bool = True,
         draw_ahead: bool = False,
         first_epoch: int = 0,
+        share: bool = False,
     ) -> None:
         self._client = client
         self._boundary = boundary
@@ -99,6 +105,12 @@ class Planner:
         self._rehearses = self.sampler is None and not draw_ahead
         self._next_epoch = NextEpoch(loader, self._index_sampler)
         self._publish = publish and self._can_be_planned()
+        if share:
+            refuse_repetition(loader)
+        self._shares = share and self._publish
+        self._exchanging: Exchanging | None = None
+        # The order of the epoch with which a training goes on, if it has given one.
+        self._restored: OwnOrder | None = None
         self._draws_ahead = draw_ahead
         self._ahead: deque[Any] | None = None
         # The published plans of later epochs, by their numbers.
@@ -119,12 +131,53 @@ class Planner:
     def close(self) -> None:
         """Publish nothing more."""
         self._publish = False
+        if self._exchanging is not None:
+            self._exchanging.stop()
         if self.sampler is not None:
             self.sampler.unbind()
+
+    # -- a training that goes on
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on after what the loop has taken; empty between epochs, or without share.
+
+        To be called by the training's thread.
+        """
+        exchanging = self._exchanging
+        if exchanging is None or self._taken >= len(exchanging.order):
+            return {}
+        return saved(exchanging.order, self._taken)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next epoch go on where `state_dict` was called: its loader gives what was not taken, and ends.
+
+        Raises ValueError if the state is not one of this list, or if this loader does not share it.
+        """
+        if state and not self._shares:
+            raise ValueError("the state is that of a loader with share=True")
+        self._restored = restored(state, self._samples) if state else None
 
     # -- what the follower calls
 
     def draw(self, iteration: object) -> Iterator[Any]:
+        """The draws for this iteration, as `_drawn` has them, or what was exchanged for them."""
+        drawn = self._drawn(iteration)
+        return self._exchanged(drawn) if self._shares else drawn
+
+    def _exchanged(self, drawing: Iterator[Any]) -> Iterator[Any]:
+        exchanging: Exchanging | None = None
+        for number, drawn in enumerate(drawing):
+            if not number:
+                exchanging = self._exchanging
+            indices = indices_of(drawn)
+            if exchanging is None or indices is None:
+                yield drawn
+            elif exchanging.ended:
+                return
+            else:
+                yield like(drawn, exchanging.batch(len(indices)))
+
+    def _drawn(self, iteration: object) -> Iterator[Any]:
         """The draws of the index sampler for this iteration; to be called when the loader makes an iterator of it.
 
         The sampler makes its own iterator now, because some samplers draw everything when they do; all else waits until
@@ -140,6 +193,7 @@ class Planner:
     def _draw(self, iteration: object, drawing: Iterator[Any], rehearsal: Rehearsal | None) -> Iterator[Any]:
         self._current, self._planned, self._ended = iteration, 0, False
         self._dispatched = self._taken = 0
+        self._exchanging = None
         batches, self._ahead = self._ahead, None
         if not self._publish:
             yield from drawing if batches is None else batches
@@ -202,6 +256,8 @@ class Planner:
         """The loop has taken a batch of so many samples in this iteration."""
         if iteration is self._current:
             self._taken += samples
+            if self._exchanging is not None:
+                self._exchanging.taken = self._taken
             self._tell()
             if self.sampler is not None:
                 self.sampler.took(samples)
@@ -243,12 +299,28 @@ class Planner:
     def _begin(self, order: Indices) -> None:
         self._epoch += 1
         self._planned = len(order)
-        self._client.plan(Plan(self._name, self._epoch, 0, True, order))
+        published = self._own_order(order)
+        self._client.plan(Plan(self._name, self._epoch, self._dispatched, True, published))
         foreseen = self._foreseen.pop(self._epoch, order)
         if not np.array_equal(foreseen, order):
             self._mistakes += 1
             # The plans after the wrong one are wrong too, and the daemon forgets them by itself.
             self._foreseen.clear()
+
+    def _own_order(self, order: Indices) -> Indices:
+        """The order to publish: if the epoch's samples are exchanged, the one in which they change places."""
+        own, self._restored = self._restored, None
+        if self._shares and own is None:
+            if _repeats(order):
+                self._shares = False
+                log.warning("the loader's samples are not exchanged: its sampler draws some more than once in an epoch")
+                return order
+            own = OwnOrder(order, self._samples)
+        if own is None:
+            return order
+        self._planned, self._dispatched, self._taken = len(own), own.position, own.position
+        self._exchanging = Exchanging(self._client, self._name, self._epoch, own)
+        return own.order
 
     def _foresee_after(self, ended: Any) -> None:
         self._next_epoch.drawn()

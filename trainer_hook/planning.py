@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from spiderfs.protocol import Hello
 from trainer_hook.boundary import Boundary
 from trainer_hook.client import QUEUE_BATCHES, Client
+from trainer_hook.exchanging import refuse_repetition
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.jobs import Job, agreed_id
 from trainer_hook.mounts import find_mount, socket_finder
@@ -186,6 +187,18 @@ class Planning:
             self._planner.close()
             let_go(timeout_s)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where an epoch with `share` is: what the loop has taken of it, and the rest; empty between epochs."""
+        return self._planner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next epoch of the loader give only what had not been taken when `state_dict` was called.
+
+        Give the loader's sampler all samples of the epoch, not the rest. Raises ValueError if the state is not one of
+        this list.
+        """
+        self._planner.load_state_dict(state)
+
     def _step_aside(self) -> None:
         self.close(0.0)
 
@@ -207,6 +220,7 @@ def plan(
     socket: str | os.PathLike[str] | None = None,
     client_name: str = "torch",
     draw_ahead: bool = False,
+    share: bool = False,
 ) -> Planning:
     """Tell the daemon of the spiderfs mount at or above `directory` what `loader` will read, epoch by epoch, in order.
 
@@ -225,11 +239,19 @@ def plan(
     other batches than without it, but equally random. Do not use it with a sampler that the training tells the number
     of each epoch (`set_epoch`).
 
+    With `share`, this loader takes part in the exchange of samples with other jobs that read the same list with
+    `share`: then K jobs fetch together about what one fetches alone. Each epoch has the same samples, each once, in
+    another order than the sampler's; orders of jobs that run side by side become alike. Leave it out where the order or
+    the batches have a meaning (sorted by length, balanced by class, a curriculum), and for validation.
+    `Planning.state_dict` says where an epoch is, for a training that goes on in the middle of one.
+
     Without a mount or a daemon this logs one warning, and the training goes on. Raises ValueError for a loader that
     cannot be planned, or that has a plan or a hook already.
     """
     Follower.check(loader)
     loader = drawing_loader(loader)
+    if share:
+        refuse_repetition(loader)
     introduced = introduce(directory, loader, samples=samples, split=split, socket=socket, client_name=client_name)
     declared, boundary = introduced.declaration, Boundary()
     planner = Planner(
@@ -239,5 +261,6 @@ def plan(
         draw_ahead=draw_ahead,
         boundary=boundary,
         samples=len(declared.paths),
+        share=share,
     )
     return Planning(loader, planner, boundary, introduced.let_go)

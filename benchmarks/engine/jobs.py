@@ -47,11 +47,11 @@ from benchmarks.common.results import machine, plain_table, save, wide_console
 from spiderfs.core.engine import Engine
 from spiderfs.core.exchange import SharedList
 from spiderfs.core.groups import Groups
-from spiderfs.core.own_order import OwnOrder
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO
+from trainer_hook.own_order import OwnOrder
 
 TABLE_WIDTH = 150
 LIST = "list"
@@ -160,6 +160,7 @@ class Planned(Cached):
         self.keys = range(1, setting.samples + 1)
         self.index_of: dict[Key, int] = {key: sample for sample, key in enumerate(self.keys)}
         self.epochs: dict[int, int] = {}
+        self.reads_of: dict[int, int] = {}
         self.now = 0.0
 
     def begin(self, job: int, order: list[int]) -> None:
@@ -167,10 +168,22 @@ class Planned(Cached):
         number = self.epochs[job] = self.epochs.get(job, -1) + 1
         epoch = PlannedEpoch(number, self.keys, self.index_of, np.array(order, np.uint32))
         self.engine.plan(job, LIST, epoch, self.now)
+        self.reads_of[job] = 0
+
+    def dispatch(self, job: int) -> list[int]:
+        handed = super().dispatch(job)
+        self._come(job)
+        return handed
+
+    def _come(self, job: int) -> None:
+        reads = self.reads_of[job]
+        self.engine.come(job, LIST, self.epochs[job], self.orders[job].position, reads, self.now)
 
     def read(self, job: int, sample: int) -> bool:
         self.now += 0.001
         self.engine.wanted(job, sample + 1, self.now)
+        self.reads_of[job] += 1
+        self._come(job)
         return super().read(job, sample)
 
 
@@ -190,7 +203,7 @@ class Exchanging(Cached):
 
     def begin(self, job: int, order: list[int]) -> None:
         super().begin(job, order)
-        self.shared.begin(job, job, OwnOrder(order, self.setting.samples))
+        self.shared.begin(job, job, np.array(order))
         self.engine.owing_changed()
 
     def dispatch(self, job: int) -> list[int]:
@@ -221,10 +234,10 @@ class FetchingAhead(Exchanging):
                 self.shared.fetching(sample)
                 return sample
         due = self.shared.due(self.setting.ready)
-        if due is not None and self.engine.would_keep(due + 1, 1):
-            self.shared.fetching(due)
-            return due
-        return None
+        if due is None or not self.engine.would_keep(due[1] + 1, 1):
+            return None
+        self.shared.fetching(due[1])
+        return due[1]
 
     def arrived(self, sample: int) -> None:
         if not self.engine.place(sample + 1, 1).keep:

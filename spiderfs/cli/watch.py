@@ -89,7 +89,7 @@ def _jobs(stats: Mapping[str, Any]) -> list[RenderableType]:
     if not isinstance(jobs, list) or not jobs:
         return []
     table = Table("job", "name", box=None)
-    for heading in ("ranks", "epoch", "samples/s", "hits", "origin bytes", "stand-ins"):
+    for heading in ("ranks", "epoch", "samples/s", "hits", "origin bytes", "stand-ins", "exchanged"):
         table.add_column(heading, justify="right")
     for job in jobs:
         job = job if isinstance(job, dict) else {}
@@ -105,6 +105,7 @@ def _jobs(stats: Mapping[str, Any]) -> list[RenderableType]:
             f"{hits / max(1, samples):.1%}" if _is_number(samples) and _is_number(hits) else "?",
             round_size(int(size)) if _is_number(size) else "?",
             f"{job.get('stand_ins', '?')}",
+            f"{job.get('exchanged', '?')}",
         )
     return [table]
 

@@ -18,6 +18,8 @@ Invariants, after every call:
 - a candidate that cannot get all the room that it needs evicts nothing.
 The size of a key is the number of bytes that the store counts for its record; it never changes while the key is a
 member.
+
+The module is long because one has to see all rules about bytes side by side.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 A rank that is about to hand a batch to its loader asks: these samples are next, what shall I take in their places? For
 each of them that is not cached, the answer names one that is cached and that the rank has not read yet in this epoch.
-The two samples change places in the rank's order (`own_order.py`). So each epoch of each rank stays a permutation of
-what its sampler drew. K equally fast jobs fetch a sample once for all of them: (1 - c) / K of the list for each job and
-epoch, if the share c is cached. (Seneca's opportunistic sampling, section 5.2, with the samples marked that are given.)
+The two samples change places in the rank's order (`trainer_hook/own_order.py`). So each epoch of each rank stays a
+permutation of what its sampler drew. K equally fast jobs fetch a sample once for all of them: (1 - c) / K of the list
+for each job and epoch, if the share c is cached. (Seneca's opportunistic sampling, section 5.2, with the samples marked
+that are given.)
 
 In one epoch, each sample of a rank's order is **owed** to the rank, then **promised**, from the answer that names it
 until the training loop has taken its batch, then read. A promised sample stays in the cache. What a rank says it has
@@ -35,9 +36,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from spiderfs.core.groups import NOWHERE, Groups
-from spiderfs.core.own_order import OwnOrder
 from spiderfs.core.policy import Key
 
 Chance = Callable[[], float]
@@ -63,13 +64,20 @@ class Exchanged:
     withdrawn: int = 0
     """Promises that the rank did not take up."""
 
+    def __add__(self, other: Exchanged) -> Exchanged:
+        return Exchanged(
+            self.asked + other.asked,
+            self.itself + other.itself,
+            self.exchanged + other.exchanged,
+            self.withdrawn + other.withdrawn,
+        )
+
 
 class SharingRank:
     """What one rank has yet to read of its epoch, of a list of so many samples."""
 
-    def __init__(self, job: Hashable, order: OwnOrder, samples: int) -> None:
+    def __init__(self, job: Hashable, samples: int) -> None:
         self.job = job
-        self.order = order
         self.counts = Exchanged()
         self.state = bytearray(samples)
         self.offered: list[int] = []
@@ -126,14 +134,13 @@ class SharedList:
 
     # -- epochs of ranks ---------------------------------------------------------------------------------------------
 
-    def begin(self, rank_id: Hashable, job: Hashable, order: OwnOrder) -> None:
-        """A rank of a job begins an epoch, or goes on with one at the position of its order; all of the rest is owed.
+    def begin(self, rank_id: Hashable, job: Hashable, rest: npt.NDArray[np.integer]) -> None:
+        """A rank of a job begins an epoch, or goes on with one; it is owed the `rest`, samples that differ.
 
         The rank may read an earlier epoch no further. The owing of nearly all samples changes.
         """
         self._release(rank_id)
-        rank = self.ranks[rank_id] = SharingRank(job, order, len(self))
-        rest = order.rest
+        rank = self.ranks[rank_id] = SharingRank(job, len(self))
         np.frombuffer(rank.state, np.uint8)[rest] = _OWED
         self._owing_array[rest] += 1
         candidates = np.full(len(self), NOWHERE, np.int32)
@@ -190,7 +197,7 @@ class SharedList:
         rank = self.ranks.get(rank_id)
         if rank is None:
             return
-        handed = rank.order.hand_on(given := list(samples), len(given))
+        handed = list(samples)
         offered = set(rank.offered)
         for sample in handed:
             if sample in offered:
@@ -304,8 +311,8 @@ class SharedList:
 
     # -- what to fetch ahead -----------------------------------------------------------------------------------------
 
-    def due(self, ready: int) -> int | None:
-        """The sample to fetch next: one that is owed to the most ranks, and neither cached nor coming.
+    def due(self, ready: int) -> tuple[Hashable, int] | None:
+        """The sample to fetch next, and for whom: one owed to the most ranks, and neither cached nor coming.
 
         It is one that is owed to the rank with the fewest candidates, if that has less than `ready`; None if each rank
         has so many, or nothing is left to fetch. The caller fetches it (`fetching`) only if the cache has room that no
@@ -313,13 +320,13 @@ class SharedList:
         """
         if not self.active:
             return None
-        short = [rank for rank in self.ranks.values() if len(rank.candidates) < ready]
-        for rank in sorted(short, key=lambda rank: len(rank.candidates)):
+        short = [(rank_id, rank) for rank_id, rank in self.ranks.items() if len(rank.candidates) < ready]
+        for rank_id, rank in sorted(short, key=lambda one: len(one[1].candidates)):
             for owing in reversed(self._wanting.numbers()):
                 for _ in range(_DRAWS):
                     sample = self._wanting.drawn(owing, self.chance())
                     if sample is not None and rank.state[sample] == _OWED:
-                        return sample
+                        return rank_id, sample
         return None
 
     def fetching(self, sample: int) -> None:

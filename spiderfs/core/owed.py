@@ -46,6 +46,11 @@ class Owed:
         for shared, sample in self._places(key):
             shared.left(sample)
 
+    def not_kept(self, key: Key) -> None:
+        """A sample that was fetched ahead has come and was not kept, or has not come."""
+        for shared, sample in self._places(key):
+            shared.not_kept(sample)
+
     def changed(self, key: Key) -> None:
         """Note that a file is owed or promised to others than before."""
         self._changed[key] = None

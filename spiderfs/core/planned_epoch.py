@@ -79,6 +79,20 @@ class PlannedEpoch:
         self.head[self.order[position]] = self.following[position]
         return self.key(position)
 
+    def swap(self, position: int, sample: int) -> list[Key]:
+        """Have a position and that of a sample change places; returns the files of both.
+
+        Nothing happens, and the list is empty, unless both are pending and differ. The epoch must not repeat samples.
+        """
+        if not (position < len(self.order) and sample < len(self.head) and self.pending(position)):
+            return []
+        other, before = int(self.head[sample]), int(self.order[position])
+        if other >= len(self.order) or other == position:
+            return []
+        self.order[position], self.order[other] = sample, before
+        self.head[sample], self.head[before] = position, other
+        return [self.keys[sample], self.keys[before]]
+
     def give_up(self) -> None:
         """Make all positions no longer pending."""
         self.head.fill(len(self.order))

@@ -64,6 +64,8 @@ class PlannedReader:
 
     def __init__(self, epoch: PlannedEpoch, now_s: float) -> None:
         self.epoch = epoch
+        self.exchanges = False
+        """Whether its samples change places with others before they are dispatched (`exchange.py`)."""
         self.later: list[PlannedEpoch] = []
         """The plans of the epochs that follow, in order, as far as they are known."""
         self.dispatched = self.taken = epoch.start

@@ -1,6 +1,7 @@
 """The messages of the hook protocol: their fields, the types of the fields in a frame, and the checks of each message.
 
 `frames.py` turns messages into bytes and back. Other rooms import the messages from `spiderfs.protocol`.
+The module is long because it is a table: a class for each message.
 """
 
 from __future__ import annotations
@@ -251,6 +252,30 @@ class Progress(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class Exchange(Message):
+    """Ask which samples to take in the places of the next ones (`wanted`), of a plan that names each sample once.
+
+    `position` samples of the epoch have been dispatched; the last of them were `dispatched`, since the question before.
+    The loop has taken `taken` of them.
+    """
+
+    TYPE = "exchange"
+    SCALARS: ClassVar = {"list": str, "request": int, "epoch": int, "position": int, "taken": int}
+    ARRAYS: ClassVar = {"dispatched": Field("<u4", 1), "wanted": Field("<u4", 1)}
+    list: str
+    request: int
+    epoch: int
+    position: int
+    taken: int
+    dispatched: Array
+    wanted: Array
+
+    def check(self, limits: Limits) -> None:
+        demand(len(self.wanted) <= limits.batch, f"{len(self.wanted)} wanted samples", "too-large")
+        demand(len(self.dispatched) <= self.position, f"{len(self.dispatched)} samples of {self.position} dispatched")
+
+
+@dataclass(frozen=True, eq=False)
 class ScoresRequest(Message):
     """Ask for the scores of a list; `request` comes back in the answer."""
 
@@ -390,10 +415,23 @@ class Pinned(Message):
     count: int
 
 
+@dataclass(frozen=True, eq=False)
+class Given(Message):
+    """The samples that a trainer is to take, one for each that it wanted; none if it is to go on as it planned."""
+
+    TYPE = "given"
+    SCALARS: ClassVar = {"list": str, "request": int}
+    ARRAYS: ClassVar = {"indices": Field("<u4", 1)}
+    list: str
+    request: int
+    indices: Array
+
+
 MESSAGES: Mapping[str, type[Message]] = {
     kind.TYPE: kind
     for kind in (
-        *(Hello, Samples, Batch, EpochEnd, Plan, Progress, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye),
-        *(Ok, Error, Warn, Scores, Cached, Pinned),
+        *(Hello, Samples, Batch, EpochEnd, Plan, Progress, Exchange, ScoresRequest, CachedRequest, Pin, WarmUp),
+        Goodbye,
+        *(Ok, Error, Warn, Scores, Cached, Pinned, Given),
     )
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
-from spiderfs.protocol import Batch, EpochEnd, Plan, Progress
+from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
 
 
 @dataclass
@@ -27,6 +27,8 @@ class RecordingSink:
     ends: list[tuple[Trainer, EpochEnd]] = field(default_factory=list)
     plans: list[tuple[Trainer, Plan]] = field(default_factory=list)
     progress: list[tuple[Trainer, Progress]] = field(default_factory=list)
+    questions: list[tuple[Trainer, Exchange]] = field(default_factory=list)
+    give: Callable[[Exchange], Sequence[int]] = lambda question: ()
     pins: list[tuple[Trainer, list[int]]] = field(default_factory=list)
     warm_ups: list[tuple[Trainer, bool]] = field(default_factory=list)
 
@@ -62,6 +64,12 @@ class RecordingSink:
     def come(self, trainer: Trainer, progress: Progress) -> None:
         self.calls.append(("come", trainer))
         self.progress.append((trainer, progress))
+
+    def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
+        """What `give` says."""
+        self.calls.append(("exchange", trainer))
+        self.questions.append((trainer, question))
+        return np.array(self.give(question), np.uint32)
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         self.calls.append(("scores", trainer))

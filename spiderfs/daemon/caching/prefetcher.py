@@ -47,6 +47,9 @@ _FAILED_PAUSE_S = 10.0
 _STORE_PAUSE_S = 1.0
 # A source that was idle within this time could have served more fetches.
 _LATELY_S = 0.5
+# A job that exchanges samples is to have so many cached ones to choose from, or a hundredth of the cache if that is
+# less: what it has beyond that takes the room of samples that several jobs are owed (benchmarks/engine/jobs.py).
+_READY = 64
 # So many positions are looked at in one turn: 2 ms.
 _AT_A_TIME = 2000
 
@@ -235,7 +238,8 @@ class Prefetcher:
         """The samples to bring, by deadline, each with the reader who comes to it first, and its position."""
         readers = {}
         for reader in self._schedule.believed:
-            limit = reader.look_ahead = way.window(reader)
+            # What comes after that may yet change places with what is cached.
+            limit = reader.look_ahead = 0 if reader.exchanges else way.window(reader)
             if not reader.proven:
                 # Count from the epoch's start: the reader goes on in a wrong plan, too.
                 limit = min(limit, reader.epoch.start + UNPROVEN_SAMPLES - reader.dispatched)
@@ -244,6 +248,7 @@ class Prefetcher:
         for _ in range(_AT_A_TIME):
             waiting = [(reader.time_of(head[0]), head, reader) for reader, head in heads.items() if head is not None]
             if not waiting:
+                yield from self._owed_to_jobs(way)
                 self._idle_at_s = trio.current_time()
                 return
             _, (position, inode), reader = min(waiting, key=lambda candidate: candidate[0])
@@ -256,6 +261,30 @@ class Prefetcher:
                     return
             heads[reader] = next(readers[reader], None)
         self._bell.ring()
+
+    def _owed_to_jobs(self, way: Way) -> Iterator[tuple[Node, PlannedReader, int]]:
+        """What jobs that exchange samples are owed, as long as one of them has too few cached ones to choose from."""
+        engine = self._cache.engine
+        ready = max(1, min(_READY, len(engine.members) // 100))
+        for shared in engine.owed.lists.values():
+            for _ in range(way.concurrency.limit):
+                found = shared.due(ready)
+                if found is None:
+                    break
+                rank_id, sample = found
+                inode = shared.keys[sample]
+                assert isinstance(inode, int)
+                # One that is not to be brought is left to its readers.
+                shared.fetching(sample)
+                node = self._missing(inode, way)
+                reader = self._schedule.readers.get(rank_id)  # type: ignore[call-overload]
+                position = None if reader is None else reader.epoch.next_position(inode)
+                if node is None or position is None:
+                    continue
+                if way.judge(node) is not Verdict.BRING:
+                    shared.not_kept(sample)
+                    return
+                yield node, reader, position
 
     def _cursor(self, reader: PlannedReader) -> _Cursor:
         cursor = self._cursors.get(reader)
@@ -288,6 +317,8 @@ class Prefetcher:
             self._tell_for_whom(reader, node.version.size)
         if brought.where == FETCHED:
             self._keep(node.inode)
+        else:
+            self._cache.engine.owed.not_kept(node.inode)
         if brought.failed:
             self._failed[node.inode] = now + _FAILED_PAUSE_S
             # Landing grows when it has no room for what a reader has waited for; a full disk takes nothing at all.
@@ -309,6 +340,9 @@ class Prefetcher:
         if self._arrived:
             arrived, self._arrived = self._arrived, []
             self._cache.place(*arrived)
+            for inode in arrived:
+                if inode not in self._cache.engine.members:
+                    self._cache.engine.owed.not_kept(inode)
 
 
 class _Cursor:

@@ -23,7 +23,7 @@ from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.daemon.training.trainers import Trainers
-from spiderfs.protocol import Batch, EpochEnd, Plan, Progress
+from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,11 @@ class Guide:
 
     def come(self, trainer: Trainer, progress: Progress) -> None:
         self.plans.come(self.trainers.number_of(trainer), progress)
+
+    def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
+        rank = (self.trainers.number_of(trainer), question.list)
+        known_list = self.trainers.course_of(trainer, question.list).list
+        return self.plans.exchange(rank, trainer.job_id, known_list, question)
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         return self.scoring.to_draw_by(self.trainers.course_of(trainer, samples.name))

@@ -8,6 +8,7 @@ its scoring has fewer of its rows scored, and no batch is lost as a whole.
 For every other message the reader waits until the backlog has room. Then the trainer's own socket becomes full, which
 its hook can bear. `progress` alone passes the backlog by: it is about now, and batches may wait for seconds. Both tasks
 send answers, each whole message under a lock.
+The module is long because the port `HookSink` stands beside the code that calls it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from spiderfs.protocol import (
     Decoder,
     EpochEnd,
     Error,
+    Exchange,
+    Given,
     Goodbye,
     Hello,
     Limits,
@@ -58,7 +61,8 @@ log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")
 _RECEIVE_BYTES = 1 << 18
-_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, Progress, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye)
+_AT_ONCE = (Progress, Exchange)
+_SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, *_AT_ONCE, ScoresRequest, CachedRequest, Pin, WarmUp, Goodbye)
 
 
 class HookSink(Protocol):
@@ -86,6 +90,9 @@ class HookSink(Protocol):
 
     def come(self, trainer: Trainer, progress: Progress) -> None:
         """A trainer is so far in a plan of a declared list; the plan, and what was said before, may come later."""
+
+    def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
+        """One sample of a declared list for each that is wanted, or none; the plan may come later."""
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         """One score a sample, finite and >= 0; empty while there are none."""
@@ -243,7 +250,7 @@ class Connection:
             if not isinstance(message, _SAID_BY_TRAINERS):
                 await self._refuse(ProtocolError(f"{message.TYPE} is not for a trainer to say now", "order"))
                 continue
-            if isinstance(message, Progress) and message.list in trainer.lists:
+            if isinstance(message, _AT_ONCE) and message.list in trainer.lists:
                 await self._carry_out(trainer, message)
             elif not isinstance(message, Samples) or await self._admitted(message):
                 await backlog.put(message)
@@ -334,6 +341,11 @@ class Connection:
             case Progress():
                 _list(trainer, message.list)
                 self._sink.come(trainer, message)
+            case Exchange():
+                samples = _list(trainer, message.list)
+                _check_indices(samples, message.wanted)
+                _check_indices(samples, message.dispatched)
+                await self.answer(Given(message.list, message.request, self._sink.exchange(trainer, message)))
             case ScoresRequest():
                 samples = _list(trainer, message.list)
                 scores = await self._sink.scores(trainer, samples)

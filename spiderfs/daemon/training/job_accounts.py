@@ -45,6 +45,8 @@ class JobStatus:
     page_cache_reads: int
     origin_bytes: int
     stand_ins: int
+    exchanged: int = 0
+    """How many cached samples the job has taken in the place of others that were not."""
 
 
 @dataclass

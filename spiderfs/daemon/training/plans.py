@@ -8,17 +8,21 @@ further. All state belongs to the manager's event loop.
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
+from spiderfs.daemon.training.sharing import Rank, Sharing
 from spiderfs.options.model import Options
-from spiderfs.protocol import Plan, Progress
+from spiderfs.protocol import Exchange, Plan, Progress
 
 
 class Plans:
@@ -39,6 +43,7 @@ class Plans:
         self._teaching = teaching
         self._wake_prefetcher = wake_prefetcher
         self._read_unseen = read_unseen
+        self.sharing = Sharing(cache.engine, random.Random().random)
         self.followed = options.plan
         """Whether plans are followed: the option `plan`."""
 
@@ -52,6 +57,7 @@ class Plans:
         if not self.followed:
             return
         self._cache.engine.plan(trainer, name, epoch, time.time(), plan.begun)
+        self.sharing.planned((trainer, name), plan)
         self._cache.apply(self._teaching.schedule_changed())
         self._wake_prefetcher()
 
@@ -61,8 +67,15 @@ class Plans:
             return
         now_s = time.time()
         self._cache.engine.come(trainer, progress.list, progress.epoch, progress.dispatched, progress.taken, now_s)
+        self.sharing.come((trainer, progress.list), progress)
         self._tell_unseen(now_s)
         self._wake_prefetcher()
+
+    def exchange(self, rank: Rank, job: str, known_list: KnownList, question: Exchange) -> npt.NDArray[np.uint32]:
+        """What a rank is to take in the places of the samples that come next; see `Sharing.ask`."""
+        given = self.sharing.ask(rank, job, known_list, question)
+        self._wake_prefetcher()
+        return given
 
     def keep_house(self) -> None:
         """Tell of the last unseen samples of a training that pauses; to be called now and then."""
@@ -75,6 +88,7 @@ class Plans:
     def trainer_left(self, trainer: int) -> None:
         self._tell_unseen(math.inf, trainer)
         self._cache.engine.unplan(trainer)
+        self.sharing.trainer_left(trainer)
 
     def _tell_unseen(self, now_s: float, trainer: int | None = None) -> None:
         found: list[tuple[int, int]] = []
@@ -89,5 +103,6 @@ class Plans:
         """Take over live options; with `plan=off` no plan is left."""
         self.followed = options.plan
         if not options.plan:
+            self.sharing.stop()
             for trainer in {trainer for trainer, _ in self._cache.engine.schedule.readers}:
                 self._cache.engine.unplan(trainer)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -163,7 +164,10 @@ class Training:
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """One status for each job that has a trainer attached."""
-        return self.accounts.statuses(self.trainers.attached(), self.teaching.status(), time.time())
+        statuses = self.accounts.statuses(self.trainers.attached(), self.teaching.status(), time.time())
+        return tuple(
+            replace(status, exchanged=self.plans.sharing.counts(status.job_id).exchanged) for status in statuses
+        )
 
     async def keep_house(self) -> None:
         """Let go of what belongs to jobs that are over."""

@@ -154,12 +154,12 @@ def test_the_page_of_watch() -> None:
     for expected in ("/nfs/a on /mnt/a", "2.0 GiB of 10.0 GiB", "1:01:40", "landing", "1,200", "100.0"):
         assert expected in shown
     job = {"job": "3f2a", "name": "best", "pids": [7, 8], "world_size": 2, "epoch": 4, "epochs": 90, "samples": 200}
-    job |= {"samples_per_s": 812.34, "hits": 150, "origin_bytes": 3 << 30, "stand_ins": 17}
+    job |= {"samples_per_s": 812.34, "hits": 150, "origin_bytes": 3 << 30, "stand_ins": 17, "exchanged": 5}
     lines = text({**STATS, "jobs": [job, {"job": "of a newer version", "hits": "?"}, 7]}, {}).splitlines()
     (header,) = [line.split() for line in lines if line.split()[:2] == ["job", "name"]]
-    assert header[2:] == ["ranks", "epoch", "samples/s", "hits", "origin", "bytes", "stand-ins"]
+    assert header[2:] == ["ranks", "epoch", "samples/s", "hits", "origin", "bytes", "stand-ins", "exchanged"]
     (found,) = [line.split() for line in lines if line.split()[:1] == ["3f2a"]]
-    assert found == ["3f2a", "best", "2", "of", "2", "4", "of", "90", "812.3", "75.0%", "3.0", "GiB", "17"]
+    assert found == ["3f2a", "best", "2", "of", "2", "4", "of", "90", "812.3", "75.0%", "3.0", "GiB", "17", "5"]
     assert sum("? of ?" in line for line in lines) == 2, "what a line lacks does no harm"
     plans: list[Any] = [
         {"list": "train", "epoch": 3, "taken": 250, "length": 1000, "ready_s": 2.04, "late_share": 0.0125},

@@ -2,8 +2,7 @@
 
 The order is a permutation of what the sampler drew, whatever is swapped. So each sample of the epoch is handed on
 exactly once, whoever proposes exchanges, and however late, often or wrongly: a proposal that the order does not allow
-is left out. The rank's own process keeps the order that counts. The mount keeps another one for each rank, to know what
-the rank still owes.
+is left out. The rank's own process keeps the order that counts; the mount only proposes.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ class OwnOrder:
     """
 
     def __init__(self, order: Sequence[int] | Indices, samples: int, start: int = 0) -> None:
-        self._order = np.array(order, np.int64)
-        total = len(self._order)
+        self.order: Indices = np.array(order, np.uint32)
+        """The whole epoch: first what has been handed on, in that order, then the rest as it is planned now."""
+        total = len(self.order)
         self._position_of = np.full(samples, -1, np.int64)
-        if total and int(self._order.max()) >= samples:
-            raise ValueError(f"the order has sample {int(self._order.max())} of a list of {samples}")
-        self._position_of[self._order] = np.arange(total)
+        if total and int(self.order.max()) >= samples:
+            raise ValueError(f"the order has sample {int(self.order.max())} of a list of {samples}")
+        self._position_of[self.order] = np.arange(total)
         if int((self._position_of >= 0).sum()) != total:
             raise ValueError("the order has a sample more than once, so its samples cannot be exchanged")
         if not 0 <= start <= total:
@@ -37,22 +37,17 @@ class OwnOrder:
         """How many samples have been handed on."""
 
     def __len__(self) -> int:
-        return len(self._order)
-
-    @property
-    def order(self) -> Indices:
-        """The whole epoch: first what has been handed on, in that order, then the rest as it is planned now."""
-        return self._order.astype(np.uint32)
+        return len(self.order)
 
     @property
     def rest(self) -> Indices:
         """The samples that are still to come, in the order that is planned now."""
-        return self._order[self.position :].astype(np.uint32)
+        return self.order[self.position :].copy()
 
     def coming(self, count: int, skipped: int = 0) -> list[int]:
         """The next samples: at most `count`, after so many that are `skipped`."""
         first = self.position + skipped
-        return [int(sample) for sample in self._order[first : first + count]]
+        return [int(sample) for sample in self.order[first : first + count]]
 
     def owes(self, sample: int) -> bool:
         """Whether a sample of the list is still to come."""
@@ -64,17 +59,17 @@ class OwnOrder:
         A proposed sample changes places with the one whose turn it is. One that is not in the list, or that is not to
         come any more, is left out: the sample whose turn it is keeps its place.
         """
-        end = min(self.position + count, len(self._order))
+        end = min(self.position + count, len(self.order))
         for position, sample in zip(range(self.position, end), given, strict=False):
             if 0 <= sample < len(self._position_of):
                 self._swap(position, int(self._position_of[sample]))
-        handed = [int(sample) for sample in self._order[self.position : end]]
+        handed = [int(sample) for sample in self.order[self.position : end]]
         self.position = end
         return handed
 
     def _swap(self, position: int, other: int) -> None:
         """Swap a position with a later one."""
         if other > position:
-            first, second = self._order[position], self._order[other]
-            self._order[position], self._order[other] = second, first
+            first, second = int(self.order[position]), int(self.order[other])
+            self.order[position], self.order[other] = second, first
             self._position_of[first], self._position_of[second] = other, position

@@ -1,0 +1,139 @@
+"""Answers ranks that ask which samples to take in the places of the next ones (`core/exchange.py`).
+
+A rank that shares its list publishes its plan like any other, and asks before each batch. What it is given changes
+places in its plan with what it wanted, here at once and there when it dispatches. So the plan stays what the rank will
+read, and is followed, fetched for and evicted by as any other; but of a rank that exchanges nothing is fetched ahead
+beyond what was dispatched, because the rest is going to change. If an answer comes too late, the rank's next question
+says what it has dispatched, and the plan is put right.
+
+A rank that goes on after this daemon was started anew publishes its plan as it is by then, and asks on. All state
+belongs to the manager's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from spiderfs.core.engine import Engine
+from spiderfs.core.exchange import Exchanged, SharedList
+from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.schedule import PlannedReader
+from spiderfs.daemon.training.known_list import KnownList
+from spiderfs.protocol import Exchange, Plan, Progress
+
+Rank = tuple[int, str]
+"""A trainer's number, and the name that it has given the list."""
+
+
+class Sharing:
+    """`chance` gives random numbers from 0 up to, but not including, 1."""
+
+    def __init__(self, engine: Engine, chance: Callable[[], float]) -> None:
+        self._engine = engine
+        self._chance = chance
+        self._digests: dict[Rank, str] = {}
+        self._epochs: dict[Rank, PlannedEpoch] = {}
+        self._taken: dict[Rank, int] = {}
+        self._before: dict[str, Exchanged] = {}
+        """By job, what was exchanged in epochs and by trainers that are over."""
+
+    def ask(self, rank: Rank, job: str, known_list: KnownList, question: Exchange) -> npt.NDArray[np.uint32]:
+        """What the rank is to take, one sample for each that it wants; empty if it is to go on as it planned."""
+        reader = self._engine.schedule.readers.get(rank)
+        first = question.position - len(question.dispatched)
+        if reader is None or reader.epoch.number != question.epoch or reader.epoch.repeats:
+            return np.empty(0, np.uint32)
+        shared = self._shared(rank, known_list)
+        self._put(reader.epoch, first, question.dispatched.tolist())
+        if self._epochs.get(rank) is not reader.epoch:
+            self._begin(rank, job, shared, reader.epoch, first)
+        shared.dispatched(rank, question.dispatched.tolist())
+        self._take(rank, question.taken)
+        given = shared.ask(rank, question.wanted.tolist())
+        self._put(reader.epoch, question.position, given)
+        for owner, other in self._readers(shared):
+            other.exchanges = shared.active and owner in self._epochs
+        return np.array(given, np.uint32)
+
+    def come(self, rank: Rank, progress: Progress) -> None:
+        """A rank's loop has taken more of its samples."""
+        epoch = self._epochs.get(rank)
+        if epoch is not None and epoch.number == progress.epoch:
+            self._take(rank, progress.taken)
+
+    def planned(self, rank: Rank, plan: Plan) -> None:
+        """A rank has begun an epoch, or with an empty plan breaks one off."""
+        if plan.begun and not len(plan.order):
+            self._end(rank)
+
+    def stop(self) -> None:
+        """Plans are followed no more, so nothing is exchanged."""
+        for trainer in {trainer for trainer, _ in self._digests}:
+            self.trainer_left(trainer)
+
+    def trainer_left(self, trainer: int) -> None:
+        for rank in [rank for rank in self._digests if rank[0] == trainer]:
+            self._end(rank)
+            digest = self._digests.pop(rank)
+            if digest not in self._digests.values():
+                self._engine.owed.remove(digest)
+
+    def counts(self, job: str) -> Exchanged:
+        """What was exchanged for a job's ranks, in samples."""
+        total = Exchanged() + self._before.get(job, Exchanged())
+        for shared in self._engine.owed.lists.values():
+            for rank in shared.ranks.values():
+                if rank.job == job:
+                    total += rank.counts
+        return total
+
+    # -- books
+
+    def _shared(self, rank: Rank, known_list: KnownList) -> SharedList:
+        """The list, shared from now on; a name may mean another list than before."""
+        if self._digests.get(rank) not in (None, known_list.digest):
+            self._end(rank)
+        self._digests[rank] = known_list.digest
+        lists = self._engine.owed.lists
+        if known_list.digest not in lists:
+            shared = SharedList(known_list.keys, known_list.index_of, self._chance, self._engine.owed.changed)
+            self._engine.share(known_list.digest, shared)
+        return self._list_of(rank)
+
+    def _list_of(self, rank: Rank) -> SharedList:
+        return self._engine.owed.lists[self._digests[rank]]
+
+    def _readers(self, shared: SharedList) -> list[tuple[Rank, PlannedReader]]:
+        readers = self._engine.schedule.readers
+        return [(owner, readers[owner]) for owner in shared.ranks if owner in readers]  # type: ignore[misc]
+
+    def _begin(self, rank: Rank, job: str, shared: SharedList, epoch: PlannedEpoch, first: int) -> None:
+        self._end(rank)
+        self._epochs[rank] = epoch
+        self._taken[rank] = first
+        shared.begin(rank, job, np.unique(epoch.order[first:]))
+        self._engine.owing_changed()
+
+    def _end(self, rank: Rank) -> None:
+        if self._epochs.pop(rank, None) is not None:
+            shared = self._list_of(rank)
+            ended = shared.ranks[rank]
+            job = str(ended.job)
+            self._before[job] = self._before.get(job, Exchanged()) + ended.counts
+            shared.end(rank)
+            self._engine.owing_changed()
+
+    def _take(self, rank: Rank, taken: int) -> None:
+        if taken > self._taken[rank]:
+            self._list_of(rank).taken(rank, taken - self._taken[rank])
+            self._taken[rank] = taken
+
+    def _put(self, epoch: PlannedEpoch, position: int, samples: Sequence[int]) -> None:
+        """Have the plan name these samples from a position on."""
+        for sample in samples:
+            for key in epoch.swap(position, sample):
+                self._engine.owed.changed(key)
+            position += 1

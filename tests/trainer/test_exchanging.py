@@ -1,0 +1,234 @@
+"""A loader with `share`: whatever the daemon answers, each sample of an epoch comes exactly once."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hook_daemon import HookDaemon, until
+from tiny_training import SIZE, Network, Numbered
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, WeightedRandomSampler
+
+import trainer_hook
+from spiderfs.protocol import Exchange
+
+WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
+
+
+class Indexed(Dataset[int]):
+    def __init__(self) -> None:
+        self.samples = [(f"{number}.png", 0) for number in range(SIZE)]
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def own() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def make(**options: Any) -> DataLoader[Any]:
+    if "batch_sampler" in options:
+        return DataLoader(Indexed(), **options)
+    return DataLoader(Indexed(), **({"batch_size": 8} | options))
+
+
+def batches_of(loader: DataLoader[Any]) -> list[list[int]]:
+    return [torch.as_tensor(batch).reshape(-1).tolist() for batch in loader]
+
+
+def chained(batches: Sequence[Sequence[int]]) -> list[int]:
+    return [*itertools.chain.from_iterable(batches)]
+
+
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "in order": dict,
+    "shuffled": lambda: {"shuffle": True},
+    "shuffled, with a generator": lambda: {"shuffle": True, "generator": own()},
+    "the last batch left out": lambda: {"shuffle": True, "generator": own(), "drop_last": True},
+    "single samples": lambda: {"shuffle": True, "generator": own(), "batch_size": None},
+    "workers": lambda: {"shuffle": True, "generator": own(), **WORKERS},
+    "workers that stay": lambda: {"shuffle": True, "generator": own(), "persistent_workers": True, **WORKERS},
+    "distributed": lambda: {"sampler": DistributedSampler(Indexed(), 2, 1)},
+    "a batch sampler": lambda: {"batch_sampler": BatchSampler(RandomSampler(Indexed(), generator=own()), 5, False)},
+}
+
+
+def the_last_first(question: Exchange) -> list[int]:
+    return [SIZE - 1 - number for number in range(len(question.wanted))]
+
+
+def nonsense(question: Exchange) -> list[int]:
+    return [*(int(index) for index in question.wanted[::-1]), 4_000_000_000, 7, 7, 7, 0]
+
+
+ANSWERS: dict[str, Callable[[Exchange], Sequence[int]]] = {
+    "nothing": lambda question: (),
+    "the last first": the_last_first,
+    "nonsense": nonsense,
+    "always the same": lambda question: [3] * len(question.wanted),
+}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path) as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_sample_of_an_epoch_comes_exactly_once(daemon: HookDaemon, kind: str, answer: str) -> None:
+    daemon.sink.give = ANSWERS[answer]
+    torch.manual_seed(1)
+    expected = [batches_of(loader) for loader in [make(**KINDS[kind]())] for _ in range(2)]
+    torch.manual_seed(1)
+    loader = make(**KINDS[kind]())
+    with trainer_hook.plan(daemon.mount, loader, share=True):
+        for batches in expected:
+            exchanged = batches_of(loader)
+            assert [len(batch) for batch in exchanged] == [len(batch) for batch in batches]
+            # The samples are those that the sampler drew, so what it drew is not changed by the exchange.
+            assert sorted(chained(exchanged)) == sorted(chained(batches))
+            if answer == "nothing":
+                assert exchanged == batches
+
+
+def test_what_the_daemon_names_is_taken(daemon: HookDaemon) -> None:
+    daemon.sink.give = lambda question: [40, 41] if question.position == 8 else ()
+    loader = make()
+    with trainer_hook.plan(daemon.mount, loader, share=True):
+        batches = batches_of(loader)
+        assert batches[:2] == [list(range(8)), [40, 41, *range(10, 16)]]
+        assert batches[5] == [8, 9, *range(42, 48)]
+        until(lambda: len(daemon.sink.questions) == 8)
+    questions = [question for _, question in daemon.sink.questions]
+    assert [question.position for question in questions] == [0, 8, 16, 24, 32, 40, 48, 50]
+    assert questions[1].wanted.tolist() == list(range(8, 16))
+    assert questions[2].dispatched.tolist() == batches[1]
+
+
+def test_a_loader_without_share_asks_nothing(daemon: HookDaemon) -> None:
+    loader, validation = make(), make()
+    with (
+        trainer_hook.plan(daemon.mount, loader, split="train"),
+        trainer_hook.plan(daemon.mount, validation, split="validation"),
+    ):
+        assert batches_of(loader) == batches_of(validation)
+        until(lambda: len(daemon.sink.plans) >= 2)
+    assert daemon.sink.questions == []
+
+
+def test_a_daemon_that_goes_in_the_middle_costs_no_sample(daemon: HookDaemon) -> None:
+    daemon.sink.give = the_last_first
+    loader = make(shuffle=True)
+    with trainer_hook.plan(daemon.mount, loader, share=True):
+        batches = iter(loader)
+        taken = [next(batches) for _ in range(3)]
+        daemon.__exit__()
+        taken += [next(batches) for _ in range(2)]
+        with daemon:
+            taken += batches
+        assert sorted(torch.cat(taken).tolist()) == list(range(SIZE))
+    daemon.__enter__()
+
+
+def test_a_daemon_that_comes_back_is_told_the_order_as_it_is(daemon: HookDaemon) -> None:
+    daemon.sink.give = the_last_first
+    loader = make()
+    with trainer_hook.plan(daemon.mount, loader, share=True):
+        batches = iter(loader)
+        taken = [next(batches) for _ in range(3)]
+        daemon.__exit__()
+        daemon.sink.plans.clear()
+        with daemon:
+            until(lambda: bool(daemon.sink.plans))
+            plan = daemon.sink.plans[0][1]
+            assert plan.position == 24
+            assert plan.order[:24].tolist() == torch.cat(taken).tolist()
+            assert sorted(plan.order.tolist()) == list(range(SIZE))
+            taken += batches
+        assert torch.cat(taken).tolist() != list(range(SIZE))
+        assert sorted(torch.cat(taken).tolist()) == list(range(SIZE))
+    daemon.__enter__()
+
+
+def test_an_epoch_that_was_broken_off_leaves_the_next_one_whole(daemon: HookDaemon) -> None:
+    daemon.sink.give = the_last_first
+    loader = make(shuffle=True, **WORKERS)
+    with trainer_hook.plan(daemon.mount, loader, share=True):
+        for _ in zip(range(2), loader, strict=False):
+            pass
+        assert sorted(chained(batches_of(loader))) == list(range(SIZE))
+
+
+def test_a_training_goes_on_in_the_middle_of_an_epoch(daemon: HookDaemon) -> None:
+    daemon.sink.give = the_last_first
+    loader = make(shuffle=True, generator=own(), **WORKERS)
+    with trainer_hook.plan(daemon.mount, loader, share=True) as planning:
+        assert planning.state_dict() == {}
+        batches = iter(loader)
+        taken = torch.cat([next(batches) for _ in range(3)]).tolist()
+        state = planning.state_dict()
+        del batches
+    again = make(shuffle=True, generator=own(), **WORKERS)
+    with trainer_hook.plan(daemon.mount, again, share=True) as planning:
+        planning.load_state_dict(state)
+        rest = chained(batches_of(again))
+        assert sorted(taken + rest) == list(range(SIZE))
+        assert sorted(chained(batches_of(again))) == list(range(SIZE))
+        assert planning.state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    "state", [{"order": [0, 0], "taken": 0}, {"order": [99], "taken": 0}, {"order": [-1], "taken": 0}]
+)
+def test_a_state_of_another_list_is_refused(daemon: HookDaemon, state: dict[str, Any]) -> None:
+    with trainer_hook.plan(daemon.mount, make(), share=True) as planning, pytest.raises(ValueError, match=r"."):
+        planning.load_state_dict(state)
+
+
+def test_a_state_needs_a_loader_that_shares(daemon: HookDaemon) -> None:
+    with trainer_hook.plan(daemon.mount, make()) as planning, pytest.raises(ValueError, match="share=True"):
+        planning.load_state_dict({"order": [0], "taken": 0})
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda: WeightedRandomSampler(range(1, SIZE + 1), 60),
+        lambda: RandomSampler(Indexed(), replacement=True),
+        lambda: trainer_hook.SpiderSampler(SIZE),
+    ],
+)
+def test_a_sampler_that_repeats_is_refused(daemon: HookDaemon, sampler: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="draws samples more than once in an epoch"):
+        trainer_hook.plan(daemon.mount, make(sampler=sampler()), share=True)
+
+
+def test_a_sampler_that_turns_out_to_repeat_is_left_alone(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    expected = batches_of(make(sampler=RandomSampler(Indexed(), num_samples=120, generator=own())))
+    loader = make(sampler=RandomSampler(Indexed(), num_samples=120, generator=own()))
+    with caplog.at_level(logging.WARNING, "trainer_hook"), trainer_hook.plan(daemon.mount, loader, share=True):
+        assert batches_of(loader) == expected
+    assert "its sampler draws some more than once in an epoch" in caplog.text
+
+
+def test_a_hook_shares_too(daemon: HookDaemon) -> None:
+    daemon.sink.give = the_last_first
+    model, data = Network(), Numbered()
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    hook = trainer_hook.attach(daemon.mount, model, loader, share=True)
+    for inputs, _ in loader:
+        model(inputs)
+        assert len(hook.indices) == len(inputs)
+    hook.close()
+    assert len(daemon.sink.questions) >= 7

@@ -1,0 +1,131 @@
+"""The manager's side of exchange: ranks ask, and their plans in the schedule follow what they are given."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from spiderfs.core.engine import Engine
+from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.daemon.training.known_list import KnownList
+from spiderfs.daemon.training.sharing import Rank, Sharing
+from spiderfs.daemon.training.trainer import SampleList, SamplePaths
+from spiderfs.policies.lru import LRU
+from spiderfs.protocol import Exchange, Plan, Progress
+
+FILES = 12
+
+
+class Mount:
+    """An engine that follows plans and holds four files of a list, whose sample n is the file n + 1."""
+
+    def __init__(self) -> None:
+        paths = SamplePaths(b"".join(b"%d\0" % number for number in range(FILES)))
+        samples = SampleList("train", "train", paths, np.zeros(FILES, np.int32))
+        self.list = KnownList("digest", samples, np.arange(1, FILES + 1, dtype=np.uint64))
+        self.engine = Engine(LRU(), 4)
+        self.sharing = Sharing(self.engine, random.Random(1).random)
+
+    def plan(self, rank: Rank, order: list[int], epoch: int = 0, position: int = 0) -> None:
+        drawn = np.array(order, np.uint32)
+        planned = PlannedEpoch(epoch, self.list.keys, self.list.index_of, drawn, position)
+        self.engine.plan(*rank, planned, 0.0)
+        self.sharing.planned(rank, Plan(rank[1], epoch, position, True, drawn))
+
+    def ask(
+        self, rank: Rank, wanted: list[int], position: int = 0, dispatched: tuple[int, ...] = (), epoch: int = 0
+    ) -> list[int]:
+        indices = np.array(dispatched, np.uint32), np.array(wanted, np.uint32)
+        question = Exchange(rank[1], 1, epoch, position, 0, *indices)
+        given: list[int] = self.sharing.ask(rank, f"job {rank[0]}", self.list, question).tolist()
+        return given
+
+    def planned(self, rank: Rank) -> list[int]:
+        order: list[int] = self.engine.schedule.readers[rank].epoch.order.tolist()
+        return order
+
+
+A, B = (1, "train"), (2, "train")
+
+
+@pytest.fixture
+def mount() -> Mount:
+    mount = Mount()
+    for rank in (A, B):
+        mount.plan(rank, list(range(FILES)))
+    for key in (9, 10, 11, 12):
+        mount.engine.opened(key, 1)
+    return mount
+
+
+def test_two_jobs_are_given_what_is_cached(mount: Mount) -> None:
+    assert mount.ask(A, [0, 1]) == [0, 1]  # alone
+    given = mount.ask(B, [0, 1])
+    assert set(given) <= {0, 1, 8, 9, 10, 11}
+    assert mount.planned(B)[:2] == given
+    assert sorted(mount.planned(B)) == list(range(FILES))
+    readers = mount.engine.schedule.readers
+    assert (readers[A].exchanges, readers[B].exchanges) == (True, True)
+
+
+def test_a_plan_is_put_right_when_an_answer_was_not_taken(mount: Mount) -> None:
+    mount.ask(A, [0])
+    mount.ask(B, [5])
+    mount.ask(B, [6], 1, (5,))
+    assert mount.planned(B)[0] == 5
+    assert sorted(mount.planned(B)) == list(range(FILES))
+    assert mount.sharing.counts("job 2").asked == 2
+
+
+def test_without_a_plan_a_rank_keeps_its_own(mount: Mount) -> None:
+    assert mount.ask((3, "train"), [0, 1]) == []
+    assert mount.ask(A, [0, 1], epoch=1) == []
+
+
+def test_a_list_with_repeated_samples_is_not_exchanged(mount: Mount) -> None:
+    mount.plan(A, [0, 0, 1], epoch=1)
+    assert mount.ask(A, [0], epoch=1) == []
+
+
+def test_what_was_taken_may_leave_the_cache(mount: Mount) -> None:
+    for rank in (A, B):
+        mount.ask(rank, [8])
+        mount.ask(rank, [9], 1, (8,))
+    shared = mount.engine.owed.lists["digest"]
+    assert shared.promised(8)
+    for rank in (A, B):
+        mount.sharing.come(rank, Progress("train", 0, 1, 1))
+        mount.sharing.come(rank, Progress("train", 0, 1, 1))
+    assert not shared.promised(8)
+    assert shared.wanted_by(8) == 0
+
+
+def test_an_epoch_that_was_broken_off_owes_nothing(mount: Mount) -> None:
+    for rank in (A, B):
+        mount.ask(rank, [0])
+    mount.plan(B, [])
+    assert mount.engine.owed.lists["digest"].wanted_by(3) == 1
+    mount.plan(B, list(range(FILES)), epoch=1)
+    mount.ask(B, [0], epoch=1)
+    assert mount.engine.owed.lists["digest"].wanted_by(3) == 2
+
+
+def test_a_rank_goes_on_with_a_new_manager(mount: Mount) -> None:
+    order = [11, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]
+    mount.plan(A, order, position=1)
+    mount.ask(A, [3], 3, (1, 2))
+    shared = mount.engine.owed.lists["digest"]
+    assert [shared.wanted_by(sample) for sample in (11, 1, 3, 0)] == [0, 1, 1, 1]
+    assert shared.promised(1)
+
+
+def test_the_last_trainer_takes_the_list_with_it(mount: Mount) -> None:
+    for rank in (A, B):
+        mount.ask(rank, [0])
+    mount.sharing.trainer_left(1)
+    assert not mount.engine.owed.active
+    mount.sharing.stop()
+    assert dict(mount.engine.owed.lists) == {}
+    assert mount.sharing.counts("job 1").asked == 1

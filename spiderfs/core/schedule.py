@@ -6,8 +6,9 @@ words for positions.)
 
 The reader tells how far it is: how many positions have been **dispatched** to its loader workers, and how many of
 these its training loop has **taken**. What was taken is used up. What lies between both is **in hand**: it is needed at
-once. An open that is seen uses up its position sooner than that, so that the cache gets the room back. Opens need not
-be seen: where the kernel has a file's pages, nobody hears of it (`unseen_draws.py`).
+once. An open that is seen uses up its position sooner than that, so that the cache gets the room back; and what is
+opened has been **reached**, though the news of its dispatch may come later. Opens need not be seen: where the kernel
+has a file's pages, nobody hears of it (`unseen_draws.py`).
 
 A plan may be wrong: another order, or a list whose indices mean other files. So the opens that are seen are compared
 with what is in hand. An open of a sample whose next position is far beyond that counts against the plan. An open of a
@@ -22,23 +23,25 @@ benchmarks/serving/stall.py.)
 
 Times are in seconds on the caller's clock. Within one reader they only give the order of the uses; between readers they
 compare uses, by how fast each reader has been.
+
+The module is long because one reader and the table of all readers are only understood together.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable, Iterator
 
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.core.unseen_draws import UnseenDraws
 
 LOOK_AHEAD = 512
-"""So many positions after those in hand may be fetched ahead, until somebody says otherwise."""
+"""So many positions after those reached may be fetched ahead, until somebody says otherwise."""
 # News of an open may come sooner than that of its dispatch, which a hook tells 20 times a second. So an open is in time
 # if its position lies no further beyond what was dispatched than a reader gets in this time, or than an eighth of a
 # short epoch. In a wrong order, few opens do.
-SLACK_S = 0.25
+SLACK_S = 0.1
 SLACK_SHARE, SLACK_MOST = 1 / 8, 1024
 # The weight of one open in the share of opens that follow the plan: after 90 to 300 opens a wrong plan is not believed.
 FOLLOWED_WEIGHT = 1 / 128
@@ -49,7 +52,7 @@ BELIEVED_BELOW, BELIEVED_AGAIN = 0.5, 0.8
 PROVEN_OPENS, PROVEN_SHARE = 32, 0.9
 # Opens of samples of which the epoch has no more are of the next one, if they come within so many seconds before that
 # begins. Sorting a long plan takes a part of a second, and it may wait behind the batches of some seconds.
-EARLY_S, EARLY_MOST = 10.0, 16_384
+EARLY_S, EARLY_MOST = 10.0, 4096
 # The plans of so many later epochs are kept: our hook knows two at most, and each takes some 12 bytes a draw.
 LATER_EPOCHS = 8
 # A reader's pace is measured over so many seconds, and averaged with the pace before.
@@ -70,9 +73,13 @@ class PlannedReader:
         """The plans of the epochs that follow, in order, as far as they are known."""
         self.dispatched = self.taken = epoch.start
         """How many positions the loader workers have been given, and how many of them the training loop has taken."""
+        self.reached = epoch.start
+        """One past the furthest position that was dispatched, or opened before that was told."""
+        self.in_hand = 0
+        """How many positions before `reached` are pending: the workers have them, and nobody has seen the opens."""
         self.look_ahead = LOOK_AHEAD
-        """How many positions from `dispatched` on may be fetched ahead now."""
-        self._looked_at = self.dispatched + self.look_ahead
+        """How many positions from `reached` on may be fetched ahead now."""
+        self._looked_at = self.reached + self.look_ahead
         self.opens = 0
         self.late = 0
         """How many of the opens waited for the source."""
@@ -92,7 +99,7 @@ class PlannedReader:
         self._early: OrderedDict[Key, float] = OrderedDict()
         # The pace is measured from the first batch on, not from the plan on: a training may begin much later.
         self._paced_at: tuple[float, int] | None = None
-        self._anchor = (now_s, self.dispatched)
+        self._anchor = (now_s, self.reached)
         self._anchor_pace_s = self.pace_s
         self._has_pace = self._may_have_paused = False
 
@@ -105,9 +112,10 @@ class PlannedReader:
         known = [] if mistaken or epoch.number < self.epoch.number else self.later
         self.later = [ahead for ahead in known if ahead.number > epoch.number]
         self.epoch = next(drawn_ahead, epoch)
-        self.dispatched = self.taken = self._first_pending = epoch.start
+        self.dispatched = self.taken = self.reached = self._first_pending = epoch.start
+        self.in_hand = 0
         self._heard_from = None if self._heard_from is None else epoch.start
-        self._looked_at = self.dispatched + self.look_ahead
+        self._looked_at = self.reached + self.look_ahead
         self._paced_at = None
         self._forget_early(now_s - EARLY_S)
         self.anchor(now_s)
@@ -117,8 +125,9 @@ class PlannedReader:
         self.later = [ahead for ahead in self.later if ahead.number > number]
         if self.epoch.number <= number:
             self.epoch.give_up()
-            self.dispatched = self.taken = self._first_pending = len(self.epoch)
-            self._looked_at = self.dispatched + self.look_ahead
+            self.dispatched = self.taken = self.reached = self._first_pending = len(self.epoch)
+            self.in_hand = 0
+            self._looked_at = self.reached + self.look_ahead
 
     def follow_with(self, epoch: PlannedEpoch) -> None:
         """Note the plan of a later epoch, one of the next LATER_EPOCHS; it replaces an earlier plan for its number."""
@@ -134,12 +143,12 @@ class PlannedReader:
         self.dispatched = max(first, min(dispatched, len(self.epoch)))
         if self._heard_from is None:
             self._heard_from = self.dispatched
-        changed = self._opened_early(first)
+        changed = self._reach(self.dispatched) + self._opened_early(first)
         taken = min(taken, self.dispatched)
         if taken > self.taken:
             changed += self._take(taken, now_s)
             self._keep_pace(now_s)
-        return changed + self._look_to(self.dispatched + self.look_ahead)
+        return changed
 
     def opened(self, key: Key, now_s: float, late: bool) -> list[Key]:
         """Note an open, `late` if it waited for the source; returns the keys whose next use has changed."""
@@ -154,7 +163,7 @@ class PlannedReader:
         if position is not None:
             in_time = position < self.dispatched + self._slack()
             self._judge(in_time)
-            return [self.epoch.use_up(position)] if in_time else []
+            return [*self._reach(position + 1), self._use_up(position)] if in_time else []
         if self.dispatched < len(self.epoch):
             return []
         # Loader workers open files of the next epoch before it is known to have begun.
@@ -167,6 +176,11 @@ class PlannedReader:
         if len(self._early) > EARLY_MOST:
             self._early.popitem(last=False)
         return []
+
+    def opened_before(self, opens: Iterable[tuple[Key, float]]) -> None:
+        """Note opens, each with its time, that were heard of before the reader had a plan."""
+        self._early.update(opens)
+        self._forget_early(self._anchor[0] - EARLY_S)
 
     def unseen(self, now_s: float) -> list[Key]:
         """The samples that were taken since the last call and whose opens were not heard of, once for each draw."""
@@ -189,9 +203,9 @@ class PlannedReader:
         return anchored_s + (position - anchored) * self._anchor_pace_s
 
     def coming(self, limit: int, start: int = 0) -> Iterator[tuple[int, Key]]:
-        """The pending positions from `start` on and up to `limit` after `dispatched`, each with its key.
+        """The pending positions from `start` on and up to `limit` after `reached`, each with its key.
 
-        Those before `dispatched` are in hand. The positions of a later epoch count on after those of the one before it.
+        Those before `reached` are in hand. The positions of a later epoch count on after those of the one before it.
         """
         self._first_pending = max(self._first_pending, self.taken)
         while self._first_pending < len(self.epoch) and not self.epoch.pending(self._first_pending):
@@ -199,23 +213,35 @@ class PlannedReader:
         before = 0
         for epoch in (self.epoch, *self.later):
             first = max(self._first_pending - before, start - before, epoch.start)
-            for position in range(first, min(self.dispatched + limit - before, len(epoch))):
+            for position in range(first, min(self.reached + limit - before, len(epoch))):
                 if epoch.pending(position):
                     yield before + position, epoch.key(position)
             before += len(epoch)
 
     def anchor(self, now_s: float) -> None:
         """Compute times from now and from where the reader is now; the times of all its next uses change."""
-        self._anchor = (now_s, self.dispatched)
+        self._anchor = (now_s, self.reached)
         self._anchor_pace_s = self.pace_s
 
     def drift_s(self, now_s: float) -> float:
         """By how many seconds the computed times are wrong for where the reader is now."""
-        return abs(self.time_of(self.dispatched) - now_s)
+        return abs(self.time_of(self.reached) - now_s)
 
     def _slack(self) -> float:
         """So far beyond what was dispatched an open follows the plan."""
         return max(min(SLACK_MOST, len(self.epoch) * SLACK_SHARE), SLACK_S / self.pace_s)
+
+    def _reach(self, position: int) -> list[Key]:
+        """The reader has come as far as this; returns the keys whose next use has changed."""
+        if position <= self.reached:
+            return []
+        self.in_hand += sum(self.epoch.pending(between) for between in range(self.reached, position))
+        self.reached = position
+        return self._look_to(self.reached + self.look_ahead)
+
+    def _use_up(self, position: int) -> Key:
+        self.in_hand -= position < self.reached
+        return self.epoch.use_up(position)
 
     def _opened_early(self, first: int) -> list[Key]:
         """Use up those positions from `first` on, now dispatched, that were opened before the epoch was known."""
@@ -223,7 +249,7 @@ class PlannedReader:
         for position in range(first, self.dispatched) if self._early else ():
             key = self.epoch.key(position)
             if self.epoch.next_position(key) == position and self._early.pop(key, None) is not None:
-                changed.append(self.epoch.use_up(position))
+                changed.append(self._use_up(position))
         return changed
 
     def _forget_early(self, before_s: float) -> None:
@@ -235,7 +261,7 @@ class PlannedReader:
         changed = []
         for position in range(self.taken, taken):
             if self.epoch.pending(position):
-                key = self.epoch.use_up(position)
+                key = self._use_up(position)
                 changed.append(key)
                 if key and position >= self._heard_from:
                     self._unseen.took(key, now_s)
@@ -287,6 +313,8 @@ class Schedule:
         self._of_trainer: dict[Hashable, list[PlannedReader]] = {}
         # What was told of an epoch whose plan has not begun yet: a long plan is sorted meanwhile.
         self._told: dict[tuple[Hashable, str], tuple[int, int, int]] = {}
+        # The last opens of trainers that have no plan yet.
+        self._opened_before: deque[tuple[Hashable, Key, float]] = deque(maxlen=EARLY_MOST)
         self._believed: tuple[PlannedReader, ...] = ()
 
     @property
@@ -298,7 +326,8 @@ class Schedule:
         """The trainer begins this epoch of the list `name`, or goes on with it, at its start position."""
         reader = self.readers.get((trainer, name))
         if reader is None:
-            self.readers[trainer, name] = PlannedReader(epoch, now_s)
+            reader = self.readers[trainer, name] = PlannedReader(epoch, now_s)
+            reader.opened_before((key, at_s) for owner, key, at_s in self._opened_before if owner == trainer)
         else:
             reader.begin(epoch, now_s)
         number, dispatched, taken = self._told.pop((trainer, name), (-1, 0, 0))
@@ -351,6 +380,8 @@ class Schedule:
         If `believed` is another tuple afterwards, all next uses may have changed.
         """
         changed: list[Key] = []
+        if trainer not in self._of_trainer:
+            self._opened_before.append((trainer, key, now_s))
         for reader in self._of_trainer.get(trainer, ()):
             believed = reader.believed
             changed += reader.opened(key, now_s, late)

@@ -76,7 +76,9 @@ class FetchAhead:
         burst = min(self._window(reader).samples, max(cached * BURST_SHARE, LEAST), cached * BURST_ROOM)
         most = max(cached * AHEAD_SHARE, burst)
         # A slow reader's window has work for all fetches at a time, too; but a sample without room is fetched in vain.
-        return max(1, int(min(max(ahead_s / reader.pace_s, 2 * self.concurrency.limit), most)))
+        window = max(1, int(min(max(ahead_s / reader.pace_s, 2 * self.concurrency.limit), most)))
+        # What is in hand and not opened yet takes the same room.
+        return max(0, window - reader.in_hand)
 
     def _window(self, reader: PlannedReader) -> Window:
         return self._windows.setdefault(reader, Window(reader.opens, reader.late))

@@ -242,7 +242,7 @@ class Prefetcher:
             limit = reader.look_ahead = 0 if reader.exchanges else way.window(reader)
             if not reader.proven:
                 # Count from the epoch's start: the reader goes on in a wrong plan, too.
-                limit = min(limit, reader.epoch.start + UNPROVEN_SAMPLES - reader.dispatched)
+                limit = min(limit, reader.epoch.start + UNPROVEN_SAMPLES - reader.reached)
             readers[reader] = self._cursor(reader).coming(reader, limit)
         heads = {reader: next(coming, None) for reader, coming in readers.items()}
         for _ in range(_AT_A_TIME):

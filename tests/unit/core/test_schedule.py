@@ -98,7 +98,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         self.orders = {0: order}
         self.starts = {0: start}
         self.left = {0: set(range(start, len(order)))}
-        self.dispatched = self.taken = start
+        self.dispatched = self.taken = self.reached = start
         self.seen_to = start + 6
         self.early: list[int] = []
 
@@ -138,12 +138,18 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         if here is not None:
             if here < self.dispatched + self.slack():
                 self.left[self.number].remove(here)
+                self._reach(here + 1)
         elif self.dispatched == len(self.orders[self.number]):
             there = self.first_left(later[0], sample) if later else None
             if there is not None and there < self.slack():
                 self.left[later[0]].remove(there)
             else:
                 self.early = [*(other for other in self.early if other != sample), sample]
+
+    def _reach(self, position: int) -> None:
+        if position > self.reached:
+            self.reached = position
+            self.seen_to = max(self.seen_to, position + 6)
 
     @rule()
     def stranger(self) -> None:
@@ -172,7 +178,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
                 self.left[self.number].remove(position)
         self.taken = max(self.taken, min(told - in_hand, self.dispatched))
         self.left[self.number] -= set(range(self.taken))
-        self.seen_to = max(self.seen_to, self.dispatched + 6)
+        self._reach(self.dispatched)
 
     @rule(order=ORDERS, ahead=st.integers(1, 3))
     def follow_with(self, order: list[int], ahead: int) -> None:
@@ -195,7 +201,8 @@ class ReaderAgainstModel(RuleBasedStateMachine):
             self.left[number] = set(range(start, len(order)))
         self.reader.begin(planned(number, order, start), 0.0)
         self.number, self.orders[number], self.starts[number] = number, order, start
-        self.dispatched, self.taken, self.seen_to = start, start, start + 6
+        self.dispatched = self.taken = self.reached = start
+        self.seen_to = start + 6
 
     @rule(ahead=st.integers(-1, 1))
     def end(self, ahead: int) -> None:
@@ -205,13 +212,14 @@ class ReaderAgainstModel(RuleBasedStateMachine):
             del self.orders[gone]
         if self.number <= number:
             self.left[self.number] = set()
-            self.dispatched = self.taken = len(self.orders[self.number])
-            self.seen_to = self.dispatched + 6
+            self.dispatched = self.taken = self.reached = len(self.orders[self.number])
+            self.seen_to = self.reached + 6
 
     @invariant()
     def agrees(self) -> None:
         assert (self.reader.dispatched, self.reader.taken) == (self.dispatched, self.taken)
-        assert self.taken <= self.dispatched
+        assert self.taken <= self.dispatched <= self.reached == self.reader.reached
+        assert self.reader.in_hand == len([position for position in self.left[self.number] if position < self.reached])
         anchored = self.reader.time_of(0)
         for key, sample in INDEX_OF.items():
             use_s, position = self.reader.next_use_s(key), self.next_use(sample)
@@ -227,11 +235,11 @@ class ReaderAgainstModel(RuleBasedStateMachine):
             coming += [
                 (before + position, KEYS[order[position]])
                 for position in sorted(self.left[number])
-                if before + position < self.dispatched + 9
+                if before + position < self.reached + 9
             ]
             before += len(order)
         assert list(self.reader.coming(9)) == coming
-        after = self.dispatched + 2
+        after = self.reached + 2
         assert list(self.reader.coming(9, after)) == [row for row in coming if row[0] >= after]
 
 
@@ -537,7 +545,7 @@ def test_two_readers_are_compared_by_their_paces_once_they_have_drifted_apart() 
     assert plans.anchor(now, 2.0)
     assert not plans.anchor(now, 2.0), "they are right now"
     quick, idle = plans.believed
-    assert quick.time_of(quick.dispatched) == idle.time_of(idle.dispatched) == now
+    assert quick.time_of(quick.reached) == idle.time_of(idle.reached) == now
     assert quick.next_use_s(last) == pytest.approx(now + 2000 * 0.005, rel=0.02)
     assert idle.next_use_s(last) == pytest.approx(now + 3800 * 0.05, rel=0.02)
     assert plans.next_use_s(last) == quick.next_use_s(last)
@@ -599,6 +607,15 @@ def test_progress_may_be_told_before_its_plan_has_begun() -> None:
     plans.drop("b")
     plans.begin("b", "train", of_files(0, [1, 2, 3]), 0.0)
     assert plans.readers["b", "train"].dispatched == 0
+
+
+def test_opens_that_are_heard_of_before_the_first_plan_are_of_its_epoch() -> None:
+    plans = Schedule()
+    for trainer, key, at_s in (("a", 3, 1.0), ("a", 1, 20.0), ("b", 2, 20.0), ("a", STRANGER, 20.0)):
+        assert plans.opened(trainer, key, at_s, False) == []
+    plans.begin("a", "train", of_files(0, [1, 2, 3]), 21.0)
+    plans.come("a", "train", 0, 3, 0, 21.0)
+    assert [key for _, key in plans.readers["a", "train"].coming(9)] == [2, 3]
 
 
 def test_unseen_samples_come_with_their_trainers() -> None:

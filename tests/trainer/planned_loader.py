@@ -1,0 +1,77 @@
+"""A training that only reads, with a DataLoader and a plan; it says how each epoch went, and waits for a line after it.
+
+The argument is JSON: the mount, and the fields of `Task`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import trainer_hook
+
+
+@dataclass(frozen=True)
+class Task:
+    point: str
+    epochs: list[int | None] = field(default_factory=lambda: [None, None])
+    """For each epoch after how many batches the loop leaves it; None: it takes all."""
+    workers: int = 2
+    batch: int = 8
+    step_s: float = 0.0
+    persistent: bool = False
+    replacement: bool = False
+    reads: str = "right"
+    """The files that the data set reads: those of its list, or those of other samples ("wrong")."""
+
+
+class Files(Dataset[Any]):
+    def __init__(self, task: Task) -> None:
+        root = Path(task.point)
+        self.samples = [(str(path), 0) for path in sorted(root.glob("*/*"))]
+        order = torch.randperm(len(self.samples), generator=torch.Generator().manual_seed(9)).tolist()
+        self.read = (
+            [self.samples[index][0] for index in order] if task.reads == "wrong" else [path for path, _ in self.samples]
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        content = Path(self.read[index]).read_bytes()
+        assert content.startswith(Path(self.read[index]).name.encode())
+        return index, len(content)
+
+
+def main() -> None:
+    task = Task(**json.loads(sys.argv[1]))
+    data = Files(task)
+    generator = torch.Generator().manual_seed(1)
+    sampler = torch.utils.data.RandomSampler(data, replacement=task.replacement, generator=generator)
+    loader = DataLoader(
+        data,
+        batch_size=task.batch,
+        sampler=sampler,
+        num_workers=task.workers,
+        persistent_workers=task.persistent,
+    )
+    with trainer_hook.plan(task.point, loader):
+        for batches in task.epochs:
+            taken, began = 0, time.monotonic()
+            for indices, _ in itertools.islice(loader, batches):
+                taken += len(indices)
+                time.sleep(task.step_s)
+            print(json.dumps({"taken": taken, "seconds": time.monotonic() - began}), flush=True)
+            sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Plans of real DataLoaders on real mounts, where the daemon sees opens and where it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mounting import Mounted, eventually, mounted
+
+from spiderfs.core.unseen_draws import UNSEEN_AFTER_S
+from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES
+
+pytestmark = [pytest.mark.both_modes]
+
+FILES, SIZE = 800, 4000
+HERE = Path(__file__).parent
+# Of what the loader had in hand when the daemon first heard of it, only opens that were seen count: two workers with
+# two batches each.
+IN_HAND = 2 * 2 * 8
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    for number in range(FILES):
+        path = source / str(number % 4) / f"{number:05d}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(path.name.encode().ljust(SIZE, b"."))
+    return source
+
+
+class Loader:
+    """`tests/trainer/planned_loader.py` in a process of its own."""
+
+    def __init__(self, mount: Mounted, **task: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "planned_loader.py"), json.dumps({"point": str(mount.point), **task})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
+            text=True,
+        )
+
+    def epoch(self) -> int:
+        """Wait for the end of an epoch; how many samples the loop has taken."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the loader has ended"
+        taken: int = json.loads(line)["taken"]
+        return taken
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+@contextlib.contextmanager
+def loading(mount: Mounted, **task: Any) -> Iterator[Loader]:
+    loader = Loader(mount, **task)
+    try:
+        yield loader
+        loader.go_on()
+        assert loader.process.wait(60) == 0
+    finally:
+        loader.process.kill()
+        loader.process.wait()
+        for stream in (loader.process.stdin, loader.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def plan(mount: Mounted) -> dict[str, Any]:
+    (found,) = mount.stats()["plans"]
+    row: dict[str, Any] = found
+    return row
+
+
+def reads(mount: Mounted) -> tuple[int, int]:
+    """Opens of files that the daemon saw, and reads that it did not see."""
+    metrics = mount.stats()["metrics"]
+    return metrics["opens"], metrics["page_cache_reads"]
+
+
+@pytest.mark.parametrize(
+    "task", [{}, {"persistent": True, "replacement": True}, {"workers": 0}], ids=["plain", "replacement", "no workers"]
+)
+def test_each_draw_is_counted_once(source: Path, tmp_path: Path, task: dict[str, Any], binding: str) -> None:
+    with mounted(source, tmp_path / "m") as mount, loading(mount, epochs=[None, None, None], **task) as loader:
+        for epoch in range(3):
+            assert loader.epoch() == FILES
+            eventually(lambda epoch=epoch: (plan(mount)["epoch"], plan(mount)["taken"]) == (epoch, FILES))
+            assert plan(mount)["believed"]
+            if epoch == 0:
+                # What is opened before workers know of the trainer is nobody's.
+                eventually(lambda: sum(reads(mount)) >= FILES - IN_HAND, what="the draws of the first epoch")
+                settled(mount)
+                first = sum(reads(mount))
+            else:
+                expected = first + epoch * FILES
+                eventually(lambda expected=expected: sum(reads(mount)) >= expected, what="all draws")
+                settled(mount)
+                assert sum(reads(mount)) == expected
+            if epoch < 2:
+                loader.go_on()
+        opened, unseen = reads(mount)
+        (job,) = mount.stats()["jobs"]
+        assert job["page_cache_reads"] == unseen
+        assert 2 * FILES <= job["samples"] <= 3 * FILES
+        if binding == "immutable":
+            # The kernel has all files after the first epoch, unless memory is short.
+            assert unseen > FILES
+            assert f", {unseen} from the page cache, " in mount.control("jobs").read_text()
+            assert f"{unseen} more reads of trainings" in mount.control("stats").read_text()
+        else:
+            assert (opened, unseen) == (3 * FILES, 0)
+
+
+def settled(mount: Mounted) -> None:
+    """Wait until the daemon knows what was opened, and of what nobody has heard."""
+    known = [(0, 0), reads(mount)]
+
+    def quiet() -> bool:
+        time.sleep(2.5 * UNSEEN_AFTER_S)
+        known.append(reads(mount))
+        return known[-1] == known[-2]
+
+    eventually(quiet, what="the counts to stand still")
+
+
+def test_a_training_that_leaves_epochs_early(source: Path, tmp_path: Path) -> None:
+    """What its workers had in hand is read or not, and not taken; the next epoch is followed as any other."""
+    with (
+        mounted(source, tmp_path / "m", source__latency_ms=3) as mount,
+        loading(mount, epochs=[10, 0, 20, None]) as loader,
+    ):
+        for batches in (10, 0, 20):
+            assert loader.epoch() == batches * 8
+            loader.go_on()
+        assert loader.epoch() == FILES
+        eventually(lambda: plan(mount)["taken"] == FILES)
+        assert plan(mount)["believed"]
+        assert plan(mount)["length"] == FILES
+        (job,) = mount.stats()["jobs"]
+        assert job["samples"] <= FILES + 30 * 8 + 3 * IN_HAND
+
+
+def test_a_slow_training_does_not_wait(source: Path, tmp_path: Path) -> None:
+    with (
+        mounted(source, tmp_path / "m", source__latency_ms=5, capacity="25%") as mount,
+        loading(mount, epochs=[None], step_s=0.08) as loader,
+    ):
+        assert loader.epoch() == FILES
+        metrics = mount.stats()["metrics"]
+        # All but the first ones came before their reader; some are those of the next epoch.
+        assert metrics["prefetched"] > 0.8 * FILES
+        assert metrics["origin_reads"] < 1.4 * FILES
+        eventually(lambda: plan(mount)["taken"] == FILES)
+        assert plan(mount)["believed"]
+        assert plan(mount)["samples_per_s"] < 110
+
+
+def test_a_list_whose_samples_are_other_files_is_found_out(source: Path, tmp_path: Path) -> None:
+    with (
+        mounted(source, tmp_path / "m", source__latency_ms=3, capacity="20%") as mount,
+        loading(mount, epochs=[None, None, None], reads="wrong") as loader,
+    ):
+        loader.epoch()
+        eventually(lambda: not plan(mount)["believed"])
+        assert "NOT FOLLOWED" in mount.control("plan").read_text()
+        brought = mount.metric("prefetched")
+        assert brought <= 2 * UNPROVEN_SAMPLES
+        for _ in range(2):
+            loader.go_on()
+            loader.epoch()
+        assert mount.metric("prefetched") == brought
+
+
+def test_a_manager_that_is_killed_hears_how_far_the_training_is(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", source__latency_ms=5) as mount:
+        mount.expect(r"manager .* ended \(signal 9\)", r" ended \(signal 9\)", "the process that pushes")
+        with loading(mount, epochs=[None, None], step_s=0.05) as loader:
+            eventually(lambda: any(row["taken"] > 200 for row in mount.stats()["plans"]))
+            killed = mount.manager()
+            os.kill(killed, signal.SIGKILL)
+            eventually(lambda: mount.manager() != killed, what="another manager")
+            eventually(lambda: any(row["taken"] > 200 for row in mount.stats()["plans"]), what="the plan again")
+            drawn = loader.epoch()
+            eventually(lambda: plan(mount)["taken"] == FILES)
+            assert plan(mount)["believed"]
+            loader.go_on()
+            drawn += loader.epoch()
+            eventually(lambda: plan(mount)["taken"] == FILES)
+            assert sum(reads(mount)) <= drawn

@@ -107,8 +107,15 @@ class PushAhead:
         self._waiting: dict[PlannedReader, _Waiting] = {}
         self._near: dict[int, int] = {}
         self.looks_again = False
-        self.able = True
-        """False where the kernel does not say what it has in memory: then nobody would tell of most pushes."""
+        self._is_told = True
+
+    @property
+    def able(self) -> bool:
+        """False where no process can be started, and where the kernel does not say what it has in memory.
+
+        In the second case nobody would tell of most pushes.
+        """
+        return self._is_told and not self._pusher.broken
 
     @property
     def under_way(self) -> int:
@@ -201,8 +208,8 @@ class PushAhead:
             order.done(order.node, order.reader, Brought(where if pushed else HIT, access.size, took_s, where is None))
 
     def _answered(self, inode: int, outcome: int) -> None:
-        if outcome in (errno.ENOSYS, errno.EPERM) and self.able:
-            self.able = False
+        if outcome in (errno.ENOSYS, errno.EPERM) and self._is_told:
+            self._is_told = False
             log.info("the kernel does not say what it has in memory: plans are followed by fetches into the store")
         order = self._pop(inode)
         if order is None:

@@ -49,6 +49,8 @@ class Pusher:
         self._lost = lost
         self._needed = trio.Event()
         self._orders: trio.socket.SocketType | None = None
+        self.broken = False
+        """Whether the last process could not begin."""
         # A manager before this one may have had another pusher.
         threads.replace(())
 
@@ -83,6 +85,7 @@ class Pusher:
             except OSError as exc:
                 log.warning("cannot start the process that pushes files ahead: %s", exc)
                 worked = False
+            self.broken = not worked
             pause_s = PAUSE_S if worked else min(2 * pause_s, LONGEST_PAUSE_S)
             await trio.sleep(pause_s)
 
@@ -127,6 +130,7 @@ class Pusher:
             threads.append(*HELLO.unpack(hello))
         self._threads.replace(threads)
         self._orders = answers
+        self.broken = False
         while answer := await answers.recv(MOST_BYTES):
             self._answered(*ANSWER.unpack(answer))
         log.warning("the process that pushes files ahead has ended: another one starts in %g s", PAUSE_S)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import errno
 import stat
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 
 from spiderfs.core.events import FETCHED, HIT, PUSHED, REFUSED, UNREAD, Access
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.schedule import PlannedReader
-from spiderfs.daemon.caching import push_ahead
+from spiderfs.daemon.caching import push_ahead, pusher
 from spiderfs.daemon.caching.bringing import Brought, Verdict
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.push_ahead import MOST_REQUESTS, PushAhead
 from spiderfs.daemon.caching.push_process import IN_MEMORY
+from spiderfs.daemon.caching.pusher import Pusher as Pushing
+from spiderfs.linux.mounts import Mount
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.shared.pusher_threads import PusherThreads
@@ -33,6 +37,7 @@ class Pusher:
 
     def __init__(self) -> None:
         self.ready = self.takes = True
+        self.broken = False
         self.ordered: list[int] = []
 
     def need(self) -> None:
@@ -199,3 +204,28 @@ def test_a_process_that_takes_no_order_holds_up_nothing(harness: Harness) -> Non
     assert harness.way.under_way == 0
     harness.pusher.ready = False
     assert not harness.way.has_room()
+
+
+def test_without_a_process_samples_are_fetched_into_the_store(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert harness.way.able
+    harness.pusher.broken = True
+    assert not harness.way.able
+    lost: list[None] = []
+    process = Pushing(tmp_path, 1, PusherThreads(), lambda number, outcome: None, lambda: lost.append(None))
+    monkeypatch.setattr(pusher, "mounted_at", lambda path: Mount("", path, "", "0:1"))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            process.need()
+            nursery.start_soon(process.run)
+            with trio.fail_after(20):
+                while not process.broken:
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert not process.ready
+    assert "cannot start the process that pushes files ahead" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -83,6 +84,36 @@ def test_what_root_stores_through_a_mapping_does_not_stay(mount: Mounted) -> Non
             assert os.pread(fd, 100, 0) == expected[:100]
         finally:
             os.close(fd)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can open a file to write")
+def test_what_root_stores_does_not_stay_though_a_read_of_the_file_hangs(source: Path, tmp_path: Path) -> None:
+    """The kernel drops pages when READs of them have been answered, and such a call cannot be killed."""
+    far, found = 4 << 20, []
+    with mounted(
+        source, tmp_path / "m", allowed=[r"worker 0 ended \(signal 9\)"], immutable="on", read_ahead=0
+    ) as mount:
+        expected = content(mount, "large")
+        fd = os.open(mount.point / "large", os.O_RDWR)
+        reader = threading.Thread(target=lambda: found.append(os.pread(fd, 4096, far)))
+        try:
+            assert os.pread(fd, 4096, 0) == expected[:4096]
+            mount.change("source.hang", "on")
+            asked = mount.metric("source_requests")
+            reader.start()
+            eventually(lambda: mount.metric("source_requests") > asked, what="a read that hangs")
+            with mmap.mmap(fd, 4096) as mapped:
+                mapped[:7] = b"spoilt!"
+            eventually(lambda: os.pread(fd, 4096, 0) == expected[:4096])
+            assert found == []
+            (killed,) = mount.workers()
+            os.kill(killed, signal.SIGKILL)
+            eventually(lambda: mount.workers() != [killed], what="another worker")
+        finally:
+            mount.change("source.hang", "off")
+            reader.join(30)
+            os.close(fd)
+        assert found == [expected[far : far + 4096]]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can open a file to write")

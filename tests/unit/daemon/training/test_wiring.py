@@ -28,7 +28,7 @@ from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.policies.parts.pins import PINNED
 from spiderfs.policies.spider import Spider
-from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
+from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions
 from spiderfs.shared.attached_trainers import published_trainers
@@ -47,7 +47,9 @@ SAMPLES, SIZE = 40, 100
 
 
 class Harness:
-    def __init__(self, directory: Path, policy: str = "spider", recording: Recording | None = None) -> None:
+    def __init__(
+        self, directory: Path, policy: str = "spider", recording: Recording | None = None, immutable: bool = False
+    ) -> None:
         self.source = MemorySource()
         for number in range(SAMPLES):
             self.source.add(b"train/%03d" % number, bytes(SIZE))
@@ -62,7 +64,7 @@ class Harness:
         source, point = directory / "source", directory / "point"
         source.mkdir()
         point.mkdir()
-        options = Options(source=source, mountpoint=point, cache_dir=directory / "cache")
+        options = Options(source=source, mountpoint=point, cache_dir=directory / "cache", immutable=immutable)
         self.options = options
         self.training = Training(
             catalogue,
@@ -115,9 +117,10 @@ def run(
     test: Callable[[Harness], Awaitable[None]],
     policy: str = "spider",
     recording: Recording | None = None,
+    immutable: bool = False,
 ) -> None:
     async def main() -> None:
-        await test(Harness(tmp_path, policy, recording))
+        await test(Harness(tmp_path, policy, recording, immutable))
 
     trio.run(main)
 
@@ -571,6 +574,34 @@ def test_a_file_that_is_listed_twice_is_read_twice(tmp_path: Path) -> None:
         assert reader.epoch.next_position(inode) is None
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("immutable", [True, False])
+def test_what_the_page_cache_answered_is_an_access_where_opens_are_not_seen(tmp_path: Path, immutable: bool) -> None:
+    recording = Recording(tmp_path / "trace")
+
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        guide, (first, second, third) = harness.training.guide, harness.inodes[:3]
+        await guide.plan(harness.trainer, harness.list, planned([0, 1, 2]))
+        guide.come(harness.trainer, Progress("train", 0, 0, 0))
+        # One is seen, one is a member that is read unseen, and one is not in the cache.
+        for inode in (first, second):
+            harness.content.land(ContentKey(inode), bytes(SIZE))
+        harness.cache.fold([*_events(second), Access(1.0, first, first, SIZE, 0, 1, 1, FETCHED)])
+        guide.come(harness.trainer, Progress("train", 0, 3, 3))
+        await guide.detached(harness.trainer)
+        recording.flush()
+        unseen = [access for access in read_trace(tmp_path / "trace").given() if access.unseen]
+        assert [(access.key, access.size) for access in unseen] == (
+            [(second, SIZE), (third, SIZE)] if immutable else []
+        )
+        assert set(harness.cache.engine.members) == {first, second}
+        order = list(harness.cache.engine.policy.eviction_order())
+        assert order == ([first, second] if immutable else [second, first]), "the policy heard of the unseen read"
+
+    run(tmp_path, test, "lru", recording, immutable=immutable)
+    recording.close()
 
 
 def test_plans_are_not_acted_on_while_the_option_is_off(tmp_path: Path) -> None:

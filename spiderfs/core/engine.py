@@ -227,6 +227,12 @@ class Engine:
         for key in self.schedule.come(trainer, name, number, dispatched, taken, now_s):
             self._foresight.changed(key)
 
+    def served(self, epoch: PlannedEpoch, position: int) -> None:
+        """The sample at this position of a planned epoch waits for its reader elsewhere than in the cache."""
+        key = epoch.serve(position)
+        if key is not None:
+            self._foresight.changed(key)
+
     def end_epoch(self, trainer: Hashable, number: int) -> None:
         """A trainer reads nothing more of epoch `number`."""
         self.schedule.end(trainer, number)

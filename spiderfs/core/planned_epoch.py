@@ -1,6 +1,8 @@
 """The plan of one epoch of one reader, and which of its positions are pending.
 
 A **position** is the number of a draw in its epoch. A position is **pending** until the reader opens its sample for it.
+It is **served** if its sample waits for the reader elsewhere than in the cache (in the kernel's pages); then it is no use
+for which the cache should keep the sample.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class PlannedEpoch:
     """The position at which the reader begins."""
     repeats: bool = field(init=False)
     """Whether a sample is drawn more than once."""
+    _served: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         total = len(self.order)
@@ -66,6 +69,20 @@ class PlannedEpoch:
         position = int(self.head[sample])
         return position if position < len(self.order) else None
 
+    def next_use(self, key: Key) -> int | None:
+        """The first pending position of a file's sample that is not served; None as for `next_position`."""
+        position = self.next_position(key)
+        while position in self._served:
+            position = int(self.following[position])
+        return position if position is not None and position < len(self.order) else None
+
+    def serve(self, position: int) -> Key | None:
+        """Note that a position is served. Returns the file of the sample; None if the position is not pending."""
+        if not self.pending(position):
+            return None
+        self._served.add(position)
+        return self.key(position)
+
     def pending(self, position: int) -> bool:
         """Whether no open has used up this position."""
         return int(self.head[self.order[position]]) <= position
@@ -77,6 +94,7 @@ class PlannedEpoch:
     def use_up(self, position: int) -> Key:
         """Make a position no longer pending, the first pending one of its sample. Returns the file of the sample."""
         self.head[self.order[position]] = self.following[position]
+        self._served.discard(position)
         return self.key(position)
 
     def swap(self, position: int, sample: int) -> list[Key]:
@@ -91,11 +109,13 @@ class PlannedEpoch:
             return []
         self.order[position], self.order[other] = sample, before
         self.head[sample], self.head[before] = position, other
+        self._served.difference_update((position, other))
         return [self.keys[sample], self.keys[before]]
 
     def give_up(self) -> None:
         """Make all positions no longer pending."""
         self.head.fill(len(self.order))
+        self._served.clear()
 
     def same_draws(self, other: PlannedEpoch) -> bool:
         """Whether both are the same epoch with the same draws, wherever they start."""

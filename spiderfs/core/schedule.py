@@ -187,15 +187,23 @@ class PlannedReader:
         return self._unseen.take(now_s)
 
     def next_use_s(self, key: Key) -> float | None:
-        """When the reader will open the file next; None if no plan says so."""
+        """When the reader will next need the file in the cache; None if no plan says so."""
         before = 0
         for epoch in (self.epoch, *self.later):
-            position = epoch.next_position(key)
+            position = epoch.next_use(key)
             if position is not None:
                 counts = epoch is self.epoch or epoch.repeats or before + position < self._looked_at
                 return self.time_of(before + position) if counts else None
             before += len(epoch)
         return None
+
+    def located(self, position: int) -> tuple[PlannedEpoch, int]:
+        """The epoch, and the position in it, that a position of `coming` means; to be asked in the same turn."""
+        for epoch in (self.epoch, *self.later):
+            if position < len(epoch):
+                return epoch, position
+            position -= len(epoch)
+        raise IndexError("no plan is so long")
 
     def time_of(self, position: int) -> float:
         """When the reader will come to a position, by its pace; the time of what is in hand is over."""
@@ -390,7 +398,7 @@ class Schedule:
         return changed
 
     def next_use_s(self, key: Key) -> float | None:
-        """When any reader will open the file next; None if no believed plan says so."""
+        """When any reader will next need the file in the cache; None if no believed plan says so."""
         soonest: float | None = None
         for reader in self._believed:
             use_s = reader.next_use_s(key)

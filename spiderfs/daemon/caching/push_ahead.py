@@ -5,7 +5,8 @@ The worker that gets the READ fetches the file, if it is not in the store, and t
 it. So store and page cache are filled before the reader comes, and what is in the store alone is brought too.
 
 All that comes within a window is pushed, in the order in which it will be read, whether the store would keep it or not:
-it waits in the page cache for its reader. What enters the store is decided by the engine, as for every file that lands.
+it waits in the page cache for its reader. What enters the store is decided by the engine, as for every file that lands;
+but a draw whose sample is in the page cache is no reason to keep it in the store too (`PlannedEpoch.serve`).
 The window ends where there would be more bytes in the page cache than `most_bytes` that were pushed and that their
 readers have not taken yet; the kernel alone knows what else it keeps.
 
@@ -65,6 +66,8 @@ _LOST_S = 5.0
 class _Order(NamedTuple):
     node: Node
     reader: PlannedReader
+    epoch: PlannedEpoch
+    position: int
     done: Done
     stored: bool
     requests: int
@@ -174,7 +177,7 @@ class PushAhead:
         if not self._pusher.order(node.inode, node.path):
             done(node, reader, Brought(None))
             return
-        self._orders[node.inode] = _Order(node, reader, done, stored, requests, time.time())
+        self._orders[node.inode] = _Order(node, reader, *reader.located(position), done, stored, requests, time.time())
         self._requests += requests
         self._fetching += not stored
         waiting = self._waiting.get(reader)
@@ -205,7 +208,7 @@ class PushAhead:
                 continue
             took_s = max(0.0, access.time_s - order.ordered_s)
             # The reader itself may have been quicker.
-            order.done(order.node, order.reader, Brought(where if pushed else HIT, access.size, took_s, where is None))
+            self._done(order, Brought(where if pushed else HIT, access.size, took_s, where is None))
 
     def _answered(self, inode: int, outcome: int) -> None:
         if outcome in (errno.ENOSYS, errno.EPERM) and self._is_told:
@@ -217,7 +220,12 @@ class PushAhead:
         failed = outcome != IN_MEMORY
         if failed:
             log.debug("%s could not be pushed: %s", os.fsdecode(order.node.path), os.strerror(outcome))
-        order.done(order.node, order.reader, Brought(None if failed else HIT, failed=failed))
+        self._done(order, Brought(None if failed else HIT, failed=failed))
+
+    def _done(self, order: _Order, brought: Brought) -> None:
+        if not brought.failed:
+            self._engine.served(order.epoch, order.position)
+        order.done(order.node, order.reader, brought)
 
     def _lost(self) -> None:
         # What was pushed is still in memory; the next process finds that out.

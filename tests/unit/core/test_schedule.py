@@ -68,6 +68,41 @@ def test_next_position_is_the_first_pending_one(order: list[int], data: st.DataO
     assert all(epoch.next_position(key) is None for key in KEYS)
 
 
+@given(order=ORDERS, data=st.data())
+def test_what_is_served_is_no_use(order: list[int], data: st.DataObject) -> None:
+    epoch = planned(0, order)
+    left = set(range(len(order)))
+    served: set[int] = set()
+    for _ in order:
+        position = data.draw(st.integers(0, len(order) - 1))
+        assert epoch.serve(position) == (KEYS[order[position]] if position in left else None)
+        served.add(position)
+        for sample, key in enumerate(KEYS):
+            positions = [other for other in left - served if order[other] == sample]
+            assert epoch.next_use(key) == (min(positions) if key and positions else None)
+        position = data.draw(st.sampled_from(sorted(left)))
+        position = min(other for other in left if order[other] == order[position])
+        epoch.use_up(position)
+        left.remove(position)
+
+
+def test_samples_that_change_places_are_not_served() -> None:
+    epoch = of_files(0, [1, 2, 3])
+    epoch.serve(0)
+    epoch.swap(0, 2)
+    assert [epoch.next_use(key) for key in (1, 2, 3)] == [2, 1, 0]
+
+
+def test_positions_are_located_in_the_epochs_known() -> None:
+    reader = PlannedReader(of_files(0, [1, 2, 3]), 0.0)
+    later = of_files(1, [3, 2, 1])
+    reader.follow_with(later)
+    assert reader.located(2) == (reader.epoch, 2)
+    assert reader.located(4) == (later, 1)
+    with pytest.raises(IndexError):
+        reader.located(6)
+
+
 def test_a_plan_that_is_given_up_has_no_pending_positions() -> None:
     epoch = planned(0, [1, 2, 1])
     epoch.give_up()

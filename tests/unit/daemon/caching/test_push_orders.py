@@ -229,3 +229,17 @@ def test_without_a_process_samples_are_fetched_into_the_store(
     trio.run(main)
     assert not process.ready
     assert "cannot start the process that pushes files ahead" in caplog.text
+
+
+def test_a_sample_in_the_page_cache_takes_no_room_from_one_that_is_yet_to_be_read(harness: Harness) -> None:
+    engine = harness.cache.engine
+    engine.plan(1, "train", harness.reader.epoch, 0.0, True)
+    engine.resize(4 * SIZE, 0)
+    for inode in range(97, 101):
+        engine.place(inode, SIZE)
+    harness.push(3)
+    harness.tell(1, 2)
+    assert not engine.would_keep(1, SIZE), "the page cache has it"
+    assert engine.would_keep(3, SIZE), "it is still on its way"
+    engine.place(1, SIZE)
+    assert set(engine.members) == {97, 98, 99, 100}

@@ -75,8 +75,10 @@ def test_its_figures_of_serving_are_kept_results() -> None:
     )
     assert one is not None
     assert four is not None
+    immutable = re.findall(r"^\| 2,000 x 112 kB, \d \| ([\d.]+) \(at least 0\.6", performance, re.MULTILINE)
     client = (ROOT / "docs/CLIENT.md").read_text()
     around = re.findall(r"`read_bytes` \|.*\| ([\d.]+) \| [\d.]+ \|$", client, re.MULTILINE)
     text = " ".join(TEXT.split())
     assert f"at {one[1]} (one reader) to {four[1]} (four readers) of native speed" in text
+    assert f"with `immutable` at {min(immutable)} to {max(immutable)} " in text
     assert f"at {min(around)} to {max(around)} of native speed" in text

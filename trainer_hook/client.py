@@ -235,7 +235,7 @@ class Client:
         return self._question(request)(timeout_s)
 
     def _question(self, request: Callable[[int], Message]) -> Callable[[float], Message | None]:
-        """Send a question; returns a function that waits for the answer, for so many seconds."""
+        """Send a question; returns a function that waits so many seconds for the answer, and need not be called."""
         answer = _Answer()
         if self._gone_said or not self._is_here():
             return lambda timeout_s: None
@@ -386,7 +386,7 @@ class Client:
                 case Scores() | Cached() | Pinned() | Given():
                     if isinstance(message, Scores):
                         self.follows_plans = message.follows_plans
-                    answer = self._answers.get(message.request)
+                    answer = self._answers.pop(message.request, None)
                     if answer is not None:
                         answer.message = message
                         answer.there.set()

@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader
 
 from trainer_hook.client import Client
 from trainer_hook.own_order import Indices, OwnOrder
+from trainer_hook.refurbishing import RefurbishSampler
 from trainer_hook.sampler import SpiderSampler
 
-# An answer takes 0.3 ms, and was asked for a batch ago. After this time the batch goes on as it was planned, and no
-# later one waits until an answer is there in time.
+# An answer was asked for a batch ago, so it is nearly always there. After this time the batch goes on as it was
+# planned, and no later one waits until an answer is there in time.
 ANSWER_S = 0.1
 
 
@@ -74,9 +75,14 @@ def like(drawn: Any, batch: list[int]) -> Any:
 
 
 def refuse_repetition(loader: DataLoader[Any]) -> None:
-    """Raise ValueError if the loader's sampler is known to draw samples more than once in an epoch."""
+    """Raise ValueError if the loader's sampler is known to draw samples more than once, or with their generations."""
     for owner in (loader, loader.batch_sampler):
         sampler = getattr(owner, "sampler", None)
+        if isinstance(sampler, RefurbishSampler):
+            raise ValueError(
+                "share=True: the order of a refurbished loader says what is made anew, so its samples cannot be "
+                "exchanged: leave share out"
+            )
         if isinstance(sampler, SpiderSampler) or getattr(sampler, "replacement", False):
             raise ValueError(
                 f"share=True: {type(sampler).__name__} draws samples more than once in an epoch, so they cannot be "
@@ -91,8 +97,8 @@ def saved(order: OwnOrder, taken: int) -> dict[str, Any]:
 
 def restored(state: dict[str, Any], samples: int) -> OwnOrder:
     """The order of an epoch that goes on after what was taken; raises ValueError if it is not one of this list."""
-    order: npt.NDArray[np.integer[Any]] = np.array(state["order"], np.int64)
+    order: npt.NDArray[np.integer[Any]] = np.array(state.get("order", 0), np.int64)
     if order.ndim != 1 or (len(order) and int(order.min()) < 0):
         raise ValueError("the state is not one that state_dict() returned")
     whole: Indices = order.astype(np.uint32)
-    return OwnOrder(whole, samples, int(state["taken"]))
+    return OwnOrder(whole, samples, int(state.get("taken", -1)))

@@ -143,6 +143,8 @@ class Planner:
 
         To be called by the training's thread.
         """
+        if self._restored is not None:
+            return saved(self._restored, self._restored.position)
         exchanging = self._exchanging
         if exchanging is None or self._taken >= len(exchanging.order):
             return {}

@@ -182,6 +182,7 @@ def test_a_training_goes_on_in_the_middle_of_an_epoch(daemon: HookDaemon) -> Non
     again = make(shuffle=True, generator=own(), **WORKERS)
     with trainer_hook.plan(daemon.mount, again, share=True) as planning:
         planning.load_state_dict(state)
+        assert planning.state_dict() == state
         rest = chained(batches_of(again))
         assert sorted(taken + rest) == list(range(SIZE))
         assert sorted(chained(batches_of(again))) == list(range(SIZE))
@@ -189,11 +190,25 @@ def test_a_training_goes_on_in_the_middle_of_an_epoch(daemon: HookDaemon) -> Non
 
 
 @pytest.mark.parametrize(
-    "state", [{"order": [0, 0], "taken": 0}, {"order": [99], "taken": 0}, {"order": [-1], "taken": 0}]
+    "state",
+    [
+        {"order": [0, 0], "taken": 0},
+        {"order": [99], "taken": 0},
+        {"order": [-1], "taken": 0},
+        {"order": [0]},
+        {"taken": 0},
+    ],
 )
 def test_a_state_of_another_list_is_refused(daemon: HookDaemon, state: dict[str, Any]) -> None:
     with trainer_hook.plan(daemon.mount, make(), share=True) as planning, pytest.raises(ValueError, match=r"."):
         planning.load_state_dict(state)
+
+
+def test_a_refurbished_loader_is_refused(tmp_path: Path) -> None:
+    halves = (lambda image: image, lambda image: image)
+    loader = trainer_hook.refurbish(make(shuffle=True), split=halves, store=tmp_path)
+    with pytest.raises(ValueError, match="made anew"):
+        trainer_hook.plan(tmp_path, loader, share=True)
 
 
 def test_a_state_needs_a_loader_that_shares(daemon: HookDaemon) -> None:

@@ -7,8 +7,7 @@ in this order:
 1. those that neither a plan nor a sharing job names: the lowest score of the policy first;
 2. those that a plan names, and no sharing job is owed: the one whose next use is the latest first (MIN, Belady 1966);
 3. those that are owed to sharing jobs (`exchange.py`): the one that is owed to the fewest ranks first, in a random
-   order
-   among equals. When a sample is read has no meaning there: whoever finds it cached takes it sooner;
+   order among equals. When a sample is read has no meaning there: whoever finds it cached takes it sooner;
 4. those that are promised to a rank that has not read them yet: only when the cache itself becomes smaller.
 
 A candidate that sharing jobs will still read gets the room of members of the kinds 1 and 2, and of those that are owed

@@ -32,6 +32,22 @@ def test_jobs_of_several_paces_still_share_most_fetches() -> None:
     assert measure("exchange, ahead", replace(SMALL, paces=(1.0, 0.8, 0.6))).fetched <= 0.41
 
 
+@pytest.mark.parametrize("labels", [4, 40])
+def test_an_order_with_exchange_is_as_random_as_a_shuffle(labels: int) -> None:
+    found = [measure("exchange, ahead", replace(SMALL, labels=labels), seed) for seed in range(9)]
+    # Of a uniform shuffle each figure has the mean 0 and the deviation 1, and a mean of nine has the deviation 1/3.
+    for figures in ([one.runs for one in found], [one.serial for one in found]):
+        assert abs(np.mean(figures)) < 1
+        assert np.abs(figures).max() < 3.5
+
+
+def test_orders_of_jobs_that_exchange_become_alike() -> None:
+    assert abs(measure("plans", SMALL).alike) < 0.15
+    half = measure("exchange, ahead", replace(SMALL, exchanged_share=0.5)).alike
+    assert 0.1 < half < 0.6
+    assert measure("exchange, ahead", SMALL).alike > 0.9
+
+
 def test_orders_are_compared() -> None:
     order = random.Random(1).sample(range(4000), 4000)
     assert correlation(order, order) == pytest.approx(1)

@@ -89,11 +89,12 @@ def _jobs(stats: Mapping[str, Any]) -> list[RenderableType]:
     if not isinstance(jobs, list) or not jobs:
         return []
     table = Table("job", "name", box=None)
-    for heading in ("ranks", "epoch", "samples/s", "hits", "origin bytes", "stand-ins", "exchanged"):
+    for heading in ("ranks", "epoch", "samples/s", "hits", "origin bytes", "stand-ins", "exchanged", "saved"):
         table.add_column(heading, justify="right")
     for job in jobs:
         job = job if isinstance(job, dict) else {}
         samples, hits, size = job.get("samples"), job.get("hits"), job.get("origin_bytes")
+        saved = job.get("saved_bytes")
         pids, rate = job.get("pids"), job.get("samples_per_s")
         epochs = f" of {job['epochs']}" if job.get("epochs") else ""
         table.add_row(
@@ -106,6 +107,7 @@ def _jobs(stats: Mapping[str, Any]) -> list[RenderableType]:
             round_size(int(size)) if _is_number(size) else "?",
             f"{job.get('stand_ins', '?')}",
             f"{job.get('exchanged', '?')}",
+            round_size(int(saved)) if _is_number(saved) else "?",
         )
     return [table]
 

@@ -122,7 +122,7 @@ def _job_line(job: JobStatus) -> str:
         f"{job.job_id}{named}: {who}; {lists or 'no list'}; epoch {job.epoch}{of_epochs}; "
         f"{job.samples_per_s:.1f} samples/s, {job.samples} in all, {job.hits / max(1, job.samples):.1%} hits, "
         f"{job.page_cache_reads} from the page cache, {round_size(job.origin_bytes)} from the source, "
-        f"{job.stand_ins} stand-ins, {job.exchanged} exchanged"
+        f"{job.stand_ins} stand-ins, {job.exchanged} exchanged, which saved {round_size(job.saved_bytes)}"
     )
 
 

@@ -46,7 +46,9 @@ class JobStatus:
     origin_bytes: int
     stand_ins: int
     exchanged: int = 0
-    """How many cached samples the job has taken in the place of others that were not."""
+    """How many samples the job has taken in the place of others that were not cached."""
+    saved_bytes: int = 0
+    """The bytes of those of them that were cached: so much more would have been fetched for these reads."""
 
 
 @dataclass

@@ -77,7 +77,7 @@ class Plans:
         self._wake_prefetcher()
         return given
 
-    def keep_house(self) -> None:
+    def tell_unseen(self) -> None:
         """Tell of the last unseen samples of a training that pauses; to be called now and then."""
         self._tell_unseen(time.time())
 

@@ -12,7 +12,8 @@ belongs to the manager's event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,20 @@ Rank = tuple[int, str]
 """A trainer's number, and the name that it has given the list."""
 
 
+@dataclass
+class _Told:
+    """What a rank has said of the epoch that it exchanges: how many samples were dispatched, and how many taken.
+
+    The news of what was taken may pass by a question that says what was dispatched. So only `redeemed` of the samples
+    that were taken are known, and their promises are over.
+    """
+
+    epoch: PlannedEpoch
+    dispatched: int
+    taken: int
+    redeemed: int
+
+
 class Sharing:
     """`chance` gives random numbers from 0 up to, but not including, 1."""
 
@@ -35,8 +50,7 @@ class Sharing:
         self._engine = engine
         self._chance = chance
         self._digests: dict[Rank, str] = {}
-        self._epochs: dict[Rank, PlannedEpoch] = {}
-        self._taken: dict[Rank, int] = {}
+        self._told: dict[Rank, _Told] = {}
         self._before: dict[str, Exchanged] = {}
         """By job, what was exchanged in epochs and by trainers that are over."""
 
@@ -47,21 +61,25 @@ class Sharing:
         if reader is None or reader.epoch.number != question.epoch or reader.epoch.repeats:
             return np.empty(0, np.uint32)
         shared = self._shared(rank, known_list)
-        self._put(reader.epoch, first, question.dispatched.tolist())
-        if self._epochs.get(rank) is not reader.epoch:
-            self._begin(rank, job, shared, reader.epoch, first)
-        shared.dispatched(rank, question.dispatched.tolist())
+        handed = question.dispatched.tolist()
+        self._put(reader.epoch, first, handed)
+        told = self._told.get(rank)
+        # After a question that was lost, what was dispatched meanwhile is owed no more.
+        if told is None or told.epoch is not reader.epoch or told.dispatched != first:
+            told = self._begin(rank, job, shared, reader.epoch, first)
+        self._dispatch(rank, shared, handed)
+        told.dispatched = question.position
         self._take(rank, question.taken)
         given = shared.ask(rank, question.wanted.tolist())
         self._put(reader.epoch, question.position, given)
         for owner, other in self._readers(shared):
-            other.exchanges = shared.active and owner in self._epochs
+            other.exchanges = shared.active and owner in self._told
         return np.array(given, np.uint32)
 
     def come(self, rank: Rank, progress: Progress) -> None:
         """A rank's loop has taken more of its samples."""
-        epoch = self._epochs.get(rank)
-        if epoch is not None and epoch.number == progress.epoch:
+        told = self._told.get(rank)
+        if told is not None and told.epoch.number == progress.epoch:
             self._take(rank, progress.taken)
 
     def planned(self, rank: Rank, plan: Plan) -> None:
@@ -76,13 +94,14 @@ class Sharing:
 
     def trainer_left(self, trainer: int) -> None:
         for rank in [rank for rank in self._digests if rank[0] == trainer]:
-            self._end(rank)
-            digest = self._digests.pop(rank)
-            if digest not in self._digests.values():
-                self._engine.owed.remove(digest)
+            self._leave(rank)
+
+    def keep_only(self, jobs: Collection[str]) -> None:
+        """Forget what was exchanged for all other jobs."""
+        self._before = {job: counts for job, counts in self._before.items() if job in jobs}
 
     def counts(self, job: str) -> Exchanged:
-        """What was exchanged for a job's ranks, in samples."""
+        """What was exchanged for a job's ranks."""
         total = Exchanged() + self._before.get(job, Exchanged())
         for shared in self._engine.owed.lists.values():
             for rank in shared.ranks.values():
@@ -95,7 +114,7 @@ class Sharing:
     def _shared(self, rank: Rank, known_list: KnownList) -> SharedList:
         """The list, shared from now on; a name may mean another list than before."""
         if self._digests.get(rank) not in (None, known_list.digest):
-            self._end(rank)
+            self._leave(rank)
         self._digests[rank] = known_list.digest
         lists = self._engine.owed.lists
         if known_list.digest not in lists:
@@ -110,26 +129,43 @@ class Sharing:
         readers = self._engine.schedule.readers
         return [(owner, readers[owner]) for owner in shared.ranks if owner in readers]  # type: ignore[misc]
 
-    def _begin(self, rank: Rank, job: str, shared: SharedList, epoch: PlannedEpoch, first: int) -> None:
+    def _leave(self, rank: Rank) -> None:
+        """A rank shares its list no more; the last one takes the list with it."""
         self._end(rank)
-        self._epochs[rank] = epoch
-        self._taken[rank] = first
+        digest = self._digests.pop(rank)
+        if digest not in self._digests.values():
+            self._engine.owed.remove(digest)
+
+    def _begin(self, rank: Rank, job: str, shared: SharedList, epoch: PlannedEpoch, first: int) -> _Told:
+        self._keep_counts(rank, shared)
+        told = self._told[rank] = _Told(epoch, first, first, first)
         shared.begin(rank, job, np.unique(epoch.order[first:]))
         self._engine.owing_changed()
+        return told
 
     def _end(self, rank: Rank) -> None:
-        if self._epochs.pop(rank, None) is not None:
+        if self._told.pop(rank, None) is not None:
             shared = self._list_of(rank)
-            ended = shared.ranks[rank]
-            job = str(ended.job)
-            self._before[job] = self._before.get(job, Exchanged()) + ended.counts
+            self._keep_counts(rank, shared)
             shared.end(rank)
             self._engine.owing_changed()
 
+    def _keep_counts(self, rank: Rank, shared: SharedList) -> None:
+        ended = shared.ranks.get(rank)
+        if ended is not None:
+            job = str(ended.job)
+            self._before[job] = self._before.get(job, Exchanged()) + ended.counts
+
+    def _dispatch(self, rank: Rank, shared: SharedList, handed: Sequence[int]) -> None:
+        members, counts = self._engine.members, shared.ranks[rank].counts
+        for sample in shared.dispatched(rank, handed):
+            member = members.get(shared.keys[sample])
+            counts.saved_bytes += 0 if member is None else member.size
+
     def _take(self, rank: Rank, taken: int) -> None:
-        if taken > self._taken[rank]:
-            self._list_of(rank).taken(rank, taken - self._taken[rank])
-            self._taken[rank] = taken
+        told = self._told[rank]
+        told.taken = max(told.taken, taken)
+        told.redeemed += self._list_of(rank).taken(rank, told.taken - told.redeemed)
 
     def _put(self, epoch: PlannedEpoch, position: int, samples: Sequence[int]) -> None:
         """Have the plan name these samples from a position on."""

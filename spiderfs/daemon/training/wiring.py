@@ -163,18 +163,22 @@ class Training:
         return access if node is None else access._replace(size=node.version.size)
 
     def jobs(self) -> tuple[JobStatus, ...]:
-        """One status for each job that has a trainer attached."""
+        """One status for each job that has a trainer attached, with what it has read unseen until now."""
+        self.plans.tell_unseen()
         statuses = self.accounts.statuses(self.trainers.attached(), self.teaching.status(), time.time())
-        return tuple(
-            replace(status, exchanged=self.plans.sharing.counts(status.job_id).exchanged) for status in statuses
-        )
+        return tuple(self._with_exchanged(status) for status in statuses)
+
+    def _with_exchanged(self, status: JobStatus) -> JobStatus:
+        counts = self.plans.sharing.counts(status.job_id)
+        return replace(status, exchanged=counts.exchanged, saved_bytes=counts.saved_bytes)
 
     async def keep_house(self) -> None:
         """Let go of what belongs to jobs that are over."""
-        self.plans.keep_house()
+        self.plans.tell_unseen()
         await self.declared_lists.let_go()
-        courses = {course.job_id for course in self.courses}
-        self.accounts.keep_only(courses | {trainer.job_id for trainer in self.trainers.attached()})
+        jobs = {course.job_id for course in self.courses} | {trainer.job_id for trainer in self.trainers.attached()}
+        self.accounts.keep_only(jobs)
+        self.plans.sharing.keep_only(jobs)
 
     def pin_ratio(self, ratio: float | None) -> None:
         """Fix the ratio, or with None let the jobs decide it again; raises ConfigError where that cannot be done."""

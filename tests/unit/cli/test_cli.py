@@ -144,7 +144,7 @@ def test_status_of_a_hung_mount(mounted: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_page_of_watch() -> None:
     def text(stats: dict[str, Any], rates_per_s: dict[str, float]) -> str:
         shown = io.StringIO()
-        Console(width=100, file=shown).print(page(stats, rates_per_s))
+        Console(width=120, file=shown).print(page(stats, rates_per_s))
         return shown.getvalue()
 
     before = {"metrics": {"spiderfs_opens_total": 1000, "note": "text"}}
@@ -155,11 +155,13 @@ def test_the_page_of_watch() -> None:
         assert expected in shown
     job = {"job": "3f2a", "name": "best", "pids": [7, 8], "world_size": 2, "epoch": 4, "epochs": 90, "samples": 200}
     job |= {"samples_per_s": 812.34, "hits": 150, "origin_bytes": 3 << 30, "stand_ins": 17, "exchanged": 5}
+    job |= {"saved_bytes": 2 << 20}
     lines = text({**STATS, "jobs": [job, {"job": "of a newer version", "hits": "?"}, 7]}, {}).splitlines()
     (header,) = [line.split() for line in lines if line.split()[:2] == ["job", "name"]]
-    assert header[2:] == ["ranks", "epoch", "samples/s", "hits", "origin", "bytes", "stand-ins", "exchanged"]
+    assert header[2:] == ["ranks", "epoch", "samples/s", "hits", "origin", "bytes", "stand-ins", "exchanged", "saved"]
     (found,) = [line.split() for line in lines if line.split()[:1] == ["3f2a"]]
-    assert found == ["3f2a", "best", "2", "of", "2", "4", "of", "90", "812.3", "75.0%", "3.0", "GiB", "17", "5"]
+    assert found[:11] == ["3f2a", "best", "2", "of", "2", "4", "of", "90", "812.3", "75.0%", "3.0"]
+    assert found[11:] == ["GiB", "17", "5", "2.0", "MiB"]
     assert sum("? of ?" in line for line in lines) == 2, "what a line lacks does no harm"
     plans: list[Any] = [
         {"list": "train", "epoch": 3, "taken": 250, "length": 1000, "ready_s": 2.04, "late_share": 0.0125},

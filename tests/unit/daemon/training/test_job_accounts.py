@@ -102,7 +102,7 @@ def test_a_job_is_one_line_whatever_its_lists_are_called() -> None:
     assert first == (
         "one (the one): pid 1001, 1003; rank 0, 1 of 2; train with 4 samples, 'two\\nlines' with 2 samples; "
         "epoch 2 of 90; 0.2 samples/s, 2 in all, 50.0% hits, 0 from the page cache, 1000 B from the source, "
-        "0 stand-ins, 0 exchanged"
+        "0 stand-ins, 0 exchanged, which saved 0 B"
     )
     assert second.startswith("two (the two): pid 1002; rank 0 of 1;")
     assert views.jobs(()) == b"no trainer is attached\n"

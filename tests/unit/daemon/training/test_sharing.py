@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from spiderfs.core.engine import Engine
+from spiderfs.core.exchange import Exchanged
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.sharing import Rank, Sharing
@@ -18,13 +19,17 @@ from spiderfs.protocol import Exchange, Plan, Progress
 FILES = 12
 
 
+def listed(digest: str) -> KnownList:
+    paths = SamplePaths(b"".join(b"%d\0" % number for number in range(FILES)))
+    samples = SampleList("train", "train", paths, np.zeros(FILES, np.int32))
+    return KnownList(digest, samples, np.arange(1, FILES + 1, dtype=np.uint64))
+
+
 class Mount:
     """An engine that follows plans and holds four files of a list, whose sample n is the file n + 1."""
 
     def __init__(self) -> None:
-        paths = SamplePaths(b"".join(b"%d\0" % number for number in range(FILES)))
-        samples = SampleList("train", "train", paths, np.zeros(FILES, np.int32))
-        self.list = KnownList("digest", samples, np.arange(1, FILES + 1, dtype=np.uint64))
+        self.list = listed("digest")
         self.engine = Engine(LRU(), 4)
         self.sharing = Sharing(self.engine, random.Random(1).random)
 
@@ -100,6 +105,45 @@ def test_what_was_taken_may_leave_the_cache(mount: Mount) -> None:
         mount.sharing.come(rank, Progress("train", 0, 1, 1))
     assert not shared.promised(8)
     assert shared.wanted_by(8) == 0
+
+
+def test_the_news_of_what_was_taken_may_come_before_that_of_what_was_dispatched(mount: Mount) -> None:
+    mount.ask(B, [])
+    mount.ask(A, [8])
+    mount.sharing.come(A, Progress("train", 0, 1, 1))
+    mount.ask(A, [9], 1, (8,))
+    shared = mount.engine.owed.lists["digest"]
+    assert not shared.promised(8)
+    assert shared.wanted_by(8) == 1, "it is owed to the other job"
+
+
+def test_what_was_dispatched_while_questions_were_lost_is_owed_no_more(mount: Mount) -> None:
+    mount.ask(B, [])
+    mount.ask(A, [8])
+    mount.ask(A, [3], 3, (2,))
+    shared = mount.engine.owed.lists["digest"]
+    assert [shared.wanted_by(sample) for sample in (8, 1, 2, 3)] == [1, 1, 2, 2]
+
+
+def test_what_was_exchanged_saves_the_bytes_of_what_was_cached(mount: Mount) -> None:
+    mount.ask(A, [])
+    given = mount.ask(B, [0])
+    assert given[0] >= 8
+    assert mount.sharing.counts("job 2").exchanged == 0, "the answer may come too late"
+    mount.ask(B, [1], 1, tuple(given))
+    mount.ask(B, [2], 2, (1,))
+    mount.sharing.trainer_left(2)
+    counts = mount.sharing.counts("job 2")
+    assert (counts.exchanged, counts.saved_bytes) == (1, 1)
+    mount.sharing.keep_only({"job 1"})
+    assert mount.sharing.counts("job 2") == Exchanged()
+
+
+def test_a_name_that_means_another_list_leaves_nothing_of_the_former_one(mount: Mount) -> None:
+    mount.ask(A, [0])
+    mount.list = listed("another digest")
+    mount.ask(A, [0])
+    assert list(mount.engine.owed.lists) == ["another digest"]
 
 
 def test_an_epoch_that_was_broken_off_owes_nothing(mount: Mount) -> None:

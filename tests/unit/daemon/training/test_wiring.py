@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -602,6 +603,21 @@ def test_what_the_page_cache_answered_is_an_access_where_opens_are_not_seen(tmp_
 
     run(tmp_path, test, "lru", recording, immutable=immutable)
     recording.close()
+
+
+def test_who_asks_for_jobs_sees_what_was_read_unseen_until_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare()
+        guide = harness.training.guide
+        await guide.plan(harness.trainer, harness.list, planned([0, 1, 2]))
+        guide.come(harness.trainer, Progress("train", 0, 0, 0))
+        guide.come(harness.trainer, Progress("train", 0, 3, 2))
+        assert [job.page_cache_reads for job in harness.training.jobs()] == [0]
+        later_s = time.time() + 2
+        monkeypatch.setattr(time, "time", lambda: later_s)
+        assert [job.page_cache_reads for job in harness.training.jobs()] == [2]
+
+    run(tmp_path, test, immutable=True)
 
 
 def test_plans_are_not_acted_on_while_the_option_is_off(tmp_path: Path) -> None:

@@ -69,6 +69,17 @@ class SmallFiles:
             return dentry
         return dentry._replace(stat=(await self.sized(self._views.node(dentry.inode))).stat)
 
+    async def sized_ahead(self, dentry: Dentry) -> Dentry:
+        """The same for a name that nobody but a pusher looks up; the manager is told of what was fetched for that."""
+        if self._views is None or not self.is_unsized(dentry):
+            return dentry
+        node = self._views.node(dentry.inode)
+        fetched = await self._on_demand.fetch(node, is_read=False)
+        node = await self._views.noted(node, len(fetched.payload))
+        # Told before the READ that follows, which another worker may get.
+        self._note_pushed(node, await fetched.settled())
+        return dentry._replace(stat=node.stat)
+
     def is_unsized(self, file: Node | Dentry) -> bool:
         """Whether the size of what is shown of a file is not known before the file was fetched once."""
         return self._views is not None and self._views.is_unknown(file.stat, file.settles_at, self._now())

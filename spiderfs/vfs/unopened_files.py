@@ -64,11 +64,12 @@ class UnopenedFilesystem(Filesystem):
     # -- names and attributes
 
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
-        if not self._redirects.gives or not stat.S_ISREG(dentry.stat.mode):
-            return await super()._answer(dentry, left, parent, caller)
+        gives = self._redirects.gives and stat.S_ISREG(dentry.stat.mode)
         if caller.pid in self._pusher_threads:
             # Nobody is to be given a stand-in for what is read ahead, whoever has started the daemon.
-            return self._entry(dentry, 0.0)
+            return self._entry(await self._small_files.sized_ahead(dentry), 0.0 if gives else left)
+        if not gives:
+            return await super()._answer(dentry, left, parent, caller)
         before = self._redirects.noted(caller.pid)
         stand_in = await self._stand_ins.given(dentry, parent, caller)
         if stand_in is None:

@@ -24,10 +24,12 @@ from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.redirect_table import redirect_row
 from spiderfs.vfs.rules import FOREVER_S, Settings
 from spiderfs.vfs.unopened_files import UnopenedFilesystem
+from spiderfs.views.source import ViewSource
 
 CALLER = Caller(0, 0, os.getpid())
 PUSHER = Caller(0, 0, os.getppid())
 LIST, TRAINER = 3, 7
+VIEW = b"a view"
 SETTINGS = Settings(ttl_s=FOREVER_S, sample_max_bytes=1 << 16)
 
 
@@ -69,7 +71,17 @@ class Harness:
         self.records.put([redirect_row(LIST, wanted, given)])
 
 
-def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+class Makers:
+    """All views are the same."""
+
+    def make(self, original: bytes) -> bytes:
+        return VIEW
+
+    def close(self) -> None:
+        pass
+
+
+def run(directory: Path, test: Callable[[Harness], Awaitable[None]], view: bytes = b"") -> None:
     async def main() -> None:
         source, content, records = MemorySource(), MemoryContent(), MemoryRecords(TABLES)
         source.add(b"x", b"content of x")
@@ -78,9 +90,10 @@ def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
         content.set_capacity(1 << 20)
         kernel, events, threads = FakeKernel(), Events(), PusherThreads()
         threads.replace([PUSHER.pid])
+        shown = ViewSource(source, Makers(), SETTINGS.sample_max_bytes, lambda name: None) if view else source
         async with bare_filesystem(
-            source, content, records, directory, settings=SETTINGS, limits=SourceLimits(attempts=1), events=events,
-            alone=True, unasked=kernel, pusher_threads=threads,
+            shown, content, records, directory, settings=SETTINGS, limits=SourceLimits(attempts=1), events=events,
+            alone=True, unasked=kernel, pusher_threads=threads, view=view,
         ) as bare:  # fmt: skip
             with trio.fail_after(20):
                 await test(Harness(source, kernel, bare, events, records))
@@ -246,6 +259,25 @@ def test_what_is_pushed_ahead_is_fetched_and_counts_for_no_reader(tmp_path: Path
         assert (counters.value("opens"), counters.value("opens_hit")) == (1, 1)
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("gives", [False, True], ids=["", "while stand-ins are given"])
+def test_a_pushers_look_up_finds_out_the_size_of_a_view_for_no_reader(tmp_path: Path, gives: bool) -> None:
+    async def test(harness: Harness) -> None:
+        if gives:
+            harness.attach()
+        found = (await harness.fs.lookup(ROOT_INODE, b"x", PUSHER)).attributes
+        assert found.size == len(VIEW)
+        assert harness.events.noted == [(found.inode, FETCHED | PUSHED, 0, 0)]
+        assert await harness.read(found.inode, caller=PUSHER) == VIEW
+        assert harness.events.noted[1:] == [(found.inode, HIT | PUSHED, 0, 0)]
+        assert await harness.read(found.inode) == VIEW
+        counters = harness.bare.counters
+        assert (counters.value("opens"), counters.value("opens_hit")) == (1, 1)
+        assert counters.value("stall_microseconds") == 0
+        assert harness.source.calls["read"] == 1
+
+    run(tmp_path, test, view=b"v")
 
 
 def test_what_is_pushed_ahead_is_no_stand_in(tmp_path: Path) -> None:

@@ -47,9 +47,14 @@ def planned(mount: Mounted, names: Sequence[str], before: Callable[[], None] = l
 
 def pusher(mount: Mounted) -> int:
     """The pid of the process that pushes, once there is one."""
+    return eventually(lambda: pusher_of(mount.manager()), what="a pusher")
 
-    def found() -> int:
-        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(mount.manager())}
-        return next((pid for pid, command in commands.items() if b"push_process" in command), 0)
 
-    return eventually(found, what="a pusher")
+def pusher_of(pid: int) -> int:
+    """The pid of the process that pushes for this one, or 0."""
+    for child in children(pid):
+        # It may end in this moment.
+        with contextlib.suppress(OSError):
+            if b"push_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return child
+    return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ OPTIONS: dict[str, Any] = {"immutable": "on", "dir_ttl": "1h"}
 QUICK_S = 10.0
 STRESS_S = 8.0
 KILLED = ("ended", "starts again", "ended: another one starts", "took away what a crash had left")
+_ALL = re.compile(r"ahead +(\d+) under way, \1 at a time")
 _UMOUNT2 = "import ctypes, os, sys; sys.exit(ctypes.CDLL(None).umount2(os.fsencode(sys.argv[1]), 8))"
 # After the unmount, workers serve open handles for so long: by default 5 s.
 DRAINING_SOON = "from spiderfs.daemon import supervisor; supervisor.DRAIN_S = 0.5"
@@ -53,7 +55,7 @@ def pushing(mount: Mounted) -> Iterator[None]:
         (mount.point / name).read_bytes()
     with planned(mount, HANGING, lambda: mount.change("source.hang", 1)):
         pusher(mount)
-        eventually(lambda: " 8 under way" in mount.control("plan").read_text(), what="pushes under way")
+        eventually(lambda: _ALL.search(mount.control("plan").read_text()), what="pushes under way")
         yield
 
 
@@ -100,6 +102,20 @@ def test_readers_of_cached_files_go_on_whoever_is_killed(source: Path, tmp_path:
         mount.change("source.hang", 0)
         for name in HANGING:
             assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_a_stopped_pusher_is_replaced_and_one_that_waits_for_the_source_is_not(source: Path, tmp_path: Path) -> None:
+    soon = "from spiderfs.daemon.caching import push_ahead, pusher; pusher.ASK_S = push_ahead._LOST_S = 0.5"
+    with mounted(source, tmp_path / "m", **OPTIONS, source__timeout_s=2, first=soon, allowed=["does nothing"]) as mount:
+        assert len(list(mount.point.glob("*/*"))) == len(CACHED) + len(HANGING), "their names are known"
+        with planned(mount, HANGING, lambda: mount.change("source.hang", 1)):
+            first = pusher(mount)
+            # Several times as long as it may owe an answer.
+            time.sleep(8)
+            assert (pusher(mount), mount.logged("does nothing")) == (first, [])
+            os.kill(first, signal.SIGSTOP)
+            eventually(lambda: pusher(mount) != first, what="another pusher")
+            assert len(mount.logged("does nothing")) == 1
 
 
 @pytest.mark.parametrize("how", ["umount2", "spiderfs umount", "SIGTERM"])

@@ -61,6 +61,8 @@ _REQUEST_BYTES = 128 << 10
 # A push of which no worker has told anything by then is given up: its READ was never sent, or its worker was killed.
 # The first is rare: a reader asked for the file's pages in the same moment.
 _LOST_S = 5.0
+# So many samples are looked at in one turn: 1 ms.
+_SWEPT = 2000
 
 
 class _Order(NamedTuple):
@@ -76,12 +78,13 @@ class _Order(NamedTuple):
 
 
 class _Waiting:
-    """The samples of one reader that wait in the page cache: positions and bytes, in the order of pushes."""
+    """The samples of one reader that wait in the page cache: positions, inodes and bytes, in the order of pushes."""
 
     def __init__(self, epoch: PlannedEpoch) -> None:
         self.epoch = epoch
         self.samples: deque[tuple[int, int, int]] = deque()
-        self.bytes = 0
+        self.exchanged = False
+        """Whether samples may have changed places since they were pushed."""
 
 
 class PushAhead:
@@ -100,10 +103,11 @@ class PushAhead:
         self.concurrency = Concurrency(most, min(most, FIRST_PUSHES), WINDOW_S)
         # Look-ups may have to ask the source, of which readers need half of what a worker may ask at a time.
         at_a_time = max(1, min(options.fetches // 2, MOST_THREADS))
-        self._pusher = Pusher(options.mountpoint, at_a_time, threads, self._answered, self._lost)
+        # So long an order, or any other request of the pusher, may take at a source that hangs.
+        self._patience_s = options.source_timeout_s + _LOST_S
+        self._pusher = Pusher(options.mountpoint, at_a_time, threads, self._patience_s, self._answered, self._lost)
         self._counters = counters
         self._engine = cache.engine
-        self._patience_s = options.source_timeout_s + _LOST_S
         self._most_bytes = most_bytes or min(MOST_BYTES, int(memory_bytes() * MEMORY_SHARE))
         self._orders: dict[int, _Order] = {}
         self._fetching = self._requests = self._waiting_bytes = 0
@@ -139,6 +143,9 @@ class PushAhead:
                 waiting = self._waiting[reader] = _Waiting(reader.epoch)
             while waiting.samples and waiting.samples[0][0] < reader.taken:
                 self._take(waiting)
+            waiting.exchanged |= reader.exchanges
+            if again and waiting.exchanged:
+                self._take_exchanged(waiting)
         if again:
             self.looks_again = False
             self._give_up()
@@ -147,6 +154,14 @@ class PushAhead:
         waiting = self._waiting.pop(reader, None)
         while waiting is not None and waiting.samples:
             self._take(waiting)
+
+    def _take_exchanged(self, waiting: _Waiting) -> None:
+        """Take what was read at other positions than those for which it was pushed; some samples at a time."""
+        for _ in range(min(len(waiting.samples), _SWEPT)):
+            if waiting.epoch.next_position(waiting.samples[0][1]) is None:
+                self._take(waiting)
+            else:
+                waiting.samples.rotate(-1)
 
     def _take(self, waiting: _Waiting) -> None:
         _, inode, size = waiting.samples.popleft()
@@ -199,9 +214,10 @@ class PushAhead:
             where: int | None = access.where & ~PUSHED
             if where == UNREAD:
                 where = None
-            elif pushed:
-                self._counters.add("pushed")
             order = self._pop(access.inode)
+            # Of a file that a look-up had to fetch there are two events, and the second one ends no order.
+            if pushed and where is not None and (order is not None or where == FETCHED):
+                self._counters.add("pushed")
             if order is None:
                 if pushed and where == FETCHED:
                     yield access.inode

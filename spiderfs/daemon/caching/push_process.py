@@ -8,7 +8,8 @@ thread that started it.
 
 Its standard input is one end of a pair of SOCK_SEQPACKET sockets. First each thread sends a `HELLO`. Then each message
 that comes is a number and a path (`ORDER`), for any of the threads; it is answered with the number and an outcome
-(`ANSWER`), unless that is ASKED. The process ends with the socket.
+(`ANSWER`), unless that is ASKED. An order without a path asks whether a thread is free, which answers HERE. The process
+ends with the socket.
 
 An open file keeps the mount in use. So files are open for some 50 us, and nothing is read through them.
 """
@@ -29,7 +30,7 @@ ORDER = struct.Struct("<Q")
 ANSWER = struct.Struct("<QI")
 MOST_BYTES = 8192
 # Outcomes: other numbers are those of errno. Of ASKED nothing is said, since the mount sees the READ.
-ASKED, IN_MEMORY = 0, 1 << 16
+ASKED, IN_MEMORY, HERE = 0, 1 << 16, 1 << 17
 
 _PR_SET_PDEATHSIG = 1
 _SYS_CACHESTAT = 451  # on all architectures; Linux 6.5
@@ -48,7 +49,7 @@ class Push:
         self._piece_bytes = 1024 * _read_ahead_kib(device)
 
     def push(self, path: bytes) -> int:
-        """Have the kernel read a file unless it has it; returns the outcome.
+        """Have the kernel read a file unless it has it; returns the outcome, IN_MEMORY if it has the beginning.
 
         EXDEV: the file is not in the mount, for that is gone or something lies over it. ENOSYS, EPERM: the kernel does
         not say what it has in memory.
@@ -64,20 +65,25 @@ class Push:
             pages = _pages_in_memory(file)
             if pages * os.sysconf("SC_PAGESIZE") >= found.st_size:
                 return IN_MEMORY
+            # The mount tells of the READ of the beginning, and of no other.
+            untold = pages > 0 and _pages_in_memory(file, 1) > 0
             for offset in range(0, found.st_size, self._piece_bytes):
                 os.posix_fadvise(file, offset, self._piece_bytes, os.POSIX_FADV_WILLNEED)
-            return ASKED
+            return IN_MEMORY if untold else ASKED
         except OSError as exc:
             return exc.errno or errno.EIO
         finally:
             os.close(file)
 
 
-def _pages_in_memory(file: int) -> int:
-    """How many pages of the file the kernel has or is reading, see cachestat(2); raises OSError."""
-    whole = (ctypes.c_uint64 * 2)(0, 0)
+def _pages_in_memory(file: int, length: int = 0) -> int:
+    """How many pages of the file's first bytes, or of all of it, the kernel has or is reading; raises OSError.
+
+    See cachestat(2).
+    """
+    beginning = (ctypes.c_uint64 * 2)(0, length)
     counts = (ctypes.c_uint64 * 5)()
-    if _libc.syscall(_SYS_CACHESTAT, file, whole, counts, 0) != 0:
+    if _libc.syscall(_SYS_CACHESTAT, file, beginning, counts, 0) != 0:
         raise OSError(ctypes.get_errno(), "cachestat")
     return counts[0]
 
@@ -95,7 +101,8 @@ def _serve(orders: socket.socket, push: Push) -> None:
         orders.send(HELLO.pack(threading.get_native_id()))
         while order := orders.recv(MOST_BYTES):
             (number,) = ORDER.unpack_from(order)
-            outcome = push.push(order[ORDER.size :])
+            path = order[ORDER.size :]
+            outcome = push.push(path) if path else HERE
             if outcome != ASKED:
                 orders.send(ANSWER.pack(number, outcome))
     finally:

@@ -3,6 +3,11 @@
 The process asks the mount for files, so it may wait for anything that a reader may wait for, and the manager never
 waits for it: orders and answers go through a socket that does not block. If it dies, another one is started after a
 pause; so what it was told and had not done is not done.
+
+A process may also live and do nothing: somebody has stopped it, or all of its threads wait for something that does not
+come. Of most orders it says nothing anyway. So when it has been silent for a while it is asked for an answer, which any
+of its free threads gives; one that gives none is killed, and counts as dead. A source that hangs is no reason for that,
+for the mount answers with an error before the patience ends.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from pathlib import Path
 import trio
 
 from spiderfs.daemon.caching import push_process
-from spiderfs.daemon.caching.push_process import ANSWER, HELLO, MOST_BYTES, ORDER
+from spiderfs.daemon.caching.push_process import ANSWER, HELLO, HERE, MOST_BYTES, ORDER
 from spiderfs.linux.mounts import mounted_at
 from spiderfs.shared.pusher_threads import PusherThreads
 
@@ -26,11 +31,16 @@ log = logging.getLogger(__name__)
 
 # A process that dies at once must not keep the processor busy: the pause doubles with each one that did nothing.
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
+# So long a process may take to begin: it imports a few modules of the standard library.
+BEGIN_S = 20.0
+# After so long without a word from the process it is asked for one.
+ASK_S = 5.0
 
 
 class Pusher:
     """Keeps the process, which opens `at_a_time` files.
 
+    One that owes an answer for longer than `patience_s` is replaced: the mount has to answer its requests sooner.
     `answered` is told the number and the outcome of an order; `lost`, that all others will not be answered.
     """
 
@@ -39,18 +49,20 @@ class Pusher:
         mountpoint: Path,
         at_a_time: int,
         threads: PusherThreads,
+        patience_s: float,
         answered: Callable[[int, int], None],
         lost: Callable[[], None],
     ) -> None:
         self._mountpoint = mountpoint
         self._at_a_time = at_a_time
         self._threads = threads
+        self._patience_s = patience_s
         self._answered = answered
         self._lost = lost
         self._needed = trio.Event()
         self._orders: trio.socket.SocketType | None = None
         self.broken = False
-        """Whether the last process could not begin."""
+        """Whether the last process could not begin, or did nothing."""
         # A manager before this one may have had another pusher.
         threads.replace(())
 
@@ -66,7 +78,10 @@ class Pusher:
     def order(self, number: int, path: bytes) -> bool:
         """Have a file pushed, by its path in the mount; False if the process takes no more orders now."""
         message = ORDER.pack(number) + os.path.join(os.fsencode(self._mountpoint), path)
-        if self._orders is None or len(message) > MOST_BYTES:
+        return len(message) <= MOST_BYTES and self._send(message)
+
+    def _send(self, message: bytes) -> bool:
+        if self._orders is None:
             return False
         try:
             # Not through trio: that would be a pass of its loop, and this never waits.
@@ -90,7 +105,7 @@ class Pusher:
             await trio.sleep(pause_s)
 
     async def _live(self) -> bool:
-        """The life of one process; returns whether it was ready for work. Raises OSError if it cannot be started."""
+        """The life of one process; returns whether it worked. Raises OSError if it cannot be started."""
         mount = mounted_at(self._mountpoint)
         if mount is None:
             return False
@@ -110,7 +125,7 @@ class Pusher:
                     cwd="/",
                 )
             try:
-                return await self._hear(answers)
+                return await self._begin(answers) and await self._hear(answers)
             finally:
                 was_ready, self._orders = self.ready, None
                 self._threads.replace(())
@@ -120,18 +135,56 @@ class Pusher:
                     log.debug("the process that pushes files ahead ends")
                 self._lost()
 
-    async def _hear(self, answers: trio.socket.SocketType) -> bool:
+    async def _begin(self, answers: trio.socket.SocketType) -> bool:
+        """Wait until all threads of the process take orders; returns whether they do."""
         threads: list[int] = []
-        while len(threads) < self._at_a_time:
-            hello = await answers.recv(MOST_BYTES)
-            if not hello:
-                log.warning("the process that pushes files ahead has ended before it could begin")
-                return False
-            threads.append(*HELLO.unpack(hello))
+        with trio.move_on_after(BEGIN_S) as waiting:
+            while len(threads) < self._at_a_time:
+                hello = await _received(answers)
+                if not hello:
+                    log.warning("the process that pushes files ahead has ended before it could begin")
+                    return False
+                threads.append(*HELLO.unpack(hello))
+        if waiting.cancelled_caught:
+            log.warning("the process that pushes files ahead has not begun within %g s: another one starts", BEGIN_S)
+            return False
         self._threads.replace(threads)
         self._orders = answers
         self.broken = False
-        while answer := await answers.recv(MOST_BYTES):
-            self._answered(*ANSWER.unpack(answer))
-        log.warning("the process that pushes files ahead has ended: another one starts in %g s", PAUSE_S)
         return True
+
+    async def _hear(self, answers: trio.socket.SocketType) -> bool:
+        """Tell of answers until the process has ended, or is to be ended because it does nothing: False."""
+        asked_at_s: float | None = None
+        while True:
+            answer: bytes | None = None
+            with trio.move_on_after(ASK_S):
+                answer = await _received(answers)
+            now_s = trio.current_time()
+            if answer:
+                asked_at_s = None
+                number, outcome = ANSWER.unpack(answer)
+                if outcome != HERE:
+                    self._answered(number, outcome)
+            elif answer is not None:
+                log.warning("the process that pushes files ahead has ended: another one starts in %g s", PAUSE_S)
+                return True
+            elif asked_at_s is not None and now_s >= asked_at_s + self._patience_s:
+                log.warning(
+                    "the process that pushes files ahead does nothing (no answer for %.0f s): another one starts",
+                    now_s - asked_at_s,
+                )
+                return False
+            else:
+                # Once more each time, since a socket that is full of orders takes no question.
+                self._send(ORDER.pack(0))
+                asked_at_s = now_s if asked_at_s is None else asked_at_s
+
+
+async def _received(answers: trio.socket.SocketType) -> bytes:
+    """The next message of the process; empty once it has ended."""
+    try:
+        return await answers.recv(MOST_BYTES)
+    except ConnectionResetError:
+        # It has ended with orders that it had not read (unix(7) has the error of a peer that is gone).
+        return b""

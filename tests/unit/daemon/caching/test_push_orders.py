@@ -116,6 +116,25 @@ def test_no_more_bytes_wait_for_their_reader_than_the_limit(harness: Harness) ->
     assert harness.way.judge(harness.node(1)) is Verdict.BRING
 
 
+def test_what_was_read_sooner_than_it_was_pushed_for_waits_no_more(harness: Harness) -> None:
+    harness.reader.exchanges = True
+    for position in range(50, 58):
+        harness.way.bring(harness.node(position + 1), harness.reader, position, lambda node, reader, brought: None)
+        harness.tell(position + 1)
+    assert harness.way._waiting_bytes == 8 * SIZE
+    for position in range(6):
+        harness.reader.epoch.swap(position, 50 + position)
+    harness.reader.come(6, 6, 0.0)
+    harness.way.look((harness.reader,), again=False, idle=False)
+    # The other job has ended; what has changed places stays so.
+    harness.reader.exchanges = False
+    harness.way.look((harness.reader,), again=True, idle=False)
+    assert harness.way._waiting_bytes == 2 * SIZE
+    harness.reader.come(58, 58, 0.0)
+    harness.way.look((harness.reader,), again=False, idle=False)
+    assert harness.way._waiting_bytes == 0
+
+
 def test_one_file_is_pushed_however_large_it_is(tmp_path: Path) -> None:
     harness = Harness(tmp_path, size=10 * MOST_BYTES)
     assert harness.push(20) == [1]
@@ -176,6 +195,14 @@ def test_what_lands_without_an_order_is_not_forgotten(harness: Harness) -> None:
     assert harness.tell(9, where=FETCHED) == [], "a reader's"
 
 
+def test_a_file_whose_size_had_to_be_found_out_is_pushed_once(harness: Harness) -> None:
+    harness.push(1)
+    harness.tell(1, where=FETCHED | PUSHED)
+    harness.tell(1, where=HIT | PUSHED)
+    assert [(inode, found.where) for inode, found in harness.done] == [(1, FETCHED)]
+    assert harness.counters.value("pushed") == 1
+
+
 def test_a_process_that_dies_lets_go_of_its_orders_and_the_next_begins_anew(harness: Harness) -> None:
     harness.push(5)
     harness.way._lost()
@@ -213,7 +240,7 @@ def test_without_a_process_samples_are_fetched_into_the_store(
     harness.pusher.broken = True
     assert not harness.way.able
     lost: list[None] = []
-    process = Pushing(tmp_path, 1, PusherThreads(), lambda number, outcome: None, lambda: lost.append(None))
+    process = Pushing(tmp_path, 1, PusherThreads(), 30.0, lambda number, outcome: None, lambda: lost.append(None))
     monkeypatch.setattr(pusher, "mounted_at", lambda path: Mount("", path, "", "0:1"))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spiderfs.daemon.caching import push_process
-from spiderfs.daemon.caching.push_process import ANSWER, ASKED, HELLO, IN_MEMORY, MOST_BYTES, ORDER, Push
+from spiderfs.daemon.caching.push_process import ANSWER, ASKED, HELLO, HERE, IN_MEMORY, MOST_BYTES, ORDER, Push
 
 THREADS = 3
 PATIENCE_S = 30
@@ -71,6 +71,13 @@ def test_it_says_what_became_of_each_order(started: Started, tmp_path: Path) -> 
     assert answers == {0: IN_MEMORY, 1: errno.ELOOP, 2: errno.ENOENT, 3: errno.EXDEV}
 
 
+def test_a_free_thread_says_that_it_is_there(started: Started) -> None:
+    for _ in range(THREADS):
+        started.socket.recv(MOST_BYTES)
+    started.socket.send(ORDER.pack(7))
+    assert started.answer() == (7, HERE)
+
+
 def test_it_holds_its_socket_and_nothing_else(started: Started) -> None:
     started.socket.recv(MOST_BYTES)
     held = {os.readlink(f"/proc/{started.process.pid}/fd/{fd}") for fd in (0, 1)}
@@ -98,3 +105,19 @@ def test_pages_that_are_not_in_memory_are_asked_for(tmp_path: Path) -> None:
             pytest.skip("this file system keeps what it was told to forget")
         assert push.push(os.fsencode(path)) == ASKED
         assert push_process._pages_in_memory(file.fileno()) == (1 << 20) // os.sysconf("SC_PAGESIZE")
+
+
+def test_what_the_mount_will_not_tell_of_is_answered(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(1 << 20))
+    page = os.sysconf("SC_PAGESIZE")
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(file.fileno(), 1, 0)
+        if not 0 < push_process._pages_in_memory(file.fileno()) < (1 << 20) // page:
+            pytest.skip("this file system does not keep the first page alone")
+        # The READ of the beginning, by which orders are known to be done, does not come.
+        assert Push(path.stat().st_dev).push(os.fsencode(path)) == IN_MEMORY
+        assert push_process._pages_in_memory(file.fileno()) == (1 << 20) // page

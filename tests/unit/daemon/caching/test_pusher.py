@@ -1,0 +1,160 @@
+"""The process that pushes files ahead, as the manager keeps it: one that dies, or does nothing, is replaced."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from planning import pusher_of
+
+from spiderfs.daemon.caching import pusher as module
+from spiderfs.daemon.caching.push_process import ANSWER, HERE, MOST_BYTES, ORDER
+from spiderfs.daemon.caching.pusher import ASK_S, Pusher
+from spiderfs.linux.mounts import Mount
+from spiderfs.shared.pusher_threads import PusherThreads
+
+# A process that was killed is waited for later, as subprocess says.
+pytestmark = pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
+
+PATIENCE_S = 2.0
+
+
+class Kept:
+    """A pusher for a directory in the place of a mount."""
+
+    def __init__(self, directory: Path) -> None:
+        self.answers: list[tuple[int, int]] = []
+        self.lost = 0
+        self.threads = PusherThreads()
+        self.pusher = Pusher(
+            directory, 2, self.threads, PATIENCE_S, lambda *answer: self.answers.append(answer), self._lose
+        )
+
+    def _lose(self) -> None:
+        self.lost += 1
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    device = tmp_path.stat().st_dev
+    found = Mount("", tmp_path, "", f"{os.major(device)}:{os.minor(device)}")
+    monkeypatch.setattr(module, "mounted_at", lambda path: found)
+    return Kept(tmp_path)
+
+
+async def stopped() -> int:
+    """Stop the process, all of its threads; its pid."""
+    pid = pusher_of(os.getpid())
+    os.kill(pid, signal.SIGSTOP)
+    states = Path(f"/proc/{pid}/task").glob
+    await until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in states("*/stat")))
+    return pid
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with trio.fail_after(30):
+        while not condition():
+            await trio.sleep(0.01)
+
+
+def run(kept: Kept, test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kept.pusher.run)
+            kept.pusher.need()
+            await until(lambda: kept.pusher.ready)
+            await test()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_process_that_does_nothing_is_replaced(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "ASK_S", 0.1)
+
+    async def test() -> None:
+        first = await stopped()
+        assert kept.pusher.order(1, b"none")
+        await until(lambda: kept.lost)
+        assert kept.pusher.broken, "meanwhile samples are fetched into the store"
+        await until(lambda: kept.pusher.ready)
+        assert pusher_of(os.getpid()) != first
+        assert kept.pusher.order(2, b"none")
+        await until(lambda: kept.answers)
+        assert (kept.answers, kept.lost) == ([(2, errno.ENOENT)], 1)
+
+    run(kept, test)
+    assert caplog.text.count("does nothing") == 1
+
+
+def test_a_process_that_does_not_begin_is_replaced(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(module, "BEGIN_S", 0.0)
+        os.kill(pusher_of(os.getpid()), signal.SIGKILL)
+        await until(lambda: kept.lost == 2)
+        assert kept.pusher.broken
+        monkeypatch.setattr(module, "BEGIN_S", 20.0)
+        await until(lambda: kept.pusher.ready)
+        assert not kept.pusher.broken
+
+    run(kept, test)
+    assert "has not begun" in caplog.text
+
+
+def test_a_process_that_dies_with_orders_unread_has_ended_like_any_other(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        first = await stopped()
+        for number in range(3):
+            assert kept.pusher.order(number, b"none")
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: kept.lost)
+        assert not kept.pusher.broken
+        await until(lambda: kept.pusher.ready)
+
+    run(kept, test)
+    assert "has ended: another one starts" in caplog.text
+    assert "cannot start" not in caplog.text
+
+
+def test_a_process_with_a_free_thread_is_kept_however_long_its_orders_wait(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    async def main() -> None:
+        worked: list[bool] = []
+        with trio.socket.from_stdlib_socket(ours) as answers, trio.socket.from_stdlib_socket(its) as orders:
+
+            async def hear() -> None:
+                worked.append(await kept.pusher._hear(answers))
+
+            kept.pusher._orders = answers
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(hear)
+                assert kept.pusher.order(1, b"waits for the source")
+                assert (await orders.recv(MOST_BYTES))[ORDER.size :].endswith(b"waits for the source")
+                for _ in range(5):
+                    assert await orders.recv(MOST_BYTES) == ORDER.pack(0)
+                    await orders.send(ANSWER.pack(0, HERE))
+                assert (worked, kept.answers) == ([], [])
+                assert trio.current_time() >= 5 * ASK_S - 1
+                assert await orders.recv(MOST_BYTES) == ORDER.pack(0)
+                asked_at_s = trio.current_time()
+            assert worked == [False]
+            assert PATIENCE_S <= trio.current_time() - asked_at_s <= PATIENCE_S + 2 * ASK_S
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    assert caplog.text.count("does nothing") == 1

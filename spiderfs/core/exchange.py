@@ -350,6 +350,10 @@ class SharedList:
         self._ahead.add(sample)
         self._comes(sample)
 
+    def leave_to_readers(self, sample: int) -> None:
+        """Have a sample that is due, and cannot be fetched ahead, not be due until it is owed to others than now."""
+        self._wanting.discard(sample)
+
     def not_kept(self, sample: int) -> None:
         """What was being fetched ahead has come and was not kept, or has not come."""
         self._ahead.discard(sample)

@@ -274,16 +274,15 @@ class Prefetcher:
                 rank_id, sample = found
                 inode = shared.keys[sample]
                 assert isinstance(inode, int)
-                # One that is not to be brought is left to its readers.
-                shared.fetching(sample)
                 node = self._missing(inode, way)
                 reader = self._schedule.readers.get(rank_id)  # type: ignore[call-overload]
                 position = None if reader is None else reader.epoch.next_position(inode)
                 if node is None or position is None:
+                    shared.leave_to_readers(sample)
                     continue
                 if way.judge(node) is not Verdict.BRING:
-                    shared.not_kept(sample)
                     return
+                shared.fetching(sample)
                 yield node, reader, position
 
     def _cursor(self, reader: PlannedReader) -> _Cursor:

@@ -15,6 +15,7 @@ import trio
 import trio.testing
 
 from spiderfs.core.events import HIT, REFUSED, Access
+from spiderfs.core.exchange import SharedList
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.core.schedule import PROVEN_OPENS, PlannedReader
@@ -280,6 +281,25 @@ def test_what_is_planned_is_brought_in_its_order(tmp_path: Path) -> None:
     assert harness.kept == set(order)
     assert harness.counted("prefetched") == 100
     assert set(harness.content.landed.values()) == {1}
+
+
+def test_what_cannot_be_fetched_ahead_is_no_sample_that_is_coming(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        place_of: dict[Key, int] = {inode: place for place, inode in enumerate(harness.inodes)}
+        engine = harness.cache.engine
+        shared = SharedList(harness.inodes, place_of, random.Random(1).random, engine.owed.changed)
+        engine.share("list", shared)
+        for trainer in (TRAINER, TRAINER + 1):
+            harness.plan(range(3), trainer)
+            harness.reader(trainer).exchanges = True
+            shared.begin((trainer, "train"), str(trainer), np.arange(3))
+        engine.owing_changed()
+        harness.bell.ring()
+        await trio.sleep(5)
+        assert harness.fetched == [2]
+        assert shared.ask((TRAINER, "train"), [1]) == [2]
+
+    run(tmp_path, test, sizes=[LARGE, LARGE, SIZE])
 
 
 def test_a_followed_plan_makes_opens_hits_and_costs_each_file_once(tmp_path: Path) -> None:

@@ -547,13 +547,20 @@ def test_a_fork_behind_pythons_back(mount: Mounted, source: Path) -> None:
     wanted = (source / "train/112000").read_bytes()
     for _ in range(2):
         assert client.read_bytes(path) == wanted
-    child = ctypes.PyDLL(None).fork()
-    if child == 0:
-        status = 1
-        try:
-            status = int(any(client.read_bytes(path) != wanted for _ in range(3)))
-        finally:
-            os._exit(status)
+    # A thread of the test's that waits for the interpreter's lock asks for it; the child, which has no such thread, would
+    # hand the lock over and wait for ever.
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        child = ctypes.PyDLL(None).fork()
+        if child == 0:
+            status = 1
+            try:
+                status = int(any(client.read_bytes(path) != wanted for _ in range(3)))
+            finally:
+                os._exit(status)
+    finally:
+        sys.setswitchinterval(usual_s)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with Subject("client", mount).counted(1):
         assert client.read_bytes(path) == wanted

@@ -17,7 +17,7 @@ from hook_daemon import HookDaemon, until
 from tiny_training import Network, loader, train
 from two_ranks import in_two_ranks, join_two_ranks
 
-from spiderfs.protocol import Batch, Decoder, EpochEnd, Error, Hello, Plan, encode
+from spiderfs.protocol import VERSION, Batch, Decoder, EpochEnd, Error, Hello, Plan, encode
 from trainer_hook import Client, Declaration, attach, plan
 from trainer_hook.jobs import agreed_id
 from trainer_hook.mounts import Patience, socket_finder
@@ -269,7 +269,7 @@ def test_a_mount_of_another_version_costs_one_warning(tmp_path: Path, caplog: py
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert warnings == [
         "the spiderfs daemon cannot be reached (its answer cannot be understood: it speaks version 1 of the hook "
-        "protocol, and this is 2: update the older spiderfs): training goes on without it"
+        f"protocol, and this is {VERSION}: update the older spiderfs): training goes on without it"
     ]
 
 

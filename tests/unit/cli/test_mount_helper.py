@@ -123,7 +123,8 @@ def test_the_example_shows_every_option_and_its_default(example: str, tmp_path: 
         everything = Options.load(toml=toml)
     except ConfigError as exc:
         pytest.fail(str(exc))
-    assert everything.model_copy(update={"workers": plain.workers}) == plain
+    by_cores = {"workers": plain.workers, "view_workers": plain.view_workers}
+    assert everything.model_copy(update=by_cores) == plain
     assert everything.model_fields_set - {"cache_dir"} == set(Options.model_fields) - {"cache_dir"}
 
 

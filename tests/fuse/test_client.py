@@ -547,8 +547,8 @@ def test_a_fork_behind_pythons_back(mount: Mounted, source: Path) -> None:
     wanted = (source / "train/112000").read_bytes()
     for _ in range(2):
         assert client.read_bytes(path) == wanted
-    # A thread of the test's that waits for the interpreter's lock asks for it; the child, which has no such thread, would
-    # hand the lock over and wait for ever.
+    # A thread of the test's that waits for the interpreter's lock asks for it. The child has no such thread, but would
+    # hand the lock over, and wait for ever.
     usual_s = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     try:

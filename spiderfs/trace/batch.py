@@ -22,25 +22,31 @@ CARRIED = KIND_AT
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedBatch:
-    """A batch: the inodes of the samples whose bytes were served, with their embeddings and losses; one row each."""
+    """A batch: the inodes of the samples whose bytes were served, with their embeddings and losses; one row each.
+
+    `goes_on` means that it was scored together with the batch before it.
+    """
 
     course_id: str
     keys: NDArray[np.uint64]
     embeddings: NDArray[np.float16]
     losses: NDArray[np.float16] | None
+    goes_on: bool = False
 
     @property
     def dimension(self) -> int:
         return int(self.embeddings.shape[1])
 
     @classmethod
-    def from_bytes(cls, course_id: str, rows: int, dimension: int, with_losses: bool, content: bytes) -> TracedBatch:
+    def from_bytes(
+        cls, course_id: str, rows: int, dimension: int, with_losses: bool, goes_on: bool, content: bytes
+    ) -> TracedBatch:
         """The batch in what `packed` returned; bytes after its end are ignored."""
         keys = np.frombuffer(content, "<u8", rows)
         losses = np.frombuffer(content, "<f2", rows, keys.nbytes) if with_losses else None
         before = keys.nbytes + (0 if losses is None else losses.nbytes)
         embeddings = np.frombuffer(content, "<f2", rows * dimension, before).reshape(rows, dimension)
-        return cls(course_id, keys, embeddings, losses)
+        return cls(course_id, keys, embeddings, losses, goes_on)
 
 
 def packed(keys: NDArray[np.uint64], embeddings: NDArray[np.floating], losses: NDArray[np.floating] | None) -> bytes:

@@ -96,7 +96,10 @@ class Kind(IntEnum):
     LABEL = 9
     """A sample of a list that a trainer declared; its label is the number in `size`. All samples of a list follow."""
     BATCH = 10
-    """A batch was scored: `size` samples with embeddings of `block` numbers, and with losses if `served` is set."""
+    """A batch was scored: `size` samples with embeddings of `block` numbers, and with losses if `served` is set.
+
+    Its `key` is 1 if it was scored together with the BATCH before it, else 0.
+    """
     CARRIER = 11
     """Bytes of the BATCH before it."""
     PINS = 12
@@ -246,10 +249,14 @@ class TraceWriter:
         inodes: NDArray[np.uint64],
         embeddings: NDArray[np.floating],
         losses: NDArray[np.floating] | None,
+        goes_on: bool = False,
     ) -> None:
-        """Record a batch of at least one row, in half precision; `inodes` are those whose bytes were served."""
+        """Record a batch of at least one row, in half precision; `inodes` are those whose bytes were served.
+
+        `goes_on` means that it was scored together with the batch that was recorded before it.
+        """
         rows, dimension = embeddings.shape
-        head = RECORD_FIELDS.pack(time_s, 0, rows, dimension, Kind.BATCH, losses is not None, list_number)
+        head = RECORD_FIELDS.pack(time_s, goes_on, rows, dimension, Kind.BATCH, losses is not None, list_number)
         self._put(head + to_records(packed(inodes, embeddings, losses), Kind.CARRIER))
 
     def flush(self) -> None:
@@ -446,7 +453,8 @@ class Trace:
         if len(carriers) < count or (carriers["kind"] != Kind.CARRIER).any():
             return None
         course_id = str(self.records["list"][head])
-        return TracedBatch.from_bytes(course_id, rows, dimension, with_losses, from_records(carriers))
+        goes_on = bool(self.records["key"][head])
+        return TracedBatch.from_bytes(course_id, rows, dimension, with_losses, goes_on, from_records(carriers))
 
     def _labels_from(self, first: int, numbers: NDArray[np.float64], starts: NDArray[np.int64]) -> Labels:
         """The list that begins with this record."""

@@ -64,7 +64,6 @@ def test_a_recorded_training_is_scored_anew_with_other_radii(source: Path, tmp_p
         assert simulated(trace)["results"][0]["redirects"] > 20
 
 
-@pytest.mark.xfail(reason="known defect: since plans are followed by dispatch, a tenth of the scores are others")
 def test_with_stand_ins_the_scores_are_those_of_the_samples_that_were_served(source: Path, tmp_path: Path) -> None:
     trace = recorded(source, tmp_path / "mount", substitute_when="miss", radius=0.8, **SHARED)
     assert (read_trace(trace).records["kind"] == Kind.REDIRECT).any()

@@ -115,11 +115,12 @@ class BatchScoring:
         name = self._cache.engine.policy.scoring
         scored = await self._score(name, course, rows)
         if self._recording is not None and self._records_embeddings:
-            for number in np.unique(rows.batches):
+            for place, number in enumerate(np.unique(rows.batches)):
                 its = rows.batches == number
                 losses = None if rows.losses is None else rows.losses[its]
                 inodes = course.list.inodes[rows.indices[its]]
-                self._recording.batch(time.time(), course.number, inodes, rows.embeddings[its], losses)
+                goes_on = place > 0
+                self._recording.batch(time.time(), course.number, inodes, rows.embeddings[its], losses, goes_on)
         await self._teach(name, course, rows, scored)
 
     def _rows(self, trainer: int, course: Course, batches: Sequence[Batch]) -> _Rows | None:

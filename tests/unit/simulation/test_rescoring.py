@@ -82,6 +82,34 @@ def test_the_same_settings_find_the_same_again(path: Path, scoring: str, options
     assert list(found.described) == [str(LIST)]
 
 
+def test_batches_that_were_scored_together_have_a_hub_each(path: Path) -> None:
+    vectors = np.random.default_rng(1).standard_normal((SAMPLES, 4)).astype(np.float16)
+    some = [range(40), range(20, 60), range(60, 80)]
+    writer = TraceWriter(path)
+    writer.labels(0, dict(zip(INODES.tolist(), LABELS.tolist(), strict=True)), LIST)
+    for number, places in enumerate(some):
+        writer.batch(0, LIST, INODES[places], vectors[places], None, goes_on=number > 0)
+    writer.close()
+    options = ScorerOptions(radius=1.5)
+    _, (_, scored), *hubs = rescored(read_trace(path), "graph", options).hints
+    wanted = SCORINGS["graph"](LABELS, 4, options).batch(
+        np.concatenate(some), np.concatenate([vectors[places] for places in some]).astype(np.float32)
+    )
+    assert isinstance(scored, Scored)
+    assert (scored.keys, scored.scores) == (INODES[wanted.ids].tolist(), wanted.scores.tolist())
+    found = [[hub.key for hub in hint.hubs] for _, hint in hubs if isinstance(hint, Candidates)]
+    best = [int(INODES[hub.id]) for hub in wanted.hubs()]
+    assert len(found) == len(hubs) == 3
+    assert sorted(key for keys in found for key in keys) == sorted(best)
+    assert found[0][0] == best[0]
+    # A sample that two batches have is the later one's.
+    assert all(len({int(np.searchsorted([20, 60], place_of(key), "right")) for key in keys}) == 1 for keys in found)
+
+
+def place_of(inode: int) -> int:
+    return INODES.tolist().index(inode)
+
+
 def test_another_radius_finds_other_neighbours(path: Path) -> None:
     training(path)
     trace = read_trace(path)

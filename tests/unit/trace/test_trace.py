@@ -193,11 +193,11 @@ def test_batches_come_back_in_half_precision(path: Path, rows: int, dimension: i
     embeddings = rng.standard_normal((rows, dimension)).astype(np.float16)
     losses = rng.random(rows).astype(np.float16) if with_losses else None
     writer = TraceWriter(path)
-    for _ in range(2):
-        writer.batch(0, 3, inodes, embeddings.astype(np.float32), losses)
+    for goes_on in (False, True):
+        writer.batch(0, 3, inodes, embeddings.astype(np.float32), losses, goes_on)
     writer.close()
     found = batches_of(path)
-    assert len(found) == 2
+    assert [batch.goes_on for batch in found] == [False, True]
     for batch in found:
         assert (batch.course_id, batch.dimension, batch.keys.tolist()) == ("3", dimension, inodes.tolist())
         assert (batch.embeddings == embeddings).all()

@@ -96,12 +96,20 @@ class Harness:
         self, rng: np.random.Generator, indices: list[int], losses: npt.NDArray[np.float16] | None = None
     ) -> None:
         """A batch in which samples of all labels lie so close together that only labels tell them apart."""
-        for index in indices:
-            self.content.land(ContentKey(self.inodes[index]), bytes(SIZE))
-            self.cache.fold(_events(self.inodes[index]))
-        vectors = (np.ones((len(indices), 8)) + 0.1 * rng.standard_normal((len(indices), 8))).astype(np.float16)
-        made = Batch(self.list.name, 0, 0, np.array(indices, np.uint32), vectors, losses)
-        await self.training.guide.learn(self.trainer, self.list, [made])
+        await self.batches(rng, [indices], losses)
+
+    async def batches(
+        self, rng: np.random.Generator, waiting: list[list[int]], losses: npt.NDArray[np.float16] | None = None
+    ) -> None:
+        """Such batches that wait together, each with these losses."""
+        made = []
+        for indices in waiting:
+            for index in indices:
+                self.content.land(ContentKey(self.inodes[index]), bytes(SIZE))
+                self.cache.fold(_events(self.inodes[index]))
+            vectors = (np.ones((len(indices), 8)) + 0.1 * rng.standard_normal((len(indices), 8))).astype(np.float16)
+            made.append(Batch(self.list.name, 0, 0, np.array(indices, np.uint32), vectors, losses))
+        await self.training.guide.learn(self.trainer, self.list, made)
 
 
 def _events(inode: int) -> list[Access]:
@@ -687,11 +695,12 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
         rng = np.random.default_rng(2)
         known = np.flatnonzero(harness.inodes)
         for epoch in range(3):
-            for _ in range(5):
+            for together in (1, 2, 1, 3, 1):
                 served, wanted = rng.choice(known, 2)
                 harness.training.note([Access(1.0, harness.inodes[served], harness.inodes[wanted], SIZE, 0, 1, 1, HIT)])
-                indices = [int(wanted), *rng.permutation(known)[:7].tolist()]
-                await harness.batch(rng, indices, rng.random(8).astype(np.float16))
+                waiting = [rng.permutation(known)[:8].tolist() for _ in range(together)]
+                waiting[0][0] = int(wanted)
+                await harness.batches(rng, waiting, rng.random(8).astype(np.float16))
             await harness.training.guide.epoch_end(harness.trainer, EpochEnd(epoch, epoch / 4))
 
     recording = Recording(path)
@@ -699,7 +708,7 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
     recording.close()
     trace = read_trace(path)
     assert trace.accuracies() == {"1": [0, 0.25, 0.5]}
-    assert (trace.records["kind"] == Kind.BATCH).sum() == 15
+    assert (trace.records["kind"] == Kind.BATCH).sum() == 24
     hints = rescored(trace, scoring, ScorerOptions()).hints
     assert sum(len(hint.scores) for _, hint in hints if isinstance(hint, Scored)) > 15 * 7
     if policy != "lru":

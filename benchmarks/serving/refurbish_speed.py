@@ -1,0 +1,175 @@
+"""How fast a loader is that uses partly augmented samples several times (`trainer_hook.refurbish`), beside standard.
+
+    .venv/bin/python -m benchmarks.serving.refurbish_speed                 some four minutes
+    .venv/bin/python -m benchmarks.serving.refurbish_speed --data DIR      the same, of the images in DIR
+    .venv/bin/python -m benchmarks.serving.refurbish_speed --quick         under a minute, for a look
+
+A PyTorch DataLoader with two workers decodes JPEGs of ImageNet's size from the local disk, resizes the shorter side to
+256, applies two layers of RandAugment, crops 224 x 224 pixels and mirrors. Nothing is trained. "both" caches what both
+layers have made, as in most experiments of Revamper's paper (section 7), "one" what the first has made. The images are
+those of benchmarks.serving.image_loader. Loaders take turns epoch by epoch; each has had one epoch before, in which
+everything is made. A ratio is the median of the ratios within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+import trainer_hook
+from benchmarks.common import augmentation
+from benchmarks.common.command import add_data, add_numbers, command_line
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent
+from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.serving.image_loader import BATCH, CROP, LOADER_WORKERS, make_images
+
+TABLE_WIDTH = 90
+SHORTER_SIDE = 256
+STANDARD = "standard"
+
+
+@dataclass(frozen=True)
+class Reuse:
+    split: int
+    """So many of the steps (resize, layer, layer, crop, mirror, tensor) are cached."""
+    reuse: int
+    target: float
+    """How many times as fast as standard it has to be."""
+
+
+REUSES = {
+    "both r=2": Reuse(3, 2, 1.4),
+    "both r=3": Reuse(3, 3, 1.9),
+    "one r=2": Reuse(2, 2, 1.25),
+    "one r=3": Reuse(2, 3, 1.45),
+}
+
+
+@dataclass(frozen=True)
+class Extent:
+    images: int
+    rounds: int
+
+
+# Epochs of r=3 differ only by chance, since each of them makes a third of the samples; so do those of r=2.
+FULL, QUICK = Extent(600, rounds=9), Extent(128, rounds=3)
+
+
+class Pictures(Dataset[Tensor]):
+    """Images of files, and a pipeline for them."""
+
+    def __init__(self, paths: list[str], transform: Any) -> None:
+        self.paths = paths
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        with Image.open(self.paths[index]) as file:
+            return self.transform(file.convert("RGB"))
+
+
+def loader_of(paths: list[str], reuse: Reuse | None) -> DataLoader[Any]:
+    steps: list[Any] = [
+        augmentation.Resize(SHORTER_SIDE),
+        augmentation.Layer(),
+        augmentation.Layer(),
+        augmentation.Crop(CROP),
+        augmentation.mirrored,
+        augmentation.as_bytes,
+    ]
+    loader: DataLoader[Any] = DataLoader(
+        Pictures(paths, augmentation.Pipeline(steps)),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=LOADER_WORKERS,
+        persistent_workers=True,
+        worker_init_fn=leave_signals_to_the_parent,
+    )
+    return loader if reuse is None else trainer_hook.refurbish(loader, split=reuse.split, reuse=reuse.reuse)
+
+
+def images_per_s(loader: DataLoader[Any]) -> float:
+    began = time.perf_counter()
+    images = sum(len(batch) for batch in loader)
+    return images / (time.perf_counter() - began)
+
+
+def ratio(rates: dict[str, list[float]], name: str) -> float:
+    """How many times the standard loader's rate a loader's is: the median of the ratios within the rounds."""
+    return statistics.median(ours / base for ours, base in zip(rates[name], rates[STANDARD], strict=True))
+
+
+def show(rates: dict[str, list[float]], title: str, console: Console) -> None:
+    table = plain_table(title, "", "images/s", "least", "most", "x standard", "target")
+    for name, found in rates.items():
+        word = ""
+        if name in REUSES:
+            target = REUSES[name].target
+            word = f">= {target}: {'reached' if ratio(rates, name) >= target else 'missed'}"
+        cells = [f"{figure:,.0f}" for figure in (statistics.median(found), min(found), max(found))]
+        table.add_row(name, *cells, f"{ratio(rates, name):.2f}", word)
+    console.print(table)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    extent = QUICK if arguments.quick else FULL
+    count, rounds = arguments.images or extent.images, arguments.rounds or extent.rounds
+    rates: dict[str, list[float]] = {}
+    with scratch_directory("refurbish_speed") as scratch, ExitStack() as stack:
+        names = make_images(scratch, arguments.data, count)
+        paths = [str(scratch / name) for name in names]
+        total_bytes = sum(Path(path).stat().st_size for path in paths)
+        os.sync()
+        stack.callback(end_loader_workers)
+        loaders = {STANDARD: loader_of(paths, None)} | {name: loader_of(paths, reuse) for name, reuse in REUSES.items()}
+        for loader in loaders.values():
+            images_per_s(loader)  # begins its workers, and makes every partly augmented sample
+        turns = list(loaders)
+        for number in range(rounds):
+            first = number % len(turns)
+            for name in turns[first:] + turns[:first]:
+                rates.setdefault(name, []).append(images_per_s(loaders[name]))
+        rates = {name: rates[name] for name in turns}
+        show(rates, f"{count:,} images of {total_bytes / count / 1000:.0f} kB, {rounds} rounds", console)
+        del loaders, loader
+    of_standard = {name: ratio(rates, name) for name in rates}
+    return {
+        "machine": machine(),
+        "images": count,
+        "bytes": total_bytes,
+        "images_per_s": rates,
+        "of_standard": of_standard,
+    }
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    add_data(parser, "enlarge the images below DIR, in place of images that are made up")
+    add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
+    arguments = parser.parse_args()
+
+    def measure_all() -> None:
+        result = run(arguments, wide_console(TABLE_WIDTH))
+        if arguments.json is not None:
+            save(arguments.json, result)
+
+    return exit_status("refurbish_speed", measure_all, "interrupted; everything is deleted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

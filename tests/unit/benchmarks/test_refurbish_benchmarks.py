@@ -1,0 +1,36 @@
+"""The augmentation of the benchmarks of `refurbish`, and the differences that they show."""
+
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.common.augmentation import DISTORTIONS, MAGNITUDE, STRONGEST, Crop, Pipeline, Resize, as_bytes, mirrored
+from benchmarks.training.refurbish_accuracy import Run, gained
+
+
+@pytest.fixture
+def image() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8))
+
+
+def test_randaugment_has_fourteen_distortions_that_keep_an_images_size(image):
+    changed = 0
+    for distortion in DISTORTIONS:
+        other = distortion(image, MAGNITUDE / STRONGEST)
+        assert (other.size, other.mode) == (image.size, image.mode)
+        changed += other.tobytes() != image.tobytes()
+    # One of them is none. The image has all values from 0 to 255 already, so its contrast cannot be stretched.
+    assert (len(DISTORTIONS), changed) == (14, 12)
+
+
+def test_a_pipeline_resizes_crops_and_mirrors(image):
+    random.seed(0)
+    made = Pipeline([Resize(15), Crop(12, padding=2), mirrored, as_bytes])(image)
+    assert made.shape == (3, 12, 12)
+
+
+def test_differences_are_those_of_runs_with_the_same_seed():
+    runs = [Run("standard", 1, 0.5, 1), Run("r=2", 2, 0.9, 1), Run("r=2", 1, 0.52, 1), Run("standard", 2, 0.88, 1)]
+    assert gained(runs, "r=2") == pytest.approx([2, 2])

@@ -52,8 +52,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def save(path: Path, result: dict[str, Any]) -> None:
-    """Write the result as JSON in one go, so that a measurement that is interrupted leaves a whole file."""
+def save(path: Path | None, result: dict[str, Any]) -> None:
+    """Write the result as JSON in one go, so that a measurement that is interrupted leaves a whole file.
+
+    Does nothing without a path: the user did not ask for a file.
+    """
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
     unfinished.write_text(json.dumps(result, indent=1) + "\n")

@@ -214,16 +214,15 @@ def measure(trace: Path, arguments: argparse.Namespace, console: Console) -> Non
         highlight=False,
     )
     show(points, console)
-    if arguments.json is not None:
-        result = {
-            "machine": machine(),
-            "recorded": None if arguments.trace else asdict(arguments.extent) | {"configuration": asdict(RECORDED)},
-            "accesses": len(accesses),
-            "distinct": accesses.distinct,
-            "distinct_bytes": accesses.distinct_bytes,
-            "points": [asdict(point) for point in points],
-        }
-        save(arguments.json, result)
+    result = {
+        "machine": machine(),
+        "recorded": None if arguments.trace else asdict(arguments.extent) | {"configuration": asdict(RECORDED)},
+        "accesses": len(accesses),
+        "distinct": accesses.distinct,
+        "distinct_bytes": accesses.distinct_bytes,
+        "points": [asdict(point) for point in points],
+    }
+    save(arguments.json, result)
     if arguments.plot is not None:
         plot(points, arguments.plot)
 

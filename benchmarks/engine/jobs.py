@@ -546,9 +546,8 @@ def main() -> int:
         with Progress(console=console, transient=True) as progress:
             found = [measure(system, setting) for _, system, setting in progress.track(cells)]
         show(found, [name for name, _, _ in cells], console)
-        if arguments.json is not None:
-            rows = [{"situation": name} | asdict(result) for (name, _, _), result in zip(cells, found, strict=True)]
-            save(arguments.json, {"machine": machine(), "rows": rows})
+        rows = [{"situation": name} | asdict(result) for (name, _, _), result in zip(cells, found, strict=True)]
+        save(arguments.json, {"machine": machine(), "rows": rows})
 
     return exit_status("jobs", run, "interrupted; nothing is kept")
 

@@ -207,8 +207,7 @@ def main() -> int:
     def run_all() -> None:
         rounds = arguments.rounds or (3 if arguments.quick else 9)
         result = run(wide_console(TABLE_WIDTH), 500 if arguments.quick else 2000, arguments.size, rounds)
-        if arguments.json is not None:
-            save(arguments.json, result)
+        save(arguments.json, result)
 
     return exit_status("client", run_all, "interrupted; everything is unmounted and deleted")
 

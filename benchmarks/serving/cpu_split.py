@@ -128,8 +128,7 @@ def main() -> int:
         found = measure(file_sets, rounds, arguments.peers, Console())
         if arguments.plot is not None:
             plot(found, arguments.plot)
-        if arguments.json is not None:
-            save(arguments.json, {"machine": machine(), "rounds": rounds, "us_per_file": found})
+        save(arguments.json, {"machine": machine(), "rounds": rounds, "us_per_file": found})
 
     return exit_status("cpu_split", run, "interrupted; everything is unmounted and deleted")
 

@@ -103,8 +103,7 @@ def main() -> int:
 
     def measure() -> None:
         result = run(QUICK_ROUNDS if arguments.quick else ROUNDS, Console())
-        if arguments.json is not None:
-            save(arguments.json, {"machine": machine()} | result)
+        save(arguments.json, {"machine": machine()} | result)
 
     return exit_status("directory_batches", measure, "interrupted")
 

@@ -291,9 +291,7 @@ def main() -> int:
     arguments = parse_arguments()
 
     def measure_all() -> None:
-        result = run(arguments, Console())
-        if arguments.json is not None:
-            save(arguments.json, result)
+        save(arguments.json, run(arguments, Console()))
 
     return exit_status("fuse_library", measure_all, "interrupted; everything is unmounted")
 

@@ -204,8 +204,7 @@ def main() -> int:
         with scratch_directory("request_path") as directory:
             found = trio.run(measure, directory, QUICK_ROUNDS if arguments.quick else ROUNDS)
         show(found, Console())
-        if arguments.json is not None:
-            save(arguments.json, {"machine": machine(), "us": found})
+        save(arguments.json, {"machine": machine(), "us": found})
 
     return exit_status("request_path", run, "interrupted")
 

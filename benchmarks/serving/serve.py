@@ -360,9 +360,7 @@ def main() -> int:
 
     def measure_all() -> None:
         install_missing(arguments.peers)
-        result = run(arguments, wide_console(TABLE_WIDTH))
-        if arguments.json is not None:
-            save(arguments.json, result)
+        save(arguments.json, run(arguments, wide_console(TABLE_WIDTH)))
 
     return exit_status("serve", measure_all, "interrupted; everything is unmounted")
 

@@ -370,9 +370,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         figures = workload.measure(scratch, extent, rounds, console.log)
     title = f"{arguments.workload}: {(workload.measure.__doc__ or '').partition(chr(10))[0]}"
     console.print(figure_table(title, figures, workload))
-    if arguments.json is not None:
-        result = {"workload": arguments.workload, "extent": extent, "machine": machine()}
-        save(arguments.json, result | {"figures": figures})
+    result = {"workload": arguments.workload, "extent": extent, "machine": machine()}
+    save(arguments.json, result | {"figures": figures})
 
 
 def parse_arguments() -> argparse.Namespace:

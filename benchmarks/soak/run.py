@@ -446,8 +446,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         finally:
             seconds = time.monotonic() - began_s
             show(soak, arguments.seed, seconds, console)
-            if arguments.json is not None:
-                save(arguments.json, result_of(soak, arguments.seed, seconds, arguments.minutes))
+            save(arguments.json, result_of(soak, arguments.seed, seconds, arguments.minutes))
         if not soak.findings:
             console.print("nothing was wrong")
             return

@@ -289,8 +289,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
         for number, run in enumerate(side_by_side(prepare, work, tasks, arguments.jobs), 1):
             runs.append(run)
             print_run(run, console)
-            if arguments.json is not None:
-                save(arguments.json, result_of(extent, runs))
+            save(arguments.json, result_of(extent, runs))
             left = time_left(number, len(tasks), time.monotonic() - began)
             console.print(left, style="dim", highlight=False)
     finally:

@@ -295,8 +295,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                 unfinished += 1
                 continue
             found += outcome.measured
-            if arguments.json is not None:
-                save(arguments.json, result_of(extent, found, **settings))
+            save(arguments.json, result_of(extent, found, **settings))
             if (file := file_of(arguments.state, outcome.task)) is not None:
                 file.unlink()
     finally:

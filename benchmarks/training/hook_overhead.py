@@ -228,8 +228,7 @@ def main() -> int:
         with daemon() as mount:
             result = measure(mount, QUICK if arguments.quick else FULL)
         show(result, Console())
-        if arguments.json is not None:
-            save(arguments.json, asdict(result) | {"machine": machine()})
+        save(arguments.json, asdict(result) | {"machine": machine()})
 
     return exit_status("hook_overhead", run, "interrupted")
 

@@ -256,9 +256,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         console.print(shown)
     if not arguments.quick:
         console.print(mount_table(rows))
-    if arguments.json is not None:
-        found = {"extent": asdict(extent), "min": best, "rows": [asdict(row) for row in rows]}
-        save(arguments.json, {"machine": machine()} | found)
+    found = {"extent": asdict(extent), "min": best, "rows": [asdict(row) for row in rows]}
+    save(arguments.json, {"machine": machine()} | found)
 
 
 def mount_table(rows: list[Row]) -> Table:

@@ -251,9 +251,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
         for seed in range(1, extent.seeds + 1):
             for name in VARIANTS:
                 found.append(measured(pool, name, seed, extent.epochs))
-                if arguments.json is not None:
-                    rows = [asdict(hits) for hits in found]
-                    save(arguments.json, {"machine": machine(), "extent": asdict(extent), "hits": rows})
+                rows = [asdict(hits) for hits in found]
+                save(arguments.json, {"machine": machine(), "extent": asdict(extent), "hits": rows})
     finally:
         show(found, console)
 

@@ -215,9 +215,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
         rows.append({"size": size, "ways_of_a_megabyte": ways})
         shown = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in ways.items())
         console.print(f"a package full of these files: {shown}", soft_wrap=True)
-    if arguments.json is not None:
-        result = {"machine": machine(), "extent": asdict(extent), "rows": rows}
-        save(arguments.json, result)
+    result = {"machine": machine(), "extent": asdict(extent), "rows": rows}
+    save(arguments.json, result)
 
 
 def main() -> int:

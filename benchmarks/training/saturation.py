@@ -314,8 +314,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             f"{row.correlation:.3f}",
             f"{row.recall:.3f}",
         )
-        if arguments.json is not None:
-            save(arguments.json, {"machine": machine(), "rows": [asdict(row) for row in rows]})
+        save(arguments.json, {"machine": machine(), "rows": [asdict(row) for row in rows]})
     console.print(table)
 
 

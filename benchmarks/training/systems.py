@@ -276,8 +276,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
             measured += found
             for of in found:
                 print_measured(of, console)
-            if arguments.json is not None:
-                save(arguments.json, result_of(extent, measured))
+            save(arguments.json, result_of(extent, measured))
             left = time_left(number, len(tasks), time.monotonic() - began)
             console.print(left, style="dim", highlight=False)
     finally:

@@ -332,8 +332,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                 part.took(time.monotonic() - began)
                 print_run(runs[-1], console)
                 console.print(f"{len(tasks) - number - 1} to do{time_left(tasks[number + 1 :], runs)}", style="dim")
-                if arguments.json is not None:
-                    save(arguments.json, result_of(arguments, data, runs))
+                save(arguments.json, result_of(arguments, data, runs))
     finally:
         # An interrupted measurement shows what it has measured.
         if runs:

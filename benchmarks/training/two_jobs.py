@@ -254,8 +254,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     try:
         for number, found in enumerate(side_by_side(prepare, work, tasks, arguments.jobs), 1):
             jobs += found
-            if arguments.json is not None:
-                save(arguments.json, result_of(extent, jobs))
+            save(arguments.json, result_of(extent, jobs))
             left = time_left(number, len(tasks), time.monotonic() - began)
             console.print(f"{found[0].arrangement}, seed {found[0].seed}: {left}", highlight=False)
     finally:

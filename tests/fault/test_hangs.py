@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mounting import NO_MANAGER, PATIENCE_S, Mounted, children, eventually, mounted, mounts_at, run_spiderfs
+from mounting import NO_MANAGER, PATIENCE_S, Mounted, eventually, mounted, mounts_at, run_spiderfs
+from process_tree import descendants, threads_of
 from reading import digest, readers, together
 
 pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
@@ -74,21 +75,6 @@ def program(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
-
-
-def threads_of(pid: int) -> list[str]:
-    """The states of a process's threads that have not ended: of one whose first thread has ended too."""
-    states = []
-    with contextlib.suppress(OSError):
-        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-            with contextlib.suppress(OSError):
-                states.append(stat.read_text().rpartition(")")[2].split()[0])
-    return [state for state in states if state not in "ZX"]
-
-
-def descendants(pid: int) -> list[int]:
-    found = children(pid)
-    return found + [further for child in found for further in descendants(child)]
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mounting import Mounted, children, detach, eventually, mounted, mounts_at, run_spiderfs
+from mounting import Mounted, detach, eventually, mounted, mounts_at, run_spiderfs
 from planning import planned, pusher
+from process_tree import descendants, threads_of
 from reading import digest, readers, together, write_files
 
 from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES
@@ -59,23 +60,9 @@ def pushing(mount: Mounted) -> Iterator[None]:
         yield
 
 
-def descendants(pid: int) -> list[int]:
-    found = children(pid)
-    return found + [further for child in found for further in descendants(child)]
-
-
 def alive(pids: list[int]) -> list[int]:
     """Those whose threads have not all ended."""
-    return [pid for pid in pids if any(_states(pid))]
-
-
-def _states(pid: int) -> list[str]:
-    states = []
-    with contextlib.suppress(OSError):
-        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-            with contextlib.suppress(OSError):
-                states.append(stat.read_text().rpartition(")")[2].split()[0])
-    return [state for state in states if state not in "ZX"]
+    return [pid for pid in pids if any(threads_of(pid))]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

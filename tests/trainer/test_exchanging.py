@@ -11,24 +11,13 @@ from typing import Any
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Network, Numbered
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, WeightedRandomSampler
+from tiny_training import SIZE, Indexed, Network, Numbered
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 import trainer_hook
 from spiderfs.protocol import Exchange
 
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
-
-
-class Indexed(Dataset[int]):
-    def __init__(self) -> None:
-        self.samples = [(f"{number}.png", 0) for number in range(SIZE)]
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def own() -> torch.Generator:

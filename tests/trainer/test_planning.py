@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Network, Numbered, loader, train
+from tiny_training import SIZE, Indexed, Network, Numbered, loader, train
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -35,17 +34,6 @@ OF_THE_MODULE = np.random.default_rng(2)
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
 # Whether the next epoch is known while one runs.
 AHEAD, UNKNOWN = True, False
-
-
-class Indexed(Dataset[int]):
-    def __init__(self) -> None:
-        self.samples = [(f"{number}.png", 0) for number in range(SIZE)]
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 class Eager(Sampler[list[int]]):

@@ -29,6 +29,19 @@ class Numbered(Dataset[tuple[Tensor, int]]):
         return features(index), index % CLASSES
 
 
+class Indexed(Dataset[int]):
+    """Sample i is i."""
+
+    def __init__(self) -> None:
+        self.samples = [(f"{number}.png", 0) for number in range(SIZE)]
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 def features(index: int) -> Tensor:
     generator = torch.Generator().manual_seed(index)
     return nn.functional.normalize(torch.randn(WIDTH, generator=generator), dim=0)

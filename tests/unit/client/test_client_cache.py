@@ -191,6 +191,10 @@ def test_what_is_not_plain_is_the_mounts(daemon: Daemon) -> None:
 def test_a_name_is_trusted_for_its_ttl_and_not_from_the_future(daemon: Daemon, age_s: float, served: bool) -> None:
     os.close(daemon.pipe.fd)
     daemon.begin(ttl_s=60.0)
+    _serves_names_of_age(daemon, age_s, served)
+
+
+def _serves_names_of_age(daemon: Daemon, age_s: float, served: bool) -> None:
     daemon.record(b"train", b"cow", b"a cow", age_s=age_s)
     daemon.record(b"", b"old", mode=stat.S_IFDIR | 0o755, age_s=age_s)
     daemon.record(b"old", b"pig", b"a pig")
@@ -205,12 +209,7 @@ def test_a_name_is_not_trusted_that_was_checked_before_an_immutable_mount_began(
 ) -> None:
     os.close(daemon.pipe.fd)
     daemon.begin(ttl_s=FOREVER_S, checked_since_s=time.time() - 60)
-    daemon.record(b"train", b"cow", b"a cow", age_s=age_s)
-    daemon.record(b"", b"old", mode=stat.S_IFDIR | 0o755, age_s=age_s)
-    daemon.record(b"old", b"pig", b"a pig")
-    cache = Cache(daemon.terms)
-    assert (cache.serve(b"train/cow") is not None) == served
-    assert (cache.serve(b"old/pig") is not None) == served
+    _serves_names_of_age(daemon, age_s, served)
 
 
 def test_a_name_that_expires_while_it_is_used(daemon: Daemon) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from answering import Manager
 
 from spiderfs.errors import (
     AccessDenied,
@@ -28,29 +29,6 @@ from spiderfs.vfs.catalogue import FIRST_INODE
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, FILES, Control, is_control_handle
 
 OWNER, STRANGER = 1000, 1001
-
-
-class Manager:
-    """The other end of the channel."""
-
-    def __init__(self) -> None:
-        self.applied: list[tuple[str, bytes]] = []
-        self.refuses: Exception | None = None
-        self.renders = 0
-        self.more: list[bytes] = []
-
-    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
-        self.renders += 1
-        take(f"{name} {self.renders}\n".encode())
-        for piece in self.more:
-            take(piece)
-        if self.refuses:
-            raise self.refuses
-
-    async def apply(self, name: str, text: bytes) -> None:
-        if self.refuses:
-            raise self.refuses
-        self.applied.append((name, text))
 
 
 class Harness:

@@ -7,31 +7,12 @@ from pathlib import Path
 
 import pytest
 import trio
+from answering import Manager
 
 from spiderfs.errors import Busy, ConfigError, ReadOnly, TryAgain
 from spiderfs.shared.layout import RunLayout
 from spiderfs.vfs.catalogue import FIRST_INODE
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, FILES, UnopenedControl
-
-
-class Manager:
-    """The other end of the channel."""
-
-    def __init__(self) -> None:
-        self.applied: list[tuple[str, bytes]] = []
-        self.refuses: Exception | None = None
-        self.renders = 0
-
-    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
-        self.renders += 1
-        if self.refuses:
-            raise self.refuses
-        take(f"{name} {self.renders}\n".encode())
-
-    async def apply(self, name: str, text: bytes) -> None:
-        if self.refuses:
-            raise self.refuses
-        self.applied.append((name, text))
 
 
 class Harness:

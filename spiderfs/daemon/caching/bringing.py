@@ -13,6 +13,11 @@ from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.core.schedule import PlannedReader
 from spiderfs.vfs.catalogue import Node
 
+# A window is so many seconds of reading long, or so many fetches if these take longer. So a reader does not notice a
+# source that stops for a moment.
+_AHEAD_S = 2.0
+_AHEAD_LATENCIES = 8
+
 
 class Verdict(enum.Enum):
     """What is to be done about a sample that a reader will read: bring it, leave it, or bring nothing more for now."""
@@ -82,6 +87,13 @@ class Way(Protocol):
 
     def is_ready(self, inode: int) -> bool:
         """Whether a reader could read the sample now without waiting for the source."""
+
+
+def positions_ahead(reader: PlannedReader, concurrency: Concurrency) -> float:
+    """How long a window of this reader is to be, in positions, where there is room for all of it."""
+    ahead_s = max(_AHEAD_S, _AHEAD_LATENCIES * concurrency.latency_s)
+    # A slow reader's window has work for all fetches at a time, too.
+    return max(ahead_s / reader.pace_s, 2 * concurrency.limit)
 
 
 class Bell:

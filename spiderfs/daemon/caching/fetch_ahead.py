@@ -20,7 +20,7 @@ from spiderfs.core.concurrency import Concurrency
 from spiderfs.core.events import FETCHED
 from spiderfs.core.schedule import PlannedReader
 from spiderfs.core.window import LEAST, Window
-from spiderfs.daemon.caching.bringing import Brought, Done, Verdict
+from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SpiderfsError
 from spiderfs.store.store import ContentKey
@@ -29,11 +29,7 @@ from spiderfs.vfs.fetcher import Fetcher
 
 log = logging.getLogger(__name__)
 
-# The window is so many seconds of reading long, or so many fetches if these take longer. So a reader does not notice a
-# source that stops for a moment.
-AHEAD_S = 2.0
-AHEAD_LATENCIES = 8
-# The window is at most this share of the cache: benchmarks/training/lookahead.py says what a longer one costs. But
+# A window is at most this share of the cache: benchmarks/training/lookahead.py says what a longer one costs. But
 # loader workers take whole batches at once. So in a small cache the window is as long as opens turn out to need, up to
 # the larger share, or a few samples if these have room at all.
 AHEAD_SHARE = 0.02
@@ -70,13 +66,12 @@ class FetchAhead:
 
     def window(self, reader: PlannedReader) -> int:
         engine = self._cache.engine
-        ahead_s = max(AHEAD_S, AHEAD_LATENCIES * self.concurrency.latency_s)
         mean_bytes = engine.used_bytes / len(engine.members) if engine.members else 1.0
         cached = engine.budget_bytes / mean_bytes
         burst = min(self._window(reader).samples, max(cached * BURST_SHARE, LEAST), cached * BURST_ROOM)
         most = max(cached * AHEAD_SHARE, burst)
-        # A slow reader's window has work for all fetches at a time, too; but a sample without room is fetched in vain.
-        window = max(1, int(min(max(ahead_s / reader.pace_s, 2 * self.concurrency.limit), most)))
+        # A sample without room is fetched in vain.
+        window = max(1, int(min(positions_ahead(reader, self.concurrency), most)))
         # What is in hand and not opened yet takes the same room.
         return max(0, window - reader.in_hand)
 

@@ -31,7 +31,7 @@ from spiderfs.core.concurrency import Concurrency
 from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD, Access
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.schedule import PlannedReader
-from spiderfs.daemon.caching.bringing import Brought, Done, Verdict
+from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.push_process import IN_MEMORY
 from spiderfs.daemon.caching.pusher import Pusher
@@ -43,9 +43,6 @@ from spiderfs.vfs.catalogue import Node
 
 log = logging.getLogger(__name__)
 
-# The window is so many seconds of reading long, or so many fetches if these take longer.
-AHEAD_S = 2.0
-AHEAD_LATENCIES = 8
 # Requests that pushes have in the kernel at a time; its limit is four times that (`fuse/wire.py`).
 MOST_REQUESTS = 128
 # So many bytes may wait in the page cache for their readers, and no more than this share of the machine's memory, or of
@@ -171,8 +168,7 @@ class PushAhead:
             del self._near[inode]
 
     def window(self, reader: PlannedReader) -> int:
-        ahead_s = max(AHEAD_S, AHEAD_LATENCIES * self.concurrency.latency_s)
-        return max(1, int(max(ahead_s / reader.pace_s, 2 * self.concurrency.limit)))
+        return max(1, int(positions_ahead(reader, self.concurrency)))
 
     def has_room(self) -> bool:
         return self._pusher.ready and self._fetching < self.concurrency.limit and self._requests < MOST_REQUESTS

@@ -39,15 +39,9 @@ class OwnOrder:
     def __len__(self) -> int:
         return len(self.order)
 
-    @property
-    def rest(self) -> Indices:
-        """The samples that are still to come, in the order that is planned now."""
-        return self.order[self.position :].copy()
-
-    def coming(self, count: int, skipped: int = 0) -> list[int]:
-        """The next samples: at most `count`, after so many that are `skipped`."""
-        first = self.position + skipped
-        return [int(sample) for sample in self.order[first : first + count]]
+    def coming(self, count: int) -> list[int]:
+        """The next samples, at most `count`, in the order that is planned now."""
+        return [int(sample) for sample in self.order[self.position : self.position + count]]
 
     def owes(self, sample: int) -> bool:
         """Whether a sample of the list is still to come."""

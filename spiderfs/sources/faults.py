@@ -97,9 +97,6 @@ class FaultState:
             if value != self.get(name):
                 self.set(name, value)
 
-    def as_dict(self) -> dict[str, float]:
-        return {name: self.get(name) for name in FAULTS}
-
     def reserve_line(self, size: int, start: float) -> float:
         """When `size` bytes asked for at `start` have come through the shared line, in seconds of time.monotonic().
 

@@ -14,14 +14,14 @@ SAMPLES = 12
 def test_a_proposed_sample_changes_places_with_the_one_whose_turn_it_is() -> None:
     order = OwnOrder([4, 2, 0, 3], samples=5)
     assert order.hand_on([3, 2], 2) == [3, 2]
-    assert order.rest.tolist() == [0, 4]
+    assert order.coming(9) == [0, 4]
     assert order.order.tolist() == [3, 2, 0, 4]
 
 
 def test_a_sample_of_the_same_batch_may_be_proposed_for_another_position() -> None:
     order = OwnOrder([0, 1, 2], samples=3)
     assert order.hand_on([1, 2], 2) == [1, 2]
-    assert order.rest.tolist() == [0]
+    assert order.coming(9) == [0]
 
 
 @pytest.mark.parametrize("proposed", [[9, -1], [3, 3], [0, 1, 2, 3, 4], []])
@@ -41,7 +41,7 @@ def test_an_epoch_goes_on_where_it_was_left() -> None:
     order = OwnOrder([0, 1, 2, 3], samples=4)
     order.hand_on([3], 2)
     again = OwnOrder(order.order, samples=4, start=order.position)
-    assert again.rest.tolist() == order.rest.tolist() == [2, 0]
+    assert again.coming(9) == order.coming(9) == [2, 0]
     assert not again.owes(3)
     assert again.owes(0)
 

@@ -287,7 +287,7 @@ class Jobs(RuleBasedStateMachine):
 
     def tell_of_epoch(self, name: Hashable) -> None:
         rank = self.ranks[name]
-        self.shared.begin(name, rank.job, rank.order.rest)
+        self.shared.begin(name, rank.job, rank.order.order[rank.order.position :])
         self.engine.owing_changed()
 
     @rule(

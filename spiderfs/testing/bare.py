@@ -56,7 +56,15 @@ class NoEvents:
     """An `EventSink` that drops all events."""
 
     def note(
-        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+        self,
+        inode: int,
+        size: int,
+        where: int,
+        pid: int,
+        block: int = 0,
+        trainer: int = 0,
+        wanted: int = 0,
+        at_s: float = 0.0,
     ) -> None:
         pass
 

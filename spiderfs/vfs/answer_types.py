@@ -69,8 +69,17 @@ class EventSink(Protocol):
     """Takes a note of each read, for the policies; see `core/events.py`."""
 
     def note(
-        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
-    ) -> None: ...
+        self,
+        inode: int,
+        size: int,
+        where: int,
+        pid: int,
+        block: int = 0,
+        trainer: int = 0,
+        wanted: int = 0,
+        at_s: float = 0.0,
+    ) -> None:
+        """`at_s`: when the reader asked, in seconds since the epoch; by default now."""
 
     def flush(self) -> None:
         """Tell what was noted now, and not with the next notes."""

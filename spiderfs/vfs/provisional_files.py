@@ -103,14 +103,14 @@ class ProvisionalFiles:
             self._large_files.open(node, caller)
             return Opened(handle, direct_io=False, keeps_pages=False)
         trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
-        started = time.perf_counter()
+        started, asked_s = time.perf_counter(), self._now()
         if node.stat.size and self._fetcher.passing(ContentKey(handle)) is None:
             await self._on_demand.fetch(_for_one_open(node, handle))
         self._counters.add("opens")
         self._counters.observe("open_miss_seconds", time.perf_counter() - started)
         if wanted != node.inode:
             self._counters.add("redirects")
-        self._small_files.note_fetched(node, caller.pid, trainer, wanted, UNSTORED)
+        self._small_files.note_fetched(node, caller.pid, trainer, wanted, asked_s, UNSTORED)
         return Opened(handle, direct_io=False, keeps_pages=False)
 
     async def read(self, node: Node, handle: int, offset: int, size: int) -> memoryview | bytes:

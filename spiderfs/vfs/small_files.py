@@ -99,7 +99,7 @@ class SmallFiles:
         believed: Attached | None = None,
     ) -> Opened:
         """The same for a reader that is known; see `Redirects.reader_of`."""
-        started = time.perf_counter()
+        started, asked_s = time.perf_counter(), self._now()
         fetched = self._looked_into.pop(node.inode, None)
         key = ContentKey(node.inode)
         there = fetched is not None or not node.stat.size or self._fetcher.stored(key)
@@ -116,7 +116,7 @@ class SmallFiles:
             return Opened(node.inode, False)
         self._counters.observe("open_miss_seconds", time.perf_counter() - started)
         # The event says where the bytes lie, so it waits until they lie there.
-        fetched.when_settled(partial(self.note_fetched, node, caller.pid, trainer, wanted))
+        fetched.when_settled(partial(self.note_fetched, node, caller.pid, trainer, wanted, asked_s))
         return Opened(node.inode, direct_io=False, fetched=fetched.payload)
 
     def read_cached(self, inode: int, size: int, caller: Caller, trainer: int) -> memoryview | bytes | None:
@@ -165,11 +165,14 @@ class SmallFiles:
         self._counters.add("redirects")
         self._events.note(stand_in.inode, stand_in.size, HIT, pid, trainer=trainer, wanted=wanted)
 
-    def note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, where: int) -> None:
-        """Tell the policies of an open that had to fetch the file, and where the bytes lie now."""
+    def note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, asked_s: float, where: int) -> None:
+        """Tell the policies of an open that had to fetch the file, and where the bytes lie now.
+
+        `asked_s`: when the reader asked. It may have the bytes, and say so, before it is known where they lie.
+        """
         if where != FETCHED:
             self._counters.add("opens_uncached")
-        self._events.note(node.inode, node.stat.size, where, pid, trainer=trainer, wanted=wanted)
+        self._events.note(node.inode, node.stat.size, where, pid, trainer=trainer, wanted=wanted, at_s=asked_s)
 
     async def read(self, node: Node, offset: int, size: int) -> memoryview:
         """For a read that has found nothing here: the bytes have left the store since the open."""

@@ -44,9 +44,18 @@ class EventWriter:
         self._batch: list[bytes] = []
 
     def note(
-        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+        self,
+        inode: int,
+        size: int,
+        where: int,
+        pid: int,
+        block: int = 0,
+        trainer: int = 0,
+        wanted: int = 0,
+        at_s: float = 0.0,
     ) -> None:
-        self._batch.append(ACCESS_RECORD.pack(time.time(), inode, wanted or inode, size, block, pid, trainer, where))
+        at_s = at_s or time.time()
+        self._batch.append(ACCESS_RECORD.pack(at_s, inode, wanted or inode, size, block, pid, trainer, where))
         if len(self._batch) >= BATCH_EVENTS:
             self.flush()
 

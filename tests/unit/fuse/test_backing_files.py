@@ -222,7 +222,15 @@ class Heard:
         self.sizes: set[int] = set()
 
     def note(
-        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+        self,
+        inode: int,
+        size: int,
+        where: int,
+        pid: int,
+        block: int = 0,
+        trainer: int = 0,
+        wanted: int = 0,
+        at_s: float = 0.0,
     ) -> None:
         assert where == HIT
         self.blocks.append(block)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -36,11 +38,21 @@ SETTINGS = Settings(ttl_s=FOREVER_S, sample_max_bytes=1 << 16)
 class Events:
     def __init__(self) -> None:
         self.noted: list[tuple[int, int, int, int]] = []
+        self.asked_s: list[float] = []
 
     def note(
-        self, inode: int, size: int, where: int, pid: int, block: int = 0, trainer: int = 0, wanted: int = 0
+        self,
+        inode: int,
+        size: int,
+        where: int,
+        pid: int,
+        block: int = 0,
+        trainer: int = 0,
+        wanted: int = 0,
+        at_s: float = 0.0,
     ) -> None:
         self.noted.append((inode, where, trainer, wanted))
+        self.asked_s.append(at_s)
 
     def flush(self) -> None:
         pass
@@ -115,6 +127,24 @@ def test_the_first_read_fetches_all_of_a_small_file_and_counts_as_an_open(tmp_pa
         assert harness.source.calls["read"] == 2
         counters = harness.bare.counters
         assert (counters.value("opens"), counters.value("opens_hit"), counters.value("reads")) == (3, 2, 4)
+
+    run(tmp_path, test)
+
+
+def test_an_open_is_of_the_time_at_which_the_reader_asked(tmp_path: Path) -> None:
+    """Who has read the bytes may say so before they have landed, and before the news of the open."""
+
+    async def test(harness: Harness) -> None:
+        read, read_at_s = harness.source.read, []
+
+        def noting(*question: Any) -> bytes:
+            read_at_s.append(time.time())
+            return read(*question)
+
+        harness.source.read = noting  # type: ignore[method-assign]
+        await harness.read(await harness.lookup(b"x"))
+        (asked_s,) = harness.events.asked_s
+        assert 0 < asked_s <= read_at_s[0]
 
     run(tmp_path, test)
 
@@ -217,6 +247,25 @@ def test_a_trainers_stand_in_is_told_at_the_look_up_and_once(tmp_path: Path) -> 
         await harness.lookup(b"h")
         assert await harness.read(h) == b"content of h, longer"
         assert harness.events.noted[3:] == [(h, HIT, TRAINER, h)]
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["looked up since", "found out by a read"])
+def test_a_version_that_was_superseded_is_no_stand_in(tmp_path: Path, is_known: bool) -> None:
+    async def test(harness: Harness) -> None:
+        x, h = await harness.lookup(b"x"), await harness.lookup(b"h")
+        await harness.read(h)
+        harness.attach()
+        harness.redirect(x, h)
+        assert await harness.lookup(b"x") == h
+        harness.source.change(b"h", b"another h")
+        harness.bare.catalogue.expire(ROOT_INODE, b"h")
+        if is_known:
+            assert await harness.lookup(b"h") != h
+        # Its bytes are there still, and may be gone before they are read.
+        assert await harness.lookup(b"x") == x
+        assert await harness.read(x) == b"content of x"
 
     run(tmp_path, test)
 

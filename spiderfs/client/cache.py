@@ -272,9 +272,9 @@ class Cache:
         return dentry.inode, dentry.stat, reader.number
 
     def _openable(self, stand_in: int, directory: bytes, now: float) -> Node | None:
-        """The stand-in, if this process could open it by the stand-in's own path; it has passed `directory`."""
+        """The stand-in, if this process could open this version by its own path; it has passed `directory`."""
         node = self._catalogue.known(stand_in)
-        if node is None:
+        if node is None or not self._catalogue.still_names(node):
             return None
         needed = directories_to_pass(self._who, self._settings.ownership, node.stat, node.path, directory)
         if needed is None or not all(self._directory(above, now) for above in needed):

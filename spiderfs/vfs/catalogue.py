@@ -209,6 +209,11 @@ class Catalogue:
         dentry = _dentry(position, row)
         return dentry._replace(stat=self._shown(dentry.inode, dentry.stat)) if self._view else dentry
 
+    def still_names(self, node: Node) -> bool:
+        """Whether the name of this version still means it, as far as is known, and need not be looked up anew."""
+        known = self.find(*self.parent_of(node.path))
+        return known is not None and known.inode == node.inode and known.checked_at != 0
+
     def knows(self, path: bytes) -> bool:
         """Whether this is a name of the source, as far as is known."""
         if not path:

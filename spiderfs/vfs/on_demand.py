@@ -66,12 +66,8 @@ class OnDemand:
         The kernel believes a name for its whole TTL. An open that is answered with ESTALE makes the kernel look the
         name up anew and open again. A READ cannot do that: its ESTALE goes to the reader and leaves the name believed.
         """
-        if not self.is_still_named(node):
+        if not self._catalogue.still_names(node):
             raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
-
-    def is_still_named(self, node: Node) -> bool:
-        known = self._catalogue.find(*self._catalogue.parent_of(node.path))
-        return known is not None and known.inode == node.inode and known.checked_at != 0
 
     async def stale(self, node: Node) -> Stale:
         """The error for a version that the source no longer has; the next look-up of its name asks the source."""

@@ -77,10 +77,13 @@ class StandIns:
         return node
 
     async def _openable(self, stand_in: int, parent: int, caller: Caller) -> Node | None:
-        """The stand-in, if it is certain that the caller could open it by the stand-in's own path."""
+        """The stand-in, if it is certain that the caller could open this version by the stand-in's own path."""
         ownership = self._settings().ownership
         try:
             node = self._catalogue.node(stand_in)
+            if not self._catalogue.still_names(node):
+                # Its bytes make room for others at any moment, and then nobody has them any more.
+                return None
             who: Credentials | None = ANYBODY
             if self._settings().checks_permissions:
                 who = self._redirects.credentials_of(caller.pid, caller.uid, caller.gid)

@@ -131,7 +131,7 @@ class UnopenedFilesystem(Filesystem):
         if is_open is None or not stat.S_ISREG(found.mode):
             return found
         node = self._catalogue.node(inode)
-        if is_open and not self._on_demand.is_still_named(node):
+        if is_open and not self._catalogue.still_names(node):
             # Who has a file open goes on with its version. The next open is to ask all the same.
             return found._replace(timeout_s=0.0)
         if not is_open:

@@ -106,11 +106,18 @@ def _taken(payload: bytes) -> int:
 class Fetched:
     """Fetched bytes. `where` says where they lie; it is known once they have reached the store, or have failed to."""
 
-    def __init__(self, payload: bytes, where: int | None = None) -> None:
+    def __init__(self, payload: bytes, where: int | None = None, by_another: bool = False) -> None:
+        """`by_another`: another process has fetched them."""
         self.payload = payload
+        self._claimed = by_another
         self._where: int | StoreCorrupt | None = where
         self._to_tell: list[Callable[[int], None]] = []
         self._event = trio.Event()
+
+    def claim(self) -> bool:
+        """Whether the caller may count this fetch as one that was made ahead; of all who share it, one may."""
+        claimed, self._claimed = self._claimed, True
+        return not claimed
 
     def settle(self, where: int | StoreCorrupt) -> None:
         self._where = where
@@ -363,7 +370,7 @@ class Fetcher:
         self._content.end_read()
         try:
             payload = self._content.read(key)
-            return None if payload is None else Fetched(bytes(payload), FETCHED)
+            return None if payload is None else Fetched(bytes(payload), FETCHED, by_another=True)
         except StoreError:
             return None
         finally:

@@ -77,7 +77,7 @@ class SmallFiles:
         fetched = await self._on_demand.fetch(node, is_read=False)
         node = await self._views.noted(node, len(fetched.payload))
         # Told before the READ that follows, which another worker may get.
-        self._note_pushed(node, await fetched.settled())
+        self._note_pushed(node, await fetched.settled() if fetched.claim() else HIT)
         return dentry._replace(stat=node.stat)
 
     def is_unsized(self, file: Node | Dentry) -> bool:
@@ -140,7 +140,7 @@ class SmallFiles:
     async def bring_ahead(self, node: Node, delivery: Delivery | None, is_first: bool) -> bytes | None:
         """Make the file local, for no reader but because a plan names it; its content, if it was fetched now.
 
-        `is_first`: the manager is told what becomes of this READ.
+        `is_first`: the manager is told what becomes of this READ. It is told of a fetch in any case, but once.
         """
         key = ContentKey(node.inode)
         note = partial(self._note_pushed, node) if is_first else _note_nothing
@@ -152,7 +152,10 @@ class SmallFiles:
         except SpiderfsError:
             note(UNREAD)
             raise
-        fetched.when_settled(note)
+        if fetched.claim():
+            fetched.when_settled(partial(self._note_pushed, node))
+        else:
+            note(HIT)
         return fetched.payload
 
     def _note_pushed(self, node: Node, where: int) -> None:

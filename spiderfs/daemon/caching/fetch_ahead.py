@@ -17,7 +17,7 @@ import os
 import trio
 
 from spiderfs.core.concurrency import Concurrency
-from spiderfs.core.events import FETCHED
+from spiderfs.core.events import FETCHED, HIT
 from spiderfs.core.schedule import PlannedReader
 from spiderfs.core.window import LEAST, Window
 from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
@@ -101,9 +101,11 @@ class FetchAhead:
         started = trio.current_time()
         brought = Brought(None, failed=True)
         try:
-            payload, where = await self._fetcher.fetch(node)
+            fetched = await self._fetcher.bring(node)
+            # What another process has brought, that one tells of.
+            where = await fetched.settled() if fetched.claim() else HIT
             # A fetch was in vain if its bytes have not reached the store.
-            brought = Brought(where, len(payload), trio.current_time() - started, where != FETCHED)
+            brought = Brought(where, len(fetched.payload), trio.current_time() - started, where not in (FETCHED, HIT))
         except SpiderfsError as exc:
             log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)
         finally:

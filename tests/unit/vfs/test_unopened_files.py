@@ -23,6 +23,7 @@ from spiderfs.store.store import ContentKey
 from spiderfs.testing import Bare, FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.fetcher import Interlock
 from spiderfs.vfs.redirect_table import redirect_row
 from spiderfs.vfs.rules import FOREVER_S, Settings
 from spiderfs.vfs.unopened_files import UnopenedFilesystem
@@ -306,6 +307,38 @@ def test_what_is_pushed_ahead_is_fetched_and_counts_for_no_reader(tmp_path: Path
         assert (counters.value("opens"), counters.value("stall_microseconds")) == (0, 0)
         assert await harness.read(x) == b"content of x"
         assert (counters.value("opens"), counters.value("opens_hit")) == (1, 1)
+
+    run(tmp_path, test)
+
+
+def test_a_fetch_is_told_once_however_many_reads_wait_for_it(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        x = await harness.lookup(b"x")
+        async with trio.open_nursery() as nursery:
+            # The READs of one file may come in any order.
+            for offset in (8, 0, 4):
+                nursery.start_soon(harness.read, x, offset, 4, PUSHER)
+        assert [where for _, where, _, _ in harness.events.noted if where != HIT | PUSHED] == [FETCHED | PUSHED]
+        assert harness.source.calls["read"] == 1
+
+    run(tmp_path, test)
+
+
+def test_what_another_process_has_fetched_for_a_push_is_told_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(harness: Harness) -> None:
+        x = await harness.lookup(b"x")
+        hold = Interlock.try_hold
+
+        def landed_meanwhile(lock: Interlock, key: ContentKey) -> bool:
+            harness.bare.content.land(key, b"content of x")
+            return hold(lock, key)
+
+        monkeypatch.setattr(Interlock, "try_hold", landed_meanwhile)
+        assert await harness.read(x, 0, 8, PUSHER) == b"content "
+        assert harness.events.noted == [(x, HIT | PUSHED, 0, 0)]
+        assert harness.source.calls["read"] == 0
 
     run(tmp_path, test)
 

@@ -616,6 +616,24 @@ def test_what_is_here_or_on_its_way_is_not_brought_again(tmp_path: Path) -> None
     run(tmp_path, test)
 
 
+def test_what_another_process_has_brought_meanwhile_counts_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(harness: Harness) -> None:
+        hold = Interlock.try_hold
+
+        def landed_meanwhile(lock: Interlock, key: ContentKey) -> bool:
+            harness.content.land(key, bytes(SIZE))
+            return hold(lock, key)
+
+        monkeypatch.setattr(Interlock, "try_hold", landed_meanwhile)
+        harness.plan(range(3))
+        await trio.sleep(5)
+        assert (harness.fetched, harness.counted("prefetched")) == ([], 0)
+
+    run(tmp_path, test)
+
+
 def test_who_opens_what_is_being_brought_waits_for_that(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.client.latency_s = 1.0

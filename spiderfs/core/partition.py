@@ -139,6 +139,8 @@ class Demand(NamedTuple):
     storage_bytes: float = 0.0
     nic_bytes: float = 0.0
     pcie_bytes: float = 0.0
+    other_cpu_s: float = 0.0
+    """CPU seconds of processes that share the cores with the workers: the mount's, and the training's main process."""
 
 
 class Demands(NamedTuple):
@@ -154,7 +156,8 @@ class Demands(NamedTuple):
 class Capacities:
     """What all nodes together can do; infinite where nothing is known of a limit.
 
-    `workers` are the loader's, `cores` those that they may use, `device_rate` is the samples a second that steps take.
+    `workers` are the loader's, `cores` those on which they and the mount run, `device_rate` is the samples a second
+    that steps take.
     """
 
     workers: float
@@ -187,7 +190,7 @@ def bottleneck(counts: Places, demands: Demands, capacities: Capacities, uses: f
 
     asked = {
         "workers": expected(lambda demand: demand.cpu_s + demand.wait_s),
-        "cores": expected(lambda demand: demand.cpu_s),
+        "cores": expected(lambda demand: demand.cpu_s + demand.other_cpu_s),
         "device_rate": 1.0,
         "cache_bandwidth": expected(lambda demand: demand.cache_bytes),
         "storage_bandwidth": expected(lambda demand: demand.storage_bytes),

@@ -48,7 +48,7 @@ CLUSTERS = st.builds(
 )
 cost = st.floats(0, 1)
 amount = st.floats(0, 1e7)
-DEMAND = st.builds(Demand, st.floats(1e-6, 1), cost, amount, amount, amount, amount)
+DEMAND = st.builds(Demand, st.floats(1e-6, 1), cost, amount, amount, amount, amount, cost)
 DEMANDS = st.builds(Demands, DEMAND, DEMAND, DEMAND, DEMAND)
 COUNTS = st.builds(Places, *[st.floats(0, 1e6)] * 3, st.floats(1, 1e6))
 CAPACITIES = st.builds(Capacities, st.floats(1, 64), st.floats(1, 64), rate, *[bandwidth] * 4)

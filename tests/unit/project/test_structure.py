@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("policies", "sources", "store"),
     ("packages", "views"),
     ("options", "vfs"),
-    ("client", "fuse", "simulation"),
+    ("client", "fuse", "profiling", "simulation"),
     ("daemon.background", "daemon.cache_directory", "daemon.child", "daemon.guard", "daemon.restarts", "daemon.pipes"),
     ("daemon.published_options",),
     ("daemon.context",),

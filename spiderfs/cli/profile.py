@@ -1,0 +1,269 @@
+"""`spiderfs profile`: measures a source, a loader and views of it, and says which partition of the cache is fastest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spiderfs.cli.control_files import explained, find_mount, printable, read_control, read_stats
+from spiderfs.errors import UsageError
+
+# rich and the parts that measure are imported where they are used, so that `spiderfs --help` does not wait for them.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from spiderfs.profiling.measure import Speeds
+    from spiderfs.profiling.profile import Form, Profile
+
+_MB = 1e6
+
+
+@click.command()
+@click.argument("mountpoint")
+@click.option(
+    "--loader",
+    metavar="MODULE:FUNCTION",
+    help="A function that takes a directory and returns the training's loader, or (loader, step).",
+)
+@click.option(
+    "--view",
+    "views",
+    default="jpeg256,bmp256",
+    show_default=True,
+    help="Views for the decoded form, separated by commas; none for no view.",
+)
+@click.option("--capacity", help="Predict for a cache of this size, such as 20GiB [default: the mount's]")
+@click.option(
+    "--samples", type=click.IntRange(min=1), default=256, show_default=True, help="Measure so many samples at most."
+)
+@click.option(
+    "--uses",
+    type=click.FloatRange(min=1),
+    default=1.0,
+    show_default=True,
+    help="How often an augmented sample is used before it is made again: reuse= of refurbish.",
+)
+@click.option("--planned", is_flag=True, help="The training publishes plans, so no worker waits for the source.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
+)
+@click.option(
+    "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw all splits to this PNG or SVG."
+)
+def profile(
+    mountpoint: str,
+    loader: str | None,
+    views: str,
+    capacity: str | None,
+    samples: int,
+    uses: float,
+    planned: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Measure what a training's samples cost, and predict the throughput by the split of the cache among forms.
+
+    Of the mount at MOUNTPOINT only the settings are used. The same source is mounted beside it for the time, with
+    caches that are empty at first, once for originals and once for each view; what is read there is read from the
+    source. The function of --loader gets the directory of such a mount. It is looked for in the working directory too.
+    """
+    from rich.console import Console
+
+    from spiderfs.profiling.measure import Wanted, measure
+    from spiderfs.profiling.private_mount import settings_in
+
+    if plot_path is not None:
+        _check_plot(loader, plot_path)
+    mount = find_mount(mountpoint)
+    try:
+        options, stats = settings_in(read_control(mount, "config")), read_stats(mount)
+    except OSError as exc:
+        raise explained(mount, exc) from exc
+    wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses)
+    size = float(stats["capacity_bytes"]) if capacity is None else _size(capacity)
+    console = Console(highlight=False, soft_wrap=True)
+    with console.status("Measuring") as status:
+        speeds, found = measure(
+            options,
+            Path(options["cache_dir"]).parent,
+            size,
+            wanted,
+            lambda what: status.update(f"Measuring {what}"),
+        )
+    _show_speeds(speeds, console)
+    if found is not None:
+        _show_profile(found, console)
+    if json_path is not None:
+        from spiderfs.cli.simulate import write_json
+
+        write_json(_report(options, speeds, found), json_path)
+    if plot_path is not None:
+        assert found is not None
+        _plot(found, plot_path)
+
+
+def _check_plot(loader: str | None, path: Path) -> None:
+    if loader is None:
+        raise UsageError("--plot draws what is predicted for a loader: name it with --loader MODULE:FUNCTION")
+    if path.suffix not in (".png", ".svg"):
+        raise UsageError(f"--plot {path}: write a name that ends in .png or .svg")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as exc:
+        raise UsageError("--plot needs matplotlib: install it beside spiderfs, or leave --plot out") from exc
+
+
+def _size(text: str) -> float:
+    from spiderfs.options.units import parse_size
+
+    try:
+        return float(parse_size(text))
+    except ValueError as exc:
+        raise UsageError(f"--capacity {text}: {exc}") from exc
+
+
+def _chosen_views(text: str, options: dict[str, str]) -> tuple[str, ...]:
+    from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
+
+    known = [*READY, *parse_recipes(options["views"])]
+    names = [name for name in text.split(",") if name and name != NO_VIEW]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--view {name}: the mount has no such view; it has {', '.join(known)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _show_speeds(speeds: Speeds, console: Console) -> None:
+    source = speeds.source
+    console.print(
+        f"source: {1000 * source.latency_s:.1f} ms for a file, {source.bytes_per_s / _MB:.1f} MB/s (B_storage)"
+        f" with {source.readers} readers; more bring no more"
+    )
+    for view, reads in speeds.reads.items():
+        name = "originals" if view == "none" else view
+        console.print(f"cached {name}: {reads.per_s:,.0f} reads/s, {reads.bytes_per_s / _MB:.0f} MB/s, one reader")
+
+
+def _show_profile(found: Profile, console: Console) -> None:
+    """Print what was measured of the loader, and a table of splits for each view."""
+    from rich import box
+    from rich.table import Table
+
+    steps = "not given" if found.step_s is None else f"{found.device_rate:,.0f} samples/s (T_GPU)"
+    console.print(
+        f"loader: {found.samples:,} samples (N_total), batches of {found.batch}, {found.workers} workers on"
+        f" {found.cores} cores; steps: {steps}\ncache: {found.cache_bytes / _MB:,.1f} MB (S_mem)"
+        + (f"; augmented samples are used {found.uses:g} times" if found.uses > 1 else "")
+    )
+    table = Table(
+        box=box.SIMPLE, title="A sample: bytes, and ms of a worker's CPU time, of its waits, of others' CPU time"
+    )
+    for heading in ("form", "kB", "M", "CPU", "wait", "others"):
+        table.add_column(heading, justify="left" if heading == "form" else "right", no_wrap=True)
+    rows = [("uncached (S)", found.encoded.sample_bytes, found.uncached)]
+    rows += [("encoded (E)", found.encoded.sample_bytes, found.encoded.cost)]
+    rows += [(f"decoded (D): {view}", form.sample_bytes, form.cost) for view, form in found.views.items()]
+    rows += [("augmented (A)", found.augmented.sample_bytes, found.augmented.cost)]
+    for name, size, cost in rows:
+        times = [f"{1000 * seconds:.2f}" for seconds in cost]
+        table.add_row(name, f"{size / 1000:.1f}", f"{size / found.encoded.sample_bytes:.2f}", *times)
+    console.print(table)
+    for view in _tables(found):
+        cluster = found.cluster(view)
+        console.print(
+            f"T_D+A {cluster.decode_augment_rate:,.0f}, T_A {cluster.augment_rate:,.0f} samples/s,"
+            f" B_cache {cluster.cache_bandwidth / _MB:,.0f} MB/s"
+        )
+        table = Table(box=box.SIMPLE, title=f"Predicted{f' with the view {view}' if view else ''}")
+        for heading in ("E-D-A", "N_E", "N_D", "N_A", "samples/s", "bottleneck", "eq. 9"):
+            table.add_column(heading, justify="left" if heading in ("E-D-A", "bottleneck") else "right", no_wrap=True)
+        for row in _splits(found, view):
+            table.add_row(
+                *(f"{row['split']}{' best' if row['best'] else ''}", *(f"{row[name]:,.0f}" for name in _COUNTS)),
+                *(f"{row['samples_per_s']:,.0f}", str(row["bottleneck"]), f"{row['equation_9']:,.0f}"),
+                style="bold" if row["best"] else "",
+            )
+        console.print(table)
+
+
+_COUNTS = ("encoded", "decoded", "augmented")
+
+
+def _tables(found: Profile) -> list[str | None]:
+    return [*found.views] or [None]
+
+
+def _splits(found: Profile, view: str | None) -> list[dict[str, Any]]:
+    """The best split and those that are shown beside it, each with what is predicted."""
+    from spiderfs.profiling.profile import SHOWN
+
+    best = found.best(view)
+    rows = []
+    for split in dict.fromkeys([best, *SHOWN]):
+        counts, prediction = found.counts(split, view), found.predicted(split, view)
+        rows.append(
+            {
+                "split": str(split),
+                "best": split == best,
+                **{name: getattr(counts, name) for name in _COUNTS},
+                "samples_per_s": prediction.samples_per_s,
+                "bottleneck": prediction.bottleneck,
+                "equation_9": found.by_equation_9(split, view),
+            }
+        )
+    return rows
+
+
+def _report(options: dict[str, str], speeds: Speeds, found: Profile | None) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "mountpoint": printable(options["mountpoint"]),
+        "source": speeds.source._asdict(),
+        "reads": {view: reads._asdict() for view, reads in speeds.reads.items()},
+    }
+    if found is not None:
+        plain = ("cache_bytes", "cores", "samples", "workers", "batch", "step_s", "planned", "uses")
+        report |= {name: getattr(found, name) for name in plain}
+        report["forms"] = {
+            "uncached": found.uncached._asdict(),
+            "encoded": _form(found.encoded),
+            **{view: _form(form) for view, form in found.views.items()},
+            "augmented": _form(found.augmented),
+        }
+        report["predicted"] = {view or "none": _splits(found, view) for view in _tables(found)}
+    return report
+
+
+def _form(form: Form) -> dict[str, Any]:
+    return {"sample_bytes": form.sample_bytes, **form.cost._asdict()}
+
+
+def _plot(found: Profile, path: Path) -> None:
+    """One panel for each view: the predicted throughput by the shares of E and D; A has the rest."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from spiderfs.core.partition import splits
+
+    views = _tables(found)
+    figure, axes = pyplot.subplots(1, len(views), figsize=(6 * len(views), 4.6), layout="constrained", squeeze=False)
+    for axis, view in zip(axes[0], views, strict=True):
+        every = list(splits())
+        rates = [found.predicted(split, view).samples_per_s for split in every]
+        x = [100 * split.encoded for split in every]
+        y = [100 * split.decoded for split in every]
+        drawn = axis.scatter(x, y, c=rates, s=9, marker="s", cmap="viridis")
+        best = found.best(view)
+        axis.plot(100 * best.encoded, 100 * best.decoded, "r*", ms=14, label=f"best: {best}")
+        axis.set(title=view or "no view", xlabel="encoded, % of the cache", ylabel="decoded, % of the cache")
+        axis.legend(frameon=False)
+        figure.colorbar(drawn, ax=axis, label="samples/s, predicted")
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
+    finally:
+        pyplot.close(figure)

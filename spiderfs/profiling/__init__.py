@@ -1,0 +1,1 @@
+"""What `spiderfs profile` measures beside a mount, and what follows from it for the partition of a cache."""

@@ -1,0 +1,125 @@
+"""Takes a profile: mounts the source beside a mount, once for originals and once for each view, and reads there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from spiderfs.errors import UsageError
+from spiderfs.profiling.loader_process import Loader, Pass, loader_process
+from spiderfs.profiling.private_mount import private_mount
+from spiderfs.profiling.profile import Form, Profile, Reads, SourceSpeed
+from spiderfs.profiling.source_speed import cached_reads, files_below, source_speed
+
+NO_VIEW = "none"
+# Files whose names and bytes are read to see how fast they come.
+_FILES, _READ_AGAIN = 2_000, 64
+_STEPS = 20
+# Of passes over what is cached the fastest counts, because others may have used the cores meanwhile.
+_PASSES = 2
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to measure: the loader as `module:function`, the views, and how many samples at most."""
+
+    loader: str | None
+    views: tuple[str, ...]
+    samples: int
+    planned: bool
+    uses: float
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What is known of a mount without a loader."""
+
+    source: SourceSpeed
+    reads: dict[str, Reads]
+    """Of cached files in each form: by the view's name, or `none` for originals."""
+
+
+def measure(
+    options: Mapping[str, str], above: Path, cache_bytes: float, wanted: Wanted, say: Callable[[str], None]
+) -> tuple[Speeds, Profile | None]:
+    """The speeds of the mount with these options, and with a loader its profile.
+
+    `say` hears what is measured next. Raises UsageError for a loader that cannot be measured and a source without
+    files, MountError if the source cannot be mounted beside.
+    """
+    with ExitStack() as stack:
+        process = loader = None
+        if wanted.loader is not None:
+            say("the loader")
+            process = stack.enter_context(loader_process(wanted.loader))
+            mount = stack.enter_context(private_mount(options, above, NO_VIEW))
+            files_below(mount.root, _FILES)  # their names are known to a mount that has been read before
+            loader = process.open(mount)
+        say("the source")
+        with private_mount(options, above, NO_VIEW) as mount:
+            files = files_below(mount.root, _FILES)
+            if not files:
+                raise UsageError(f"{options['source']} has no files to read: name a mount of a data set")
+            source = source_speed(files, int(options["fetches"]))
+            speeds = Speeds(source, {NO_VIEW: cached_reads(files[:_READ_AGAIN], 1)})
+        say("originals")
+        found = None if loader is None else _originals(loader, speeds, cache_bytes, wanted)
+        for view in wanted.views:
+            say(f"the view {view}")
+            with private_mount(options, above, view) as mount:
+                speeds.reads[view] = cached_reads(files_below(mount.root, _READ_AGAIN), 1)
+                if process is not None and found is not None:
+                    found.views[view] = _decoded(process.open(mount), speeds.reads[view], wanted)
+    return speeds, found
+
+
+def _originals(loader: Loader, speeds: Speeds, cache_bytes: float, wanted: Wanted) -> Profile:
+    """A profile without views."""
+    facts, (first, count) = loader.facts, _samples(loader, wanted.samples)
+    _warm_up(loader, first)
+    uncached = loader.measure(first, count).cost
+    encoded = _fastest(loader, first, count)
+    step_s = loader.step_s(_STEPS) if facts.steps else None
+    sample_bytes = loader.mount.bytes_of_a_sample()
+    loader.measure(first, count, kept=True)
+    augmented = _fastest(loader, first, count, kept=True)
+    return Profile(
+        cache_bytes=cache_bytes,
+        cores=len(os.sched_getaffinity(0)),
+        source=speeds.source,
+        samples=facts.samples,
+        workers=facts.workers,
+        batch=facts.batch,
+        step_s=step_s,
+        uncached=uncached,
+        encoded=Form(sample_bytes, speeds.reads[NO_VIEW], encoded.cost),
+        augmented=Form(augmented.kept_bytes, None, augmented.cost),
+        planned=wanted.planned,
+        uses=wanted.uses,
+    )
+
+
+def _decoded(loader: Loader, reads: Reads, wanted: Wanted) -> Form:
+    first, count = _samples(loader, wanted.samples)
+    _warm_up(loader, first)
+    loader.measure(first, count)  # makes the views
+    return Form(loader.mount.bytes_of_a_sample(), reads, _fastest(loader, first, count).cost)
+
+
+def _samples(loader: Loader, wanted: int) -> tuple[int, int]:
+    """Where the samples begin that are measured, and how many there are; those before warm the loader up."""
+    before = min(2 * loader.facts.batch, loader.facts.samples // 4)
+    return before, min(wanted, loader.facts.samples - before)
+
+
+def _warm_up(loader: Loader, samples: int) -> None:
+    if samples:
+        loader.measure(0, samples)
+
+
+def _fastest(loader: Loader, first: int, count: int, kept: bool = False) -> Pass:
+    passes = [loader.measure(first, count, kept) for _ in range(_PASSES)]
+    return min(passes, key=lambda taken: taken.cost.cpu_s + taken.cost.wait_s)

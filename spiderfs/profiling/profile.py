@@ -1,0 +1,152 @@
+"""A profile: what was measured of a mount and a loader, and the throughput that the models predict from it.
+
+The encoded form is the original, which the loader decodes; the decoded form is a view; the augmented form is what the
+loader gives, as it was kept. A sample that is in no form is read from the source as an original.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spiderfs.core.partition import (
+    Capacities,
+    Cluster,
+    Demand,
+    Demands,
+    FormSizes,
+    Places,
+    Prediction,
+    Split,
+    best_split,
+    bottleneck,
+    mean_throughput,
+    samples_in,
+)
+
+# The splits that are shown beside the best one: the pure ones, and halves (the paper's figure 8).
+SHOWN = (
+    Split(1, 0, 0), Split(0, 1, 0), Split(0, 0, 1), Split(0.5, 0.5, 0), Split(0.5, 0, 0.5), Split(0, 0.5, 0.5),
+)  # fmt: skip
+NO_LIMIT = float("inf")
+
+
+class Reads(NamedTuple):
+    """So many files were read whole."""
+
+    files: int
+    bytes: int
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        return self.files / self.seconds
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.seconds
+
+
+class SourceSpeed(NamedTuple):
+    """How long one file takes that nobody else waits for, how many at a time bring more, and what so many bring."""
+
+    latency_s: float
+    readers: int
+    bytes_per_s: float
+
+
+class Cost(NamedTuple):
+    """What one sample takes of a loader's worker, CPU time and waits, and of the mount and the training beside it."""
+
+    cpu_s: float
+    wait_s: float
+    other_cpu_s: float
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form in the cache: bytes of a sample, reads of cached files, and what a loader takes for such a sample."""
+
+    sample_bytes: float
+    reads: Reads | None
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All that was measured, and for which training: `uses` as in `bottleneck`, `planned` if it publishes plans."""
+
+    cache_bytes: float
+    cores: int
+    source: SourceSpeed
+    samples: int
+    workers: int
+    batch: int
+    step_s: float | None
+    uncached: Cost
+    encoded: Form
+    augmented: Form
+    views: dict[str, Form] = field(default_factory=dict)
+    planned: bool = False
+    uses: float = 1.0
+
+    @property
+    def device_rate(self) -> float:
+        """Samples a second that the training's steps take."""
+        return self.batch / self.step_s if self.step_s else NO_LIMIT
+
+    def sizes(self, view: str | None) -> FormSizes:
+        decoded = self.views[view].sample_bytes if view is not None else NO_LIMIT
+        return FormSizes(self.encoded.sample_bytes, decoded, self.augmented.sample_bytes)
+
+    def counts(self, split: Split, view: str | None) -> Places:
+        return samples_in(split, self.cache_bytes, self.samples, self.sizes(view))
+
+    def demands(self, view: str | None) -> Demands:
+        """What a sample asks for in each place; with a plan nobody waits for the source, which only has to keep up."""
+        uncached = self._demand(self.uncached)._replace(storage_bytes=self.encoded.sample_bytes)
+        if self.planned:
+            uncached = uncached._replace(wait_s=self.encoded.cost.wait_s)
+        decoded = self.views[view].cost if view is not None else self.uncached
+        return Demands(
+            self._demand(self.augmented.cost), self._demand(decoded), self._demand(self.encoded.cost), uncached
+        )
+
+    def _demand(self, cost: Cost) -> Demand:
+        # Without workers, the process that takes the steps makes the samples too, one after the other.
+        step_s = 0.0 if self.workers or self.step_s is None else self.step_s / self.batch
+        return Demand(cost.cpu_s, cost.wait_s + step_s, other_cpu_s=cost.other_cpu_s)
+
+    def capacities(self) -> Capacities:
+        return Capacities(
+            workers=max(1, self.workers),
+            cores=self.cores,
+            device_rate=self.device_rate if self.workers else NO_LIMIT,
+            storage_bandwidth=self.source.bytes_per_s,
+        )
+
+    def cluster(self, view: str | None) -> Cluster:
+        """The parameters of equations 1 to 7 on this machine; nothing goes over a network card or PCIe that counts."""
+        running = min(max(1, self.workers), self.cores)
+        augment = self.views[view].cost.cpu_s if view is not None else self.uncached.cpu_s
+        reads = [form.reads.bytes_per_s for form in (self.encoded, *self.views.values()) if form.reads is not None]
+        return Cluster(
+            nodes=1,
+            gpu_rate=self.device_rate,
+            augment_rate=running / augment,
+            decode_augment_rate=running / self.encoded.cost.cpu_s,
+            pcie_bandwidth=NO_LIMIT,
+            nic_bandwidth=NO_LIMIT,
+            cache_bandwidth=max(reads, default=NO_LIMIT),
+            storage_bandwidth=self.source.bytes_per_s,
+        )
+
+    def predicted(self, split: Split, view: str | None) -> Prediction:
+        """By the law of the bottleneck."""
+        return bottleneck(self.counts(split, view), self.demands(view), self.capacities(), self.uses)
+
+    def by_equation_9(self, split: Split, view: str | None) -> float:
+        return mean_throughput(self.cluster(view), self.sizes(view), split, self.cache_bytes, self.samples)
+
+    def best(self, view: str | None) -> Split:
+        return best_split(lambda split: self.predicted(split, view).samples_per_s)

@@ -1,0 +1,162 @@
+"""What a pass over a loader measures, and what is said of loaders that cannot be measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from trainer_hook.measuring import Measuring, Unusable, function_named, loader_of
+
+SLOW_S = 0.004
+
+
+class Waiting(Dataset[Any]):
+    """Each sample takes time in which the worker waits."""
+
+    def __init__(self, samples: int = 12) -> None:
+        self.samples = samples
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.asked += 1
+        time.sleep(SLOW_S)
+        return torch.full((1000,), index, dtype=torch.uint8)
+
+
+class Working(Waiting):
+    """Each sample takes CPU time."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        until_s = time.thread_time() + SLOW_S
+        while time.thread_time() < until_s:
+            pass
+        return torch.zeros(1)
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_waits_are_told_from_work(workers: int) -> None:
+    waiting = Measuring(DataLoader(Waiting(), 4, num_workers=workers), None).measure(0, 8, kept=False)
+    working = Measuring(DataLoader(Working(), 4, num_workers=workers), None).measure(0, 8, kept=False)
+    assert waiting.samples == working.samples == 8
+    assert waiting.worker_wait_s >= 8 * SLOW_S * 0.9
+    assert waiting.worker_cpu_s < waiting.worker_wait_s
+    assert working.worker_cpu_s >= 8 * SLOW_S
+    assert working.worker_wait_s < working.worker_cpu_s
+    assert waiting.elapsed_s >= 8 * SLOW_S
+
+
+def test_kept_samples_are_made_once_and_have_a_size() -> None:
+    data = Waiting()
+    measuring = Measuring(DataLoader(data, 4), None)
+    try:
+        first = measuring.measure(2, 6, kept=True)
+        assert data.asked == 6
+        again = measuring.measure(2, 6, kept=True)
+        assert data.asked == 6
+        assert again.kept_bytes == first.kept_bytes >= 6 * 1000
+        assert again.worker_wait_s < first.worker_wait_s
+    finally:
+        measuring.close()
+
+
+def test_each_directory_has_its_samples_in_one_order() -> None:
+    drawn = []
+    for _ in range(2):
+        measuring = Measuring(DataLoader(Waiting(), 3, shuffle=True), None)
+        measuring.measure(0, 12, kept=False)
+        drawn.append(torch.cat(measuring._batches)[:, 0].tolist())
+    assert drawn[0] == drawn[1]
+
+
+def test_steps_are_measured_on_batches_of_the_loader() -> None:
+    seen: list[int] = []
+
+    def step(batch: torch.Tensor) -> None:
+        seen.append(len(batch))
+        time.sleep(SLOW_S)
+
+    measuring = Measuring(DataLoader(Waiting(), 4), step)
+    assert measuring.facts == {"samples": 12, "workers": 0, "batch": 4, "steps": True}
+    measuring.measure(0, 12, kept=False)
+    assert measuring.steps(5) >= SLOW_S
+    assert seen == [4] * 7
+
+
+def test_a_loader_without_batches_of_its_own_gives_samples() -> None:
+    measuring = Measuring(DataLoader(Waiting(), batch_size=None), None)
+    assert measuring.facts["batch"] == 1
+    assert measuring.measure(0, 5, kept=False).samples == 5
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (DataLoader([], 4), "gives no batches"),  # type: ignore[arg-type]
+        (DataLoader(Waiting(3), 4, drop_last=True), "gives no batches"),
+        (DataLoader(Endless(), 2), "no indices"),
+        ([1, 2], "a list is no torch.utils.data.DataLoader"),
+        ((DataLoader(Waiting(), 4), 3), "not \\(loader, step\\)"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(made: Any, reason: str) -> None:
+    with pytest.raises(Unusable, match=reason):
+        loader_of(lambda directory: made, "/mnt")
+
+
+def test_a_function_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_training.py").write_text("import nothing_like_it\n")
+    (tmp_path / "failing_training.py").write_text("def make(directory):\n    raise RuntimeError('a\\nb')\nloader = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for named, reason in (
+        ("train", "module:function"),
+        ("no_such_training:make", "there is no module no_such_training"),
+        ("broken_training:make", "importing broken_training failed: No module named 'nothing_like_it'"),
+        ("failing_training:loader", "has no function loader"),
+        ("failing_training:other", "has no function other"),
+    ):
+        with pytest.raises(Unusable, match=reason):
+            function_named(named)
+    with pytest.raises(Unusable, match="RuntimeError: b"):
+        loader_of(function_named("failing_training:make"), "/mnt")
+
+
+def test_what_a_training_prints_is_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "talking_training.py").write_text(
+        "import torch.utils.data\n"
+        "print('imported')\n"
+        "def make(directory):\n"
+        "    print('made')\n"
+        "    return torch.utils.data.DataLoader(list(range(6)), 2)\n"
+    )
+    questions = [{"directory": "/mnt"}, {"first": 0, "count": 4, "kept": False}]
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer_hook.measuring", "talking_training:make"],
+        input="".join(f"{json.dumps(question)}\n" for question in questions),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+    )
+    there, facts, figures = map(json.loads, done.stdout.splitlines())
+    assert there == {}
+    assert facts["samples"] == 6
+    assert figures["samples"] == 4
+    assert "imported" in done.stderr

@@ -1,0 +1,70 @@
+"""`spiderfs profile` of a real mount and a real loader, in both modes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mounting import SPIDERFS, eventually, mounted
+
+from spiderfs.linux.mounts import spiderfs_mounts
+
+sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
+from images import image_file, picture
+
+pytestmark = [pytest.mark.both_modes]
+
+TRAINING = """
+import os
+import numpy, torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+class Images(Dataset):
+    def __init__(self, paths):
+        self.paths = paths
+    def __len__(self):
+        return len(self.paths)
+    def __getitem__(self, index):
+        return torch.from_numpy(numpy.array(Image.open(self.paths[index]).resize((32, 32))))
+
+def make(directory):
+    paths = [os.path.join(above, name) for above, _, names in os.walk(directory) for name in names]
+    return DataLoader(Images(sorted(paths)), 4, shuffle=True, num_workers=1), lambda batch: batch.float().mean()
+"""
+
+
+def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(24):
+        (source / f"{number:02d}.jpg").write_bytes(image_file(image=picture(600, 500, seed=number)))
+    (tmp_path / "my_training.py").write_text(TRAINING)
+    with mounted(source, tmp_path / "m", capacity="60kB", source__latency_ms=20) as mount:
+        opens = mount.metric("opens")
+        words = [SPIDERFS, "profile", mount.point, "--loader", "my_training:make", "--view", "bmp256"]
+        words += ["--samples", "12", "--uses", "2", "--json", tmp_path / "p.json", "--plot", tmp_path / "p.svg"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        told = json.loads((tmp_path / "p.json").read_text())
+        assert mount.metric("opens") == opens  # only the mounts beside it are read
+        beside = [mount.mountpoint for mount in spiderfs_mounts() if "profile-" in str(mount.mountpoint)]
+        assert [point for point in beside if point.is_relative_to(tmp_path)] == []
+    assert told["source"]["latency_s"] >= 0.02
+    assert (told["samples"], told["workers"], told["batch"], told["uses"]) == (24, 1, 4, 2)
+    forms = told["forms"]
+    assert forms["uncached"]["wait_s"] >= 0.02 > forms["encoded"]["wait_s"]
+    # 256 x 307 pixels of three bytes, and the file's head.
+    assert forms["bmp256"]["sample_bytes"] == pytest.approx(256 * 307 * 3, rel=0.01)
+    assert forms["augmented"]["sample_bytes"] >= 32 * 32 * 3
+    rows = {row["split"]: row for row in told["predicted"]["bmp256"]}
+    assert {"100-0-0", "0-100-0", "0-0-100", "50-50-0", "50-0-50", "0-50-50"} <= set(rows)
+    best = next(row for row in rows.values() if row["best"])
+    assert best["samples_per_s"] == max(row["samples_per_s"] for row in rows.values())
+    assert best["split"] in done.stdout
+    assert (tmp_path / "p.svg").stat().st_size > 1000
+    eventually(lambda: not any(name.startswith("profile-") for name in os.listdir(mount.cache.parent)))

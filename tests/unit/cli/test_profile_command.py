@@ -1,0 +1,49 @@
+"""`spiderfs profile`: every way to fail in one line, before anything is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from spiderfs.cli.main import main
+from spiderfs.linux import mounts
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that looks like a mount."""
+    point = tmp_path / "mnt"
+    (point / ".spiderfs").mkdir(parents=True)
+    (point / ".spiderfs/stats.json").write_text(json.dumps({"capacity_bytes": 1000}))
+    options = {"source": tmp_path / "missing", "cache_dir": tmp_path / "c/cache", "views": "tiny:bmp:64", "fetches": 4}
+    (point / ".spiderfs/config").write_text("".join(f"{name}={value}  # help\n" for name, value in options.items()))
+    table = tmp_path / "mountinfo"
+    table.write_text(f"101 27 0:50 / {point} ro - fuse.spiderfs /nfs/a ro\n")
+    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return point
+
+
+def refusal(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(main, ["profile", *map(str, arguments)])
+    assert result.exit_code == 1, result.output
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+def test_what_cannot_be_profiled_is_refused_in_one_line(here: Path, tmp_path: Path) -> None:
+    assert "no spiderfs mount is at" in refusal(tmp_path)
+    assert "it has jpeg256, " in refusal(here, "--view", "jpeg257")
+    assert "tiny" in refusal(here, "--view", "none,small")
+    assert "name it with --loader" in refusal(here, "--plot", tmp_path / "a.png")
+    assert "ends in .png or .svg" in refusal(here, "--loader", "a:b", "--plot", tmp_path / "a.jpg")
+    assert "--capacity much" in refusal(here, "--capacity", "much")
+    assert "a mount to measure by failed" in refusal(here, "--view", "none")
+
+
+def test_a_loader_that_is_not_there_is_named(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_training.py").write_text("loader = 3\n")
+    assert "my_training has no function loader" in refusal(here, "--loader", "my_training:loader")

@@ -1,0 +1,102 @@
+"""What a profile predicts from its figures, and how the speed of a source is found out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spiderfs.core.partition import Split
+from spiderfs.profiling.private_mount import settings_in
+from spiderfs.profiling.profile import Cost, Form, Profile, Reads, SourceSpeed
+from spiderfs.profiling.source_speed import files_below, source_speed
+
+# Originals of 100 kB that take a worker 4 ms to decode; a view of twice the bytes that takes 1 ms. The source is 20 ms
+# away and brings 500 originals a second. The cache has room for half of the originals.
+MADE_UP = Profile(
+    cache_bytes=50e6,
+    cores=4,
+    source=SourceSpeed(0.020, 8, 50e6),
+    samples=1000,
+    workers=2,
+    batch=10,
+    step_s=None,
+    uncached=Cost(0.004, 0.020, 0.001),
+    encoded=Form(100e3, Reads(10, 1_000_000, 0.01), Cost(0.004, 0.0, 0.0)),
+    augmented=Form(150e3, None, Cost(0.001, 0.0, 0.0)),
+    views={"bmp256": Form(200e3, None, Cost(0.001, 0.0, 0.0))},
+)
+ENCODED, DECODED, AUGMENTED = Split(1, 0, 0), Split(0, 1, 0), Split(0, 0, 1)
+
+
+def test_waits_and_work_of_the_workers_add_up() -> None:
+    prediction = MADE_UP.predicted(ENCODED, "bmp256")
+    assert prediction.bottleneck == "workers"
+    assert prediction.samples_per_s == pytest.approx(2 / (0.5 * 0.004 + 0.5 * 0.024))
+
+
+def test_a_slow_source_wants_originals_and_a_slow_processor_views() -> None:
+    assert MADE_UP.best("bmp256") == ENCODED
+    near = replace(MADE_UP, uncached=Cost(0.004, 0.0005, 0.0), source=SourceSpeed(0.0005, 8, 1e9))
+    assert near.best("bmp256") == DECODED
+
+
+def test_with_plans_only_the_bandwidth_of_the_source_counts() -> None:
+    planned = replace(MADE_UP, planned=True).predicted(DECODED, "bmp256")
+    # A quarter of the samples is decoded; the rest takes 4 ms each of two workers.
+    assert planned.samples_per_s == pytest.approx(2 / (0.25 * 0.001 + 0.75 * 0.004))
+    narrow = replace(MADE_UP, planned=True, source=SourceSpeed(0.020, 8, 10e6)).predicted(DECODED, "bmp256")
+    assert narrow.bottleneck == "storage_bandwidth"
+    assert narrow.samples_per_s == pytest.approx(10e6 / 100e3 / 0.75)
+
+
+def test_augmented_samples_are_worth_nothing_if_they_are_used_once() -> None:
+    nothing = replace(MADE_UP, cache_bytes=0.0).predicted(AUGMENTED, None).samples_per_s
+    assert MADE_UP.predicted(AUGMENTED, None).samples_per_s < nothing
+    used = replace(MADE_UP, uses=5.0, cache_bytes=150e6).predicted(AUGMENTED, None)
+    assert used.samples_per_s == pytest.approx(2 / (0.001 + 0.024 / 5))
+
+
+def test_steps_are_a_limit_and_add_up_with_the_samples_where_there_are_no_workers() -> None:
+    slow = replace(MADE_UP, step_s=1.0)
+    assert slow.predicted(ENCODED, None) == (pytest.approx(10), "device_rate")
+    alone = replace(slow, workers=0, cache_bytes=100e6).predicted(ENCODED, None)
+    assert alone == (pytest.approx(1 / (0.1 + 0.004)), "workers")
+
+
+def test_processes_beside_the_workers_take_cores_too() -> None:
+    crowded = replace(MADE_UP, cores=1, encoded=replace(MADE_UP.encoded, cost=Cost(0.004, 0.0, 0.006)))
+    assert replace(crowded, cache_bytes=100e6).predicted(ENCODED, None) == (pytest.approx(100), "cores")
+
+
+def test_without_a_view_no_room_is_given_to_decoded_samples() -> None:
+    assert MADE_UP.counts(DECODED, None).decoded == 0
+    assert MADE_UP.best(None) == ENCODED
+
+
+def test_the_parameters_of_the_equations_are_those_of_the_paper() -> None:
+    cluster = MADE_UP.cluster("bmp256")
+    assert (cluster.decode_augment_rate, cluster.augment_rate) == (pytest.approx(500), pytest.approx(2000))
+    assert cluster.cache_bandwidth == pytest.approx(100e6)
+    # Half of the samples at 500 a second, half as fast as the source brings them, which is as fast.
+    assert MADE_UP.by_equation_9(ENCODED, "bmp256") == pytest.approx(500)
+
+
+def test_options_are_read_from_the_control_file() -> None:
+    text = "# the last change was refused:\n# why\ncapacity=20%  # how much; live\nview=none  # what  # is shown\n"
+    assert settings_in(text) == {"capacity": "20%", "view": "none"}
+
+
+def test_the_speed_of_a_source_of_few_files_is_that_of_one_reader(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(18):
+        (tmp_path / "a" / f"{number:02d}").write_bytes(bytes(1000))
+    files = files_below(tmp_path, 100)
+    assert [path.name for path in files] == [f"{number:02d}" for number in range(18)]
+    assert files_below(tmp_path, 3) == files[:3]
+    # Of 18 files, 16 are read by one reader; for two readers there should be four more.
+    found = source_speed(files, 16)
+    assert found.readers == 1
+    assert found.latency_s > 0
+    assert found.bytes_per_s > 0

@@ -1,0 +1,269 @@
+"""What a loader's worker does for one sample: the program that `spiderfs profile` runs beside a mount.
+
+`python -m trainer_hook.measuring MODULE:FUNCTION` answers questions, a line of JSON each, until its input ends. The
+first answer, to no question, says that there is such a function. The question with a directory calls the function with
+it. The function returns the loader of a training that reads there, or that and the function which does one step of the
+training with a batch. The other questions ask for a pass over some samples of that loader, in an order that is the same
+for each directory, or for steps. Whatever the training prints goes to standard error.
+
+A pass uses one worker, whatever the loader has. Its waits are those for bytes: time in which the worker could have run,
+but other processes had the cores, is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from trainer_hook.partial_store import Missing, PartialStore
+
+# A training's transforms draw random numbers; which samples are measured is the same each time.
+_ORDER_SEED = 0
+# The first steps of a device compile, and find out which algorithms are fast.
+_STEPS_BEFORE = 2
+_SCHEDULED = Path("/proc/thread-self/schedstat")
+
+
+class Unusable(Exception):
+    """The loader cannot be measured; the text says why, in one line."""
+
+
+class Pass(NamedTuple):
+    """What one worker and the training's main process took for some samples, in seconds."""
+
+    samples: int
+    elapsed_s: float
+    worker_cpu_s: float
+    worker_wait_s: float
+    main_cpu_s: float
+    kept_bytes: int
+    """How many bytes the samples take as the loader gives them, if they were kept so."""
+
+
+class _Clock:
+    """The times of the process in which samples are made: a loader's worker, or the one that measures."""
+
+    def __init__(self) -> None:
+        self.begin_cpu_s: float | None = None
+        self.waited_s = 0.0
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        if self.begin_cpu_s is None:
+            self.begin_cpu_s = time.process_time()
+        ran_s, wall_s = _ran_or_queued_s(), time.perf_counter()
+        yield
+        self.waited_s += time.perf_counter() - wall_s - (_ran_or_queued_s() - ran_s)
+
+
+def _ran_or_queued_s() -> float:
+    """How long this thread has run, or could have run if a core had been free: see proc_pid_schedstat(5)."""
+    try:
+        queued_ns = int(_SCHEDULED.read_text().split()[1])
+    except OSError:
+        # A kernel without CONFIG_SCHED_INFO does not tell.
+        queued_ns = 0
+    return time.thread_time() + queued_ns / 1e9
+
+
+_clock = _Clock()
+
+
+class _Chosen(Dataset[Any]):
+    """Some samples of a data set; with a store, as it has kept them, and kept there if it has not."""
+
+    def __init__(self, whole: Any, indices: list[int], store: PartialStore | None) -> None:
+        self._whole = whole
+        self._indices = indices
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, number: int) -> Any:
+        index = self._indices[number]
+        with _clock.working():
+            if self._store is None:
+                return self._whole[index]
+            try:
+                return self._store.get(index, 0)
+            except Missing:
+                sample = self._whole[index]
+                self._store.put(index, 0, sample)
+                return sample
+
+
+class _Collate:
+    """What a loader makes of a batch's samples, and what the worker has taken until then; `alone`: it batches none."""
+
+    def __init__(self, inner: Callable[[Any], Any], alone: bool) -> None:
+        self._inner = inner
+        self._alone = alone
+
+    def __call__(self, samples: Any) -> tuple[Any, float, float]:
+        with _clock.working():
+            batch = self._inner(samples[0] if self._alone else samples)
+        assert _clock.begin_cpu_s is not None
+        # All threads of the process: one of them hands batches to the training.
+        return batch, time.process_time() - _clock.begin_cpu_s, _clock.waited_s
+
+
+class Measuring:
+    """The passes over one loader. Raises Unusable if it has no samples that can be asked for by their indices."""
+
+    def __init__(self, loader: Any, step: Callable[[Any], object] | None) -> None:
+        if not isinstance(loader, DataLoader):
+            raise Unusable(f"a {type(loader).__name__} is no torch.utils.data.DataLoader: have the function return one")
+        if isinstance(loader.dataset, IterableDataset):
+            raise Unusable("an iterable data set has no indices to measure samples by: use one with __getitem__")
+        self._loader = loader
+        self._step = step
+        self._batches: list[Any] = []
+        samples = len(cast(Any, loader.dataset))
+        sampler = loader.batch_sampler
+        if not samples or not len(loader):
+            raise Unusable("the loader gives no batches: its data set has no samples, or fewer than one batch")
+        self._batch = 1 if sampler is None else len(next(iter(sampler)))
+        generator = torch.Generator().manual_seed(_ORDER_SEED)
+        self._order = torch.randperm(samples, generator=generator).tolist()
+        self._store = PartialStore.in_memory()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {
+            "samples": len(self._order),
+            "workers": self._loader.num_workers,
+            "batch": self._batch,
+            "steps": self._step is not None,
+        }
+
+    def measure(self, first: int, count: int, kept: bool) -> Pass:
+        """A pass over the samples at these places of the order; with `kept`, as the loader gives them at the end."""
+        global _clock
+        loader, chosen = self._loader, self._order[first : first + count]
+        dataset = _Chosen(loader.dataset, chosen, self._store if kept else None)
+        arguments: dict[str, Any] = {"num_workers": 0}
+        if loader.num_workers:
+            arguments = {"num_workers": 1, "multiprocessing_context": loader.multiprocessing_context}
+            arguments |= {"worker_init_fn": loader.worker_init_fn, "timeout": loader.timeout}
+        collate = _Collate(cast(Any, loader.collate_fn), alone=loader.batch_sampler is None)
+        timed: DataLoader[Any] = DataLoader(dataset, batch_size=self._batch, collate_fn=collate, **arguments)
+        _clock = _Clock()
+        self._batches.clear()
+        begin_s, cpu_s = time.perf_counter(), time.process_time()
+        worker_cpu_s = waited_s = 0.0
+        for batch, until_now_s, waited_until_now_s in timed:
+            worker_cpu_s, waited_s = until_now_s, waited_until_now_s
+            if len(self._batches) <= _STEPS_BEFORE:
+                self._batches.append(batch)
+        main_cpu_s = time.process_time() - cpu_s if loader.num_workers else 0.0
+        size = 0
+        if kept:
+            size = sum((self._store.directory / str(index)).stat().st_size for index in chosen)
+        return Pass(len(chosen), time.perf_counter() - begin_s, worker_cpu_s, max(0.0, waited_s), main_cpu_s, size)
+
+    def steps(self, count: int) -> float:
+        """Seconds of a step of the training, over so many, on the first batches of the last pass."""
+        assert self._step is not None
+        for batch in islice(self._batches, _STEPS_BEFORE):
+            self._step(batch)
+        _wait_for_device()
+        begin_s = time.perf_counter()
+        for number in range(count):
+            self._step(self._batches[number % len(self._batches)])
+        _wait_for_device()
+        return (time.perf_counter() - begin_s) / count
+
+    def close(self) -> None:
+        shutil.rmtree(self._store.directory, ignore_errors=True)
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def function_named(named: str) -> Callable[[str], Any]:
+    """The function `module:name`; raises Unusable."""
+    module_name, _, name = named.partition(":")
+    if not module_name or not name:
+        raise Unusable("write it as module:function, as in train:make_loader")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not f"{module_name}.".startswith(f"{exc.name}."):
+            raise Unusable(f"importing {module_name} failed: {exc}") from exc
+        raise Unusable(f"there is no module {exc.name} here: run the command where it is, or set PYTHONPATH") from exc
+    except Exception as exc:
+        raise Unusable(f"importing {module_name} failed: {_in_words(exc)}") from exc
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise Unusable(f"{module_name} has no function {name}: name one that takes a directory and returns a loader")
+    return cast("Callable[[str], Any]", found)
+
+
+def loader_of(make: Callable[[str], Any], directory: str) -> Measuring:
+    """What the function makes of a directory; raises Unusable."""
+    try:
+        made = make(directory)
+    except Exception as exc:
+        raise Unusable(f"the function failed for the directory {directory}: {_in_words(exc)}") from exc
+    if not isinstance(made, tuple):
+        return Measuring(made, None)
+    if len(made) != 2 or not callable(made[1]):
+        raise Unusable("the function gives a tuple that is not (loader, step), where step takes a batch")
+    return Measuring(*made)
+
+
+def _in_words(exc: Exception) -> str:
+    # A loader's worker sends its error as a traceback of many lines; the last one says what is wrong.
+    lines = str(exc).strip().splitlines()
+    return f"{type(exc).__name__}: {lines[-1]}" if lines else type(exc).__name__
+
+
+def _answer(measuring: Measuring, asked: dict[str, Any]) -> dict[str, Any]:
+    if "steps" in asked:
+        return {"step_s": measuring.steps(asked["steps"])}
+    return measuring.measure(asked["first"], asked["count"], asked["kept"])._asdict()
+
+
+def main(named: str) -> None:
+    """Answer until standard input ends, or until there is nothing to measure."""
+    measuring = None
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)
+        try:
+            make = function_named(named)
+            print(json.dumps({}), file=answers)
+            for line in sys.stdin:
+                asked = json.loads(line)
+                if "directory" in asked:
+                    if measuring is not None:
+                        measuring.close()
+                    measuring = loader_of(make, asked["directory"])
+                    answer = measuring.facts
+                else:
+                    assert measuring is not None
+                    answer = _answer(measuring, asked)
+                print(json.dumps(answer), file=answers)
+        except Exception as exc:
+            print(json.dumps({"error": str(exc) if isinstance(exc, Unusable) else _in_words(exc)}), file=answers)
+        finally:
+            if measuring is not None:
+                measuring.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -15,8 +15,10 @@ from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
 
 
 @contextlib.contextmanager
-def planned(mount: Mounted, names: Sequence[str], before: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Be a trainer that says that it will read these files, in this order, and reads none.
+def planned(
+    mount: Mounted, names: Sequence[str], before: Callable[[], None] = lambda: None
+) -> Iterator[Callable[[Message], None]]:
+    """Be a trainer that says that it will read these files, in this order, and reads none; yields how it says more.
 
     `before` is called when the mount knows the list, and not yet the plan.
     """
@@ -42,7 +44,7 @@ def planned(mount: Mounted, names: Sequence[str], before: Callable[[], None] = l
         hear()
         before()
         tell(Plan("train", 0, 0, True, np.arange(len(names), dtype=np.uint32)))
-        yield
+        yield tell
 
 
 def pusher(mount: Mounted) -> int:

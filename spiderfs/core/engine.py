@@ -233,6 +233,10 @@ class Engine:
         if key is not None:
             self._foresight.changed(key)
 
+    def unserved(self, epoch: PlannedEpoch, position: int) -> None:
+        """What waited for its reader at this position of a planned epoch has been lost."""
+        self._foresight.changed(epoch.unserve(position))
+
     def end_epoch(self, trainer: Hashable, number: int) -> None:
         """A trainer reads nothing more of epoch `number`."""
         self.schedule.end(trainer, number)

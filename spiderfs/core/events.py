@@ -14,6 +14,7 @@ UNSTORED = 3  # the sample was fetched, and the store could not take anything (t
 WARMED = 4  # the sample was fetched because the user asked for it; nobody has opened it
 OPENED = 5  # a trainer opened a large file; its reads of blocks are accesses of their own, which name no trainer
 UNSEEN = 6  # a trainer got the sample from the kernel's memory; no worker says so, the manager finds out by the plan
+FORGOTTEN = 7  # no access: the kernel was made to forget all names, and the pages of files that nobody has open
 # With this bit, nobody has opened the sample: the mount had the kernel read it ahead. The other bits are as above, or
 # all of them are set if it could not be read.
 PUSHED = 16

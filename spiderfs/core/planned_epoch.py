@@ -83,6 +83,11 @@ class PlannedEpoch:
         self._served.add(position)
         return self.key(position)
 
+    def unserve(self, position: int) -> Key:
+        """Note that a position is not served any more. Returns the file of the sample."""
+        self._served.discard(position)
+        return self.key(position)
+
     def pending(self, position: int) -> bool:
         """Whether no open has used up this position."""
         return int(self.head[self.order[position]]) <= position

@@ -197,6 +197,16 @@ class PlannedReader:
             before += len(epoch)
         return None
 
+    def next_position(self, key: Key) -> int | None:
+        """The first pending position of a file's sample, counted as in `coming`; None if no plan has one."""
+        before = 0
+        for epoch in (self.epoch, *self.later):
+            position = epoch.next_position(key)
+            if position is not None:
+                return before + position
+            before += len(epoch)
+        return None
+
     def located(self, position: int) -> tuple[PlannedEpoch, int]:
         """The epoch, and the position in it, that a position of `coming` means; to be asked in the same turn."""
         for epoch in (self.epoch, *self.later):

@@ -22,6 +22,7 @@ from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import DIRECTORY
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
+from spiderfs.shared.pushed_samples import PushedSamples
 from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
@@ -65,6 +66,7 @@ class MountContext:
     pending_reads: PendingReads = field(default_factory=PendingReads)
     brought: PendingReads = field(default_factory=PendingReads)
     pusher_threads: PusherThreads = field(default_factory=PusherThreads)
+    pushed_samples: PushedSamples = field(default_factory=PushedSamples)
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)

@@ -137,7 +137,9 @@ class Manager:
             lambda: client.reachable and self._context.counters.source_reachable(),
             training.redirects.has_stand_in,
             training.accounts.fetched_ahead,
-            PushAhead(options, context.pusher_threads, counters, cache, context.pushes) if options.immutable else None,
+            PushAhead(options, context.pusher_threads, context.pushed_samples, counters, cache, context.pushes)
+            if options.immutable
+            else None,
         )
         self._warmer = Warmer(
             catalogue, lister, fetcher, content, counters, options.sample_max_bytes, self._events.note

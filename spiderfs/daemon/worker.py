@@ -12,6 +12,7 @@ from pathlib import Path
 
 import trio
 
+from spiderfs.core.events import FORGOTTEN
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext
 from spiderfs.daemon.control.channel import ControlClient
 from spiderfs.daemon.pipes.event_pipe import EventWriter
@@ -92,7 +93,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         caught_up=reading.caught_up,
         views=views,
     )
-    redirects = Redirects(records, context.pending_reads)
+    redirects = Redirects(records, context.pending_reads, pushed=context.pushed_samples)
     options = published_options(layout.run, context.options)
     async with trio.open_nursery() as nursery:
         channel = ControlClient(layout.run.control_socket)
@@ -131,8 +132,11 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             gave = redirects.gives
             redirects.set_trainers(published_trainers(layout.run.trainers), context.options.substitute)
             # From here on the kernel has to ask for each name, and no open puts right what it has believed so far.
-            if immutable and redirects.gives > gave and not kernel.forget_names():
-                log.warning("this kernel cannot forget names: files that were looked up before get no stand-in")
+            if immutable and redirects.gives > gave:
+                if not kernel.forget_names():
+                    log.warning("this kernel cannot forget names: files that were looked up before get no stand-in")
+                else:
+                    events.note(0, 0, FORGOTTEN, 0)
 
         await lister.root()
         nursery.start_soon(reading.attend)

@@ -19,7 +19,7 @@ then opens it gets one file.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Literal, NamedTuple
 
 from spiderfs.linux.process_table import Status, is_our_own, session_of, started_at, status_of
@@ -53,10 +53,18 @@ class Identity(NamedTuple):
 class Redirects:
     """One process's view of all redirects."""
 
-    def __init__(self, records: Records, reads: PendingReads, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        records: Records,
+        reads: PendingReads,
+        clock: Callable[[], float] = time.monotonic,
+        pushed: Container[int] = (),
+    ) -> None:
+        """`pushed`: the inodes that the kernel has for their readers, whether the store has them or not."""
         self._records = records
         self._reads = reads
         self._clock = clock
+        self._pushed = pushed
         self._trainers: list[Attached] = []
         self._identities: dict[int, Identity] = {}
         self._proc_is_ours = True
@@ -170,7 +178,7 @@ class Redirects:
 
     def stand_in(self, wanted: int, trainer: Attached, cached: Cached, settings: Settings) -> int | None:
         """The stand-in that this trainer is to be given for `wanted`; None if it is to be given the file itself."""
-        given = self.choose(wanted, trainer, lambda inode: is_at_hand(inode, cached, settings))
+        given = self.choose(wanted, trainer, lambda inode: inode in self._pushed or is_at_hand(inode, cached, settings))
         return given if given != wanted and cached.stored(given) else None
 
     def note(self, thread: int, wanted: int, given: int) -> None:

@@ -10,12 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mounting import Mounted, Process, children, eventually, mounted, run_spiderfs
 from planning import planned, pusher
 from reading import write_files
 
 from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES
+from spiderfs.protocol import Batch
 
 FILES, SIZE = 60, 300_000
 NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
@@ -98,6 +100,25 @@ def test_another_process_follows_one_that_was_killed(source: Path, tmp_path: Pat
             # What is fetched into the store, while a READ of the first one waits for it too, counts once.
             pushed(mount)
             assert (mount.metric("prefetched"), mount.metric("origin_reads")) == (FILES, FILES)
+
+
+@pytest.mark.skipif(
+    tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 16), reason="this kernel forgets no names"
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_forgotten_for_the_sake_of_stand_ins_is_pushed_again(
+    source: Path, tmp_path: Path, workers: int
+) -> None:
+    with mounted(source, tmp_path / "m", immutable="on", workers=workers) as mount:
+        with planned(mount, NAMES) as tell:
+            pushed(mount)
+            # From the first batch of a training on it may be given stand-ins, and the kernel is to ask for each name.
+            tell(Batch("train", 0, 0, np.arange(8, dtype=np.uint32), np.ones((8, 4), np.float16)))
+            pushed(mount, 2 * FILES)
+            for name in NAMES:
+                assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+        metrics = mount.stats()["metrics"]
+        assert (metrics["opens"], metrics["prefetched"], metrics["origin_reads"]) == (0, FILES, FILES)
 
 
 def test_an_unmount_does_not_wait_for_what_is_pushed(source: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from itertools import islice
 
 import trio
 
-from spiderfs.core.events import FETCHED, PUSHED, UNSTORED, Access
+from spiderfs.core.events import FETCHED, FORGOTTEN, PUSHED, UNSTORED, Access
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.schedule import PlannedReader
 from spiderfs.daemon.caching.bringing import Bell, Brought, Verdict, Way
@@ -193,7 +193,7 @@ class Prefetcher:
             return accesses
         for inode in self._push.heard(accesses):
             self._keep(inode)
-        return [access for access in accesses if not access.where & PUSHED]
+        return [access for access in accesses if not access.where & PUSHED and access.where != FORGOTTEN]
 
     def window(self, reader: PlannedReader) -> int:
         """How many positions ahead of a reader may be brought near now."""

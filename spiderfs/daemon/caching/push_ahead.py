@@ -7,6 +7,8 @@ it. So store and page cache are filled before the reader comes, and what is in t
 All that comes within a window is pushed, in the order in which it will be read, whether the store would keep it or not:
 it waits in the page cache for its reader. What enters the store is decided by the engine, as for every file that lands;
 but a draw whose sample is in the page cache is no reason to keep it in the store too (`PlannedEpoch.serve`).
+A sample that is drawn twice within a window is pushed for the second draw when the first one has been taken: nobody
+knows whether the kernel still has it then.
 The window ends where there would be more bytes in the page cache than `most_bytes` that were pushed and that their
 readers have not taken yet; the kernel alone knows what else it keeps.
 
@@ -21,14 +23,16 @@ import errno
 import logging
 import os
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 import trio
 
 from spiderfs.core.concurrency import Concurrency
-from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD, Access
+from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, UNREAD, Access
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.schedule import PlannedReader
 from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
@@ -38,6 +42,7 @@ from spiderfs.daemon.caching.pusher import Pusher
 from spiderfs.linux.memory import memory_bytes
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
+from spiderfs.shared.pushed_samples import PushedSamples
 from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.vfs.catalogue import Node
 
@@ -75,11 +80,13 @@ class _Order(NamedTuple):
 
 
 class _Waiting:
-    """The samples of one reader that wait in the page cache: positions, inodes and bytes, in the order of pushes."""
+    """The samples of one reader that wait in the page cache, by position."""
 
     def __init__(self, epoch: PlannedEpoch) -> None:
         self.epoch = epoch
-        self.samples: deque[tuple[int, int, int]] = deque()
+        self.samples: deque[tuple[int, Node, Done]] = deque()
+        self.brought_to = 0
+        """One past the furthest position that was to be brought."""
         self.exchanged = False
         """Whether samples may have changed places since they were pushed."""
 
@@ -91,6 +98,7 @@ class PushAhead:
         self,
         options: Options,
         threads: PusherThreads,
+        pushed: PushedSamples,
         counters: Counters,
         cache: CacheControl,
         most: int,
@@ -110,6 +118,11 @@ class PushAhead:
         self._fetching = self._requests = self._waiting_bytes = 0
         self._waiting: dict[PlannedReader, _Waiting] = {}
         self._near: dict[int, int] = {}
+        # The same for workers. A manager before this one may have had others.
+        self._pushed = pushed
+        pushed.clear()
+        # Samples that were taken, and whose next draws were passed by because they waited.
+        self._drawn_again: deque[tuple[Node, Done]] = deque()
         self.looks_again = False
         self._is_told = True
 
@@ -146,6 +159,21 @@ class PushAhead:
         if again:
             self.looks_again = False
             self._give_up()
+        self._bring_again()
+
+    def _bring_again(self) -> None:
+        """Have pushed what was passed by."""
+        while self._drawn_again and self.has_room():
+            node, done = self._drawn_again.popleft()
+            for reader in self._waiting:
+                position = self._passed_by(reader, node.inode)
+                if position is not None:
+                    self.bring(node, reader, position, done)
+
+    def _passed_by(self, reader: PlannedReader, inode: int) -> int | None:
+        """The next position of a sample, if it was to be brought before."""
+        position = reader.next_position(inode)
+        return position if position is not None and position < self._waiting[reader].brought_to else None
 
     def _forget(self, reader: PlannedReader) -> None:
         waiting = self._waiting.pop(reader, None)
@@ -155,17 +183,20 @@ class PushAhead:
     def _take_exchanged(self, waiting: _Waiting) -> None:
         """Take what was read at other positions than those for which it was pushed; some samples at a time."""
         for _ in range(min(len(waiting.samples), _SWEPT)):
-            if waiting.epoch.next_position(waiting.samples[0][1]) is None:
+            if waiting.epoch.next_position(waiting.samples[0][1].inode) is None:
                 self._take(waiting)
             else:
                 waiting.samples.rotate(-1)
 
     def _take(self, waiting: _Waiting) -> None:
-        _, inode, size = waiting.samples.popleft()
-        self._waiting_bytes -= size
-        self._near[inode] -= 1
-        if not self._near[inode]:
-            del self._near[inode]
+        _, node, done = waiting.samples.popleft()
+        self._waiting_bytes -= node.stat.size
+        self._near[node.inode] -= 1
+        if not self._near[node.inode]:
+            del self._near[node.inode]
+            self._pushed.discard(node.inode)
+            if any(self._passed_by(reader, node.inode) is not None for reader in self._waiting):
+                self._drawn_again.append((node, done))
 
     def window(self, reader: PlannedReader) -> int:
         return max(1, int(positions_ahead(reader, self.concurrency)))
@@ -182,21 +213,25 @@ class PushAhead:
         return Verdict.ENOUGH if full else Verdict.BRING
 
     def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
-        size = node.stat.size
+        waiting = self._waiting.get(reader)
+        if waiting is None:
+            waiting = self._waiting[reader] = _Waiting(reader.epoch)
+        waiting.brought_to = max(waiting.brought_to, position + 1)
+        # It waits for another draw, which may be the last that finds it in memory.
+        if node.inode in self._near and not reader.exchanges:
+            return
         stored = node.inode in self._engine.members
-        requests = -(-size // _REQUEST_BYTES)
+        requests = -(-node.stat.size // _REQUEST_BYTES)
         if not self._pusher.order(node.inode, node.path):
             done(node, reader, Brought(None))
             return
         self._orders[node.inode] = _Order(node, reader, *reader.located(position), done, stored, requests, time.time())
         self._requests += requests
         self._fetching += not stored
-        waiting = self._waiting.get(reader)
-        if waiting is None:
-            waiting = self._waiting[reader] = _Waiting(reader.epoch)
-        waiting.samples.append((position, node.inode, size))
-        self._waiting_bytes += size
+        insort(waiting.samples, (position, node, done), key=itemgetter(0))
+        self._waiting_bytes += node.stat.size
         self._near[node.inode] = self._near.get(node.inode, 0) + 1
+        self._pushed.add(node.inode)
 
     def is_ready(self, inode: int) -> bool:
         return inode in self._engine.members or (inode in self._near and inode not in self._orders)
@@ -206,6 +241,9 @@ class PushAhead:
     def heard(self, accesses: list[Access]) -> Iterator[int]:
         """Take note of what workers have told; gives each inode that landed although no order waits for it any more."""
         for access in accesses:
+            if access.where == FORGOTTEN:
+                self._pages_lost()
+                continue
             pushed = bool(access.where & PUSHED)
             where: int | None = access.where & ~PUSHED
             if where == UNREAD:
@@ -235,12 +273,21 @@ class PushAhead:
         self._done(order, Brought(None if failed else HIT, failed=failed))
 
     def _done(self, order: _Order, brought: Brought) -> None:
-        if not brought.failed:
+        if brought.failed:
+            self._pushed.discard(order.node.inode)
+        else:
             self._engine.served(order.epoch, order.position)
         order.done(order.node, order.reader, brought)
 
+    def _pages_lost(self) -> None:
+        """The kernel has dropped what waited."""
+        for reader, waiting in self._waiting.items():
+            for position, _, _ in waiting.samples if waiting.epoch is reader.epoch else ():
+                self._engine.unserved(*reader.located(position))
+        self._lost()
+
     def _lost(self) -> None:
-        # What was pushed is still in memory; the next process finds that out.
+        # What was pushed is still in memory after the end of a process; the next process finds that out.
         self.looks_again = True
         for reader in list(self._waiting):
             self._forget(reader)
@@ -248,6 +295,7 @@ class PushAhead:
             order = self._pop(inode)
             assert order is not None
             order.done(order.node, order.reader, Brought(None))
+        self._drawn_again.clear()
 
     def _give_up(self) -> None:
         overdue_s = time.time() - self._patience_s

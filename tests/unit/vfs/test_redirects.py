@@ -20,6 +20,7 @@ from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.permissions import Credentials, Ownership
 from spiderfs.vfs.redirect_table import redirect_row
 from spiderfs.vfs.redirects import IDENTITY_S, LEASE_S, NOTED_S, Redirects
+from spiderfs.vfs.rules import Settings
 
 WANTED, GIVEN, OTHER = 70_001, 70_002, 70_003
 
@@ -205,6 +206,27 @@ def test_what_is_at_hand_needs_no_stand_in(harness: Harness) -> None:
     harness.clock.now += LEASE_S + 0.01
     assert harness.redirects.choose(WANTED, two, at_hand) == GIVEN
     assert asked == [WANTED] * 3
+
+
+class Nothing:
+    """A cache in which there is nothing but the stand-in."""
+
+    def stored(self, inode: int) -> bool:
+        return inode == GIVEN
+
+    def under_way(self, inode: int) -> bool:
+        return False
+
+
+def test_what_the_kernel_has_needs_no_stand_in() -> None:
+    harness, pushed = Harness(), set[int]()
+    redirects = Redirects(harness.records, PendingReads(), harness.clock, pushed)
+    harness.redirect(1, WANTED, GIVEN)
+    one, two = Attached(1, 1, 1, (1,)), Attached(2, 1, 1, (1,))
+    assert redirects.stand_in(WANTED, one, Nothing(), Settings()) == GIVEN
+    pushed.add(WANTED)
+    assert redirects.stand_in(WANTED, one, Nothing(), Settings()) == GIVEN, "the lease holds"
+    assert redirects.stand_in(WANTED, two, Nothing(), Settings()) is None
 
 
 def test_an_open_knows_what_was_asked_for_once(harness: Harness) -> None:

@@ -6,13 +6,14 @@ import errno
 import stat
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 
-from spiderfs.core.events import FETCHED, HIT, PUSHED, REFUSED, UNREAD, Access
+from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, REFUSED, UNREAD, Access
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.schedule import PlannedReader
 from spiderfs.daemon.caching import push_ahead, pusher
@@ -24,6 +25,7 @@ from spiderfs.daemon.caching.pusher import Pusher as Pushing
 from spiderfs.linux.mounts import Mount
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
+from spiderfs.shared.pushed_samples import PushedSamples
 from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.source import SourceStat
 from spiderfs.testing import MemoryContent
@@ -51,18 +53,19 @@ class Pusher:
 
 
 class Harness:
-    def __init__(self, directory: Path, most: int = 8, size: int = SIZE) -> None:
+    def __init__(self, directory: Path, most: int = 8, size: int = SIZE, order: Sequence[int] = range(FILES)) -> None:
         self.counters = SharedCounters(1).row(0)
         self.cache = CacheControl(MemoryContent(), "minio", 0.5, self.counters)
         self.cache.restore(1 << 30, None)
         options = Options(source=directory, mountpoint=directory, cache_dir=directory, source_timeout_s=30)
-        self.way = PushAhead(options, PusherThreads(), self.counters, self.cache, most, MOST_BYTES)
+        self.pushed = PushedSamples()
+        self.way = PushAhead(options, PusherThreads(), self.pushed, self.counters, self.cache, most, MOST_BYTES)
         self.pusher = Pusher()
         self.way._pusher = self.pusher  # type: ignore[assignment]
         self.size = size
         inodes = [*range(1, FILES + 1)]
         places = {inode: place for place, inode in enumerate(inodes)}
-        epoch = PlannedEpoch(0, inodes, places, np.arange(FILES, dtype=np.uint32))
+        epoch = PlannedEpoch(0, inodes, places, np.array(order, np.uint32))
         self.reader = PlannedReader(epoch, 0.0)
         self.done: list[tuple[int, Brought]] = []
         self.way.look((self.reader,), again=False, idle=False)
@@ -107,7 +110,7 @@ def test_no_more_bytes_wait_for_their_reader_than_the_limit(harness: Harness) ->
     for _ in range(5):
         harness.tell(*harness.push(20))
     assert harness.pusher.ordered == [*range(1, 11)]
-    harness.reader.taken = 4
+    harness.reader.come(4, 4, 0.0)
     harness.way.look((harness.reader,), again=False, idle=False)
     harness.tell(*harness.push(20))
     assert harness.pusher.ordered == [*range(1, 15)]
@@ -270,3 +273,111 @@ def test_a_sample_in_the_page_cache_takes_no_room_from_one_that_is_yet_to_be_rea
     assert engine.would_keep(3, SIZE), "it is still on its way"
     engine.place(1, SIZE)
     assert set(engine.members) == {97, 98, 99, 100}
+
+
+class Drawn:
+    """A harness whose reader draws samples more than once; each of its files is pushed at its position."""
+
+    def __init__(self, directory: Path, order: Sequence[int]) -> None:
+        self.harness = Harness(directory, order=order)
+        self.engine = self.harness.cache.engine
+        self.engine.plan(1, "train", self.harness.reader.epoch, 0.0, True)
+        self.reader = self.engine.schedule.readers[1, "train"]
+        self.look()
+
+    def look(self, again: bool = False) -> None:
+        self.harness.way.look((self.reader,), again=again, idle=False)
+
+    def bring(self, *positions: int) -> None:
+        for position in positions:
+            inode = self.reader.epoch.key(position)
+            assert isinstance(inode, int)
+            self.harness.way.bring(self.harness.node(inode), self.reader, position, lambda node, reader, brought: None)
+
+    def come(self, taken: int) -> None:
+        self.engine.come(1, "train", 0, taken, taken, 0.0)
+        self.look()
+
+    @property
+    def ordered(self) -> list[int]:
+        return self.harness.pusher.ordered
+
+    def next_use(self, inode: int) -> int | None:
+        """The next position for which the cache is to have a sample."""
+        return self.reader.epoch.next_use(inode)
+
+
+def test_a_sample_is_pushed_for_its_second_draw_when_the_first_was_taken(tmp_path: Path) -> None:
+    drawn = Drawn(tmp_path, [0, 1, 0, 2, 0])
+    drawn.bring(0, 1)
+    drawn.harness.tell(1, 2)
+    drawn.bring(2, 3)
+    assert drawn.ordered == [1, 2, 3], "who reads it first may be the last who finds it in memory"
+    assert drawn.next_use(1) == 2, "until then the cache is to have it"
+    drawn.come(2)
+    assert drawn.ordered == [1, 2, 3, 1]
+    drawn.harness.way._answered(1, IN_MEMORY)
+    assert drawn.next_use(1) == 4
+    # The last draw is pushed when its turn comes, and not sooner.
+    drawn.come(3)
+    assert drawn.ordered == [1, 2, 3, 1]
+    drawn.bring(4)
+    assert drawn.ordered == [1, 2, 3, 1, 1]
+
+
+def test_a_draw_that_was_passed_by_while_its_sample_was_on_its_way_is_pushed_too(tmp_path: Path) -> None:
+    drawn = Drawn(tmp_path, [0, 1, 0, 2])
+    drawn.bring(0, 1)
+    assert drawn.harness.way.is_near(1), "the prefetcher passes the third position by"
+    drawn.bring(3)
+    drawn.harness.tell(1, 2, 3)
+    drawn.come(1)
+    assert drawn.ordered == [1, 2, 3, 1]
+    # Orders that are due wait for room, as all do.
+    drawn.harness.tell(1)
+    drawn.harness.pusher.ready = False
+    drawn.bring(1)
+    drawn.come(2)
+    drawn.harness.pusher.ready = True
+    drawn.look()
+    assert drawn.ordered == [1, 2, 3, 1]
+
+
+def test_a_draw_of_the_next_epoch_is_passed_by_too(tmp_path: Path) -> None:
+    drawn = Drawn(tmp_path, [0, 1])
+    first = drawn.reader.epoch
+    drawn.engine.plan(1, "train", PlannedEpoch(1, first.keys, first.index_of, first.order), 0.0, begun=False)
+    drawn.bring(0, 1)
+    drawn.harness.tell(1, 2)
+    node = drawn.harness.node(1)
+    drawn.harness.way.bring(node, drawn.reader, 2, lambda node, reader, brought: None)
+    assert drawn.ordered == [1, 2]
+    drawn.come(1)
+    assert drawn.ordered == [1, 2, 1]
+
+
+def test_what_the_kernel_was_made_to_forget_is_pushed_again(tmp_path: Path) -> None:
+    drawn = Drawn(tmp_path, range(20))
+    drawn.bring(0, 1, 2, 3)
+    drawn.harness.tell(1, 2)
+    assert [inode in drawn.harness.pushed for inode in range(1, 6)] == [True] * 4 + [False]
+    assert drawn.next_use(2) is None
+    drawn.harness.tell(0, where=FORGOTTEN)
+    assert [drawn.next_use(inode) for inode in (1, 2, 3)] == [0, 1, 2]
+    assert (drawn.harness.way.under_way, drawn.harness.way.looks_again) == (0, True)
+    assert not any(inode in drawn.harness.pushed for inode in range(1, 6))
+    drawn.look(again=True)
+    drawn.bring(0)
+    assert drawn.ordered == [1, 2, 3, 4, 1]
+
+
+def test_readers_need_no_stand_ins_for_what_waits_for_them(tmp_path: Path) -> None:
+    drawn = Drawn(tmp_path, range(20))
+    drawn.bring(0, 1)
+    assert 1 in drawn.harness.pushed, "it is on its way"
+    drawn.harness.tell(2, where=UNREAD | PUSHED)
+    assert 2 not in drawn.harness.pushed
+    drawn.harness.tell(1)
+    assert 1 in drawn.harness.pushed
+    drawn.come(1)
+    assert 1 not in drawn.harness.pushed

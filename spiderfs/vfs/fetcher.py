@@ -320,12 +320,7 @@ class Fetcher:
             self._transit.put(key, payload)
         return Fetched(payload, UNSTORED)
 
-    async def _fetch_once(
-        self,
-        key: ContentKey,
-        read: Callable[[], Awaitable[bytes]],
-        patience: Patience,
-    ) -> Fetched:
+    async def _fetch_once(self, key: ContentKey, read: Callable[[], Awaitable[bytes]], patience: Patience) -> Fetched:
         if (landing := self._on_their_way.get(key)) is not None:
             return landing
         if not self._interlock.try_hold(key):

@@ -191,8 +191,11 @@ class Prefetcher:
         """Take note of what was pushed, by what workers have told; returns what readers have read."""
         if self._push is None:
             return accesses
-        for inode in self._push.heard(accesses):
+        for inode, reader in self._push.heard(accesses):
             self._keep(inode)
+            node = self._catalogue.known(inode)
+            if reader is not None and node is not None:
+                self._tell_for_whom(reader, node.version.size)
         return [access for access in accesses if not access.where & PUSHED and access.where != FORGOTTEN]
 
     def window(self, reader: PlannedReader) -> int:

@@ -26,6 +26,7 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -175,6 +176,9 @@ class PushAhead:
         position = reader.next_position(inode)
         return position if position is not None and position < self._waiting[reader].brought_to else None
 
+    def _was_brought(self, inode: int, reader: PlannedReader) -> bool:
+        return self._passed_by(reader, inode) is not None
+
     def _forget(self, reader: PlannedReader) -> None:
         waiting = self._waiting.pop(reader, None)
         while waiting is not None and waiting.samples:
@@ -195,7 +199,7 @@ class PushAhead:
         if not self._near[node.inode]:
             del self._near[node.inode]
             self._pushed.discard(node.inode)
-            if any(self._passed_by(reader, node.inode) is not None for reader in self._waiting):
+            if any(map(partial(self._was_brought, node.inode), self._waiting)):
                 self._drawn_again.append((node, done))
 
     def window(self, reader: PlannedReader) -> int:
@@ -238,8 +242,11 @@ class PushAhead:
 
     # -- what becomes of orders
 
-    def heard(self, accesses: list[Access]) -> Iterator[int]:
-        """Take note of what workers have told; gives each inode that landed although no order waits for it any more."""
+    def heard(self, accesses: list[Access]) -> Iterator[tuple[int, PlannedReader | None]]:
+        """Take note of what workers have told.
+
+        Gives each inode that landed although no order waits for it any more, and for which reader, if that is known.
+        """
         for access in accesses:
             if access.where == FORGOTTEN:
                 self._pages_lost()
@@ -249,12 +256,14 @@ class PushAhead:
             if where == UNREAD:
                 where = None
             order = self._pop(access.inode)
-            # Of a file that a look-up had to fetch there are two events, and the second one ends no order.
-            if pushed and where is not None and (order is not None or where == FETCHED):
+            # There may be two events of a file: if a look-up had to fetch it, or another READ than the first one did.
+            # The second one ends no order.
+            late = order is None and access.inode in self._near
+            if pushed and where is not None and (order is not None or (where == FETCHED and not late)):
                 self._counters.add("pushed")
             if order is None:
                 if pushed and where == FETCHED:
-                    yield access.inode
+                    yield access.inode, next(filter(partial(self._was_brought, access.inode), self._waiting), None)
                 continue
             took_s = max(0.0, access.time_s - order.ordered_s)
             # The reader itself may have been quicker.

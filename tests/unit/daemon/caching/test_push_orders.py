@@ -87,7 +87,8 @@ class Harness:
         return self.pusher.ordered[before:]
 
     def tell(self, *inodes: int, where: int = FETCHED | PUSHED) -> list[int]:
-        return list(self.way.heard([Access(time.time(), inode, inode, self.size, 0, 0, 0, where) for inode in inodes]))
+        accesses = [Access(time.time(), inode, inode, self.size, 0, 0, 0, where) for inode in inodes]
+        return [inode for inode, _ in self.way.heard(accesses)]
 
 
 @pytest.fixture
@@ -203,6 +204,16 @@ def test_a_file_whose_size_had_to_be_found_out_is_pushed_once(harness: Harness) 
     harness.tell(1, where=FETCHED | PUSHED)
     harness.tell(1, where=HIT | PUSHED)
     assert [(inode, found.where) for inode, found in harness.done] == [(1, FETCHED)]
+    assert harness.counters.value("pushed") == 1
+
+
+def test_a_file_that_another_read_than_the_first_one_fetched_is_pushed_once_and_for_its_reader(
+    harness: Harness,
+) -> None:
+    harness.push(1)
+    harness.tell(1, where=HIT | PUSHED)
+    access = Access(time.time(), 1, 1, SIZE, 0, 0, 0, FETCHED | PUSHED)
+    assert list(harness.way.heard([access])) == [(1, harness.reader)]
     assert harness.counters.value("pushed") == 1
 
 

@@ -6,8 +6,9 @@ batches wait that take too many bytes, the sink chooses rows of theirs to leave 
 its scoring has fewer of its rows scored, and no batch is lost as a whole.
 
 For every other message the reader waits until the backlog has room. Then the trainer's own socket becomes full, which
-its hook can bear. `progress` alone passes the backlog by: it is about now, and batches may wait for seconds. Both tasks
-send answers, each whole message under a lock.
+its hook can bear. `progress` and `exchange` pass the backlog by: they are about now, and batches may wait for seconds.
+Both tasks send answers, each whole message under a lock.
+
 The module is long because the port `HookSink` stands beside the code that calls it.
 """
 

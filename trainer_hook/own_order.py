@@ -41,7 +41,8 @@ class OwnOrder:
 
     def coming(self, count: int) -> list[int]:
         """The next samples, at most `count`, in the order that is planned now."""
-        return [int(sample) for sample in self.order[self.position : self.position + count]]
+        coming: list[int] = self.order[self.position : self.position + count].tolist()
+        return coming
 
     def owes(self, sample: int) -> bool:
         """Whether a sample of the list is still to come."""
@@ -57,7 +58,7 @@ class OwnOrder:
         for position, sample in zip(range(self.position, end), given, strict=False):
             if 0 <= sample < len(self._position_of):
                 self._swap(position, int(self._position_of[sample]))
-        handed = [int(sample) for sample in self.order[self.position : end]]
+        handed = self.coming(count)
         self.position = end
         return handed
 

@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
 from trainer_hook.boundary import Boundary
 from trainer_hook.client import Client
-from trainer_hook.exchanging import Exchanging, like, refuse_repetition, restored, saved
+from trainer_hook.exchanging import Exchanging, like, restored, saved
 from trainer_hook.next_epoch import NextEpoch, batches_of
 from trainer_hook.own_order import OwnOrder
 from trainer_hook.rehearsal import Rehearsal, why_not
@@ -105,8 +105,6 @@ class Planner:
         self._rehearses = self.sampler is None and not draw_ahead
         self._next_epoch = NextEpoch(loader, self._index_sampler)
         self._publish = publish and self._can_be_planned()
-        if share:
-            refuse_repetition(loader)
         self._shares = share and self._publish
         self._exchanging: Exchanging | None = None
         # The order of the epoch with which a training goes on, if it has given one.

@@ -60,9 +60,10 @@ class Generations:
         """
         rng = np.random.default_rng([self._seed, _ORDER, epoch])
         shuffled = rng.permutation(self.samples)[: self.samples // world_size * world_size]
-        renewed = self.renewed(epoch)[shuffled]
-        dealt = np.concatenate([shuffled[renewed], shuffled[~renewed]])[rank::world_size]
-        makes = int(np.count_nonzero(self.renewed(epoch)[dealt]))
+        renewed = self.renewed(epoch)
+        first = renewed[shuffled]
+        dealt = np.concatenate([shuffled[first], shuffled[~first]])[rank::world_size]
+        makes = int(np.count_nonzero(renewed[dealt]))
         return spread(dealt[:makes], dealt[makes:])
 
 

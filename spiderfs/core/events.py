@@ -19,6 +19,7 @@ FORGOTTEN = 7  # no access: the kernel was made to forget all names, and the pag
 # all of them are set if it could not be read.
 PUSHED = 16
 UNREAD = 15
+FROM_THE_SOURCE = (FETCHED, REFUSED, UNSTORED)
 
 ACCESS_RECORD = struct.Struct("<dQQQIIHB5x")
 """The bytes of one `Access` in a pipe: its fields, in their order, and padding."""

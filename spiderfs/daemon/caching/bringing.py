@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from spiderfs.core.concurrency import Concurrency
-from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
+from spiderfs.core.events import FROM_THE_SOURCE
 from spiderfs.core.schedule import PlannedReader
 from spiderfs.vfs.catalogue import Node
 
@@ -41,7 +41,7 @@ class Brought(NamedTuple):
 
     @property
     def fetched(self) -> bool:
-        return self.where in (FETCHED, REFUSED, UNSTORED)
+        return self.where in FROM_THE_SOURCE
 
 
 Done = Callable[[Node, PlannedReader, Brought], None]

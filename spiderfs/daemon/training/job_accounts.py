@@ -11,13 +11,12 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSEEN, UNSTORED, Access
+from spiderfs.core.events import FROM_THE_SOURCE, HIT, UNSEEN, Access
 from spiderfs.core.teaching import RatioStatus
 from spiderfs.daemon.training.trainer import Trainer
 
 # The pace of a job is that of its last so many whole seconds.
 _PACE_S = 10
-_FROM_THE_SOURCE = (FETCHED, REFUSED, UNSTORED)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class _Account:
         self.hits += access.where in (HIT, UNSEEN)
         self.page_cache_reads += access.where == UNSEEN
         self.stand_ins += access.wanted != access.inode
-        if access.where in _FROM_THE_SOURCE:
+        if access.where in FROM_THE_SOURCE:
             self.origin_bytes += access.size
         second = int(access.time_s)
         if self.paced and self.paced[-1][0] >= second:
@@ -94,7 +93,7 @@ class JobAccounts:
     def note(self, accesses: Iterable[Access]) -> None:
         """Add what trainers have read; large files are not counted."""
         for access in accesses:
-            if access.trainer and access.where in (HIT, UNSEEN, *_FROM_THE_SOURCE):
+            if access.trainer and access.where in (HIT, UNSEEN, *FROM_THE_SOURCE):
                 account = self._of(access.trainer)
                 if account is not None:
                     account.read(access)

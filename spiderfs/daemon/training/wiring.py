@@ -23,7 +23,7 @@ from pathlib import Path
 import msgpack
 
 from spiderfs.core.elastic import ElasticOptions
-from spiderfs.core.events import HIT, OPENED, UNSEEN, WARMED, Access
+from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNSEEN, WARMED, Access
 from spiderfs.core.teaching import Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses import Courses
@@ -158,8 +158,8 @@ class Training:
         self._cache.apply(self.teaching.schedule_changed())
 
     def _with_origin_bytes(self, access: Access) -> Access:
-        """The access with as many bytes as its file has at the source, where its view was opened."""
-        node = self._catalogue.known(access.inode)
+        """The access with as many bytes as its file has at the source, if its view was fetched from there."""
+        node = self._catalogue.known(access.inode) if access.where in FROM_THE_SOURCE else None
         return access if node is None else access._replace(size=node.version.size)
 
     def jobs(self) -> tuple[JobStatus, ...]:

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import trio
@@ -178,7 +179,7 @@ class Prefetcher:
                 self._bell.silence()
                 try:
                     self._keep_arrived()
-                    self._cache.expect(self._way.concurrency.limit if self._schedule.active else None)
+                    self._cache.expect(self._at_a_time() if self._schedule.active else None)
                     if self._schedule.active and self._reachable() and trio.current_time() >= self._full_until_s:
                         self._bring_due()
                 except SpiderfsError as exc:
@@ -186,6 +187,11 @@ class Prefetcher:
                     self._full_until_s = trio.current_time() + _STORE_PAUSE_S
                 with trio.move_on_after(_LOOK_AGAIN_S if self._schedule.active else float("inf")):
                     await self._bell.wait()
+
+    def _at_a_time(self) -> int:
+        """How many samples may be under way at a time."""
+        ways = {self._way, self._fetch} if self._cache.engine.owed.active else {self._way}
+        return sum(way.concurrency.limit for way in ways)
 
     def heard(self, accesses: list[Access]) -> list[Access]:
         """Take note of what was pushed, by what workers have told; returns what readers have read."""
@@ -230,15 +236,16 @@ class Prefetcher:
                 if found is None:
                     way.concurrency.short_of_work(now)
                     break
-                way.bring(*found, self._brought)
+                by, node, reader, position = found
+                by.bring(node, reader, position, partial(self._brought, by))
         finally:
             self._content.end_read()
 
     def _cursors_of_believed(self) -> dict[PlannedReader, _Cursor]:
         return {reader: self._cursor(reader) for reader in self._schedule.believed}
 
-    def _due(self, way: Way) -> Iterator[tuple[Node, PlannedReader, int]]:
-        """The samples to bring, by deadline, each with the reader who comes to it first, and its position."""
+    def _due(self, way: Way) -> Iterator[tuple[Way, Node, PlannedReader, int]]:
+        """The samples to bring and the ways to do so, by deadline, each with who reads it first, and its position."""
         readers = {}
         for reader in self._schedule.believed:
             # What comes after that may yet change places with what is cached.
@@ -251,7 +258,7 @@ class Prefetcher:
         for _ in range(_AT_A_TIME):
             waiting = [(reader.time_of(head[0]), head, reader) for reader, head in heads.items() if head is not None]
             if not waiting:
-                yield from self._owed_to_jobs(way)
+                yield from self._owed_to_jobs()
                 self._idle_at_s = trio.current_time()
                 return
             _, (position, inode), reader = min(waiting, key=lambda candidate: candidate[0])
@@ -259,18 +266,24 @@ class Prefetcher:
             if node is not None:
                 verdict = way.judge(node)
                 if verdict is Verdict.BRING:
-                    yield node, reader, position
+                    yield way, node, reader, position
                 elif verdict is Verdict.ENOUGH:
                     return
             heads[reader] = next(readers[reader], None)
         self._bell.ring()
 
-    def _owed_to_jobs(self, way: Way) -> Iterator[tuple[Node, PlannedReader, int]]:
-        """What jobs that exchange samples are owed, as long as one of them has too few cached ones to choose from."""
-        engine = self._cache.engine
+    def _owed_to_jobs(self) -> Iterator[tuple[Way, Node, PlannedReader, int]]:
+        """What jobs that exchange samples are owed, as long as one of them has too few cached ones to choose from.
+
+        They choose from what the store has, so it is fetched into that in every mode, and only if it will stay. In the
+        page cache alone nobody would be given it, and it would be fetched again.
+        """
+        engine, way = self._cache.engine, self._fetch
         ready = max(1, min(_READY, len(engine.members) // 100))
         for shared in engine.owed.lists.values():
             for _ in range(way.concurrency.limit):
+                if not way.has_room():
+                    return
                 found = shared.due(ready)
                 if found is None:
                     break
@@ -286,7 +299,7 @@ class Prefetcher:
                 if way.judge(node) is not Verdict.BRING:
                     return
                 shared.fetching(sample)
-                yield node, reader, position
+                yield way, node, reader, position
 
     def _cursor(self, reader: PlannedReader) -> _Cursor:
         cursor = self._cursors.get(reader)
@@ -312,10 +325,10 @@ class Prefetcher:
 
     # -- what has come
 
-    def _brought(self, node: Node, reader: PlannedReader, brought: Brought) -> None:
+    def _brought(self, way: Way, node: Node, reader: PlannedReader, brought: Brought) -> None:
         now = trio.current_time()
         if brought.fetched:
-            self._way.concurrency.fetched(brought.size, brought.took_s, now)
+            way.concurrency.fetched(brought.size, brought.took_s, now)
             self._tell_for_whom(reader, node.version.size)
         if brought.where == FETCHED:
             self._keep(node.inode)

@@ -14,12 +14,13 @@ import pytest
 import trio
 import trio.testing
 
-from spiderfs.core.events import HIT, REFUSED, Access
+from spiderfs.core.concurrency import Concurrency
+from spiderfs.core.events import FETCHED, HIT, REFUSED, Access
 from spiderfs.core.exchange import SharedList
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.core.schedule import PROVEN_OPENS, PlannedReader
-from spiderfs.daemon.caching.bringing import Bell
+from spiderfs.daemon.caching.bringing import Bell, Brought, Done, Verdict
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES, Prefetcher
 from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
@@ -31,7 +32,7 @@ from spiderfs.sources.source import Version
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import LANDING, ContentKey
 from spiderfs.testing import MemoryContent, MemorySource
-from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 
 SIZE, LARGE = 1000, 50_000
@@ -300,6 +301,63 @@ def test_what_cannot_be_fetched_ahead_is_no_sample_that_is_coming(tmp_path: Path
         assert shared.ask((TRAINER, "train"), [1]) == [2]
 
     run(tmp_path, test, sizes=[LARGE, LARGE, SIZE])
+
+
+class Pushes:
+    """A way that takes everything, as that of an immutable mount does, and remembers what it was given."""
+
+    able, looks_again, under_way = True, False, 0
+
+    def __init__(self) -> None:
+        self.concurrency = Concurrency(8)
+        self.brought: list[int] = []
+
+    def start(self, nursery: trio.Nursery) -> None:
+        pass
+
+    def look(self, readers: tuple[PlannedReader, ...], again: bool, idle: bool) -> None:
+        pass
+
+    def window(self, reader: PlannedReader) -> int:
+        return 8
+
+    def has_room(self) -> bool:
+        return True
+
+    def is_near(self, inode: int) -> bool:
+        return False
+
+    def judge(self, node: Node) -> Verdict:
+        return Verdict.BRING
+
+    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
+        self.brought.append(node.inode)
+        assert len(self.brought) < 100
+        done(node, reader, Brought(FETCHED, node.stat.size, 0.01))
+
+
+def test_what_jobs_are_owed_is_fetched_into_the_store_where_plans_are_pushed_too(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        pushes = Pushes()
+        harness.prefetcher._push = pushes  # type: ignore[assignment]
+        place_of: dict[Key, int] = {inode: place for place, inode in enumerate(harness.inodes)}
+        engine = harness.cache.engine
+        shared = SharedList(harness.inodes, place_of, random.Random(1).random, engine.owed.changed)
+        engine.share("list", shared)
+        for trainer in (TRAINER, TRAINER + 1):
+            harness.plan(range(40), trainer)
+            harness.reader(trainer).exchanges = True
+            shared.begin((trainer, "train"), str(trainer), np.arange(40))
+        engine.owing_changed()
+        harness.bell.ring()
+        await trio.sleep(5)
+        # What the store would not keep is not fetched: it was, again and again, when it was pushed.
+        assert pushes.brought == []
+        assert 0 < len(harness.fetched) <= 10
+        assert len(set(harness.fetched)) == len(harness.fetched)
+        assert harness.kept == set(harness.fetched)
+
+    run(tmp_path, test, files=40, cached=10)
 
 
 def test_a_followed_plan_makes_opens_hits_and_costs_each_file_once(tmp_path: Path) -> None:

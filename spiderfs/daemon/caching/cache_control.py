@@ -32,8 +32,11 @@ log = logging.getLogger(__name__)
 # Landing holds fetched files until the manager has decided about them, some 10 ms. It gets 5 % of a small cache, and at
 # most 64 MiB of a large one: 600 files of 112 kB, a fifth of a second at full speed. While plans are followed, nearly
 # every file that lands was fetched ahead and leaves landing at once. The number of these fetches is known, so landing
-# gets room for them alone, and members can use the rest.
+# gets room for them alone, and members can use the rest. Where landing still loses records, because workers fetch too
+# or the manager does not run at once, it gets room for one more with each that it lost, up to a tenth of the cache: a
+# place for a member saves one fetch in an epoch, and each lost record costs one.
 LANDING_SHARE = 0.05
+LANDING_MOST_SHARE = 0.1
 LANDING_MAX_BYTES = 64 << 20
 # Landing has room for so many of the largest files. With room for one alone, each such file would push out all others.
 LANDING_FILES = 4
@@ -73,8 +76,11 @@ class CacheControl:
         self._note = note
         self._counters = counters
         self._capacity_bytes = 0
+        # What the engine leaves free for landing.
+        self._left_bytes = 0
         self._largest_bytes = 0
         self._expected_files: int | None = None
+        self._lost_files = 0
         self._hub_limits = hub_limits or HubLimits()
         self.engine = Engine(self._made(policy), 0, 0, large_share)
 
@@ -163,20 +169,23 @@ class CacheControl:
 
     def expect(self, files: int | None) -> None:
         """So many files land at a time, because plans are followed; None if files land as readers ask for them."""
-        before, self._expected_files = self._landing_bytes(), files
-        if self._landing_bytes() != before:
+        self._expected_files = files
+        if files is None:
+            self._lost_files = 0
+        if self._landing_bytes() != self._left_bytes:
             self.apply(self._resize())
 
     def _resize(self) -> Changes:
-        landing_bytes = self._landing_bytes()
-        self._note(Budget(self._capacity_bytes, landing_bytes))
-        return self.engine.resize(self._capacity_bytes, landing_bytes)
+        self._left_bytes = self._landing_bytes()
+        self._note(Budget(self._capacity_bytes, self._left_bytes))
+        return self.engine.resize(self._capacity_bytes, self._left_bytes)
 
     def _landing_bytes(self) -> int:
         share = min(int(self._capacity_bytes * LANDING_SHARE), LANDING_MAX_BYTES)
         if self._expected_files is not None and self.engine.members:
             mean_bytes = self.engine.used_bytes // len(self.engine.members)
-            share = min(share, self._expected_files * mean_bytes)
+            most = min(int(self._capacity_bytes * LANDING_MOST_SHARE), LANDING_MAX_BYTES)
+            share = min(min(share, self._expected_files * mean_bytes) + self._lost_files * mean_bytes, most)
         return min(max(share, LANDING_FILES * self._largest_bytes), self._capacity_bytes // 2)
 
     def set_capacity(self, capacity_bytes: int) -> None:
@@ -274,6 +283,7 @@ class CacheControl:
         for key in missing:
             self.engine.forget(_engine_key(key))
             self._note(Lost(_engine_key(key)))
+        self._lost_files += len(missing)
         self._counters.add("evicted", len(drop))
         self._counters.add("admitted", len(keep) - len(missing))
         self._counters.add("landing_lost", len(missing))

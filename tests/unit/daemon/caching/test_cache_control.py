@@ -17,7 +17,13 @@ from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.guided import HubLimits
 from spiderfs.core.hints import Hub
 from spiderfs.core.planned_epoch import PlannedEpoch
-from spiderfs.daemon.caching.cache_control import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, CacheControl
+from spiderfs.daemon.caching.cache_control import (
+    LANDING_FILES,
+    LANDING_MAX_BYTES,
+    LANDING_MOST_SHARE,
+    LANDING_SHARE,
+    CacheControl,
+)
 from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
@@ -248,6 +254,35 @@ def test_landing_needs_less_room_while_it_is_known_what_lands(policy: str) -> No
     harness.cache.fold([event(999, 2000, REFUSED)])
     harness.cache.expect(1)
     assert harness.cache.engine.budget_bytes == 100_000 - LANDING_FILES * 2000
+
+
+def test_landing_grows_while_it_loses_what_was_expected_to_stay() -> None:
+    harness = Harness(capacity=100_000)
+    harness.fetched(*range(1, 300), size=500)
+    harness.cache.expect(4)
+    harness.fetched(*range(700, 710), size=500)
+    harness.check()
+
+    def burst(first: int) -> int:
+        """Twelve records land before the manager hears of the first; returns how many it could not keep."""
+        before = harness.counted("landing_lost")[0]
+        for inode in range(first, first + 12):
+            assert harness.content.land(ContentKey(inode), bytes(500))
+        harness.cache.fold([event(inode, 500) for inode in range(first, first + 12)])
+        harness.cache.expect(4)
+        harness.check()
+        return harness.counted("landing_lost")[0] - before
+
+    assert burst(300) > 4
+    assert burst(400) == 0
+    # However many are lost, a tenth of the cache is the most.
+    for inode in range(500, 600):
+        harness.content.land(ContentKey(inode), bytes(500))
+    harness.cache.fold([event(inode, 500) for inode in range(500, 600)])
+    harness.cache.expect(4)
+    assert harness.cache.engine.budget_bytes == 100_000 - int(100_000 * LANDING_MOST_SHARE)
+    harness.cache.expect(None)
+    assert harness.cache.engine.budget_bytes == 100_000 - int(100_000 * LANDING_SHARE)
 
 
 def test_opening_a_large_file_is_a_step_of_the_plan_and_no_candidate() -> None:

@@ -7,6 +7,7 @@ After a batch comes a step of fixed length in which nothing is computed, so that
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -37,8 +38,13 @@ class Order:
     batch: int
     step_s: float
     """The time after each batch."""
-    forgets: bool
+    forgets: bool = False
     """Whether the loader's workers have the kernel forget each file that they have read."""
+    warns: bool = True
+    """Whether the hook warns, as where it loses the daemon."""
+    rank: int = 0
+    ranks: int = 1
+    """With more than one, the training reads this rank's part of each epoch (DistributedSampler)."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,7 @@ class Epoch:
     lasted_s: float
     taken_s: list[float]
     """When each batch was taken."""
-    read: list[int]
-    """The numbers of the files, in the order in which they were read."""
+    reads: int
 
 
 class JobProcess:
@@ -60,7 +65,9 @@ class JobProcess:
         self.pipe, other = Pipe()
         # Not one of multiprocessing's: those are ended with each mount, as loader workers are.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(other.fileno())], pass_fds=[other.fileno()], cwd=ROOT
+            [sys.executable, "-c", f"from {__name__} import serve; serve({other.fileno()})"],
+            pass_fds=[other.fileno()],
+            cwd=ROOT,
         )
         other.close()
 
@@ -76,7 +83,10 @@ class JobProcess:
         self.pipe.send("begin")
 
     def told(self) -> Any:
-        """What the training says next: an Epoch after each, then None; raises RuntimeError if it has failed."""
+        """What the training says next: an Epoch after each, then None; raises RuntimeError if it has failed.
+
+        It has failed, too, if it has not read each sample of an epoch exactly once.
+        """
         try:
             said = self.pipe.recv()
         except EOFError:
@@ -94,10 +104,12 @@ class JobProcess:
             self._process.wait()
 
 
-def _serve(pipe: Connection) -> None:
+def serve(descriptor: int) -> None:
+    """Run the trainings that are asked for through a pipe, until it is closed."""
+    pipe = Connection(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             order: Order = pipe.recv()
             try:
@@ -111,17 +123,22 @@ def _serve(pipe: Connection) -> None:
 def _train(order: Order, pipe: Connection) -> None:
     # Imported here, so that the process that measures does not wait for torch.
     import torch
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, DistributedSampler
 
     import trainer_hook
     from benchmarks.common.mounts import leave_signals_to_the_parent
 
     torch.set_num_threads(1)
+    logging.getLogger("trainer_hook").setLevel(logging.WARNING if order.warns else logging.ERROR)
     files = Files(order.mount, order.names, order.labels, order.forgets)
+    sampler: DistributedSampler[int] | None = None
+    if order.ranks > 1:
+        sampler = DistributedSampler(files, order.ranks, order.rank, seed=order.seed)  # type: ignore[arg-type]
     loader: DataLoader[Any] = DataLoader(
         files,  # type: ignore[arg-type]
         order.batch,
-        shuffle=True,
+        shuffle=sampler is None,
+        sampler=sampler,
         generator=torch.Generator().manual_seed(order.seed),
         num_workers=LOADER_WORKERS,
         persistent_workers=True,
@@ -133,6 +150,9 @@ def _train(order: Order, pipe: Connection) -> None:
         pipe.send("ready")
         pipe.recv()
         for number in range(order.epochs):
+            if sampler is not None:
+                sampler.set_epoch(number)
+            drawn = range(len(files)) if sampler is None else sorted(sampler)
             began_s = time.monotonic()
             taken_s: list[float] = []
             read: list[int] = []
@@ -140,7 +160,9 @@ def _train(order: Order, pipe: Connection) -> None:
                 taken_s.append(time.monotonic())
                 read += batch.tolist()
                 time.sleep(order.step_s)
-            pipe.send(Epoch(number, time.monotonic() - began_s, taken_s, read))
+            if sorted(read) != list(drawn):
+                raise RuntimeError(f"in epoch {number} it did not read each of its samples exactly once")
+            pipe.send(Epoch(number, time.monotonic() - began_s, taken_s, len(read)))
 
 
 class Files:
@@ -162,7 +184,3 @@ class Files:
         if number != index:
             raise RuntimeError(f"file {index} has the bytes of file {number}")
         return number
-
-
-if __name__ == "__main__":
-    _serve(Connection(int(sys.argv[1])))

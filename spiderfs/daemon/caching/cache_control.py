@@ -167,6 +167,11 @@ class CacheControl:
             self._largest_bytes = size
             changes.append(self._resize())
 
+    @property
+    def landing_room_bytes(self) -> int:
+        """How many bytes may land before those that landed first are pushed out."""
+        return self._capacity_bytes - self.engine.used_bytes
+
     def expect(self, files: int | None) -> None:
         """So many files land at a time, because plans are followed; None if files land as readers ask for them."""
         self._expected_files = files

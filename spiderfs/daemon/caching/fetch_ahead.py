@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 AHEAD_SHARE = 0.02
 BURST_SHARE = 0.1
 BURST_ROOM = 0.25
+# What is on its way lands together, and readers' own fetches land beside it. So it takes no more than this share of the
+# room in landing, or one sample: what is pushed out of landing before the engine has seen it was fetched in vain.
+LANDING_SHARE = 0.5
 
 
 class FetchAhead:
@@ -48,7 +51,8 @@ class FetchAhead:
         self._fetcher = fetcher
         self.concurrency = Concurrency(most)
         self._windows: dict[PlannedReader, Window] = {}
-        self._fetching: set[int] = set()
+        self._fetching: dict[int, int] = {}
+        """The bytes of each sample that is being fetched."""
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -79,7 +83,9 @@ class FetchAhead:
         return self._windows.setdefault(reader, Window(reader.opens, reader.late))
 
     def has_room(self) -> bool:
-        return len(self._fetching) < self.concurrency.limit
+        under_way_bytes = sum(self._fetching.values())
+        lands = under_way_bytes < self._cache.landing_room_bytes * LANDING_SHARE
+        return len(self._fetching) < self.concurrency.limit and (lands or not self._fetching)
 
     def is_near(self, inode: int) -> bool:
         if inode in self._cache.engine.members or inode in self._fetching:
@@ -94,7 +100,7 @@ class FetchAhead:
 
     def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
         assert self._nursery is not None
-        self._fetching.add(node.inode)
+        self._fetching[node.inode] = node.stat.size
         self._nursery.start_soon(self._fetch, node, reader, done)
 
     async def _fetch(self, node: Node, reader: PlannedReader, done: Done) -> None:
@@ -109,7 +115,7 @@ class FetchAhead:
         except SpiderfsError as exc:
             log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)
         finally:
-            self._fetching.discard(node.inode)
+            del self._fetching[node.inode]
             done(node, reader, brought)
 
     def is_ready(self, inode: int) -> bool:

@@ -393,6 +393,26 @@ def test_a_small_cache_is_not_fetched_for_in_vain(tmp_path: Path) -> None:
     assert len(run(tmp_path, test, files=200, cached=10).fetched) <= 200 + 16
 
 
+def test_no_more_is_fetched_at_a_time_than_has_room_to_land(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.prefetcher._fetch.concurrency.limit = 64
+        # The cache is full of what is needed late, so that only landing has room.
+        for number in range(380, 400):
+            await harness.read(number, trainer=0)
+        harness.plan(range(400))
+        for first in range(0, 320, 16):
+            # The loader takes 16 samples in hand at once, and reads them one after the other.
+            harness._come(TRAINER, first + 16, first)
+            harness.bell.ring()
+            await trio.sleep(0.2)
+            in_hand = range(first, first + 16)
+            assert set(in_hand) <= harness.kept, "what is pushed out of landing was fetched in vain"
+            for number in in_hand:
+                harness.cache.fold(events(trio.current_time(), harness.inodes[number], SIZE, HIT, TRAINER))
+
+    run(tmp_path, test, files=400, cached=20, most_fetches=64)
+
+
 def test_what_is_needed_sooner_stays_and_the_rest_makes_room(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         for number in range(160, 200):

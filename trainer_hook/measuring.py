@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -28,6 +29,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainer_hook.partial_store import Missing, PartialStore
+
+log = logging.getLogger("trainer_hook")
 
 # A training's transforms draw random numbers; which samples are measured is the same each time.
 _ORDER_SEED = 0
@@ -138,7 +141,7 @@ class Measuring:
         self._batch = 1 if sampler is None else len(next(iter(sampler)))
         generator = torch.Generator().manual_seed(_ORDER_SEED)
         self._order = torch.randperm(samples, generator=generator).tolist()
-        self._store = PartialStore.in_memory()
+        self._store: PartialStore | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -153,7 +156,10 @@ class Measuring:
         """A pass over the samples at these places of the order; with `kept`, as the loader gives them at the end."""
         global _clock
         loader, chosen = self._loader, self._order[first : first + count]
-        dataset = _Chosen(loader.dataset, chosen, self._store if kept else None)
+        if kept and self._store is None:
+            self._store = PartialStore.in_memory()
+        store = self._store if kept else None
+        dataset = _Chosen(loader.dataset, chosen, store)
         arguments: dict[str, Any] = {"num_workers": 0}
         if loader.num_workers:
             arguments = {"num_workers": 1, "multiprocessing_context": loader.multiprocessing_context}
@@ -170,8 +176,8 @@ class Measuring:
                 self._batches.append(batch)
         main_cpu_s = time.process_time() - cpu_s if loader.num_workers else 0.0
         size = 0
-        if kept:
-            size = sum((self._store.directory / str(index)).stat().st_size for index in chosen)
+        if store is not None:
+            size = sum((store.directory / str(index)).stat().st_size for index in chosen)
         return Pass(len(chosen), time.perf_counter() - begin_s, worker_cpu_s, max(0.0, waited_s), main_cpu_s, size)
 
     def steps(self, count: int) -> float:
@@ -187,7 +193,9 @@ class Measuring:
         return (time.perf_counter() - begin_s) / count
 
     def close(self) -> None:
-        shutil.rmtree(self._store.directory, ignore_errors=True)
+        """Delete what was kept."""
+        if self._store is not None:
+            shutil.rmtree(self._store.directory, ignore_errors=True)
 
 
 def _wait_for_device() -> None:
@@ -258,6 +266,8 @@ def main(named: str) -> None:
                     assert measuring is not None
                     answer = _answer(measuring, asked)
                 print(json.dumps(answer), file=answers)
+        except KeyboardInterrupt:
+            log.debug("whoever asked has no more questions")
         except Exception as exc:
             print(json.dumps({"error": str(exc) if isinstance(exc, Unusable) else _in_words(exc)}), file=answers)
         finally:

@@ -129,6 +129,8 @@ def _chosen_views(text: str, options: dict[str, str]) -> tuple[str, ...]:
 
     known = [*READY, *parse_recipes(options["views"])]
     names = [name for name in text.split(",") if name and name != NO_VIEW]
+    if names and options["binding"] == "pyfuse3":
+        raise UsageError("--view: a mount with binding=pyfuse3 shows no views: write --view none")
     for name in names:
         if name not in known:
             raise UsageError(f"--view {name}: the mount has no such view; it has {', '.join(known)}")

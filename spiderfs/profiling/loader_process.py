@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -113,6 +114,9 @@ def loader_process(named: str) -> Iterator[LoaderProcess]:
     assert process.stdout is not None
     try:
         yield LoaderProcess(process, named)
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        raise
     finally:
         # What it has not read of a question is of no use any more.
         with contextlib.suppress(BrokenPipeError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from mounting import SPIDERFS, eventually, mounted
+from mounting import SPIDERFS, eventually, is_running, mounted
 
 from spiderfs.linux.mounts import spiderfs_mounts
 
@@ -38,6 +39,11 @@ def make(directory):
 """
 
 
+def beside(directory: Path) -> list[Path]:
+    """The mounts to measure by, of which the caches lie in this directory."""
+    return [mount.mountpoint for mount in spiderfs_mounts() if mount.mountpoint.parent.parent == directory]
+
+
 def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -52,8 +58,7 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         told = json.loads((tmp_path / "p.json").read_text())
         assert mount.metric("opens") == opens  # only the mounts beside it are read
-        beside = [mount.mountpoint for mount in spiderfs_mounts() if "profile-" in str(mount.mountpoint)]
-        assert [point for point in beside if point.is_relative_to(tmp_path)] == []
+        assert beside(mount.cache.parent) == []
     assert told["source"]["latency_s"] >= 0.02
     assert (told["samples"], told["workers"], told["batch"], told["uses"]) == (24, 1, 4, 2)
     forms = told["forms"]
@@ -67,4 +72,33 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
     assert best["samples_per_s"] == max(row["samples_per_s"] for row in rows.values())
     assert best["split"] in done.stdout
     assert (tmp_path / "p.svg").stat().st_size > 1000
-    eventually(lambda: not any(name.startswith("profile-") for name in os.listdir(mount.cache.parent)))
+    assert not any(name.startswith("profile-") for name in os.listdir(mount.cache.parent))
+
+
+@pytest.mark.kernel_binding("what is interrupted is not the mount")
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "0.jpg").write_bytes(image_file())
+    (tmp_path / "my_training.py").write_text(
+        "import os, pathlib, time\n"
+        "def make(directory):\n"
+        "    pathlib.Path('asleep').write_text(str(os.getpid()))\n"
+        "    time.sleep(1000)\n"
+    )
+    with mounted(source, tmp_path / "m") as mount:
+        words = [SPIDERFS, "profile", mount.point, "--loader", "my_training:make"]
+        profile = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            asleep = tmp_path / "asleep"
+            loader = int(eventually(lambda: asleep.exists() and asleep.read_text()))
+            assert len(beside(mount.cache.parent)) == 1
+        finally:
+            # On a terminal every process of the group hears of it; the loader's has a group of its own.
+            profile.send_signal(signal.SIGINT)
+            said, _ = profile.communicate(timeout=60)
+        assert profile.returncode == 1
+        assert said.split() == ["Aborted!"]
+        assert beside(mount.cache.parent) == []
+        assert not any(name.startswith("profile-") for name in os.listdir(mount.cache.parent))
+        assert not is_running(loader)

@@ -19,12 +19,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (point / ".spiderfs").mkdir(parents=True)
     (point / ".spiderfs/stats.json").write_text(json.dumps({"capacity_bytes": 1000}))
     options = {"source": tmp_path / "missing", "cache_dir": tmp_path / "c/cache", "views": "tiny:bmp:64", "fetches": 4}
-    (point / ".spiderfs/config").write_text("".join(f"{name}={value}  # help\n" for name, value in options.items()))
+    write_config(point, **options, binding="kernel")
     table = tmp_path / "mountinfo"
     table.write_text(f"101 27 0:50 / {point} ro - fuse.spiderfs /nfs/a ro\n")
     monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return point
+
+
+def write_config(point: Path, **options: object) -> None:
+    (point / ".spiderfs/config").write_text("".join(f"{name}={value}  # help\n" for name, value in options.items()))
 
 
 def refusal(*arguments: str | Path) -> str:
@@ -42,6 +46,11 @@ def test_what_cannot_be_profiled_is_refused_in_one_line(here: Path, tmp_path: Pa
     assert "ends in .png or .svg" in refusal(here, "--loader", "a:b", "--plot", tmp_path / "a.jpg")
     assert "--capacity much" in refusal(here, "--capacity", "much")
     assert "a mount to measure by failed" in refusal(here, "--view", "none")
+
+
+def test_a_binding_without_views_is_asked_for_none(here: Path) -> None:
+    write_config(here, cache_dir="/cache", views="none", binding="pyfuse3")
+    assert "write --view none" in refusal(here)
 
 
 def test_a_loader_that_is_not_there_is_named(here: Path, tmp_path: Path) -> None:

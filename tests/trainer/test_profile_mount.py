@@ -91,12 +91,12 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
         profile = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             asleep = tmp_path / "asleep"
-            loader = int(eventually(lambda: asleep.exists() and asleep.read_text()))
+            loader = int(eventually(lambda: asleep.exists() and asleep.read_text(), within_s=150))
             assert len(beside(mount.cache.parent)) == 1
         finally:
             # On a terminal every process of the group hears of it; the loader's has a group of its own.
             profile.send_signal(signal.SIGINT)
-            said, _ = profile.communicate(timeout=60)
+            said, _ = profile.communicate(timeout=120)
         assert profile.returncode == 1
         assert said.split() == ["Aborted!"]
         assert beside(mount.cache.parent) == []

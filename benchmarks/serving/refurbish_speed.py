@@ -164,9 +164,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     def measure_all() -> None:
-        result = run(arguments, wide_console(TABLE_WIDTH))
-        if arguments.json is not None:
-            save(arguments.json, result)
+        save(arguments.json, run(arguments, wide_console(TABLE_WIDTH)))
 
     return exit_status("refurbish_speed", measure_all, "interrupted; everything is deleted")
 

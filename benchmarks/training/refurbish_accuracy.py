@@ -220,8 +220,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     try:
         for number, run in enumerate(side_by_side(prepare, work, tasks, arguments.jobs), 1):
             runs.append(run)
-            if arguments.json is not None:
-                save(arguments.json, result_of(extent, runs))
+            save(arguments.json, result_of(extent, runs))
             left = time_left(number, len(tasks), time.monotonic() - began)
             text = f"seed {run.seed}  {run.configuration:15} top-1 {run.top1:5.1%}  ({run.seconds:.0f} s; {left})"
             console.print(text, highlight=False)

@@ -34,6 +34,7 @@ from PIL import Image
 from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.common.augmentation import as_bytes, mirrored
 from benchmarks.common.command import add_data, add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent
@@ -87,9 +88,7 @@ class Images(Dataset[torch.Tensor]):
         with Image.open(self._paths[index]) as file:
             image = file.convert("RGB")
         cropped = image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=crop_of(*image.size))
-        if random.random() < 0.5:
-            cropped = cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return torch.from_numpy(np.array(cropped)).permute(2, 0, 1).contiguous()
+        return as_bytes(mirrored(cropped))
 
 
 def crop_of(width: int, height: int) -> tuple[int, int, int, int]:
@@ -132,9 +131,9 @@ def make_images(root: Path, data: Path | None, count: int) -> list[str]:
     return names
 
 
-def loader_of(peer: Mounted, names: list[str]) -> DataLoader[torch.Tensor]:
+def loader_of(images: Images) -> DataLoader[torch.Tensor]:
     return DataLoader(
-        Images([os.path.join(peer.root, name) for name in names]),
+        images,
         batch_size=BATCH,
         shuffle=True,
         num_workers=LOADER_WORKERS,
@@ -191,7 +190,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         stack.callback(end_loader_workers)  # as long as they live, the mounts are busy
         for peer in [*peers, peers[0]]:
             read_all([os.fsencode(peer.root / name) for name in names], 1, seed=0)
-        loaders = [(peer, loader_of(peer, names)) for peer in peers]
+        loaders = [(peer, loader_of(Images([os.path.join(peer.root, name) for name in names]))) for peer in peers]
         for peer, loader in loaders:
             measure(peer, loader)  # begins its workers
         for number in range(rounds):

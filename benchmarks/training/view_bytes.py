@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from torch.utils.data import DataLoader
 
 import trainer_hook
 from benchmarks.common.command import add_data, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
+from benchmarks.common.mounts import counts, mounted
 from benchmarks.common.results import machine, plain_table, save, wide_console
-from benchmarks.serving.image_loader import BATCH, LOADER_WORKERS, Images, make_images
+from benchmarks.serving.image_loader import Extent, Images, loader_of, make_images
 
 VIEW = "jpeg256"
 LATENCY_MS = 20.0
@@ -39,12 +38,6 @@ EPOCHS = 3
 TABLE_WIDTH = 100
 # Origin bytes of a later epoch, and the time of the first one, with the view against originals: at most so much.
 MOST_BYTES, MOST_TIME = 0.45, 1.1
-
-
-@dataclass(frozen=True)
-class Extent:
-    images: int
-    rounds: int
 
 
 FULL, QUICK = Extent(1_000, rounds=3), Extent(200, rounds=1)
@@ -73,14 +66,7 @@ class Listed(Images):
 def measure(source: Path, names: list[str], scratch: Path, capacity: int, options: str) -> Run:
     run = Run([], [])
     with mounted(source, scratch, capacity, LATENCY_MS, options) as mount:
-        loader = DataLoader(
-            Listed([os.path.join(mount, name) for name in names]),
-            batch_size=BATCH,
-            shuffle=True,
-            num_workers=LOADER_WORKERS,
-            persistent_workers=True,
-            worker_init_fn=leave_signals_to_the_parent,
-        )
+        loader = loader_of(Listed([os.path.join(mount, name) for name in names]))
         with trainer_hook.plan(mount, loader):
             for _ in range(EPOCHS):
                 before, begin = counts(mount)["origin_bytes"], time.perf_counter()

@@ -14,7 +14,6 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-Step = Callable[[Image.Image], Image.Image]
 # RandAugment's scale of strength, whose end is the strongest form of each distortion.
 STRONGEST = 30
 # What ImageNet trainings commonly use: two layers of magnitude 9.
@@ -24,13 +23,10 @@ GREY = (128, 128, 128)
 
 
 class Layer:
-    """One layer of RandAugment: one of 14 distortions, chosen at random, of one strength, 0 to STRONGEST."""
-
-    def __init__(self, magnitude: int = MAGNITUDE) -> None:
-        self._strength = magnitude / STRONGEST
+    """One layer of RandAugment: one of 14 distortions, chosen at random, of magnitude MAGNITUDE."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        return random.choice(DISTORTIONS)(image, self._strength)
+        return random.choice(DISTORTIONS)(image, MAGNITUDE / STRONGEST)
 
 
 class Resize:

@@ -51,6 +51,10 @@ class Run:
     origin_bytes: list[int]
 
     @property
+    def first_s(self) -> float:
+        return self.seconds[0]
+
+    @property
     def later_bytes(self) -> float:
         return statistics.fmean(self.origin_bytes[1:])
 
@@ -79,21 +83,16 @@ def measure(source: Path, names: list[str], scratch: Path, capacity: int, option
 
 
 def ratio(runs: dict[str, list[Run]], figure: str) -> float:
-    """The median over the rounds of the view's figure divided by the originals'."""
-
-    def of(run: Run) -> float:
-        return run.later_bytes if figure == "later_bytes" else run.seconds[0]
-
-    return statistics.median(
-        of(view) / of(original) for view, original in zip(runs["view"], runs["original"], strict=True)
-    )
+    """The median over the rounds of the view's figure, a property of `Run`, divided by the originals'."""
+    pairs = zip(runs["view"], runs["original"], strict=True)
+    return float(statistics.median(getattr(view, figure) / getattr(original, figure) for view, original in pairs))
 
 
 def show(runs: dict[str, list[Run]], title: str, console: Console) -> None:
     table = plain_table(title, "", "first epoch, s", "MB", "later epochs, s", "MB")
     for name, of_name in runs.items():
         cells = [
-            statistics.median(run.seconds[0] for run in of_name),
+            statistics.median(run.first_s for run in of_name),
             statistics.median(run.origin_bytes[0] for run in of_name) / 1e6,
             statistics.median(statistics.fmean(run.seconds[1:]) for run in of_name),
             statistics.median(run.later_bytes for run in of_name) / 1e6,

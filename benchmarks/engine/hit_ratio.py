@@ -43,7 +43,7 @@ from benchmarks.training.in_process import Configuration, pool_in, train
 from benchmarks.training.training import BATCH, IMAGES
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Hint, Ratio
+from spiderfs.core.hints import Ratio
 from spiderfs.errors import UsageError
 from spiderfs.policies import POLICIES
 from spiderfs.simulation.replay import Replay, policy_for, replay
@@ -56,8 +56,6 @@ SEED = 1
 TABLE_WIDTH = 110
 FULL = Extent(epochs=12, training=5_000, held_out=1_000, seeds=1)
 QUICK = Extent(epochs=3, training=1_500, held_out=500, seeds=1)
-
-Hints = list[tuple[int, Hint]]
 
 
 @dataclass(frozen=True)

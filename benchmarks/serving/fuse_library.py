@@ -43,7 +43,6 @@ from benchmarks.serving.readers import read_all
 from benchmarks.serving.serve import FileSet, made_files, measure, paths_below
 from benchmarks.serving.workloads import LATENCY_MS, LOADERS, loaders, reading, seconds
 
-ROOT = Path(__file__).resolve().parents[2]
 KERNEL = "kernel"
 SYSTEMS = (KERNEL, "pyfuse3", "pyfuse3-plain")
 READER_COUNTS = (1, 4)

@@ -39,7 +39,6 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-@pytest.mark.both_modes
 @pytest.mark.parametrize(("workers", "latency_ms"), [(1, 0), (2, 0), (2, 10)])
 def test_killed_workers_cost_no_reader_a_byte(
     source: Path,

@@ -65,6 +65,11 @@ def save(path: Path | None, result: dict[str, Any]) -> None:
     unfinished.replace(path)
 
 
+def at_least(target: float | None, figure: float) -> str:
+    """The cell of a table that says whether a figure reaches its target; empty if it has none."""
+    return "" if target is None else f">= {target:g}: {'reached' if figure >= target else 'missed'}"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One target, and whether the measurement reached it; there is one figure for each seed or run."""

@@ -38,7 +38,7 @@ from benchmarks.common.augmentation import as_bytes, mirrored
 from benchmarks.common.command import add_data, add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent
-from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import PEERS, Mounted, install_missing, mounted
 from benchmarks.serving.readers import read_all
@@ -165,11 +165,11 @@ def show(epochs: dict[str, list[Epoch]], title: str, console: Console) -> None:
         rates = [epoch.images_per_s for epoch in of_system]
         cost_ms = statistics.median(epoch.cpu_ms_per_image for epoch in of_system)
         share = ratio(epochs, system)
-        target = TARGETS.get(system)
-        word = "" if target is None else f">= {target}: {'reached' if share >= target else 'missed'}"
         cells = [f"{figure:,.0f}" for figure in (statistics.median(rates), min(rates), max(rates))]
         of_local = ratio(epochs, system, "cpu_ms_per_image")
-        table.add_row(system, *cells, f"{share:.3f}", f"{cost_ms:.3f}", f"{of_local:.3f}", word)
+        table.add_row(
+            system, *cells, f"{share:.3f}", f"{cost_ms:.3f}", f"{of_local:.3f}", at_least(TARGETS.get(system), share)
+        )
     console.print(table)
 
 

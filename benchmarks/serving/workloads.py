@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import Mounted, install_missing, mounted
 from benchmarks.serving.readers import READ_BYTES, open_read_close, read_all
@@ -356,8 +356,7 @@ def figure_table(title: str, figures: Figures, workload: Workload) -> Table:
             ratios = [b / a if workload.less_is_better else a / b for a, b in zip(values, others, strict=False)]
             cells = [f"{figure:,.4g}" for figure in (statistics.median(values), min(values), max(values))]
             ratio = statistics.median(ratios) if ratios else 0.0
-            least = workload.targets.get((system, what))
-            word = "" if least is None else f">= {least:g}: {'reached' if ratio >= least else 'missed'}"
+            word = at_least(workload.targets.get((system, what)), ratio)
             table.add_row(system, what, *cells, f"{ratio:.2f}" if ratios else "", word)
     return table
 

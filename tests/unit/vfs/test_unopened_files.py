@@ -162,6 +162,8 @@ def test_errors_of_the_source_are_those_of_the_read(tmp_path: Path) -> None:
         assert harness.kernel.doubted == []
         assert await harness.read(x) == b"content of x"
 
+    run(tmp_path, test)
+
 
 def test_a_failure_is_no_other_reader_s(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:

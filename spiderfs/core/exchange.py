@@ -248,6 +248,9 @@ class SharedList:
 
     def _in_place_of(self, rank: SharingRank, wanted: int) -> int:
         """Promise a sample in the place of one that is neither cached nor coming."""
+        if rank.state[wanted] != _OWED:
+            # The question names it twice, and it was promised for the first time.
+            return wanted
         given = self._candidate(rank) if self.active and self.chance() < self.exchanged_share else None
         if given is None:
             self._promise(rank, wanted)

@@ -73,6 +73,16 @@ def test_a_job_may_have_what_another_one_is_about_to_fetch() -> None:
     assert shared.ask("b", [5]) == [0]
 
 
+def test_a_sample_that_is_wanted_twice_is_promised_once() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    assert shared.ask("a", [0, 0]) == [0, 0]
+    assert shared.wanted_by(0) == 2
+    shared.dispatched("a", [0, 0])
+    shared.taken("a", 2)
+    assert (shared.promised(0), shared.owing(0)) == (False, 1), "it is owed to the other job"
+
+
 def test_one_job_alone_gets_what_it_wants() -> None:
     shared = shared_list()
     for rank in ("rank 0", "rank 1"):

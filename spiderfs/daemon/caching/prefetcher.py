@@ -179,7 +179,7 @@ class Prefetcher:
                 self._bell.silence()
                 try:
                     self._keep_arrived()
-                    self._cache.expect(self._at_a_time() if self._schedule.active else None)
+                    self._cache.expect(self._fetches_at_once() if self._schedule.active else None)
                     if self._schedule.active and self._reachable() and trio.current_time() >= self._full_until_s:
                         self._bring_due()
                 except SpiderfsError as exc:
@@ -188,8 +188,8 @@ class Prefetcher:
                 with trio.move_on_after(_LOOK_AGAIN_S if self._schedule.active else float("inf")):
                     await self._bell.wait()
 
-    def _at_a_time(self) -> int:
-        """How many samples may be under way at a time."""
+    def _fetches_at_once(self) -> int:
+        """How many samples may be fetched at a time."""
         ways = {self._way, self._fetch} if self._cache.engine.owed.active else {self._way}
         return sum(way.concurrency.limit for way in ways)
 

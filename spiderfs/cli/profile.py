@@ -9,6 +9,7 @@ import click
 
 from spiderfs.cli.control_files import explained, find_mount, printable, read_control, read_stats
 from spiderfs.errors import UsageError
+from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
 
 # rich and the parts that measure are imported where they are used, so that `spiderfs --help` does not wait for them.
 if TYPE_CHECKING:
@@ -125,8 +126,6 @@ def _size(text: str) -> float:
 
 
 def _chosen_views(text: str, options: dict[str, str]) -> tuple[str, ...]:
-    from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
-
     known = [*READY, *parse_recipes(options["views"])]
     names = [name for name in text.split(",") if name and name != NO_VIEW]
     if names and options["binding"] == "pyfuse3":
@@ -144,7 +143,7 @@ def _show_speeds(speeds: Speeds, console: Console) -> None:
         f" with {source.readers} readers; more bring no more"
     )
     for view, reads in speeds.reads.items():
-        name = "originals" if view == "none" else view
+        name = "originals" if view == NO_VIEW else view
         console.print(f"cached {name}: {reads.per_s:,.0f} reads/s, {reads.bytes_per_s / _MB:.0f} MB/s, one reader")
 
 
@@ -233,7 +232,7 @@ def _report(options: dict[str, str], speeds: Speeds, found: Profile | None) -> d
             **{view: _form(form) for view, form in found.views.items()},
             "augmented": _form(found.augmented),
         }
-        report["predicted"] = {view or "none": _splits(found, view) for view in _tables(found)}
+        report["predicted"] = {view or NO_VIEW: _splits(found, view) for view in _tables(found)}
     return report
 
 

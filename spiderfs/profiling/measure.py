@@ -13,8 +13,8 @@ from spiderfs.profiling.loader_process import Loader, Pass, loader_process
 from spiderfs.profiling.private_mount import private_mount
 from spiderfs.profiling.profile import Form, Profile, Reads, SourceSpeed
 from spiderfs.profiling.source_speed import cached_reads, files_below, source_speed
+from spiderfs.views.recipe import NO_VIEW
 
-NO_VIEW = "none"
 # Files whose names and bytes are read to see how fast they come.
 _FILES, _READ_AGAIN = 2_000, 64
 _STEPS = 20
@@ -39,7 +39,7 @@ class Speeds:
 
     source: SourceSpeed
     reads: dict[str, Reads]
-    """Of cached files in each form: by the view's name, or `none` for originals."""
+    """Of cached files in each form: by the view's name, or NO_VIEW for originals."""
 
 
 def measure(

@@ -132,7 +132,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             gave = redirects.gives
             redirects.set_trainers(published_trainers(layout.run.trainers), context.options.substitute)
             # From here on the kernel has to ask for each name, and no open puts right what it has believed so far.
-            if immutable and redirects.gives > gave:
+            if immutable and redirects.gives and not gave:
                 if not kernel.forget_names():
                     log.warning("this kernel cannot forget names: files that were looked up before get no stand-in")
                 else:

@@ -371,8 +371,8 @@ class Run:
         self.fetched = self.reads = self.waits = self.late_reads = self.late_waits = 0
         self.flying: list[tuple[float, int]] = []
         self.in_flight: set[int] = set()
-        self.orders: dict[int, list[int]] = {}
-        """By job, what it read in its last whole epoch."""
+        self.orders: dict[int, list[list[int]]] = {}
+        """By job, what it read in each whole epoch, but for the last one."""
 
     def run(self, name: str) -> Found:
         """Read all epochs; raises RuntimeError if a job does not read each sample exactly once in an epoch."""
@@ -380,7 +380,7 @@ class Run:
         self._until(1)
         self.fetched = self.reads = self.waits = self.late_reads = self.late_waits = 0
         self._until(setting.epochs)
-        orders = list(self.orders.values())
+        orders = [epochs[-1] for epochs in self.orders.values()]
         labels = np.array(orders[0]) % setting.labels
         return Found(
             name,
@@ -433,7 +433,7 @@ class Run:
         if job.seen:
             if sorted(job.seen) != list(range(samples)):
                 raise RuntimeError(f"job {job.number} did not read each sample exactly once in an epoch")
-            self.orders[job.number] = job.seen
+            self.orders.setdefault(job.number, []).append(job.seen)
             self.system.taken(job.number, samples)
         job.seen, job.left, job.read_batches = [], samples, 0
         self.system.begin(job.number, self.randomness.sample(range(samples), samples))

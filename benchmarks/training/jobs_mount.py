@@ -96,7 +96,7 @@ SITUATIONS = {
     "2 jobs, 100 labels": Situation(2, ("exchange",), labels=100),
     "3 jobs, 100 labels": Situation(3, ("exchange",), labels=100),
     "4 jobs, 100 labels": Situation(4, ("exchange",), labels=100),
-    "3 jobs, 1,000 labels, 5 %": Situation(3, ("plan", "exchange"), labels=1_000, cached=0.05),
+    "3 jobs, 1000 labels, 5 %": Situation(3, ("plan", "exchange"), labels=1_000, cached=0.05),
     "3 jobs, 40 %": Situation(3, ("plan", "exchange"), cached=0.4),
     "3 jobs, paces 1, 0.8, 0.6": Situation(3, ("plan", "exchange"), paces=(1.0, 0.8, 0.6)),
 }

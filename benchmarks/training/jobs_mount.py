@@ -5,8 +5,9 @@
     .venv/bin/python -m benchmarks.training.jobs_mount --quick         under a minute, for a look
 
 Each training is a process with a PyTorch DataLoader of two workers. After each batch comes a step of fixed length in
-which nothing is computed. The source answers 5 ms late. Each run has a mount of its own with an empty cache; systems
-take turns, round by round:
+which nothing is computed. What loaders have in hand must be far less than the cache holds, so batches are small: of 8
+samples, and of 2 where 5 % are cached. The source answers 5 ms late. Each run has a mount of its own with an empty
+cache; systems take turns, round by round:
 
     no sharing   the policy lru; nothing is told to the mount
     plan         trainer_hook.plan
@@ -84,6 +85,7 @@ class Situation:
     labels: int = 10
     cached: float = CACHED
     paces: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
+    batch: int = BATCH
     timed: bool = False
     """Whether it is measured in each round, because its times are compared."""
 
@@ -96,7 +98,7 @@ SITUATIONS = {
     "2 jobs, 100 labels": Situation(2, ("exchange",), labels=100),
     "3 jobs, 100 labels": Situation(3, ("exchange",), labels=100),
     "4 jobs, 100 labels": Situation(4, ("exchange",), labels=100),
-    "3 jobs, 1000 labels, 5 %": Situation(3, ("plan", "exchange"), labels=1_000, cached=0.05),
+    "3 jobs, 1000 labels, 5 %": Situation(3, ("plan", "exchange"), labels=1_000, cached=0.05, batch=2),
     "3 jobs, 40 %": Situation(3, ("plan", "exchange"), cached=0.4),
     "3 jobs, paces 1, 0.8, 0.6": Situation(3, ("plan", "exchange"), paces=(1.0, 0.8, 0.6)),
 }
@@ -159,9 +161,11 @@ class Bench:
         with mounted(self._scratch / "source", self._scratch / "run", capacity, latency_ms, options) as mount:
             yield mount
 
-    def _order(self, mount: Path, system: str, seed: int, labels: int, epochs: int, pace: float) -> Order:
-        step_s = BATCH * self._extent.step_us / 1e6 / pace
-        return Order(mount, self._names, labels, system, seed, epochs, BATCH, step_s, self._immutable)
+    def _order(
+        self, mount: Path, system: str, seed: int, labels: int, epochs: int, pace: float, batch: int = BATCH
+    ) -> Order:
+        step_s = batch * self._extent.step_us / 1e6 / pace
+        return Order(mount, self._names, labels, system, seed, epochs, batch, step_s, self._immutable)
 
     def run(self, name: str, situation: Situation, system: str, seed: int) -> Found:
         """Run the trainings of a situation side by side."""
@@ -170,8 +174,9 @@ class Bench:
             orders = {}
             for number, pace in enumerate(situation.paces[: situation.jobs]):
                 epochs = round(self._extent.epochs * pace / slowest)
-                order = self._order(mount, system, 100 * seed + number, situation.labels, epochs, pace)
-                orders[self._processes[number]] = order
+                job = self._processes[number]
+                seed_of_job = 100 * seed + number
+                orders[job] = self._order(mount, system, seed_of_job, situation.labels, epochs, pace, situation.batch)
             for job, order in orders.items():
                 job.prepare(order)
             for job in orders:
@@ -180,7 +185,7 @@ class Bench:
                 job.begin()
             done, begin, end = self._heard(mount, orders)
             cached = self._cached(mount)
-        reads = BATCH * sum(begin.at_s < at_s <= end.at_s for epoch in done for at_s in epoch.taken_s)
+        reads = situation.batch * sum(begin.at_s < at_s <= end.at_s for epoch in done for at_s in epoch.taken_s)
         return Found(
             name,
             system,

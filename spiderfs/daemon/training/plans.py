@@ -86,9 +86,13 @@ class Plans:
         self._cache.engine.end_epoch(trainer, epoch)
 
     def trainer_left(self, trainer: int) -> None:
+        self._unplan(trainer)
+        self.sharing.trainer_left(trainer)
+
+    def _unplan(self, trainer: int) -> None:
+        # What the reader has taken last was read, though nobody will hear whether it was seen.
         self._tell_unseen(math.inf, trainer)
         self._cache.engine.unplan(trainer)
-        self.sharing.trainer_left(trainer)
 
     def _tell_unseen(self, now_s: float, trainer: int | None = None) -> None:
         found: list[tuple[int, int]] = []
@@ -105,4 +109,5 @@ class Plans:
         if not options.plan:
             self.sharing.stop()
             for trainer in {trainer for trainer, _ in self._cache.engine.schedule.readers}:
-                self._cache.engine.unplan(trainer)
+                assert isinstance(trainer, int)
+                self._unplan(trainer)

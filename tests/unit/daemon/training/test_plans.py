@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import trio
 
 from spiderfs.core.teaching import PLANNED_RATIO, Teaching, TeachingOptions
@@ -90,7 +91,8 @@ def test_without_the_option_no_plan_is_left_and_none_is_taken(tmp_path: Path) ->
     run(tmp_path, test)
 
 
-def test_progress_wakes_the_prefetcher_and_what_nobody_opened_is_told_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends_by", ["the trainer leaves", "plan=off"])
+def test_progress_wakes_the_prefetcher_and_what_nobody_opened_is_told_once(tmp_path: Path, ends_by: str) -> None:
     async def test(harness: Harness) -> None:
         await harness.plan(1, 0, 1, 3, 2)
         harness.plans.come(1, Progress("train", 0, 0, 0))
@@ -100,6 +102,8 @@ def test_progress_wakes_the_prefetcher_and_what_nobody_opened_is_told_once(tmp_p
         assert (reader.dispatched, reader.taken, [key for _, key in reader.coming(9)]) == (4, 2, [10, 12])
         assert harness.unseen == [], "news of opens may be on its way"
         harness.cache.engine.wanted(1, 11, 0.0)
+        if ends_by == "plan=off":
+            harness.plans.change(harness.options.changed("plan", "off"))
         harness.plans.trainer_left(1)
         assert harness.unseen == [(1, 10)]
 

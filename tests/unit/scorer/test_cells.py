@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from spiderfs.scorer import cells as module
 from spiderfs.scorer.cells import CELL_ROWS, LEAST_ROWS, PAGE_ROWS, CellIndex
@@ -164,8 +164,11 @@ def test_queries_and_updates_let_blas_use_one_thread(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(index, name, noted)
     vectors = normalised(np.random.default_rng(0).normal(size=(100, DIMENSION)))
-    index.update(np.arange(100), vectors)
-    index.nearest(np.arange(100), vectors, 5)
+    # Whatever the environment says (OMP_NUM_THREADS).
+    with threadpool_limits(2, user_api="blas"):
+        assert 2 in {library["num_threads"] for library in threadpool_info()}
+        index.update(np.arange(100), vectors)
+        index.nearest(np.arange(100), vectors, 5)
     assert seen == [{1}, {1}]
 
 

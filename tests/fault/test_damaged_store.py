@@ -17,7 +17,7 @@ from reading import readers, together, write_files
 
 from spiderfs.shared.layout import DATA_FILE, RESERVE_FILE, CacheLayout
 
-SIZES = {f"{number:03d}": 40_000 for number in range(100)} | {"large": (9 << 20) + 5}
+SIZES = {f"{number:03d}": 40_000 for number in range(40)} | {"large": (9 << 20) + 5}
 DAMAGE = (
     "the cache is damaged",
     "a page of the cache is gone",

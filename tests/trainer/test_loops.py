@@ -37,7 +37,9 @@ class Outcome(NamedTuple):
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookDaemon]:
-    # What was there before has not to be looked through by each collection: with torch that takes 0.3 s.
+    # What was there before has not to be looked through by each collection: with torch, and with what a first training
+    # imports, that takes 0.3 s.
+    alone("plain", Way.NOTHING)
     gc.freeze()
     with HookDaemon(tmp_path_factory.mktemp("mount")) as daemon:
         yield daemon

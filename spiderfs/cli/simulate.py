@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     help="Accesses in an epoch [default: as many as samples]",
 )
 @click.option(
+    "--plans", is_flag=True, help="Follow the recorded plans of trainings, and count what jobs that exchange are owed."
+)
+@click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
 )
 @click.option("--self-test", "check", is_flag=True, help="Replay no trace; check the simulator against known formulas.")
@@ -60,6 +63,7 @@ def simulate(
     radii: str | None,
     neighbours: int | None,
     epoch_length: int | None,
+    plans: bool,
     json_path: Path | None,
     check: bool,
 ) -> None:
@@ -95,6 +99,7 @@ def simulate(
             epoch_length,
             ratio,
             chosen_settings(radii, neighbours),
+            plans,
         )
     show(report, console)
     if json_path is not None:

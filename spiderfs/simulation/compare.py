@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hint
+from spiderfs.core.rank_news import RankNews
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity
 from spiderfs.policies import POLICIES
@@ -46,8 +47,16 @@ def compare(
     epoch_length: int | None,
     ratio: float | None = None,
     settings: Sequence[ScorerOptions] = (),
+    plans: bool = False,
 ) -> dict[str, Any]:
-    """Replay a trace with every policy at every capacity; the result is plain data, ready for JSON."""
+    """Replay a trace with every policy at every capacity; the result is plain data, ready for JSON.
+
+    With `plans`, those that were recorded overrule every policy but the bound, and so does what jobs that exchange
+    samples owe.
+    """
+    if plans and not trace.has_plans:
+        raise UsageError(f"the trace {name} holds no plans: record one of trainings that attach or plan")
+    news = trace.rank_news() if plans else []
     accesses, hint_source = trace.accesses(), HintSource(trace, settings, ratio)
     if not len(accesses):
         raise UsageError(f"the trace {name} holds no accesses: record one with -o trace=FILE")
@@ -59,7 +68,8 @@ def compare(
         for policy, setting in runs:
             hints = hint_source.hints(POLICIES[policy], setting)
             began = perf_counter()
-            result = _replayed(policy, accesses, capacity_bytes, epoch_length, ratio, hints)
+            known = () if policy == BOUND else news
+            result = _replayed(policy, accesses, capacity_bytes, epoch_length, ratio, hints, known)
             results.append(
                 {
                     "policy": policy,
@@ -77,6 +87,7 @@ def compare(
         "distinct": accesses.distinct,
         "distinct_bytes": accesses.distinct_bytes,
         "epoch_length": epoch_length,
+        "plans": plans,
         "served_ratio_when_recorded": trace.served_ratio() if trace.recorded else None,
         "accuracies_when_recorded": trace.accuracies(),
         "scorings": hint_source.scorings,
@@ -91,9 +102,10 @@ def _replayed(
     epoch_length: int,
     ratio: float | None,
     hints: list[tuple[int, Hint]],
+    news: Sequence[tuple[int, RankNews]],
 ) -> Replay:
     engine = Engine(policy_for(POLICIES[policy], accesses), capacity_bytes)
-    return replay(engine, accesses, epoch_length, hints, ratio=ratio)
+    return replay(engine, accesses, epoch_length, hints, ratio=ratio, news=news)
 
 
 def _figures(result: Replay) -> dict[str, Any]:
@@ -160,6 +172,8 @@ def caption(report: dict[str, Any]) -> str:
     )
     if report["served_ratio_when_recorded"] is not None:
         text += f" When it was recorded, {report['served_ratio_when_recorded']:.1%} did not wait for the source."
+    if report["plans"]:
+        text += " Recorded plans, and what jobs that exchange samples owe, overrule all policies but belady."
     return text + " belady is the optimum where all sizes are equal, and near it where they are not."
 
 

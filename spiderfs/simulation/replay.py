@@ -21,6 +21,8 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hint
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Policy
+from spiderfs.core.rank_news import RankNews
+from spiderfs.simulation.planned_ranks import PlannedRanks
 from spiderfs.simulation.teacher import NEVER, Teacher
 
 Counts = NDArray[np.int64]
@@ -74,16 +76,19 @@ def replay(
     hints: Sequence[tuple[int, Hint]] = (),
     planned_epochs: int = 0,
     ratio: float | None = None,
+    news: Sequence[tuple[int, RankNews]] = (),
 ) -> Replay:
     """Feed all accesses (at least one) to an engine, and count by epochs of `epoch_length` accesses.
 
-    Each hint comes with the number of the access before which the policy gets it; hints are in that order. With
-    `planned_epochs` of 1 the engine gets the plan of each epoch when the epoch begins, with 2 also that of the next.
-    `ratio` fixes the ratio until a hint sets another one; None leaves it to the policy.
+    Each hint comes with the number of the access before which the policy gets it; hints are in that order. The engine
+    gets `news` of ranks in the same way. With `planned_epochs` of 1 the engine gets the plan of each epoch when the
+    epoch begins, with 2 also that of the next. `ratio` fixes the ratio until a hint sets another one; None leaves it to
+    the policy.
     """
     members = engine.members
     plans = _Plans(engine, accesses, epoch_length, planned_epochs)
     teacher = Teacher(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints, ratio)
+    ranks = PlannedRanks(engine, news)
     hit_list: list[bool] = []
     redirect_list: list[bool] = []
     for number, (key, size, course_id) in enumerate(
@@ -91,6 +96,8 @@ def replay(
     ):
         if number == teacher.due:
             teacher.give(number)
+        if number == ranks.due:
+            ranks.give(number)
         if number == plans.due:
             plans.give(number)
         if planned_epochs:

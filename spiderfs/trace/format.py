@@ -1,10 +1,11 @@
 """Traces: the files of recorded accesses that `-o trace=FILE` writes and `spiderfs simulate` reads.
 
 A trace is a header of 16 bytes (magic, version, bytes per record) and then records of 32 bytes, little-endian. Each
-record names its kind, and a reader skips the kinds that it does not know. A trace has three sorts of records:
+record names its kind, and a reader skips the kinds that it does not know. A trace has four sorts of records:
 - the accesses;
 - what the scorer found (scores, hubs) and what else guided the policy (the ratio, pins, labels, ends of epochs): a
   replay decides by the same;
+- what ranks told of their plans, and which samples they exchanged (`core/rank_news.py`);
 - the batches that trainers sent (`batch.py`): from them a replay can score anew (`simulation/rescoring.py`).
 A crash may cut the last record short. A reader ignores that record, and a writer that goes on with the file overwrites
 it.
@@ -47,6 +48,7 @@ from spiderfs.core.hints import (
     WarmUp,
 )
 from spiderfs.core.policy import Key
+from spiderfs.core.rank_news import Come, Handed, Left, Planned, RankNews
 from spiderfs.errors import SpiderfsError, UsageError
 from spiderfs.trace.batch import TracedBatch, byte_count, from_records, packed, records_for, to_records
 
@@ -116,6 +118,19 @@ class Kind(IntEnum):
     """Workers learned of the redirects that had changed."""
     WARM_UP = 18
     """A trainer warms up, or, if `served` is not set, does so no more."""
+    PLAN = 19
+    """A rank published an epoch, which it begins if `served` is set, at position `block`; `size` DRAW records follow.
+
+    In this record and the next ones of a rank, `key` is the number of its trainer, plus 2^32 times that of the epoch.
+    """
+    DRAW = 20
+    """One sample of the PLAN or HANDED before it."""
+    COME = 21
+    """Of the rank's epoch, `size` positions were dispatched and `block` were taken."""
+    HANDED = 22
+    """The rank exchanges samples, and dispatched others than it had planned from position `block` on: `size` DRAWs."""
+    LEFT = 23
+    """The trainer has disconnected."""
 
 
 # What only a repetition needs (`testing/repetition.py`), and what was at hand when the engine placed a sample.
@@ -124,6 +139,9 @@ ENGINE_KINDS = (Kind.AT_HAND, Kind.BUDGET, Kind.LOST, Kind.PUBLISHED)
 NOT_OFFERED = 2
 # Another bit of it: the kernel had the bytes, so they were not at hand, and the engine heard that a member was read.
 UNSEEN = 4
+
+RANK_KINDS = (Kind.PLAN, Kind.COME, Kind.HANDED, Kind.LEFT)
+_EPOCH = 1 << 32  # in keys of these kinds
 
 ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
 
@@ -210,6 +228,29 @@ class TraceWriter:
                 self.append(time_s, inode, 0, Kind.LOST, block)
             case Published():
                 self.append(time_s, 0, 0, Kind.PUBLISHED)
+
+    def rank_news(self, time_s: float, news: RankNews, number_of: Callable[[str], int]) -> None:
+        """Record what a rank told of its plan; its keys must be inodes. `number_of` a course is its number."""
+        if isinstance(news, Left):
+            self.append(time_s, news.rank, 0, Kind.LEFT)
+            return
+        key, number = news.rank + _EPOCH * news.epoch, number_of(news.course_id)
+        match news:
+            case Come(dispatched=dispatched, taken=taken):
+                self.append(time_s, key, dispatched, Kind.COME, taken, list_number=number)
+            case Planned(start=start, begun=begun, keys=keys):
+                self.append(time_s, key, len(keys), Kind.PLAN, start, begun, number)
+                self._draws(time_s, keys, number)
+            case Handed(position=position, keys=keys):
+                self.append(time_s, key, len(keys), Kind.HANDED, position, list_number=number)
+                self._draws(time_s, keys, number)
+
+    def _draws(self, time_s: float, keys: Sequence[Key] | NDArray[np.uint64], list_number: int) -> None:
+        # All at once: a plan may have millions of draws.
+        records = np.zeros(len(keys), RECORD)
+        records["time_s"], records["kind"], records["list"] = time_s, Kind.DRAW, list_number
+        records["key"] = keys
+        self._put(records.tobytes())
 
     def scores(self, time_s: float, keys: Sequence[Key], scores: Sequence[float], list_number: int) -> None:
         """Record new scores that came together."""
@@ -361,6 +402,31 @@ class Trace:
                 hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else self._epoch_at(index, numbers)
             hints.append((before, hint))
         return hints
+
+    def rank_news(self) -> list[tuple[int, RankNews]]:
+        """What ranks told of their plans, in order, each with the number of the access before which it came.
+
+        A plan that a crash cut short is left out.
+        """
+        found: list[tuple[int, RankNews]] = []
+        for index, kind, before in self._found(*RANK_KINDS):
+            epoch, rank = divmod(int(self.records["key"][index]), _EPOCH)
+            course_id = str(self.records["list"][index])
+            size, block = int(self.records["size"][index]), int(self.records["block"][index])
+            if kind == Kind.LEFT:
+                found.append((before, Left(rank)))
+            elif kind == Kind.COME:
+                found.append((before, Come(rank, course_id, epoch, size, block)))
+            elif len(keys := self.records["key"][self._following(index, Kind.DRAW)].tolist()) == size:
+                begun = bool(self.records["served"][index])
+                planned = Planned(rank, course_id, epoch, block, begun, keys)
+                found.append((before, planned if kind == Kind.PLAN else Handed(rank, course_id, epoch, block, keys)))
+        return found
+
+    @property
+    def has_plans(self) -> bool:
+        """Whether ranks told of plans while the trace was recorded."""
+        return bool((self.records["kind"] == Kind.PLAN).any())
 
     def lessons(self) -> Iterator[tuple[int, Lesson]]:
         """All batches, and the hints that no scoring finds, each with the number of the access before which it came.

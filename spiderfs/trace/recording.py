@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spiderfs.core.hints import Hint
+from spiderfs.core.rank_news import RankNews
 from spiderfs.errors import SpiderfsError
 from spiderfs.trace.format import TraceWriter
 
@@ -45,6 +46,13 @@ def noted_in(recording: Recording | None, number_of: Callable[[str], int] = int)
     if recording is None:
         return lambda hint: None
     return lambda hint: recording.hint(time.time(), hint, number_of)
+
+
+def news_noted_in(recording: Recording | None, number_of: Callable[[str], int]) -> Callable[[RankNews], None]:
+    """The same for what ranks tell of their plans."""
+    if recording is None:
+        return lambda news: None
+    return lambda news: recording.rank_news(time.time(), news, number_of)
 
 
 def recording_to(path: Path | None) -> Recording | None:

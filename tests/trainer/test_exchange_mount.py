@@ -14,6 +14,11 @@ from pathlib import Path
 import pytest
 from mounting import Mounted, mounted
 
+from spiderfs.core.rank_news import Handed
+from spiderfs.options.units import Capacity
+from spiderfs.simulation.compare import compare
+from spiderfs.trace.format import read_trace
+
 FILES, SIZE = 1_000, 12_000
 SCRIPT = Path(__file__).with_name("shared_job.py")
 OPTIONS: dict[str, object] = {"capacity": "25%", "policy": "lru", "source__latency_ms": 2}
@@ -68,7 +73,8 @@ def fetched(mount: Mounted) -> float:
 
 
 def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path / "mount", **OPTIONS) as mount, jobs(mount, 2) as running:
+    path = tmp_path / "trace"
+    with mounted(source, tmp_path / "mount", trace=path, **OPTIONS) as mount, jobs(mount, 2) as running:
         before = 0.0
         for epoch in range(EPOCHS):
             for job in running:
@@ -77,6 +83,14 @@ def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> 
                 before = fetched(mount)
         # Two epochs cannot do with less than 0.76, as landing takes a part of the cache. With plans alone it is 1.2.
         assert (fetched(mount) - before) / (EPOCHS - 1) < 1.0
+    # A replay follows the plans of both jobs, and fetches far less than one without them.
+    trace = read_trace(path)
+    assert len({news.course_id for _, news in trace.rank_news() if isinstance(news, Handed)}) == 2
+    without, with_plans = (
+        compare(trace, "trace", ["lru"], [Capacity.parse("25%")], None, plans=plans)["results"][0]["origin_bytes"]
+        for plans in (False, True)
+    )
+    assert with_plans < 0.95 * without
 
 
 def test_no_sample_is_lost_or_repeated_when_processes_die(source: Path, tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ finds the stand-in in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from spiderfs.core.rank_news import Come, Handed, Left, Planned, RankNews
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses import Courses
@@ -40,6 +41,8 @@ class Guide:
     plans: Plans
     pinboard: Pinboard
     redirects: RedirectPublisher
+    note: Callable[[RankNews], None]
+    """Hears what ranks tell of their plans."""
 
     async def attached(self, trainer: Trainer) -> None:
         hello = trainer.hello
@@ -79,15 +82,26 @@ class Guide:
 
     async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
         course = self.trainers.course_of(trainer, samples.name)
-        await self.plans.take(self.trainers.number_of(trainer), samples.name, course.list, plan)
+        number = self.trainers.number_of(trainer)
+        await self.plans.take(number, samples.name, course.list, plan)
+        if self.plans.followed:
+            keys = course.list.inodes[course.list.one_of_file[plan.order]]
+            self.note(Planned(number, course.course_id, plan.epoch, plan.position, plan.begun, keys))
 
     def come(self, trainer: Trainer, progress: Progress) -> None:
-        self.plans.come(self.trainers.number_of(trainer), progress)
+        number = self.trainers.number_of(trainer)
+        self.plans.come(number, progress)
+        if self.plans.followed:
+            course = self.trainers.course_of(trainer, progress.list)
+            self.note(Come(number, course.course_id, progress.epoch, progress.dispatched, progress.taken))
 
     def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
         rank = (self.trainers.number_of(trainer), question.list)
-        known_list = self.trainers.course_of(trainer, question.list).list
-        return self.plans.exchange(rank, trainer.job_id, known_list, question)
+        course = self.trainers.course_of(trainer, question.list)
+        keys = course.list.inodes[course.list.one_of_file[question.dispatched]]
+        first = question.position - len(keys)
+        self.note(Handed(rank[0], course.course_id, question.epoch, first, keys))
+        return self.plans.exchange(rank, trainer.job_id, course.list, question)
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
         return self.scoring.to_draw_by(self.trainers.course_of(trainer, samples.name))
@@ -116,5 +130,6 @@ class Guide:
         number = self.trainers.number_of(trainer)
         self.scoring.forget_reads(number)
         self.plans.trainer_left(number)
+        self.note(Left(number))
         self.trainers.detach(trainer)
         await self.pinboard.trainer_left(trainer)

@@ -39,7 +39,7 @@ from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.store.store import Records
 from spiderfs.trace.format import Kind
-from spiderfs.trace.recording import Recording, noted_in
+from spiderfs.trace.recording import Recording, news_noted_in, noted_in
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
 
@@ -97,6 +97,7 @@ class Training:
             self.plans,
             self.pinboard,
             self.redirects,
+            news_noted_in(recording, self.courses.number_of),
         )
 
     def begin(self, taught: bytes | None) -> None:

@@ -241,6 +241,9 @@ class Planner:
                 self._give_up("its sampler draws something else than a copy of it did")
                 if iteration is self._current:
                     self._withdraw()
+                    if self._exchanging is not None and not self._exchanging.order.position:
+                        # Nothing was handed on of what the copy drew, so the sampler's own draws can count.
+                        self._exchanging = None
             yield drawn
         # This also publishes later epochs if the epoch has one batch only.
         if self._publish and next(planned, None) is not None:

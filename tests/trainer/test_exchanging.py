@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hook_daemon import HookDaemon, until
 from tiny_training import SIZE, Indexed, Network, Numbered
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, WeightedRandomSampler
 
 import trainer_hook
 from spiderfs.protocol import Exchange
@@ -224,6 +225,29 @@ def test_a_sampler_that_turns_out_to_repeat_is_left_alone(daemon: HookDaemon, ca
     with caplog.at_level(logging.WARNING, "trainer_hook"), trainer_hook.plan(daemon.mount, loader, share=True):
         assert batches_of(loader) == expected
     assert "its sampler draws some more than once in an epoch" in caplog.text
+
+
+class Unforeseen(Sampler[int]):
+    """Half of the samples, which a copy of it does not foretell."""
+
+    def __init__(self) -> None:
+        self.drawn: list[int] = []
+
+    def __len__(self) -> int:
+        return SIZE // 2
+
+    def __iter__(self) -> Iterator[int]:
+        self.drawn = random.SystemRandom().sample(range(SIZE), SIZE // 2)
+        return iter(self.drawn)
+
+
+def test_what_a_sampler_draws_counts_where_its_copy_draws_something_else(daemon: HookDaemon) -> None:
+    daemon.sink.give = the_last_first
+    sampler = Unforeseen()
+    loader = make(sampler=sampler)
+    with trainer_hook.plan(daemon.mount, loader, share=True):
+        for _ in range(2):
+            assert sorted(chained(batches_of(loader))) == sorted(sampler.drawn)
 
 
 def test_a_hook_shares_too(daemon: HookDaemon) -> None:

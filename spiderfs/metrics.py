@@ -78,6 +78,8 @@ COUNTERS = (
     Definition("hook_forwards_unmatched", "Forward passes whose samples the hook could not name"),
     Definition("hook_malformed", "Messages of trainers that were refused, each with an error as answer"),
     Definition("hook_refused", "Connections refused because another user made them or there were too many"),
+    Definition("partials_kept", "Partly augmented samples that loaders put into the cache"),
+    Definition("partials_refused", "Partly augmented samples that found no room in the cache"),
     Definition("hook_throttled", "Messages of trainers that had to wait because too many came at once"),
     Definition("internal_errors", "Exceptions in request handlers that nobody expected; each is logged"),
     Definition(

@@ -1,4 +1,4 @@
-"""Where the processes of a training keep partly augmented samples: one file for each sample, in a directory in memory.
+"""Where a training without a mount keeps partly augmented samples: one file for each, in a directory in memory.
 
 A file is replaced as a whole when the sample's next generation is made, so a reader finds one generation or another,
 and takes only the one it wants. What cannot be written or read is a sample that has to be made again: no error of the
@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import pickle
+import shutil
 import struct
 import tempfile
 from pathlib import Path
@@ -30,15 +31,23 @@ class Missing(Exception):
 class PartialStore:
     """Partly augmented samples in `directory`; usable in loader workers, by fork or as a copy."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, owner: int | None = None) -> None:
+        """The directory is removed by `close` in the process `owner`, if there is one."""
         self.directory = directory
+        self._owner = owner
         self._failed = False
+
+    def close(self) -> None:
+        """Remove the directory, if this process is the one that is to do so."""
+        # Loader workers are forks of the training, and end while it goes on.
+        if os.getpid() == self._owner:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     @classmethod
     def in_memory(cls) -> PartialStore:
         """A new store in memory, or where temporary files are if the system has no files in memory."""
         above = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-        return cls(Path(tempfile.mkdtemp(prefix="spiderfs-partials-", dir=above)))
+        return cls(Path(tempfile.mkdtemp(prefix="spiderfs-partials-", dir=above)), os.getpid())
 
     def get(self, index: int, generation: int) -> Any:
         """What was put there; raises Missing."""

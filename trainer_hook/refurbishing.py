@@ -9,9 +9,10 @@ they are indices.
 from __future__ import annotations
 
 import copy
+import logging
 import os
+import pickle
 import random
-import shutil
 import weakref
 from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
@@ -30,12 +31,20 @@ from torch.utils.data import (
     Sampler,
 )
 
+from trainer_hook.fingerprint import fingerprint
 from trainer_hook.generations import Generations
+from trainer_hook.mount_store import MountStore, Unusable, mount_of
 from trainer_hook.partial_store import Missing, PartialStore
 from trainer_hook.ranks import from_first_rank, rank_and_world
 from trainer_hook.rehearsal import generators_kept
+from trainer_hook.sample_list import samples_of
+
+log = logging.getLogger("trainer_hook")
 
 Transform = Callable[[Any], Any]
+Store = PartialStore | MountStore
+# So many samples are made to learn how large partial samples are; by so much they may be larger in the mean.
+_TRIED, _MARGIN = 8, 1.05
 # A loader's arguments that its attributes give back under the same names.
 _ARGUMENTS = (
     "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",
@@ -84,7 +93,7 @@ class RefurbishedDataset(Dataset[Any]):
     Everything else that is asked of it is answered by the data set that it is made of.
     """
 
-    def __init__(self, whole: Any, partial: Any, final: Transform, store: PartialStore, keeps: Generations, seed: int):
+    def __init__(self, whole: Any, partial: Any, final: Transform, store: Store, keeps: Generations, seed: int):
         self._whole = whole
         self._partial = partial
         self._final = final
@@ -113,9 +122,7 @@ class RefurbishedDataset(Dataset[Any]):
             return self._store.get(index, generation)
         except Missing:
             pass
-        with generators_kept():
-            _seed_all(self._seed, index, generation)
-            sample = self._partial[index]
+        sample = _made(self._partial, index, generation, self._seed)
         if self._generations.is_kept(index):
             self._store.put(index, generation, sample)
         return sample
@@ -142,12 +149,13 @@ def refurbish(
     takes the place of its `transform`, and `final` gets what the data set returns, without the label if that is a
     tuple. A data set that returns mappings gets its final transforms applied to the mapping as a whole.
 
-    `kept` is the share of the samples that is reused; the others are made anew in each epoch. They are kept in memory
-    (`/dev/shm`), where the ranks of one machine share them, or in the directory `store`, which is left as it is at
-    the end. They are no part of a mount's cache. The random draws of the partial transforms follow from `seed`, the
-    sample and its generation (for the generators of torch, numpy and Python; not for generators of a transform's
-    own). So a training that resumes goes on with `loader.sampler.set_epoch`, and what was lost is made again as it
-    was.
+    `kept` is the share of the samples that is reused; the others are made anew in each epoch. If the files of the data
+    set lie in a mount of this user's, they are kept in the mount's cache, as many of them as its option
+    `partials_share` has room for. Otherwise they are kept in memory (`/dev/shm`), where the ranks of one machine share
+    them. With `store` they are kept in this directory, which is left as it is at the end. The random draws of the
+    partial transforms follow from `seed`, the sample and its generation (for the generators of torch, numpy and
+    Python; not for generators of a transform's own). So a training that resumes goes on with
+    `loader.sampler.set_epoch`, and what was lost is made again as it was.
 
     Raises ValueError for a loader that does not shuffle, or whose sampler repeats samples.
     """
@@ -159,10 +167,10 @@ def refurbish(
         return loader
     _check(loader)
     whole: Any = loader.dataset
-    partial, final = _split(whole, split)
+    partial, first, final = _split(whole, split)
     samples = len(whole)
+    keeper, kept = _store(store, whole, partial, fingerprint(partial, first, seed, reuse), seed, kept)
     generations = Generations(samples, reuse, round(kept * samples), seed)
-    keeper, is_own = _store(store)
     dataset = RefurbishedDataset(whole, partial, final, keeper, generations, seed)
     arguments = {name: getattr(loader, name) for name in _ARGUMENTS if hasattr(loader, name)}
     if not loader.num_workers:
@@ -170,30 +178,87 @@ def refurbish(
         for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
             arguments.pop(name, None)
     refurbished = DataLoader(dataset, sampler=RefurbishSampler(generations), **arguments)
-    if is_own:
-        weakref.finalize(refurbished, _remove, os.getpid(), keeper.directory)
+    weakref.finalize(refurbished, keeper.close)
     return refurbished
 
 
-def _store(given: str | os.PathLike[str] | None) -> tuple[PartialStore, bool]:
-    """The store, and whether this process has made its directory and is to remove it."""
+def _store(
+    given: str | os.PathLike[str] | None, whole: Any, partial: Any, name: str, seed: int, kept: float
+) -> tuple[Store, float]:
+    """The store, and the share of the samples that it is to keep: all ranks are given that of the first."""
     if given is not None:
         Path(given).mkdir(mode=0o700, parents=True, exist_ok=True)
-        return PartialStore(Path(given)), False
-    is_first = rank_and_world()[0] == 0
-    directory: Path = from_first_rank(PartialStore.in_memory().directory if is_first else None)
+        return PartialStore(Path(given)), kept
+    # Where transforms have no name that others would find, each rank has made up one.
+    name, in_mount = from_first_rank(name), None
+    try:
+        in_mount, kept = _mount_store(whole, partial, name, seed, kept)
+    except Unusable as exc:
+        log.info("partly augmented samples are kept in memory, as %s", exc)
+    first_in_mount, kept = from_first_rank((in_mount is not None, kept))
+    if in_mount is not None and first_in_mount:
+        return in_mount, kept
+    if in_mount is not None:
+        in_mount.close()
+    if first_in_mount:
+        return PartialStore.in_memory(), kept
+    return _in_shared_memory(), kept
+
+
+def _in_shared_memory() -> PartialStore:
+    store = PartialStore.in_memory() if rank_and_world()[0] == 0 else None
+    directory: Path = from_first_rank(None if store is None else store.directory)
+    if store is not None:
+        return store
     try:
         # Ranks on one machine share what they make; on each other machine one rank makes the directory.
         directory.mkdir(mode=0o700)
     except FileExistsError:
-        return PartialStore(directory), is_first
-    return PartialStore(directory), True
+        return PartialStore(directory)
+    return PartialStore(directory, os.getpid())
 
 
-def _remove(owner: int, directory: Path) -> None:
-    # Loader workers are forks of the training, and end while it goes on.
-    if os.getpid() == owner:
-        shutil.rmtree(directory, ignore_errors=True)
+def _mount_store(whole: Any, partial: Any, name: str, seed: int, kept: float) -> tuple[MountStore, float]:
+    """The mount's cache as the store, and the share of the samples that it has room for; raises Unusable."""
+    try:
+        paths = [os.path.abspath(os.fsdecode(path)) for path, _ in samples_of(whole)]
+    except ValueError as exc:
+        raise Unusable(str(exc)) from exc
+    samples = len(whole)
+    if len(paths) != samples:
+        raise Unusable(f"the data set has {samples} samples and names {len(paths)} files")
+    mount = mount_of(paths)
+    tried = {index: _made(partial, index, 0, seed) for index in range(0, samples, max(1, samples // _TRIED))}
+    each_bytes = _MARGIN * sum(len(pickle.dumps(sample)) for sample in tried.values()) / len(tried)
+    store = MountStore(mount, paths, name, kept * samples * each_bytes)
+    room = store.room_bytes / each_bytes / samples
+    try:
+        _try_out(store, *next(iter(tried.items())))
+        if round(min(room, kept) * samples) == 0:
+            raise Unusable(f"the cache of {mount} has no room for them: give it more capacity, or partials_share")
+    except Unusable:
+        store.close()
+        raise
+    if room < kept:
+        log.info("the cache of %s has room for %.0f %% of the partly augmented samples", mount, 100 * room)
+    return store, min(room, kept)
+
+
+def _try_out(store: MountStore, index: int, sample: Any) -> None:
+    """Put a sample, and read it; raises Unusable if that does not work."""
+    store.put(index, 0, sample)
+    store.settle()
+    try:
+        store.get(index, 0)
+    except Missing:
+        raise Unusable("what was put into the mount's cache could not be read") from None
+
+
+def _made(partial: Any, index: int, generation: int, seed: int) -> Any:
+    """A partial sample, drawn by what its generation says."""
+    with generators_kept():
+        _seed_all(seed, index, generation)
+        return partial[index]
 
 
 def _check(loader: DataLoader[Any]) -> None:
@@ -212,8 +277,8 @@ def _check(loader: DataLoader[Any]) -> None:
     )
 
 
-def _split(dataset: Any, split: int | tuple[Transform, Transform]) -> tuple[Any, Transform]:
-    """The data set with the first transforms alone, and the other transforms as one function."""
+def _split(dataset: Any, split: int | tuple[Transform, Transform]) -> tuple[Any, Transform, Transform]:
+    """The data set with the first transforms alone, these as one function, and the other transforms as another."""
     pipeline = getattr(dataset, "transform", None)
     if isinstance(split, tuple):
         first, rest = split
@@ -228,7 +293,7 @@ def _split(dataset: Any, split: int | tuple[Transform, Transform]) -> tuple[Any,
     if both is not None and getattr(both, "transform", None) is pipeline:
         partial.transforms = copy.copy(both)
         partial.transforms.transform = first
-    return partial, rest
+    return partial, first, rest
 
 
 def _parts(pipeline: Any, split: int) -> tuple[Transform, Transform]:

@@ -237,6 +237,22 @@ class Cache:
         except (StoreError, StoreCorrupt, OSError) as exc:
             raise Gone(str(exc)) from exc
 
+    def kept(self, inode: int) -> bytes | None:
+        """The bytes that lie under an inode, for a caller who knows what they are; None if there are none.
+
+        Raises StoreDamaged for a record that fails its checksum, and Gone.
+        """
+        try:
+            moment = time.monotonic()
+            if moment >= self._follow_at:
+                self._follow()
+                self._follow_at = moment + FOLLOW_S
+            return self._store.content.copy(inode)
+        except StoreDamaged:
+            raise
+        except (StoreError, StoreCorrupt, OSError) as exc:
+            raise Gone(str(exc)) from exc
+
     def _serve(self, path: bytes, now: float) -> bytes | None:
         settings = self._settings
         directory, _, name = path.rpartition(b"/")

@@ -130,13 +130,9 @@ class Client:
 
         `state` is the mount table's, if the caller has just asked for it.
         """
-        if state is None:
-            state = TABLE.state()
-        cache = self._cache
-        if state != self._state or cache is None or not cache.usable():
-            cache = self._attach(state)
-            if cache is None:
-                return None
+        cache = self._current(TABLE.state() if state is None else state)
+        if cache is None:
+            return None
         for prefix in self._prefixes:
             if path.startswith(prefix):
                 below = path[len(prefix) :]
@@ -150,10 +146,31 @@ class Client:
         except StoreDamaged:
             self._have_it_mended(path)
         except Gone as exc:
-            log.debug("%s: reading through the mount", exc)
-            self._cache = None
-            self._retry_at = time.monotonic() + RETRY_S
+            self._lose(exc)
         return None
+
+    def kept(self, inode: int) -> bytes | None:
+        """The bytes that lie in the cache under an inode, whatever they are; None if it has none or cannot be read."""
+        cache = self._current(TABLE.state())
+        try:
+            return None if cache is None else cache.kept(inode)
+        except StoreDamaged:
+            return None
+        except Gone as exc:
+            self._lose(exc)
+            return None
+
+    def _current(self, state: int) -> Cache | None:
+        """The mount's cache, if it can be used now."""
+        cache = self._cache
+        if state != self._state or cache is None or not cache.usable():
+            cache = self._attach(state)
+        return cache
+
+    def _lose(self, exc: Gone) -> None:
+        log.debug("%s: reading through the mount", exc)
+        self._cache = None
+        self._retry_at = time.monotonic() + RETRY_S
 
     def _attach(self, state: int) -> Cache | None:
         """The mount's cache as of now, if it can be used."""

@@ -41,6 +41,7 @@ from spiderfs.daemon.pipes.client_pipe import ClientPipe
 from spiderfs.daemon.pipes.event_pipe import EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.hook_server import HookServer, listen
+from spiderfs.daemon.training.partial_connection import PartialKeeper
 from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.options.model import Options
@@ -103,7 +104,13 @@ class Manager:
         self._client_pipe = ClientPipe(run, client_terms_of(options, context.mounted_at_s), counters)
         recording = self._recording = recording_to(options.trace)
         cache = self._cache = CacheControl(
-            content, options.policy, options.large_share, counters, _hub_limits(options), noted_in(recording)
+            content,
+            options.policy,
+            options.large_share,
+            counters,
+            _hub_limits(options),
+            noted_in(recording),
+            options.partials_share,
         )
         self._survey = Survey(lister, source_bytes_of_last_mount(catalogue))
         self._capacity = CacheCapacity(options, self._survey, cache, catalogue)
@@ -123,7 +130,8 @@ class Manager:
             recording,
             self._bell.ring,
         )
-        self._hook_server = HookServer(training.guide, counters.add)
+        partials = PartialKeeper(content, cache, options.sample_max_bytes)
+        self._hook_server = HookServer(training.guide, counters.add, partials=partials)
 
         # Prefetcher, warmer and packer fetch on their own.
         self._prefetcher = Prefetcher(

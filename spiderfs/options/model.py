@@ -131,6 +131,14 @@ class Options(BaseModel):
         description="share of the capacity that the blocks of large files may take",
         examples=[0.5],
     )
+    partials_share: Number = Field(
+        default=0.5,
+        ge=0,
+        le=0.9,
+        description="share of the capacity that partly augmented samples may take, which loaders keep there"
+        " (trainer_hook.refurbish)",
+        examples=[0.5],
+    )
     binding: Literal["kernel", "pyfuse3"] = Field(
         default="kernel",
         description="what speaks to the kernel: spiderfs itself, or pyfuse3 (see docs/BINDINGS.md) with one worker,"

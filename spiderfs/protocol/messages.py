@@ -18,6 +18,8 @@ from spiderfs.errors import ProtocolError
 PATH_MAX_BYTES = 4096  # PATH_MAX of Linux
 # Of a job's id: it is a column of a control file. A UUID has 36.
 JOB_MAX_BYTES = 128
+# Of a room: an exbibyte, which a float holds exactly.
+MOST_BYTES = 1 << 60
 
 Array = npt.NDArray[Any]
 
@@ -327,6 +329,43 @@ class WarmUp(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class PartialSamples(Message):
+    """The first message of a loader that keeps partly augmented samples in the cache, in place of `hello`.
+
+    `store` names what it keeps: the transforms that make it, and their seed. Processes that give the same name share
+    `wanted_bytes`, if there is as much room. It is answered by `room`.
+    """
+
+    TYPE = "partials"
+    SCALARS: ClassVar = {"client": str, "store": str, "wanted_bytes": float}
+    client: str
+    store: str
+    wanted_bytes: float
+
+    def check(self, limits: Limits) -> None:
+        demand(_is_job(self.store), f"store {self.store!r:.40}: give a name of 1 to {JOB_MAX_BYTES} bytes, no spaces")
+        demand(0 <= self.wanted_bytes <= MOST_BYTES, f"wanted_bytes {self.wanted_bytes}: 0 to {MOST_BYTES}")
+
+
+@dataclass(frozen=True, eq=False)
+class Keep(Message):
+    """Keep a partial sample: the `bytes` bytes of the sealed memory file whose descriptor comes with this message.
+
+    `inodes` are that of the sample and, if there is one, that of the sample that it replaces. It is answered in its
+    turn by `ok` or `error`.
+    """
+
+    TYPE = "keep"
+    SCALARS: ClassVar = {"bytes": int}
+    ARRAYS: ClassVar = {"inodes": Field("<u8", 1)}
+    bytes: int
+    inodes: Array
+
+    def check(self, limits: Limits) -> None:
+        demand(1 <= len(self.inodes) <= 2, f"{len(self.inodes)} inodes: 1 or 2")
+
+
+@dataclass(frozen=True, eq=False)
 class Goodbye(Message):
     """The trainer ends the connection."""
 
@@ -427,11 +466,21 @@ class Given(Message):
     indices: Array
 
 
+@dataclass(frozen=True, eq=False)
+class Room(Message):
+    """The answer to `partials`: the bytes that may be kept under this name, and the most of one sample."""
+
+    TYPE = "room"
+    SCALARS: ClassVar = {"room_bytes": float, "most_bytes": int}
+    room_bytes: float
+    most_bytes: int
+
+
 MESSAGES: Mapping[str, type[Message]] = {
     kind.TYPE: kind
     for kind in (
         *(Hello, Samples, Batch, EpochEnd, Plan, Progress, Exchange, ScoresRequest, CachedRequest, Pin, WarmUp),
-        Goodbye,
-        *(Ok, Error, Warn, Scores, Cached, Pinned, Given),
+        *(PartialSamples, Keep, Goodbye),
+        *(Ok, Error, Warn, Scores, Cached, Pinned, Given, Room),
     )
 }

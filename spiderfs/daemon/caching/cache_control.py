@@ -20,11 +20,13 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import HasHubs, HubLimits
 from spiderfs.core.hints import Budget, Hint, Lost
+from spiderfs.core.partials import PARTIALS, Partials
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.restocked import Restocked
 from spiderfs.errors import StoreError
 from spiderfs.metrics import Counters
 from spiderfs.policies import mountable_policies
+from spiderfs.protocol.partials import FIRST_PARTIAL
 from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member
 
 log = logging.getLogger(__name__)
@@ -70,11 +72,13 @@ class CacheControl:
         counters: Counters,
         hub_limits: HubLimits | None = None,
         note: Callable[[Hint], None] = lambda hint: None,
+        partials_share: float = 0.5,
     ) -> None:
         """`note` hears what the engine hears beside accesses."""
         self._content = content
         self._note = note
         self._counters = counters
+        self.partials = Partials(partials_share)
         self._capacity_bytes = 0
         # What the engine leaves free for landing.
         self._left_bytes = 0
@@ -91,7 +95,11 @@ class CacheControl:
             capacity_bytes=usage.capacity_bytes,
             used_bytes=usage.used_bytes,
             entries=usage.landing_entries + usage.kept_entries,
-            sections={LANDING: SectionStatus(usage.landing_bytes, usage.landing_entries), **kept},
+            sections={
+                LANDING: SectionStatus(usage.landing_bytes, usage.landing_entries),
+                **kept,
+                PARTIALS: SectionStatus(self.partials.bytes, len(self.partials)),
+            },
         )
 
     # -- the life of a cache
@@ -102,18 +110,19 @@ class CacheControl:
         self.apply(self._learn(capacity_bytes, members, state))
         self._content.set_capacity(capacity_bytes)
         # Records that were fetched just before the last manager died, or while there was none, are still candidates.
-        waiting = [(_engine_key(member.key), member.size) for member in members if member.section == LANDING]
-        self.apply(*(self._candidate(key, size) for key, size in waiting))
+        waiting = [member for member in members if member.section == LANDING and not _is_partial(member.key)]
+        self.apply(*(self._candidate(_engine_key(member.key), member.size) for member in waiting))
 
     def _learn(self, capacity_bytes: int, members: Iterable[Member], state: bytes | None) -> Changes:
         """Tell the engine what the store has; returns the changes for records that do not fit."""
         self._capacity_bytes = capacity_bytes
-        kept = [
-            (_engine_key(member.key), member.size, member.section) for member in members if member.section != LANDING
-        ]
-        self._largest_bytes = max((size for _, size, _ in kept if 2 * size <= capacity_bytes), default=0)
+        stored = [member for member in members if member.section != LANDING]
+        self._largest_bytes = max((size for _, size, *_ in stored if 2 * size <= capacity_bytes), default=0)
+        self.partials.restore((member.key.inode, member.size) for member in stored if _is_partial(member.key))
+        gone = Changes(drop=tuple(self.partials.resize(capacity_bytes)))
         self._resize()
-        return self.engine.restore(kept, _unpacked(state))
+        kept = [(_engine_key(key), size, section) for key, size, section, _ in stored if not _is_partial(key)]
+        return merged((gone, self.engine.restore(kept, _unpacked(state))))
 
     def saved_state(self) -> bytes:
         """The engine's knowledge of its members, packed for the next mount."""
@@ -123,7 +132,8 @@ class CacheControl:
     def reconcile(self) -> None:
         """Learn the members from the store again if the store and the engine no longer agree."""
         usage = self._content.usage()
-        if (usage.kept_entries, usage.kept_bytes) != (len(self.engine.members), self.engine.used_bytes):
+        known = len(self.engine.members) + len(self.partials), self.engine.used_bytes + self.partials.bytes
+        if (usage.kept_entries, usage.kept_bytes) != known:
             log.warning("the cache holds other files than thought: taking stock")
             self.restore(self._capacity_bytes, self.saved_state())
 
@@ -141,7 +151,7 @@ class CacheControl:
             offered = access.size > 0 and access.where not in (UNSTORED, REFUSED)
             heard(access, offered)
             if access.where == REFUSED and access.size:
-                self._make_room_for(access.size, changes)
+                changes.append(self._room_for(access.size))
             if not offered:
                 continue
             key = ContentKey(access.inode, access.block) if access.block else access.inode
@@ -161,11 +171,12 @@ class CacheControl:
     def _candidate(self, key: Key, size: int) -> Changes:
         return self.engine.block_read(key, size) if isinstance(key, tuple) else self.engine.opened(key, size)
 
-    def _make_room_for(self, size: int, changes: list[Changes]) -> None:
+    def _room_for(self, size: int) -> Changes:
         """A file did not fit into landing: enlarge landing, unless the file is too large for this cache."""
-        if self._largest_bytes < size <= self._capacity_bytes // 2:
-            self._largest_bytes = size
-            changes.append(self._resize())
+        if not self._largest_bytes < size <= self._capacity_bytes // 2:
+            return NOTHING
+        self._largest_bytes = size
+        return self._resize()
 
     @property
     def landing_room_bytes(self) -> int:
@@ -181,9 +192,10 @@ class CacheControl:
             self.apply(self._resize())
 
     def _resize(self) -> Changes:
-        self._left_bytes = self._landing_bytes()
-        self._note(Budget(self._capacity_bytes, self._left_bytes))
-        return self.engine.resize(self._capacity_bytes, self._left_bytes)
+        self._left_bytes, gone = self._landing_bytes(), self.partials.resize(self._capacity_bytes)
+        room_bytes = self._capacity_bytes - self.partials.set_aside_bytes
+        self._note(Budget(room_bytes, self._left_bytes))
+        return merged((Changes(drop=tuple(gone)), self.engine.resize(room_bytes, self._left_bytes)))
 
     def _landing_bytes(self) -> int:
         share = min(int(self._capacity_bytes * LANDING_SHARE), LANDING_MAX_BYTES)
@@ -257,6 +269,23 @@ class CacheControl:
         for key in self.engine.evict(_engine_key(key) for key in keys).drop:
             self._note(Lost(key))
 
+    # -- partial samples
+
+    def make_room_for(self, size: int) -> None:
+        """A partial sample of this size did not fit into landing."""
+        self.apply(self._room_for(size))
+
+    def keep_partial(self, inode: int, size: int, replaces: int | None) -> bool:
+        """Keep a partial sample that has landed, in place of an earlier one; returns whether it is kept."""
+        before = self.partials.set_aside_bytes
+        gone = self.partials.made(inode, size, replaces)
+        if gone is None:
+            self.apply(Changes(drop=(inode,)))
+            return False
+        changed = self._resize() if self.partials.set_aside_bytes != before else NOTHING
+        self.apply(changed, Changes(((inode, PARTIALS),), tuple(gone)))
+        return inode in self.partials
+
     # -- what others have decided
 
     @property
@@ -275,7 +304,8 @@ class CacheControl:
         self.apply(*(self.engine.place(inode, size) for inode, size in sizes if size is not None))
 
     def score(self, key: ContentKey) -> float:
-        return self.engine.score(_engine_key(key))
+        """The policy's score of a sample; 0 for what is no sample."""
+        return 0.0 if _is_partial(key) else self.engine.score(_engine_key(key))
 
     def apply(self, *changes: Changes) -> None:
         """Do in the store what the engine decided, in one transaction; the last decision about a key counts."""
@@ -283,15 +313,21 @@ class CacheControl:
         if change == NOTHING:
             return
         drop = [_content_key(key) for key in change.drop]
-        keep = [Keep(_content_key(key), section, self.engine.score(key)) for key, section in change.keep]
+        keep = [Keep(_content_key(key), section, self.score(_content_key(key))) for key, section in change.keep]
         missing = self._content.apply(drop, keep)
-        for key in missing:
+        self.partials.forget(key.inode for key in missing if _is_partial(key))
+        lost = [key for key in missing if not _is_partial(key)]
+        for key in lost:
             self.engine.forget(_engine_key(key))
             self._note(Lost(_engine_key(key)))
-        self._lost_files += len(missing)
-        self._counters.add("evicted", len(drop))
-        self._counters.add("admitted", len(keep) - len(missing))
-        self._counters.add("landing_lost", len(missing))
+        self._lost_files += len(lost)
+        self._counters.add("evicted", sum(not _is_partial(key) for key in drop))
+        self._counters.add("admitted", sum(not _is_partial(kept.key) for kept in keep) - len(lost))
+        self._counters.add("landing_lost", len(lost))
+
+
+def _is_partial(key: ContentKey) -> bool:
+    return key.inode >= FIRST_PARTIAL
 
 
 def _engine_key(key: ContentKey) -> Key:

@@ -46,6 +46,7 @@ from spiderfs.protocol import (
     Limits,
     Message,
     Ok,
+    PartialSamples,
     Pin,
     Pinned,
     Plan,
@@ -119,8 +120,8 @@ class ServerLimits:
     """The limits on the resources that trainers may use."""
 
     message: Limits = field(default_factory=Limits)
-    # A machine has some 8 ranks; several trainings share a mount.
-    connections: int = 64
+    # Several trainings share a mount; each has some 8 ranks, whose dozen loader workers may keep partial samples.
+    connections: int = 256
     lists: int = 8  # of one trainer: train and validation, and their subsets
     # Bytes of all lists that are being declared: 20 ranks with ImageNet's 100 MB each, or two of the longest lists.
     declared_bytes: int = 2 << 30
@@ -146,7 +147,7 @@ class Connection:
         limits: ServerLimits,
         declared_bytes: DeclaredBytes,
     ) -> None:
-        self._stream = stream
+        self.stream = stream
         self._sink = sink
         self._count = count
         self._limits = limits
@@ -164,10 +165,10 @@ class Connection:
         """Raises TooSlowError when the trainer reads none of its answers."""
         with trio.fail_after(self._limits.answer_timeout_s):
             async with self._answering:
-                await self._stream.send_all(encode(message, self._limits.message))
+                await self.stream.send_all(encode(message, self._limits.message))
 
-    async def greet(self) -> Trainer | None:
-        """The trainer, once it has said hello; None if it does not."""
+    async def greet(self) -> Trainer | PartialSamples | None:
+        """The trainer, once it has said hello, or what a loader says in its place; None if neither comes."""
         with trio.move_on_after(self._limits.hello_timeout_s):
             while self._errors < self._limits.malformed:
                 message = await self._next()
@@ -176,6 +177,8 @@ class Connection:
                 if isinstance(message, Hello):
                     await self.answer(Ok(Hello.TYPE))
                     return Trainer(self.pid, self.uid, message)
+                if isinstance(message, PartialSamples):
+                    return message
                 await self._refuse(ProtocolError(f"{message.TYPE} before hello", "order"))
         return None
 
@@ -205,7 +208,7 @@ class Connection:
                 await self._refuse(item)
                 if item.fatal or self._errors >= self._limits.malformed:
                     return None
-            data = await self._stream.receive_some(_RECEIVE_BYTES)
+            data = await self.stream.receive_some(_RECEIVE_BYTES)
             if not data:
                 if self._decoder.in_frame:
                     self._note_malformed()
@@ -241,7 +244,7 @@ class Connection:
         )
         with trio.fail_after(self._limits.answer_timeout_s):
             async with self._answering:
-                await self._stream.send_all(encode(Error("version", text), self._limits.message, version))
+                await self.stream.send_all(encode(Error("version", text), self._limits.message, version))
 
     async def _read(self, trainer: Trainer, backlog: Backlog) -> None:
         while self._errors < self._limits.malformed:

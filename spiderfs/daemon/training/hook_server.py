@@ -18,10 +18,11 @@ import trio
 
 from spiderfs.daemon.training.declaring import DeclaredBytes
 from spiderfs.daemon.training.hook_connection import Connection, HookSink, ServerLimits
+from spiderfs.daemon.training.partial_connection import PartialConnection, PartialKeeper
 from spiderfs.daemon.training.trainer import Trainer, TrainerStatus
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux.sockets import socket_address
-from spiderfs.protocol import Error
+from spiderfs.protocol import Error, PartialSamples
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,11 @@ class HookServer:
         sink: HookSink,
         count: Callable[[str, int], None],
         limits: ServerLimits = DEFAULT_LIMITS,
+        partials: PartialKeeper | None = None,
     ) -> None:
+        """Without `partials`, loaders are refused as by a daemon that knows nothing of them."""
         self._sink = sink
+        self._partials = partials
         self._count = count
         self._limits = limits
         self._connections = 0
@@ -101,6 +105,9 @@ class HookServer:
 
     async def _converse(self, connection: Connection) -> None:
         trainer = await connection.greet()
+        if isinstance(trainer, PartialSamples):
+            await self._keep_partials(connection, trainer)
+            return
         if trainer is None:
             return
         try:
@@ -115,3 +122,13 @@ class HookServer:
             self.trainers.remove(trainer)
             with trio.move_on_after(_DETACH_TIMEOUT_S, shield=True):
                 await self._sink.detached(trainer)
+
+    async def _keep_partials(self, connection: Connection, begun: PartialSamples) -> None:
+        if self._partials is None:
+            await connection.answer(Error("unknown", "this daemon keeps no partial samples"))
+            return
+        limits = self._limits
+        serving = PartialConnection(
+            connection.stream, self._partials, connection.answer, self._count, limits.message, limits.malformed
+        )
+        await serving.run(begun)

@@ -16,6 +16,7 @@ from spiderfs.core.engine import BLOCKS
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.guided import HubLimits
 from spiderfs.core.hints import Hub
+from spiderfs.core.partials import PARTIALS
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.daemon.caching.cache_control import (
     LANDING_FILES,
@@ -28,6 +29,7 @@ from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies import mountable_policies
 from spiderfs.policies.spider import Spider
+from spiderfs.protocol.partials import FIRST_PARTIAL
 from spiderfs.store.store import LANDING, ContentKey, Keep
 from spiderfs.testing import MemoryContent
 
@@ -421,6 +423,51 @@ def test_taking_stock_when_the_store_holds_something_else(caplog: pytest.LogCapt
 # -- against the store, at random
 
 INODES = st.integers(1, 12)
+
+
+def test_partial_samples_take_their_room_from_the_policy():
+    harness = Harness()
+    harness.fetched(*range(1, 19))
+    assert len(harness.kept()) == 18
+    for number in range(8):
+        inode = FIRST_PARTIAL + number
+        if not harness.content.land(ContentKey(inode), bytes(1000)):
+            harness.cache.make_room_for(1000)
+            assert harness.content.land(ContentKey(inode), bytes(1000))
+        assert harness.cache.keep_partial(inode, 1000, None)
+        usage = harness.content.usage()
+        assert usage.used_bytes <= usage.capacity_bytes
+        assert usage.kept_bytes == harness.cache.engine.used_bytes + harness.cache.partials.bytes
+    # Half of the capacity, which is 10,000.
+    assert harness.kept(PARTIALS) == [FIRST_PARTIAL + number for number in range(3, 8)]
+    # Five samples make 2,500, and landing has room for four records of 1,000, which is most of the other half.
+    assert len(harness.cache.engine.members) == 2
+    assert harness.cache.score(ContentKey(FIRST_PARTIAL + 3)) == 0
+    harness.cache.reconcile()
+    assert len(harness.cache.partials) == 5
+    harness.cache.set_capacity(4_000)
+    assert harness.kept(PARTIALS) == [FIRST_PARTIAL + number for number in (6, 7)]
+
+
+def test_partial_samples_outlive_a_manager_and_those_that_had_only_landed_do_not_become_samples():
+    harness = Harness()
+    for number in range(3):
+        harness.content.land(ContentKey(FIRST_PARTIAL + number), bytes(1000))
+    assert harness.cache.keep_partial(FIRST_PARTIAL, 1000, None)
+    assert harness.cache.keep_partial(FIRST_PARTIAL + 1, 1000, FIRST_PARTIAL)
+    again = Harness(content=harness.content)
+    assert again.kept(PARTIALS) == [FIRST_PARTIAL + 1]
+    assert (len(again.cache.partials), len(again.cache.engine.members)) == (1, 0)
+
+
+def test_a_partial_sample_without_room_leaves_landing():
+    harness = Harness()
+    harness.content.land(ContentKey(FIRST_PARTIAL), bytes(6_000))
+    assert not harness.cache.keep_partial(FIRST_PARTIAL, 6_000, None)
+    assert list(harness.content.members()) == []
+    # What was pushed out of landing is no member.
+    assert not harness.cache.keep_partial(FIRST_PARTIAL + 1, 500, None)
+    assert len(harness.cache.partials) == 0
 
 
 class KeeperMachine(RuleBasedStateMachine):

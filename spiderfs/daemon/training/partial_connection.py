@@ -1,0 +1,187 @@
+"""A loader's connection to the hook's socket, through which it puts partly augmented samples into the mount's cache.
+
+Such a connection begins with `partials` in place of `hello`. Each `keep` comes with one descriptor, of a sealed memory
+file that has the sample's bytes (unix(7), SCM_RIGHTS). They are looked at, copied and kept one after another, and each
+is answered in its turn; so a connection holds one sample in memory. What is wrong with a message or its descriptor is
+answered, counted, and harms nobody else. Descriptors that come where none is expected are closed at once.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+import trio
+
+from spiderfs.core.partials import Partials
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.errors import ProtocolError, SpiderfsError
+from spiderfs.protocol import Decoder, Error, Goodbye, Keep, Limits, Message, Ok, PartialSamples, Room
+from spiderfs.protocol.partials import FIRST_PARTIAL, read_sealed
+from spiderfs.store.store import Content, ContentKey
+
+_RECEIVE_BYTES = 4096
+# A message has one descriptor. With room for more, those that are too many are seen, and refused with a reason; the
+# kernel closes those that find no room.
+_MOST_DESCRIPTORS = 8
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+
+
+class PartialKeeper:
+    """Keeps partial samples for loaders: lands their bytes in the store, and has the cache control keep them."""
+
+    def __init__(self, content: Content, cache: CacheControl, most_bytes: int) -> None:
+        """`most_bytes` is the size of the largest sample that is taken."""
+        self._content = content
+        self._cache = cache
+        self._connections: Counter[str] = Counter()
+        self._landing: set[int] = set()
+        self.most_bytes = most_bytes
+
+    def begin(self, store: str, wanted_bytes: int) -> int:
+        """A process that keeps samples under this name begins; returns how many bytes all of this name may fill."""
+        self._connections[store] += 1
+        return self._section.begin(store, wanted_bytes)
+
+    def end(self, store: str) -> None:
+        self._connections[store] -= 1
+        if not self._connections[store]:
+            del self._connections[store]
+            self._section.end(store)
+
+    @property
+    def _section(self) -> Partials:
+        return self._cache.partials
+
+    async def keep(self, fd: int, size: int, inode: int, replaces: int | None) -> None:
+        """Keep the bytes of a sealed memory file under this inode.
+
+        Raises ProtocolError for a bad descriptor, inode or size, and if there is no room; StoreError.
+        """
+        if inode < FIRST_PARTIAL:
+            raise ProtocolError(f"{inode} is the inode of a sample: a partial sample's is {FIRST_PARTIAL} or more")
+        if not 0 < size <= self.most_bytes:
+            raise ProtocolError(f"a partial sample of {size} bytes: 1 to {self.most_bytes}", "too-large")
+        # A version never changes. What another process has put there is the same, unless one of them is wrong.
+        if inode in self._section or inode in self._landing:
+            return
+        self._landing.add(inode)
+        try:
+            if not await trio.to_thread.run_sync(self._land, fd, size, inode):
+                self._cache.make_room_for(size)
+                if not await trio.to_thread.run_sync(self._land, fd, size, inode):
+                    raise ProtocolError(f"a partial sample of {size} bytes finds no room now", "full")
+            if not self._cache.keep_partial(inode, size, replaces):
+                raise ProtocolError(f"a partial sample of {size} bytes finds no room in the section", "full")
+        finally:
+            self._landing.discard(inode)
+
+    def _land(self, fd: int, size: int, inode: int) -> bool:
+        """Read the file and land its bytes, in a thread; returns whether landing has room for them."""
+        return self._content.land(ContentKey(inode), read_sealed(fd, size))
+
+
+@dataclass
+class PartialConnection:
+    stream: trio.SocketStream
+    keeper: PartialKeeper
+    answer: Callable[[Message], Awaitable[None]]
+    count: Callable[[str, int], None]
+    limits: Limits
+    malformed: int
+    """After so many errors the connection ends."""
+
+    async def run(self, begun: PartialSamples) -> None:
+        """Serve the connection until the loader leaves, or has made too many mistakes."""
+        room_bytes = self.keeper.begin(begun.store, int(begun.wanted_bytes))
+        try:
+            await self.answer(Room(float(room_bytes), self.keeper.most_bytes))
+            await self._serve()
+        finally:
+            self.keeper.end(begun.store)
+
+    async def _serve(self) -> None:
+        decoder, errors = Decoder(self.limits), 0
+        descriptors: list[int] = []
+        try:
+            while errors < self.malformed:
+                data = await self._receive(descriptors)
+                if not data:
+                    return
+                for message in decoder.feed(data):
+                    try:
+                        if isinstance(message, Goodbye):
+                            return
+                        await self._act(message, descriptors)
+                    except ProtocolError as exc:
+                        errors += 1
+                        self.count("hook_malformed" if exc.code != "full" else "partials_refused", 1)
+                        await self.answer(Error(exc.code, str(exc)))
+                        if exc.fatal:
+                            return
+                    except SpiderfsError as exc:
+                        self.count("partials_refused", 1)
+                        await self.answer(Error("failed", str(exc)))
+                if descriptors and not decoder.in_frame:
+                    errors += 1
+                    self.count("hook_malformed", 1)
+                    await self._close(descriptors)
+                    await self.answer(
+                        Error("malformed", "descriptors that belong to no message: send one with each keep")
+                    )
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._close(descriptors)
+
+    async def _receive(self, descriptors: list[int]) -> bytes:
+        """The next bytes, b"" at the end; descriptors that came with them are added to the list."""
+        flags = socket.MSG_CMSG_CLOEXEC
+        try:
+            data, ancillary, _, _ = await self.stream.socket.recvmsg(_RECEIVE_BYTES, _ANCILLARY_BYTES, flags)
+        except ConnectionError:
+            # A loader that leaves without having read all answers.
+            return b""
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                numbers = array.array("i")
+                numbers.frombytes(content[: len(content) // numbers.itemsize * numbers.itemsize])
+                descriptors += numbers
+        return bytes(data)
+
+    async def _act(self, message: Message | ProtocolError, descriptors: list[int]) -> None:
+        mine = [*descriptors]
+        descriptors.clear()
+        try:
+            if isinstance(message, ProtocolError):
+                raise message
+            if not isinstance(message, Keep):
+                raise ProtocolError(f"{message.TYPE} is not for a loader to say", "order")
+            if len(mine) != 1:
+                raise ProtocolError(f"keep comes with {len(mine)} descriptors: send one with each")
+            inodes = message.inodes.tolist()
+            replaces = inodes[1] if len(inodes) > 1 else None
+            await self.keeper.keep(mine[0], message.bytes, inodes[0], replaces)
+            self.count("partials_kept", 1)
+            await self.answer(Ok(Keep.TYPE))
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._close(mine)
+
+    @staticmethod
+    async def _close(descriptors: list[int]) -> None:
+        """Close them in a thread, since closing a file of a slow file system may take its time."""
+        closing = [*descriptors]
+        descriptors.clear()
+        if closing:
+            await trio.to_thread.run_sync(_close_all, closing)
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for fd in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(fd)

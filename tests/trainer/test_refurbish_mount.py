@@ -1,0 +1,193 @@
+"""refurbish over a real mount: partial samples lie in its cache, within its budget, and outlive it and the training."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mounting import Mounted, eventually, mounted
+from torch.utils.data import DataLoader, Dataset
+
+import trainer_hook
+from trainer_hook.fingerprint import fingerprint
+from trainer_hook.mount_store import MountStore, Unusable, mount_of
+from trainer_hook.partial_store import PartialStore
+
+SAMPLES, BATCH, NUMBERS = 40, 10, 1000
+PARTIAL_BYTES = 8 * NUMBERS
+
+
+class Noise:
+    """A transform that adds a random number, and counts how often it ran in this process."""
+
+    runs = 0
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, sample: Any) -> Any:
+        type(self).runs += 1
+        return sample + self.scale * torch.rand(1).item()
+
+
+class LastNoise(Noise):
+    runs = 0
+
+
+class Compose:
+    def __init__(self, transforms: list[Any]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, sample: Any) -> Any:
+        for transform in self.transforms:
+            sample = transform(sample)
+        return sample
+
+
+class Numbers(Dataset[Any]):
+    """Sample i is what its file holds: 1,000 times the number 1000 i; its label is i."""
+
+    def __init__(self, root: Path, last: float = 1.0) -> None:
+        self.samples = [(str(root / f"{index:03d}.npy"), index) for index in range(SAMPLES)]
+        self.transform = Compose([Noise(100), LastNoise(last)])
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        return self.transform(torch.from_numpy(np.load(path))), label
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    source.mkdir()
+    for index in range(SAMPLES):
+        np.save(source / f"{index:03d}.npy", np.full(NUMBERS, 1000.0 * index))
+    return source
+
+
+@pytest.fixture(autouse=True)
+def counts() -> None:
+    Noise.runs = LastNoise.runs = 0
+
+
+def refurbished(root: Path, last: float = 0.0, workers: int = 0, **options: Any) -> DataLoader[Any]:
+    loader = DataLoader(Numbers(root, last), BATCH, shuffle=True, num_workers=workers, persistent_workers=bool(workers))
+    return trainer_hook.refurbish(loader, split=1, **{"reuse": 2, **options})
+
+
+def epoch_of(loader: DataLoader[Any]) -> dict[int, float]:
+    drawn = [(int(label), float(image[0])) for images, labels in loader for image, label in zip(images, labels)]  # noqa: B905
+    assert sorted(label for label, _ in drawn) == list(range(SAMPLES))
+    return dict(drawn)
+
+
+def store_of(loader: DataLoader[Any]) -> Any:
+    return loader.dataset._store  # type: ignore[attr-defined]
+
+
+def made_in_an_epoch(loader: DataLoader[Any]) -> int:
+    before = Noise.runs
+    epoch_of(loader)
+    return Noise.runs - before
+
+
+def section(mount: Mounted) -> dict[str, int]:
+    found: dict[str, int] = mount.stats()["sections"]["partials"]
+    return found
+
+
+def test_workers_share_what_each_of_them_has_made(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, capacity="4MB") as mount:
+        loader = refurbished(mount.point, workers=2)
+        assert isinstance(store_of(loader), MountStore)
+        epochs = [epoch_of(loader) for _ in range(4)]
+        for before, after in itertools.pairwise(epochs):
+            assert sum(before[label] != after[label] for label in range(SAMPLES)) == SAMPLES // 2
+        eventually(lambda: section(mount)["entries"] == SAMPLES)
+        assert section(mount)["bytes"] < 1.2 * SAMPLES * PARTIAL_BYTES
+        assert mount.metric("partials_refused") == mount.metric("hook_malformed") == 0
+        del loader
+
+
+def test_a_small_cache_keeps_a_part_that_stays_the_same(source: Path, tmp_path: Path) -> None:
+    # Room for some half of the samples, in half of the cache.
+    with mounted(source, tmp_path, capacity=f"{SAMPLES * PARTIAL_BYTES}") as mount:
+        loader = refurbished(mount.point)
+        kept = sum(loader.dataset._generations.is_kept(index) for index in range(SAMPLES))  # type: ignore[attr-defined]
+        assert SAMPLES // 4 < kept <= SAMPLES // 2
+        epoch_of(loader)
+        later = [made_in_an_epoch(loader) for _ in range(4)]
+        assert sum(later) == 4 * (SAMPLES - kept) + 2 * kept
+        assert max(later) - min(later) <= 1
+        assert mount.stats()["used_bytes"] <= SAMPLES * PARTIAL_BYTES
+        # There is no room for another training as long as this one lasts.
+        assert isinstance(store_of(refurbished(mount.point, seed=1)), PartialStore)
+
+
+def test_a_training_goes_on_with_what_an_earlier_one_has_kept(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, capacity="4MB") as mount:
+        first = epoch_of(refurbished(mount.point))
+        eventually(lambda: section(mount)["entries"] == SAMPLES)
+    Noise.runs = 0
+    with mounted(source, tmp_path, capacity="4MB") as mount:
+        assert section(mount)["entries"] == SAMPLES
+        assert epoch_of(refurbished(mount.point)) == first
+        # Some are made to learn how large they are.
+        assert Noise.runs <= SAMPLES // 4
+        # Another seed makes others.
+        assert epoch_of(refurbished(mount.point, seed=5)) != first
+
+
+def test_a_manager_that_dies_costs_only_work(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, capacity="4MB", allowed=["manager"]) as mount:
+        loader = refurbished(mount.point)
+        epoch_of(loader)
+        before = mount.manager()
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: mount.manager() != before)
+        for _ in range(2):
+            epoch_of(loader)
+        kept = mount.metric("partials_kept")
+
+        def keeps_again() -> bool:
+            epoch_of(loader)
+            return mount.metric("partials_kept") > kept
+
+        eventually(keeps_again)
+
+
+def test_files_outside_of_mounts_and_mounts_of_others_leave_memory(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(store_of(refurbished(source)), PartialStore)
+    with mounted(source, tmp_path, capacity="4MB") as mount:
+        path = [str(mount.point / "000.npy")]
+        assert mount_of(path) == mount.point
+        monkeypatch.setattr("os.geteuid", lambda: 4321)
+        with pytest.raises(Unusable, match="that of user"):
+            mount_of(path)
+        monkeypatch.undo()
+    with mounted(source, tmp_path, capacity="4MB", partials_share=0) as mount:
+        loader = refurbished(mount.point)
+        assert isinstance(store_of(loader), PartialStore)
+        assert epoch_of(loader)
+
+
+def test_a_name_stands_for_what_makes_a_sample(tmp_path: Path) -> None:
+    one, same, other = Numbers(tmp_path), Numbers(tmp_path), Numbers(tmp_path)
+    other.size = 3  # type: ignore[attr-defined]
+    assert fingerprint(one, Noise(1), 0) == fingerprint(same, Noise(1), 0)
+    names = {fingerprint(one, Noise(1), 0), fingerprint(one, Noise(2), 0), fingerprint(one, Noise(1), 1)}
+    names |= {fingerprint(one, LastNoise(1), 0), fingerprint(other, Noise(1), 0)}
+    assert len(names) == 5
+    # Nobody can tell what a lambda does.
+    assert fingerprint(one, lambda sample: sample) != fingerprint(one, lambda sample: sample)

@@ -1,0 +1,333 @@
+"""Loaders that put partial samples into the cache over real Unix sockets, and what is refused of them."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import resource
+import socket
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from spiderfs.core.partials import PARTIALS
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.training.hook_connection import ServerLimits
+from spiderfs.daemon.training.hook_server import HookServer, listen
+from spiderfs.daemon.training.partial_connection import PartialKeeper
+from spiderfs.metrics import COUNTERS, SharedCounters
+from spiderfs.protocol import (
+    Decoder,
+    EpochEnd,
+    Error,
+    Goodbye,
+    Hello,
+    Keep,
+    Message,
+    Ok,
+    PartialSamples,
+    Room,
+    encode,
+)
+from spiderfs.protocol.partials import FIRST_PARTIAL, sealed_file
+from spiderfs.store.store import ContentKey
+from spiderfs.testing import MemoryContent, RecordingSink
+
+PATIENCE_S = 10.0
+CAPACITY, MOST = 20_000, 4_000
+FIRST = FIRST_PARTIAL + 7
+OPENED: list[socket.socket] = []
+
+
+class Loader:
+    def __init__(self, path: Path, wanted_bytes: float = 1e9, store: str = "store") -> None:
+        self.stream = socket.socket(socket.AF_UNIX)
+        OPENED.append(self.stream)
+        self.stream.settimeout(PATIENCE_S)
+        self.stream.connect(str(path))
+        self._decoder, self._waiting = Decoder(), []
+        self.stream.sendall(encode(PartialSamples("test", store, wanted_bytes)))
+
+    def answer(self) -> Message | None:
+        while not self._waiting:
+            data = self.stream.recv(1 << 16)
+            if not data:
+                return None
+            self._waiting += self._decoder.feed(data)
+        return self._waiting.pop(0)
+
+    def send(self, message: Message, descriptors: Sequence[int]) -> None:
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        self.stream.sendmsg([encode(message)], passed)
+
+    def keep(self, payload: bytes, *inodes: int) -> Message | None:
+        fd = sealed_file(payload)
+        try:
+            self.send(keep(len(payload), *inodes), [fd])
+        finally:
+            os.close(fd)
+        return self.answer()
+
+    def refused(self, words: str) -> None:
+        answer = self.answer()
+        assert isinstance(answer, Error), answer
+        assert words in answer.text
+
+
+def keep(size: int, *inodes: int) -> Keep:
+    return Keep(size, np.array(inodes or [FIRST], np.uint64))
+
+
+class Daemon:
+    """A hook server in this process, run by trio in a thread, over a store in memory."""
+
+    def __init__(self, path: Path, knows_partials: bool = True) -> None:
+        self.path = path
+        self.content = MemoryContent()
+        self.cache = CacheControl(self.content, "lru", 0.5, SharedCounters(1).row(0))
+        self.cache.restore(CAPACITY, None)
+        self.counted: Counter[str] = Counter()
+        keeper = PartialKeeper(self.content, self.cache, MOST) if knows_partials else None
+        limits = ServerLimits(malformed=20)
+        self._server = HookServer(RecordingSink(), self._count, limits, partials=keeper)
+
+    def _count(self, name: str, amount: int) -> None:
+        assert name in {definition.name for definition in COUNTERS}
+        self.counted[name] += amount
+
+    def kept(self) -> dict[int, int]:
+        return {member.key.inode: member.size for member in self.content.members() if member.section == PARTIALS}
+
+    def loader(self, wanted_bytes: float = 1e9, store: str = "store") -> Loader:
+        loader = Loader(self.path, wanted_bytes, store)
+        answer = loader.answer()
+        assert isinstance(answer, Room), answer
+        loader.room_bytes = answer.room_bytes  # type: ignore[attr-defined]
+        assert answer.most_bytes == MOST
+        return loader
+
+
+@contextmanager
+def running(daemon: Daemon) -> Iterator[Daemon]:
+    began = threading.Event()
+    box: list[tuple[trio.lowlevel.TrioToken, trio.CancelScope]] = []
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            box.append((trio.lowlevel.current_trio_token(), scope))
+            listener = listen(daemon.path)
+            began.set()
+            await daemon._server.serve(listener)
+
+    thread = threading.Thread(target=trio.run, args=(main,))
+    thread.start()
+    try:
+        assert began.wait(PATIENCE_S)
+        yield daemon
+    finally:
+        trio.from_thread.run_sync(box[0][1].cancel, trio_token=box[0][0])
+        thread.join(PATIENCE_S)
+        while OPENED:
+            OPENED.pop().close()
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    # tmp_path may be too long for a socket.
+    with tempfile.TemporaryDirectory() as directory, running(Daemon(Path(directory) / "hook.sock")) as daemon:
+        yield daemon
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_sample_is_kept_and_replaced(daemon: Daemon):
+    loader = daemon.loader()
+    assert isinstance(loader.keep(b"a" * 900, FIRST), Ok)
+    assert daemon.content.read(ContentKey(FIRST)) == b"a" * 900
+    assert isinstance(loader.keep(b"b" * 800, FIRST + 1, FIRST), Ok)
+    assert daemon.kept() == {FIRST + 1: 800}
+    # Two processes make the same.
+    assert isinstance(daemon.loader().keep(b"b" * 800, FIRST + 1, FIRST), Ok)
+    assert daemon.kept() == {FIRST + 1: 800}
+    assert daemon.counted["partials_kept"] == 3
+
+
+def test_samples_leave_by_age_and_the_budget_holds(daemon: Daemon):
+    loader = daemon.loader()
+    for number in range(20):
+        assert isinstance(loader.keep(bytes(1000), FIRST + number), Ok)
+        assert daemon.content.usage().used_bytes <= CAPACITY
+    assert list(daemon.kept()) == [FIRST + number for number in range(10, 20)]
+    assert daemon.cache.status().sections[PARTIALS].bytes == 10_000
+
+
+def test_loaders_are_told_of_the_room_that_others_leave(daemon: Daemon):
+    first = daemon.loader(7_000, "one")
+    also = daemon.loader(7_000, "one")
+    assert (first.room_bytes, also.room_bytes) == (7_000, 7_000)
+    assert daemon.loader(7_000, "two").room_bytes == 3_000
+    also.stream.close()
+    assert daemon.loader(7_000, "three").room_bytes == 0
+    first.stream.close()
+
+    def freed() -> bool:
+        return daemon.loader(7_000, "four").room_bytes == 7_000
+
+    until(freed)
+
+
+def bad_descriptor(kind: str) -> tuple[list[int], str]:
+    """Descriptors that are no sealed memory file of 100 bytes, and what the daemon says of them."""
+    if kind == "none":
+        return [], "0 descriptors"
+    if kind == "two":
+        return [sealed_file(bytes(100)), sealed_file(bytes(100))], "2 descriptors"
+    if kind == "pipe":
+        read, write = os.pipe()
+        os.close(write)
+        return [read], "no memory file"
+    if kind == "device":
+        return [os.open("/dev/zero", os.O_RDONLY)], "no memory file"
+    if kind == "directory":
+        return [os.open("/", os.O_RDONLY | os.O_DIRECTORY)], "no memory file"
+    if kind == "path":
+        return [os.open("/dev/zero", os.O_PATH)], "no memory file"
+    if kind == "socket":
+        return [socket.socket(socket.AF_UNIX).detach()], "no memory file"
+    if kind == "short":
+        return [sealed_file(bytes(99))], "99 bytes, not 100"
+    if kind == "long":
+        return [sealed_file(bytes(101))], "101 bytes, not 100"
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.write(fd, bytes(100))
+    if kind == "half sealed":
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    return [fd], "not sealed"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["none", "two", "pipe", "device", "directory", "path", "socket", "short", "long", "unsealed", "half sealed"],
+)
+def test_bad_descriptors_are_refused_with_a_reason_and_closed(daemon: Daemon, kind: str):
+    loader = daemon.loader()
+    descriptors, words = bad_descriptor(kind)
+    before = open_descriptors()
+    loader.send(keep(100), descriptors)
+    loader.refused(words)
+    assert open_descriptors() == before
+    for fd in descriptors:
+        os.close(fd)
+    # The connection goes on.
+    assert isinstance(loader.keep(bytes(100), FIRST), Ok)
+    assert daemon.counted["hook_malformed"] == 1
+
+
+def test_bad_sizes_and_inodes_are_refused(daemon: Daemon):
+    loader = daemon.loader()
+    for payload, inodes, words in (
+        (bytes(MOST + 1), [FIRST], f"1 to {MOST}"),
+        (b"", [FIRST], f"1 to {MOST}"),
+        (bytes(10), [5], "inode of a sample"),
+    ):
+        answer = loader.keep(payload, *inodes)
+        assert isinstance(answer, Error)
+        assert words in answer.text
+    assert daemon.kept() == {}
+
+
+def test_a_samples_bytes_cannot_be_replaced(daemon: Daemon):
+    daemon.content.land(ContentKey(5), b"sample")
+    loader = daemon.loader()
+    assert isinstance(loader.keep(b"forged", 5), Error)
+    assert isinstance(loader.keep(b"partial", FIRST, 5), Ok)
+    assert daemon.content.read(ContentKey(5)) == b"sample"
+
+
+def test_thousands_of_descriptors_harm_nobody(daemon: Daemon):
+    before = open_descriptors()
+    fd = os.open("/dev/null", os.O_RDONLY)
+    loader = daemon.loader()
+    for _ in range(5):
+        loader.send(keep(100), [fd] * 250)
+        loader.refused("descriptors")
+    # To a trainer's connection, in which none are expected, too.
+    trainer = socket.socket(socket.AF_UNIX)
+    trainer.connect(str(daemon.path))
+    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd] * 250))]
+    trainer.sendmsg([encode(Hello("test", "test"))], passed)
+    assert Decoder().feed(trainer.recv(1000))[0].TYPE == "ok"
+    assert isinstance(daemon.loader().keep(bytes(10), FIRST), Ok)
+    os.close(fd)
+    trainer.close()
+    loader.stream.close()
+    until(lambda: open_descriptors() <= before + 2)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > before
+
+
+def test_too_many_mistakes_end_the_connection_and_nobody_elses(daemon: Daemon):
+    loader, other = daemon.loader(), daemon.loader()
+    for _ in range(20):
+        loader.send(EpochEnd(0), [])
+        loader.refused("not for a loader")
+    assert loader.answer() is None
+    loader = daemon.loader()
+    loader.stream.sendall(b"nonsense" * 10)
+    loader.refused("not a frame")
+    assert loader.answer() is None
+    assert isinstance(other.keep(bytes(10), FIRST), Ok)
+
+
+def test_a_loader_that_dies_between_leaves_nothing_behind(daemon: Daemon):
+    loader = daemon.loader(10_000, "dies")
+    before = open_descriptors()
+    fd = sealed_file(bytes(100))
+    # Half of a frame, with its descriptor.
+    frame = encode(keep(100))
+    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    loader.stream.sendmsg([frame[:20]], passed)
+    os.close(fd)
+    loader.stream.close()
+    until(lambda: open_descriptors() < before)
+    until(lambda: daemon.loader(10_000, "next").room_bytes == 10_000)
+    assert daemon.kept() == {}
+
+
+def test_a_loader_that_leaves_is_let_go(daemon: Daemon):
+    loader = daemon.loader(10_000, "polite")
+    loader.send(Goodbye(), [])
+    assert loader.answer() is None
+    loader = daemon.loader(10_000, "hasty")
+    fd = sealed_file(bytes(100))
+    loader.send(keep(100), [fd])
+    os.close(fd)
+    until(lambda: daemon.counted["partials_kept"] == 1)
+    # The answer is not read.
+    loader.stream.close()
+    until(lambda: daemon.loader(10_000, "next").room_bytes == 10_000)
+    assert not daemon.counted["internal_errors"]
+
+
+def test_a_daemon_that_knows_nothing_of_partial_samples_says_so():
+    with tempfile.TemporaryDirectory() as directory, running(Daemon(Path(directory) / "s", False)) as daemon:
+        answer = Loader(daemon.path).answer()
+        assert isinstance(answer, Error)
+        assert answer.code == "unknown"

@@ -1,0 +1,226 @@
+"""Where a training keeps partly augmented samples if its files lie in a mount: a section of the mount's cache.
+
+A loader's worker puts a sample into a sealed memory file, and gives it to the mount over the hook's socket
+(`spiderfs/daemon/training/partial_connection.py`); it is read as readers around FUSE read samples (`spiderfs.client`).
+A sample's key follows from the inode of its file, so a file that changes has other partial samples, and from the
+store's name, which stands for the transforms and their seed.
+
+What cannot be kept or read is made again. No error of the mount reaches the training, and no call waits for long.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import logging
+import os
+import pickle
+import select
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spiderfs.client import Client
+from spiderfs.protocol import Decoder, Error, Keep, Message, Ok, PartialSamples, ProtocolError, Room, encode
+from spiderfs.protocol.partials import partial_inode, sealed_file
+from trainer_hook.mounts import DEFAULT_PATIENCE, connect, find_mount, socket_finder
+from trainer_hook.partial_store import Missing
+
+log = logging.getLogger("trainer_hook")
+
+_RECEIVE_BYTES = 1 << 16
+# So many samples of a process may be on their way. The mount keeps one in a millisecond.
+_AHEAD = 4
+# So long a worker waits for the mount when so many are on their way; then it goes on without keeping this sample.
+_WAIT_S = 1.0
+
+
+class Unusable(Exception):
+    """The mount cannot keep partial samples; the text says why."""
+
+
+class Line:
+    """One process's connection to the mount, through which it puts samples; raises Unusable where there is none."""
+
+    def __init__(self, path: Path, store: str, wanted_bytes: float) -> None:
+        self.pid = os.getpid()
+        self._decoder = Decoder()
+        self._answers: list[Message | ProtocolError] = []
+        self._unanswered = 0
+        self.refusals: list[str] = []
+        try:
+            self._stream = connect(path, DEFAULT_PATIENCE.connect_s)
+        except OSError as exc:
+            raise Unusable(str(exc)) from exc
+        try:
+            self._stream.sendall(encode(PartialSamples("trainer_hook", store, wanted_bytes)))
+            answer = self._next(DEFAULT_PATIENCE.connect_s)
+        except (OSError, ProtocolError) as exc:
+            self.close()
+            raise Unusable(str(exc)) from exc
+        if not isinstance(answer, Room):
+            self.close()
+            raise Unusable(answer.text if isinstance(answer, Error) else f"it answered {answer}")
+        self.room_bytes, self.most_bytes = answer.room_bytes, answer.most_bytes
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def put(self, payload: bytes, inodes: Sequence[int]) -> None:
+        """Send a sample; raises OSError and ProtocolError if the connection is of no more use."""
+        self.settle(_AHEAD - 1, _WAIT_S)
+        if self._unanswered >= _AHEAD:
+            raise TimeoutError("it does not answer")
+        fd = sealed_file(payload)
+        try:
+            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+            frame = encode(Keep(len(payload), np.array(inodes, np.uint64)))
+            sent = self._stream.sendmsg([frame], passed)
+            if sent < len(frame):
+                self._stream.sendall(frame[sent:])
+        finally:
+            os.close(fd)
+        self._unanswered += 1
+
+    def settle(self, most: int, wait_s: float) -> None:
+        """Take answers until at most `most` are left to come, or so many seconds have passed."""
+        deadline = time.monotonic() + wait_s
+        while self._unanswered and (
+            answer := self._next(max(0.0, deadline - time.monotonic()) if self._unanswered > most else 0.0)
+        ):
+            self._unanswered -= 1
+            if not isinstance(answer, Ok):
+                self.refusals.append(answer.text if isinstance(answer, Error) else answer.TYPE)
+
+    def _next(self, wait_s: float) -> Message | None:
+        """The next answer; None if there is none in so many seconds."""
+        while not self._answers:
+            poll = select.poll()
+            poll.register(self._stream, select.POLLIN)
+            if not poll.poll(1000 * wait_s):
+                return None
+            data = self._stream.recv(_RECEIVE_BYTES)
+            if not data:
+                raise ConnectionResetError("it closed the connection")
+            self._answers += self._decoder.feed(data)
+        answer = self._answers.pop(0)
+        if isinstance(answer, ProtocolError):
+            raise answer
+        return answer
+
+
+class MountStore:
+    """Partly augmented samples of the files at `paths`, in the cache of the mount in which they lie.
+
+    Usable in loader workers, by fork or as a copy: each process has a connection of its own.
+    """
+
+    def __init__(self, mount: Path, paths: Sequence[str], name: str, wanted_bytes: float) -> None:
+        """Raises Unusable if the mount cannot keep them; `room_bytes` is what it has room for."""
+        self._mount, self._paths, self._name, self._wanted_bytes = mount, paths, name, wanted_bytes
+        self._line: Line | None = None
+        self._client: Client | None = None
+        self._retry_at, self._pause_s = 0.0, DEFAULT_PATIENCE.first_pause_s
+        self._said: set[str] = set()
+        self._line = self._connected()
+        self.room_bytes = self._line.room_bytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_line": None, "_client": None}
+
+    def close(self) -> None:
+        """End this process's connection; the room goes to others when the last process has ended its own."""
+        if self._line is not None and self._line.pid == os.getpid():
+            self._line.close()
+
+    def get(self, index: int, generation: int) -> Any:
+        """What was put there; raises Missing."""
+        try:
+            if self._client is None:
+                self._client = Client(self._mount)
+            payload = self._client.kept(self._inode(index, generation))
+            if payload is None:
+                raise Missing
+            return pickle.loads(payload)
+        except (OSError, pickle.UnpicklingError, EOFError) as exc:
+            raise Missing from exc
+
+    def put(self, index: int, generation: int, sample: Any) -> None:
+        """Keep a sample in place of its earlier generation, if there is room; raises what pickling it raises."""
+        payload = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            line = self._connected()
+            if len(payload) > line.most_bytes:
+                self._say_once(f"{len(payload)} bytes, and sample_max_bytes={line.most_bytes}")
+                return
+            inodes = [self._inode(index, number) for number in (generation, generation - 1) if number >= 0]
+            line.put(payload, inodes)
+            self._tell(line)
+        except Unusable:
+            pass
+        except (OSError, ProtocolError) as exc:
+            self._lose(exc)
+
+    def settle(self) -> None:
+        """Wait a moment until the mount has answered for all that this process has put."""
+        if self._line is not None and self._line.pid == os.getpid():
+            try:
+                self._line.settle(0, _WAIT_S)
+                self._tell(self._line)
+            except (OSError, ProtocolError) as exc:
+                self._lose(exc)
+
+    def _inode(self, index: int, generation: int) -> int:
+        return partial_inode(self._name, os.stat(self._paths[index]).st_ino, generation)
+
+    def _connected(self) -> Line:
+        if self._line is None or self._line.pid != os.getpid():
+            # A forked worker leaves the connection of the process that it came from as it is.
+            self._line = None
+            if time.monotonic() < self._retry_at:
+                raise Unusable
+            try:
+                self._line = Line(socket_finder(self._mount, None)(), self._name, self._wanted_bytes)
+            except (OSError, Unusable) as exc:
+                self._lose(exc)
+                raise Unusable(str(exc)) from exc
+            self._pause_s = DEFAULT_PATIENCE.first_pause_s
+        return self._line
+
+    def _lose(self, exc: Exception) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        self._say_once(str(exc))
+        self._retry_at = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, DEFAULT_PATIENCE.longest_pause_s)
+
+    def _tell(self, line: Line) -> None:
+        for text in line.refusals:
+            self._say_once(text)
+        line.refusals.clear()
+
+    def _say_once(self, text: str) -> None:
+        if not self._said:
+            log.warning("the mount %s cannot take a partly augmented sample (%s): it is made anew", self._mount, text)
+        self._said.add(text)
+
+
+def mount_of(paths: Sequence[str]) -> Path:
+    """The mount of this user's in which the first of these files lies; raises Unusable if there is none.
+
+    What another user has written would be unpickled here, so that user's mount is not used.
+    """
+    mount = find_mount(os.path.dirname(paths[0]))
+    if mount is None:
+        raise Unusable("the files lie in no mount")
+    with contextlib.suppress(OSError):
+        owner = os.stat(socket_finder(mount, None)()).st_uid
+        if owner == os.geteuid():
+            return mount
+        raise Unusable(f"the mount is that of user {owner}")
+    raise Unusable("the mount does not answer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 import trainer_hook
 from trainer_hook.fingerprint import fingerprint
 from trainer_hook.mount_store import MountStore, Unusable, mount_of
-from trainer_hook.partial_store import PartialStore
+from trainer_hook.partial_store import Missing, PartialStore
 
 SAMPLES, BATCH, NUMBERS = 40, 10, 1000
 PARTIAL_BYTES = 8 * NUMBERS
@@ -115,6 +116,17 @@ def test_workers_share_what_each_of_them_has_made(source: Path, tmp_path: Path) 
         eventually(lambda: section(mount)["entries"] == SAMPLES)
         assert section(mount)["bytes"] < 1.2 * SAMPLES * PARTIAL_BYTES
         assert mount.metric("partials_refused") == mount.metric("hook_malformed") == 0
+        # A worker that is spawned has a copy of the store.
+        copy = pickle.loads(pickle.dumps(store_of(loader)))
+        number = int(loader.dataset._generations.of_epoch(3)[3])  # type: ignore[attr-defined]
+        made, label = copy.get(3, number)
+        assert (float(made[0]), label) == (epochs[3][3], 3)
+        copy.put(3, number + 1, (made + 1, label))
+        copy.settle()
+        assert float(copy.get(3, number + 1)[0][0]) == epochs[3][3] + 1
+        with pytest.raises(Missing):
+            copy.get(3, number)
+        copy.close()
         del loader
 
 

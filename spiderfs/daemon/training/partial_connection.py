@@ -113,6 +113,11 @@ class PartialConnection:
                 data = await self._receive(descriptors)
                 if not data:
                     return
+                if decoder.in_frame and len(descriptors) > 1:
+                    # A frame that goes on and on could bring as many as the manager may have.
+                    self.count("hook_malformed", 1)
+                    await self.answer(Error("malformed", "more descriptors than one with a keep"))
+                    return
                 for message in decoder.feed(data):
                     try:
                         if isinstance(message, Goodbye):

@@ -269,6 +269,13 @@ def test_thousands_of_descriptors_harm_nobody(daemon: Daemon):
     for _ in range(5):
         loader.send(keep(100), [fd] * 250)
         loader.refused("descriptors")
+    # With a frame that does not end, so that they belong to it.
+    frame = encode(keep(100))
+    for byte in frame[:2]:
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd] * 250))]
+        loader.stream.sendmsg([bytes([byte])], passed)
+    loader.refused("more descriptors")
+    assert loader.answer() is None
     # To a trainer's connection, in which none are expected, too.
     trainer = socket.socket(socket.AF_UNIX)
     trainer.connect(str(daemon.path))

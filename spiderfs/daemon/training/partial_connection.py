@@ -26,6 +26,8 @@ from spiderfs.protocol.partials import FIRST_PARTIAL, read_sealed
 from spiderfs.store.store import Content, ContentKey
 
 _RECEIVE_BYTES = 4096
+# In a small cache, files that are fetched may push a sample out of landing before it is kept; then it lands again.
+_TRIES = 3
 # A message has one descriptor. With room for more, those that are too many are seen, and refused with a reason; the
 # kernel closes those that find no room.
 _MOST_DESCRIPTORS = 8
@@ -72,12 +74,12 @@ class PartialKeeper:
             return
         self._landing.add(inode)
         try:
-            if not await trio.to_thread.run_sync(self._land, fd, size, inode):
-                self._cache.make_room_for(size)
+            for _ in range(_TRIES):
                 if not await trio.to_thread.run_sync(self._land, fd, size, inode):
-                    raise ProtocolError(f"a partial sample of {size} bytes finds no room now", "full")
-            if not self._cache.keep_partial(inode, size, replaces):
-                raise ProtocolError(f"a partial sample of {size} bytes finds no room in the section", "full")
+                    self._cache.make_room_for(size)
+                elif self._cache.keep_partial(inode, size, replaces):
+                    return
+            raise ProtocolError(f"a partial sample of {size} bytes finds no room", "full")
         finally:
             self._landing.discard(inode)
 

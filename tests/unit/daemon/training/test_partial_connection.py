@@ -179,6 +179,22 @@ def test_samples_leave_by_age_and_the_budget_holds(daemon: Daemon):
     assert daemon.cache.status().sections[PARTIALS].bytes == 10_000
 
 
+def test_a_sample_that_is_pushed_out_of_landing_lands_again(daemon: Daemon, monkeypatch: pytest.MonkeyPatch):
+    land, pushed = daemon.content.land, []
+
+    def land_and_lose(key: ContentKey, payload: bytes) -> bool:
+        landed = land(key, payload)
+        if not pushed:
+            pushed.append(key)
+            daemon.content.apply([key], [])
+        return landed
+
+    monkeypatch.setattr(daemon.content, "land", land_and_lose)
+    assert isinstance(daemon.loader().keep(bytes(900), FIRST), Ok)
+    assert daemon.kept() == {FIRST: 900}
+    assert pushed == [ContentKey(FIRST)]
+
+
 def test_loaders_are_told_of_the_room_that_others_leave(daemon: Daemon):
     first = daemon.loader(7_000, "one")
     also = daemon.loader(7_000, "one")

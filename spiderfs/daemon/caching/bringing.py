@@ -83,7 +83,10 @@ class Way(Protocol):
         """What is to be done about a sample that is not near."""
 
     def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
-        """Begin to bring a sample for this position of a reader; `done` is called later."""
+        """Bring a sample for this position of a reader, from the next `send` on; `done` is called later."""
+
+    def send(self) -> None:
+        """Begin with what is to be brought, so that it may go together."""
 
     def is_ready(self, inode: int) -> bool:
         """Whether a reader could read the sample now without waiting for the source."""

@@ -53,6 +53,7 @@ class FetchAhead:
         self._windows: dict[PlannedReader, Window] = {}
         self._fetching: dict[int, int] = {}
         """The bytes of each sample that is being fetched."""
+        self._to_begin: list[tuple[Node, PlannedReader, Done]] = []
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -99,9 +100,14 @@ class FetchAhead:
         return Verdict.ENOUGH if self._cache.engine.could_keep(node.inode, node.stat.size) else Verdict.LEAVE
 
     def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
-        assert self._nursery is not None
         self._fetching[node.inode] = node.stat.size
-        self._nursery.start_soon(self._fetch, node, reader, done)
+        self._to_begin.append((node, reader, done))
+
+    def send(self) -> None:
+        assert self._nursery is not None
+        to_begin, self._to_begin = self._to_begin, []
+        for begun in to_begin:
+            self._nursery.start_soon(self._fetch, *begun)
 
     async def _fetch(self, node: Node, reader: PlannedReader, done: Done) -> None:
         started = trio.current_time()

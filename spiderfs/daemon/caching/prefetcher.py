@@ -239,6 +239,7 @@ class Prefetcher:
                 by, node, reader, position = found
                 by.bring(node, reader, position, partial(self._brought, by))
         finally:
+            way.send()
             self._content.end_read()
 
     def _cursors_of_believed(self) -> dict[PlannedReader, _Cursor]:

@@ -226,9 +226,7 @@ class PushAhead:
             return
         stored = node.inode in self._engine.members
         requests = -(-node.stat.size // _REQUEST_BYTES)
-        if not self._pusher.order(node.inode, node.path):
-            done(node, reader, Brought(None))
-            return
+        self._pusher.order(node.inode, node.path)
         self._orders[node.inode] = _Order(node, reader, *reader.located(position), done, stored, requests, time.time())
         self._requests += requests
         self._fetching += not stored
@@ -236,6 +234,13 @@ class PushAhead:
         self._waiting_bytes += node.stat.size
         self._near[node.inode] = self._near.get(node.inode, 0) + 1
         self._pushed.add(node.inode)
+
+    def send(self) -> None:
+        for inode in self._pusher.send():
+            order = self._pop(inode)
+            assert order is not None
+            self._pushed.discard(inode)
+            order.done(order.node, order.reader, Brought(None))
 
     def is_ready(self, inode: int) -> bool:
         return inode in self._engine.members or (inode in self._near and inode not in self._orders)

@@ -7,9 +7,9 @@ descriptor of /dev/fuse, no store, no lock. So nobody else waits for what it wai
 thread that started it.
 
 Its standard input is one end of a pair of SOCK_SEQPACKET sockets. First each thread sends a `HELLO`. Then each message
-that comes is a number and a path (`ORDER`), for any of the threads; it is answered with the number and an outcome
-(`ANSWER`), unless that is ASKED. An order without a path asks whether a thread is free, which answers HERE. The process
-ends with the socket.
+that comes holds some orders for one of the threads, whichever is free: a number and a path each (`packed_order`). An
+order is answered with its number and an outcome (`ANSWER`), unless that is ASKED. An order without a path asks whether
+a thread is free, which answers HERE. The process ends with the socket.
 
 An open file keeps the mount in use. So files are open for some 50 us, and nothing is read through them.
 """
@@ -24,11 +24,13 @@ import socket
 import struct
 import sys
 import threading
+import time
+from collections.abc import Iterator
 
 HELLO = struct.Struct("<I")
-ORDER = struct.Struct("<Q")
+_ORDER = struct.Struct("<QH")
 ANSWER = struct.Struct("<QI")
-MOST_BYTES = 8192
+MOST_BYTES = 32768
 # Outcomes: other numbers are those of errno. Of ASKED nothing is said, since the mount sees the READ.
 ASKED, IN_MEMORY, HERE = 0, 1 << 16, 1 << 17
 
@@ -36,9 +38,26 @@ _PR_SET_PDEATHSIG = 1
 _SYS_CACHESTAT = 451  # on all architectures; Linux 6.5
 # The kernel's limit on what one call asks for, where nobody has widened it.
 _USUAL_READ_AHEAD_KIB = 128
+# A thread whose order has failed after so long gives the same answer to the other orders of its message.
+_HELD_UP_S = 1.0
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def packed_order(number: int, path: bytes) -> bytes:
+    """One order of a message."""
+    return _ORDER.pack(number, len(path)) + path
+
+
+def orders_of(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Number and path of each order."""
+    at = 0
+    while at < len(message):
+        number, length = _ORDER.unpack_from(message, at)
+        at += _ORDER.size + length
+        yield number, message[at - length : at]
 
 
 class Push:
@@ -63,7 +82,7 @@ class Push:
             if found.st_dev != self._device:
                 return errno.EXDEV
             pages = _pages_in_memory(file)
-            if pages * os.sysconf("SC_PAGESIZE") >= found.st_size:
+            if pages * _PAGE_BYTES >= found.st_size:
                 return IN_MEMORY
             # The mount tells of the READ of the beginning, and of no other.
             untold = pages > 0 and _pages_in_memory(file, 1) > 0
@@ -96,15 +115,27 @@ def _read_ahead_kib(device: int) -> int:
         return _USUAL_READ_AHEAD_KIB
 
 
+def outcomes(message: bytes, push: Push) -> Iterator[tuple[int, int]]:
+    """Carry out the orders of a message; gives the number and the outcome of each."""
+    held_up = False
+    outcome = ASKED
+    for number, path in orders_of(message):
+        # Where the source hangs, the others would each wait as long as the first.
+        if not held_up:
+            begin_s = time.monotonic()
+            outcome = push.push(path) if path else HERE
+            failed = outcome not in (ASKED, IN_MEMORY, HERE)
+            held_up = failed and time.monotonic() - begin_s > _HELD_UP_S
+        yield number, outcome
+
+
 def _serve(orders: socket.socket, push: Push) -> None:
     try:
         orders.send(HELLO.pack(threading.get_native_id()))
-        while order := orders.recv(MOST_BYTES):
-            (number,) = ORDER.unpack_from(order)
-            path = order[ORDER.size :]
-            outcome = push.push(path) if path else HERE
-            if outcome != ASKED:
-                orders.send(ANSWER.pack(number, outcome))
+        while message := orders.recv(MOST_BYTES):
+            for number, outcome in outcomes(message, push):
+                if outcome != ASKED:
+                    orders.send(ANSWER.pack(number, outcome))
     finally:
         # Other threads may wait for the mount; at the end of the process they are killed.
         os._exit(0)

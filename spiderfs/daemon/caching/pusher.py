@@ -23,7 +23,7 @@ from pathlib import Path
 import trio
 
 from spiderfs.daemon.caching import push_process
-from spiderfs.daemon.caching.push_process import ANSWER, HELLO, HERE, MOST_BYTES, ORDER
+from spiderfs.daemon.caching.push_process import ANSWER, HELLO, HERE, MOST_BYTES, packed_order
 from spiderfs.linux.mounts import mounted_at
 from spiderfs.shared.pusher_threads import PusherThreads
 
@@ -35,6 +35,10 @@ PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 BEGIN_S = 20.0
 # After so long without a word from the process it is asked for one.
 ASK_S = 5.0
+# So many orders go into one message. Each message wakes a thread, which costs both processes more than an order does.
+# But a thread carries out its orders one after the other, so where each has to ask the source for a name, more of them
+# would leave other threads idle.
+ORDERS_AT_ONCE = 4
 
 
 class Pusher:
@@ -61,6 +65,8 @@ class Pusher:
         self._lost = lost
         self._needed = trio.Event()
         self._orders: trio.socket.SocketType | None = None
+        self._mount_path = os.path.join(os.fsencode(mountpoint), b"")
+        self._to_send: list[tuple[int, bytes]] = []
         self.broken = False
         """Whether the last process could not begin, or did nothing."""
         # A manager before this one may have had another pusher.
@@ -75,10 +81,20 @@ class Pusher:
         """Have the process started, unless it is there."""
         self._needed.set()
 
-    def order(self, number: int, path: bytes) -> bool:
-        """Have a file pushed, by its path in the mount; False if the process takes no more orders now."""
-        message = ORDER.pack(number) + os.path.join(os.fsencode(self._mountpoint), path)
-        return len(message) <= MOST_BYTES and self._send(message)
+    def order(self, number: int, path: bytes) -> None:
+        """Have a file pushed, by its path in the mount, from the next `send` on."""
+        self._to_send.append((number, packed_order(number, self._mount_path + path)))
+
+    def send(self) -> list[int]:
+        """Send all orders; returns the numbers of those that the process does not take now."""
+        to_send, self._to_send = self._to_send, []
+        refused: list[int] = []
+        for first in range(0, len(to_send), ORDERS_AT_ONCE):
+            bunch = to_send[first : first + ORDERS_AT_ONCE]
+            message = b"".join(order for _, order in bunch)
+            if len(message) > MOST_BYTES or not self._send(message):
+                refused += [number for number, _ in bunch]
+        return refused
 
     def _send(self, message: bytes) -> bool:
         if self._orders is None:
@@ -177,7 +193,7 @@ class Pusher:
                 return False
             else:
                 # Once more each time, since a socket that is full of orders takes no question.
-                self._send(ORDER.pack(0))
+                self._send(packed_order(0, b""))
                 asked_at_s = now_s if asked_at_s is None else asked_at_s
 
 

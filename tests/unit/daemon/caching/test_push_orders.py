@@ -41,15 +41,19 @@ class Pusher:
         self.ready = self.takes = True
         self.broken = False
         self.ordered: list[int] = []
+        self.sent = 0
 
     def need(self) -> None:
         pass
 
-    def order(self, number: int, path: bytes) -> bool:
+    def order(self, number: int, path: bytes) -> None:
         assert path == b"%d" % number
-        if self.takes:
-            self.ordered.append(number)
-        return self.takes
+        self.ordered.append(number)
+
+    def send(self) -> list[int]:
+        refused = [] if self.takes else self.ordered[self.sent :]
+        self.sent = len(self.ordered)
+        return refused
 
 
 class Harness:
@@ -84,6 +88,7 @@ class Harness:
             self.way.bring(
                 node, self.reader, position, lambda node, reader, brought: self.done.append((node.inode, brought))
             )
+        self.way.send()
         return self.pusher.ordered[before:]
 
     def tell(self, *inodes: int, where: int = FETCHED | PUSHED) -> list[int]:
@@ -241,8 +246,9 @@ def test_an_order_of_which_nobody_tells_is_given_up(harness: Harness, monkeypatc
 
 def test_a_process_that_takes_no_order_holds_up_nothing(harness: Harness) -> None:
     harness.pusher.takes = False
-    harness.push(1)
+    harness.push(3)
     assert harness.way.under_way == 0
+    assert [found.failed for _, found in harness.done] == [False] * 3
     harness.pusher.ready = False
     assert not harness.way.has_room()
 

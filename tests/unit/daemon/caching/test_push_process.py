@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from spiderfs.daemon.caching import push_process
-from spiderfs.daemon.caching.push_process import ANSWER, ASKED, HELLO, HERE, IN_MEMORY, MOST_BYTES, ORDER, Push
+from spiderfs.daemon.caching.push_process import (
+    ANSWER,
+    ASKED,
+    HELLO,
+    HERE,
+    IN_MEMORY,
+    MOST_BYTES,
+    Push,
+    outcomes,
+    packed_order,
+)
 
 THREADS = 3
 PATIENCE_S = 30
@@ -31,7 +41,7 @@ class Started:
             self.process = subprocess.Popen([*program, *numbers], stdin=its.fileno(), stdout=subprocess.DEVNULL)
 
     def order(self, number: int, path: Path) -> None:
-        self.socket.send(ORDER.pack(number) + os.fsencode(path))
+        self.socket.send(packed_order(number, os.fsencode(path)))
 
     def answer(self) -> tuple[int, int]:
         number, outcome = ANSWER.unpack(self.socket.recv(MOST_BYTES))
@@ -74,7 +84,7 @@ def test_it_says_what_became_of_each_order(started: Started, tmp_path: Path) -> 
 def test_a_free_thread_says_that_it_is_there(started: Started) -> None:
     for _ in range(THREADS):
         started.socket.recv(MOST_BYTES)
-    started.socket.send(ORDER.pack(7))
+    started.socket.send(packed_order(7, b""))
     assert started.answer() == (7, HERE)
 
 
@@ -83,6 +93,26 @@ def test_it_holds_its_socket_and_nothing_else(started: Started) -> None:
     held = {os.readlink(f"/proc/{started.process.pid}/fd/{fd}") for fd in (0, 1)}
     assert {name.split(":")[0] for name in held} == {"socket", "/dev/null"}
     assert set(os.listdir(f"/proc/{started.process.pid}/fd")) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("took_s", "left"), [(0.0, []), (2.0, [(3, errno.EIO), (4, errno.EIO)])], ids=["at once", "after a while"]
+)
+def test_an_order_that_hung_and_failed_holds_up_no_other_of_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, left: list[tuple[int, int]]
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(push_process.time, "monotonic", lambda: now_s)
+    push = Push(tmp_path.stat().st_dev)
+
+    def opened(path: bytes) -> int:
+        nonlocal now_s
+        now_s += took_s
+        return errno.EIO if path == b"hangs" else IN_MEMORY
+
+    monkeypatch.setattr(push, "push", opened)
+    message = b"".join(packed_order(*order) for order in enumerate([b"well", b"hangs", b"well", b"well"], start=1))
+    assert [*outcomes(message, push)] == [(1, IN_MEMORY), (2, errno.EIO), *(left or [(3, IN_MEMORY), (4, IN_MEMORY)])]
 
 
 def test_it_ends_at_once_where_its_parent_has_ended(tmp_path: Path) -> None:

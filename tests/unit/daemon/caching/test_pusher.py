@@ -15,8 +15,8 @@ import trio.testing
 from planning import pusher_of
 
 from spiderfs.daemon.caching import pusher as module
-from spiderfs.daemon.caching.push_process import ANSWER, HERE, MOST_BYTES, ORDER
-from spiderfs.daemon.caching.pusher import ASK_S, Pusher
+from spiderfs.daemon.caching.push_process import ANSWER, HERE, MOST_BYTES, orders_of, packed_order
+from spiderfs.daemon.caching.pusher import ASK_S, ORDERS_AT_ONCE, Pusher
 from spiderfs.linux.mounts import Mount
 from spiderfs.shared.pusher_threads import PusherThreads
 
@@ -83,17 +83,36 @@ def test_a_process_that_does_nothing_is_replaced(
 
     async def test() -> None:
         first = await stopped()
-        assert kept.pusher.order(1, b"none")
+        kept.pusher.order(1, b"none")
+        assert kept.pusher.send() == []
         await until(lambda: kept.lost)
         assert kept.pusher.broken, "meanwhile samples are fetched into the store"
         await until(lambda: kept.pusher.ready)
         assert pusher_of(os.getpid()) != first
-        assert kept.pusher.order(2, b"none")
+        kept.pusher.order(2, b"none")
+        assert kept.pusher.send() == []
         await until(lambda: kept.answers)
         assert (kept.answers, kept.lost) == ([(2, errno.ENOENT)], 1)
 
     run(kept, test)
     assert caplog.text.count("does nothing") == 1
+
+
+def test_orders_go_some_at_a_time_and_those_that_are_not_taken_are_named(kept: Kept) -> None:
+    paths = {number: b"%d" % number for number in range(ORDERS_AT_ONCE + 1)}
+
+    async def test() -> None:
+        for number, path in paths.items():
+            kept.pusher.order(number, path)
+        assert kept.pusher.send() == kept.pusher.send() == []
+        await until(lambda: len(kept.answers) == len(paths))
+        assert sorted(kept.answers) == [(number, errno.ENOENT) for number in paths]
+        kept.pusher._orders = None
+        for number, path in paths.items():
+            kept.pusher.order(number, path)
+        assert kept.pusher.send() == [*paths]
+
+    run(kept, test)
 
 
 def test_a_process_that_does_not_begin_is_replaced(
@@ -118,7 +137,8 @@ def test_a_process_that_dies_with_orders_unread_has_ended_like_any_other(
     async def test() -> None:
         first = await stopped()
         for number in range(3):
-            assert kept.pusher.order(number, b"none")
+            kept.pusher.order(number, b"none")
+            assert kept.pusher.send() == []
         os.kill(first, signal.SIGKILL)
         await until(lambda: kept.lost)
         assert not kept.pusher.broken
@@ -144,14 +164,16 @@ def test_a_process_with_a_free_thread_is_kept_however_long_its_orders_wait(
             kept.pusher._orders = answers
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(hear)
-                assert kept.pusher.order(1, b"waits for the source")
-                assert (await orders.recv(MOST_BYTES))[ORDER.size :].endswith(b"waits for the source")
+                kept.pusher.order(1, b"waits for the source")
+                assert kept.pusher.send() == []
+                ((number, path),) = orders_of(await orders.recv(MOST_BYTES))
+                assert (number, path.rpartition(b"/")[2]) == (1, b"waits for the source")
                 for _ in range(5):
-                    assert await orders.recv(MOST_BYTES) == ORDER.pack(0)
+                    assert await orders.recv(MOST_BYTES) == packed_order(0, b"")
                     await orders.send(ANSWER.pack(0, HERE))
                 assert (worked, kept.answers) == ([], [])
                 assert trio.current_time() >= 5 * ASK_S - 1
-                assert await orders.recv(MOST_BYTES) == ORDER.pack(0)
+                assert await orders.recv(MOST_BYTES) == packed_order(0, b"")
                 asked_at_s = trio.current_time()
             assert worked == [False]
             assert PATIENCE_S <= trio.current_time() - asked_at_s <= PATIENCE_S + 2 * ASK_S

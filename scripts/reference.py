@@ -45,10 +45,9 @@ def options() -> str:
 
 
 def control_files() -> str:
-    return _table(
-        ("file", "can be written", "what it is for"),
-        ((f"`{os.fsdecode(file.name)}`", "yes" if file.mode & 0o200 else "", file.help) for file in FILES),
-    )
+    rows = [(f"`{os.fsdecode(file.name)}`", "yes" if file.mode & 0o200 else "", file.help) for file in FILES]
+    rows.append(("`views/`", "", "a directory for each form of the files: `original`, and every view"))
+    return _table(("file", "can be written", "what it is for"), iter(rows))
 
 
 def commands() -> str:

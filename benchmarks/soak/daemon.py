@@ -22,7 +22,7 @@ from spiderfs.shared.layout import CacheLayout
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.environment import is_sound
 from spiderfs.store.records import LmdbRecords
-from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.catalogue import OWN_DIRECTORIES, TABLES
 
 T = TypeVar("T")
 
@@ -243,10 +243,15 @@ class Daemon:
             yield f"{len(damaged)} records fail their checksums, as {damaged[0]}"
         content.end_read()
         kept = {member.key.inode for member in members}
-        named = {_INODE.unpack_from(value)[0] for _, value in _all_rows(records, "dentry")} | {ROOT_INODE}
+        named = {_INODE.unpack_from(value)[0] for _, value in _all_rows(records, "dentry")} | set(OWN_DIRECTORIES)
         leaving = {_KEY.unpack(key)[0] for key, _ in _all_rows(records, "gone")}
         known = {_KEY.unpack(key)[0] for key, _ in _all_rows(records, "inode")}
-        self.rows = {"inode": len(known), "dentry": len(named) - 1, "gone": len(leaving), "member": len(members)}
+        self.rows = {
+            "inode": len(known),
+            "dentry": len(named - set(OWN_DIRECTORIES)),
+            "gone": len(leaving),
+            "member": len(members),
+        }
         if left := known - named - kept - leaving:
             yield f"{len(left)} of {len(known)} inodes are known that no name means, and nothing is cached of"
         content.close()

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
@@ -29,7 +30,6 @@ from spiderfs.sources.faults import FaultState
 from spiderfs.sources.open import OpenedSource, open_source
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.recent_timeouts import RecentTimeouts
-from spiderfs.sources.source import Source
 from spiderfs.store import environment
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
@@ -39,7 +39,9 @@ from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.views.pool import MakerPool
-from spiderfs.views.source import ViewSource
+from spiderfs.views.recipe import Recipe
+from spiderfs.views.source import ViewSource, unknown_length
+from spiderfs.views.tree import Forms, TreeSource
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class MountContext:
     layout: CacheLayout
     source: OpenedSource
     counters: SharedCounters
-    view: bytes
+    forms: Forms
     event_reader: int
     event_writer: int
     control_listener: socket.socket
@@ -70,7 +72,10 @@ class MountContext:
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)
-    mounted_at_s: float = field(default_factory=time.time)
+
+    @property
+    def mounted_at_s(self) -> float:
+        return self.forms.mounted_at_s
 
     def begin_run_directory(self) -> None:
         """Make `run/` anew, for processes that are started from now on; raises OSError."""
@@ -97,7 +102,7 @@ class MountContext:
         Nobody may have it open. Raises MountError.
         """
         wiped = environment.claim(self.layout.store)
-        bind_to_view(self.layout, self.view)
+        bind_to_view(self.layout, self.forms.fingerprint(self.forms.shown))
         return wiped
 
     def row(self, index: int) -> Counters:
@@ -117,21 +122,19 @@ class MountContext:
         the FUSE descriptor. `cautious`: see `ReadProcess`.
         """
         options = self.options
-        longest = max(options.sample_max_bytes, BLOCK_BYTES)
-        source: Source = self.source.everything
-        if options.recipe is not None:
-            makers = MakerPool(options.recipe, options.view_workers, options.sample_max_bytes, options.view_pixels)
-            # A row of its own: two processes that add to one row could lose a count.
-            counters = self.row(row + _rows_of_processes(options) - MANAGER_ROW)
-            source = ViewSource(source, makers, options.sample_max_bytes, counters.add)
+        longest = max(unknown_length(options.sample_max_bytes), BLOCK_BYTES)
+        makers = MakerPool(options.view_workers, options.sample_max_bytes, options.view_pixels)
+        # A row of its own: two processes that add to one row could lose a count.
+        counters = self.row(row + _rows_of_processes(options) - MANAGER_ROW)
+        source = ViewSource(self.source.everything, self.forms, makers, options.sample_max_bytes, counters.add)
         # A reader's fetch never queues behind files that are pushed ahead.
         return ReadProcess(source, options.fetches + self.pushes, longest, before, deliver_to, cautious)
 
     def catalogue(self, records: Records) -> Catalogue:
-        return Catalogue(records, view=self.view)
+        return Catalogue(records, forms=self.forms)
 
-    def shown_views(self, catalogue: Catalogue) -> ShownViews | None:
-        return ShownViews(catalogue, self.options.sample_max_bytes) if self.view else None
+    def shown_views(self, catalogue: Catalogue) -> ShownViews:
+        return ShownViews(catalogue, self.options.sample_max_bytes)
 
     def client(self, counters: Counters, read: Read) -> SourceClient:
         options = self.options
@@ -141,10 +144,8 @@ class MountContext:
             attempts=options.source_attempts,
             max_concurrent=options.fetches,
         )
-        rng = random.Random()
-        return SourceClient(
-            self.source.shown, limits, rng=rng, on_event=counters.add, read=read, timeouts=self.timeouts
-        )
+        shown, rng = TreeSource(self.source.shown, self.forms), random.Random()
+        return SourceClient(shown, limits, rng=rng, on_event=counters.add, read=read, timeouts=self.timeouts)
 
     def open_content(self) -> LmdbContent:
         """Open the store, only for reading if its disk cannot be written; raises StoreError if there is no store."""
@@ -172,12 +173,9 @@ def create_context(options: Options) -> MountContext:
     The caller must hold the cache directory's lock and have claimed the store.
     """
     layout = CacheLayout(options.cache_dir)
-    view = b""
-    if options.recipe is not None:
-        # Where no view is shown, nobody waits until Pillow is imported.
-        from spiderfs.views.making import fingerprint
-
-        view = fingerprint(options.recipe, options.view_pixels, options.sample_max_bytes)
+    forms = Forms(options.recipes, options.shown_form, partial(_fingerprint, options), time.time())
+    # Later the processes would find it out one by one.
+    forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
     faults = FaultState.create(layout.run.faults, **options.source_faults())
     reader, writer = open_pipe()
@@ -186,12 +184,19 @@ def create_context(options: Options) -> MountContext:
         layout=layout,
         source=open_source(os.fspath(options.source), faults, hidden=DIRECTORY),
         counters=SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW),
-        view=view,
+        forms=forms,
         event_reader=reader,
         event_writer=writer,
         control_listener=listener,
         resent=ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER),
     )
+
+
+def _fingerprint(options: Options, recipe: Recipe) -> bytes:
+    # Where no view is used, nobody waits until Pillow is imported.
+    from spiderfs.views.making import fingerprint
+
+    return fingerprint(recipe, options.view_pixels, options.sample_max_bytes)
 
 
 def _rows_of_processes(options: Options) -> int:

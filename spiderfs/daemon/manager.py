@@ -14,7 +14,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import trio
@@ -51,6 +52,7 @@ from spiderfs.store.store import ContentKey
 from spiderfs.trace.recording import noted_in, recording_to
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.lister import Lister
+from spiderfs.views.recipe import ORIGINAL
 
 log = logging.getLogger(__name__)
 
@@ -203,8 +205,8 @@ class Manager:
         }
         acts: dict[str, Act] = {
             "config": partial(commands.change_config, self._options),
-            "warm": partial(commands.warm, self._warmer, options.mountpoint),
-            "evict": partial(commands.evict, self._warmer, self._cache, options.mountpoint),
+            "warm": partial(commands.warm, self._warmer, options),
+            "evict": partial(commands.evict, self._warmer, self._cache, options),
             "ratio": partial(commands.pin_ratio, training),
         }
         return ControlTable(renders, acts, refusal)
@@ -223,11 +225,20 @@ class Manager:
             jobs=self._training.jobs(),
             counters=self._context.counters.totals(),
             source_reachable=self._context.counters.source_reachable(),
-            as_they_are=self._cached_as_they_are() if self._context.view else None,
+            forms=self._cached_forms(),
         )
 
-    def _cached_as_they_are(self) -> int:
-        return sum(map(self._content.has, map(ContentKey, self._catalogue.as_they_are(_LOOKED_AT))))
+    def _cached_forms(self) -> Mapping[str, int]:
+        """How many samples are cached in which form."""
+        forms = self._catalogue.forms
+        looked_at = self._catalogue.looked_at(_LOOKED_AT)
+        cached = Counter(form for inode, form in looked_at if self._content.has(ContentKey(inode)))
+        others = max(0, self._cache.status().samples - cached.total())
+        # The length of a view is noted before the view is cached. Of views that are not looked at, most are the root's.
+        cached[forms.shown if len(looked_at) == _LOOKED_AT else ORIGINAL] += others
+        return {
+            form: cached[form] for form in (ORIGINAL, *forms.recipes) if cached[form] or form in (ORIGINAL, forms.shown)
+        }
 
     # -- the tasks
 

@@ -41,7 +41,7 @@ from spiderfs.options.types import (
     Views,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
-from spiderfs.views.recipe import NO_VIEW, READY, Recipe
+from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
 
 # Other rooms import all that concerns options from this module, wherever in this room it is defined.
 __all__ = ["Capacity", "OptionRow", "Options", "check_change", "default_rows", "parse_duration", "parse_size"]
@@ -401,9 +401,14 @@ class Options(BaseModel):
         return view
 
     @property
-    def recipe(self) -> Recipe | None:
-        """The recipe of the view that is shown; None: originals are."""
-        return None if self.view == NO_VIEW else {**READY, **self.views}[self.view]
+    def recipes(self) -> Mapping[str, Recipe]:
+        """The recipes of all views that the mount has; none with pyfuse3, which cannot list files of unknown sizes."""
+        return {} if self.binding == "pyfuse3" else {**READY, **self.views}
+
+    @property
+    def shown_form(self) -> str:
+        """The name of the view that the root shows, or ORIGINAL."""
+        return ORIGINAL if self.view == NO_VIEW else self.view
 
     @property
     def view_pixels(self) -> int:

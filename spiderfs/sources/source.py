@@ -51,6 +51,8 @@ class SourceStat(NamedTuple):
     mtime_ns: int
     original_size: int | None = None
     """Of a view: the size of the file that it was made of; `size` is then the view's."""
+    viewed: bool = False
+    """A view of the file is shown, if there is one."""
 
     @property
     def version(self) -> Version:

@@ -33,6 +33,7 @@ from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unopened_files import UnopenedFilesystem
+from spiderfs.views.tree import Forms
 
 READ_AHEAD_BLOCKS = 8
 
@@ -97,21 +98,21 @@ async def bare_filesystem(
     counters: Counters | None = None,
     alone: bool = False,
     unasked: Kernel | None = None,
-    view: bytes = b"",
+    forms: Forms | None = None,
     pusher_threads: PusherThreads | None = None,
     wall_clock: Callable[[], float] = time,
 ) -> AsyncIterator[Bare]:
     """The file system over these parts, which stay the caller's to close; its locks and snapshots lie in `directory`.
 
     `alone` has the meaning that it has for `Fetcher`. `unasked`: a kernel that opens files without asking; the file
-    system is an `UnopenedFilesystem`, which `pusher_threads` ask too. `view`: the fingerprint of the views that
-    `source`, a `ViewSource`, shows. The root is known, and all that was fetched is in the store at the end.
+    system is an `UnopenedFilesystem`, which `pusher_threads` ask too. `forms`: those that `source`, a `ViewSource`,
+    shows. The root is known, and all that was fetched is in the store at the end.
     """
     counters = counters or SharedCounters(1).row(0)
     events = events or NoEvents()
     client = SourceClient(source, limits or SourceLimits(), rng=random.Random(0), on_event=counters.add)
-    catalogue = Catalogue(records, view=view)
-    views = ShownViews(catalogue, (settings or Settings()).sample_max_bytes) if view else None
+    catalogue = Catalogue(records, forms=forms)
+    views = ShownViews(catalogue, (settings or Settings()).sample_max_bytes)
     lister = Lister(catalogue, client)
     run = RunLayout(directory)
     fetch_lock = Interlock(run.fetch_lock)

@@ -12,8 +12,10 @@ Tables:
     gone    inode                      -> nothing                   what a name meant, and does not mean any more
     form    inode                      -> size                      how long the view is that is shown of a file
 
-Where a mount shows views, an inode stands for one view of one version: the hash is also of the view's fingerprint. The
-rows have the original's attributes, and what is known of a file is shown with the size of its view, once it was made.
+Where a view is shown (`views/tree.py` says where), an inode stands for one view of one version: the hash is of the
+file's path at the source, and of the view's fingerprint. The hash of each directory in `.spiderfs/views` is of the
+fingerprint too, because a mount with another recipe must look up the names below it anew. The rows have the original's
+attributes, and what is known of a file is shown with the size of its view, once it was made.
 
 Dentries lie in the order of the hash of their name. readdir gives this hash to the kernel as the position of the name,
 so a listing goes on at the right place whatever has come or gone meanwhile. The `record` calls wait for LMDB's writer
@@ -24,6 +26,7 @@ The module is long because one has to see side by side how a name is recorded, f
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
 import time
@@ -36,6 +39,8 @@ from spiderfs.core.settling import MOST_BEHIND_S, behind_s, may_look_old, settle
 from spiderfs.errors import Stale
 from spiderfs.sources.source import SourceStat, Version, joined_time, split_time
 from spiderfs.store.store import Records, Row
+from spiderfs.views.recipe import ORIGINAL
+from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY, Forms
 
 TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone", "form")
 ROOT_INODE = 1
@@ -50,11 +55,15 @@ _DENTRY_KEY = struct.Struct(">QQ")
 # Mode, uid, gid, size; mtime in seconds and nanoseconds, because 64 bits of nanoseconds end in 2262; the time of
 # settling.
 _STAT = struct.Struct("<IIIQqId")
+# In the mode of a row: a view of the file is shown, if there is one.
+_VIEWED = 1 << 31
 _DENTRY = struct.Struct("<Qd")  # inode, time of the last check in seconds since the epoch
 _LISTING = struct.Struct("<dqId")
 _BEHIND = struct.Struct("<dd")  # how many seconds the source's clock is behind, and the time when that was found out
 _BEHIND_FACT = "clock behind"
 _FORM = struct.Struct("<Q")
+# The fact with which the processes of a mount tell each other a view's fingerprint: the time of the mount comes first.
+_FINGERPRINT_FACT, _MOUNTED_AT = "fingerprint of ", struct.Struct("<d")
 # A batch of rows is one transaction, and other writers wait for it: 2,000 names take about 10 ms.
 _BATCH_NAMES = 2000
 # A name whose position is taken lies at the next free one, at most this far behind. Not even two names of one directory
@@ -137,10 +146,12 @@ def join(parent: bytes, name: bytes) -> bytes:
 
 
 class Catalogue:
-    def __init__(self, records: Records, wall_clock: Callable[[], float] = time.time, view: bytes = b"") -> None:
-        """`view`: the fingerprint of the views that are shown; empty if originals are."""
+    def __init__(
+        self, records: Records, wall_clock: Callable[[], float] = time.time, forms: Forms | None = None
+    ) -> None:
+        """`forms`: what the mount shows; originals alone by default."""
         self._records = records
-        self._view = view
+        self.forms = forms or Forms()
         self._now = wall_clock
 
     # -- what is known
@@ -162,8 +173,8 @@ class Catalogue:
         return Node(inode, row[_STAT.size :], self._shown(inode, found), settles_at)
 
     def _shown(self, inode: int, found: SourceStat) -> SourceStat:
-        """The attributes of the file's view, if the mount shows views and this one was made."""
-        size = self._form_size(inode) if self._view and stat.S_ISREG(found.mode) else None
+        """The attributes of the file's view, if one is shown and was made."""
+        size = self._form_size(inode) if found.viewed else None
         return found if size is None else found._replace(size=size, original_size=found.size)
 
     def _form_size(self, inode: int) -> int | None:
@@ -207,7 +218,7 @@ class Catalogue:
 
     def _dentry(self, position: int, row: bytes) -> Dentry:
         dentry = _dentry(position, row)
-        return dentry._replace(stat=self._shown(dentry.inode, dentry.stat)) if self._view else dentry
+        return dentry._replace(stat=self._shown(dentry.inode, dentry.stat)) if dentry.stat.viewed else dentry
 
     def still_names(self, node: Node) -> bool:
         """Whether the name of this version still means it, as far as is known, and need not be looked up anew."""
@@ -216,15 +227,18 @@ class Catalogue:
 
     def knows(self, path: bytes) -> bool:
         """Whether this is a name of the source, as far as is known."""
-        if not path:
-            return True
-        directory = ROOT_INODE
-        for name in path.split(b"/"):
-            dentry = self.find(directory, name)
+        return self._followed(path) is not None
+
+    def _followed(self, path: bytes) -> int | None:
+        """What a path means, from the root on; None if some name of it is not known."""
+        place = self.forms.place(path)
+        found = self.directory_inode(place.root)
+        for name in place.path.split(b"/") if place.path else ():
+            dentry = self.find(found, name)
             if dentry is None:
-                return False
-            directory = dentry.inode
-        return True
+                return None
+            found = dentry.inode
+        return found
 
     def entries(self, parent: int, after: int, limit: int) -> list[Dentry]:
         """Up to `limit` known names of a directory behind position `after`, in the order of their positions."""
@@ -255,7 +269,31 @@ class Catalogue:
     # -- what was found at the source; these write
 
     def record_root(self, found: SourceStat) -> None:
-        self._records.put([("inode", _INODE_KEY.pack(ROOT_INODE), _node_row(b"", found, 0.0))])
+        """Note the root, and with its attributes the directories above those of the views."""
+        rows = ((inode, _node_row(path, found, 0.0)) for inode, path in OWN_DIRECTORIES.items())
+        self._records.put([("inode", _INODE_KEY.pack(inode), row) for inode, row in rows])
+
+    def record_form(self, form: str) -> Dentry:
+        """Note the directory in which a form is shown, for this mount; the root must be known.
+
+        For the form that the root shows that is a link to the root.
+        """
+        row = _MOUNTED_AT.pack(self.forms.mounted_at_s) + self._fingerprint(form)
+        self.record_fact(_FINGERPRINT_FACT + form, row)
+        found = self.node(ROOT_INODE).stat
+        if form == self.forms.shown:
+            found = found._replace(mode=stat.S_IFLNK | 0o777, size=len(ROOT_LINK), mtime_ns=0)
+        return self.record(VIEWS_INODE, os.fsencode(form), found, self._now())
+
+    def _fingerprint(self, form: str) -> bytes:
+        """The fingerprint of a form. The first process of a mount that needs it takes a tenth of a second."""
+        known = self.forms.known_fingerprint(form)
+        if known is not None:
+            return known
+        told = self.fact(_FINGERPRINT_FACT + form)
+        if told is not None and _MOUNTED_AT.unpack_from(told)[0] != self.forms.mounted_at_s:
+            told = None
+        return self.forms.fingerprint(form, None if told is None else told[_MOUNTED_AT.size :])
 
     def record(self, parent: int, name: bytes, found: SourceStat, now: float) -> Dentry:
         """Note the attributes of `name`, about which the source was asked at `now`.
@@ -308,21 +346,25 @@ class Catalogue:
         rows.rows.append(("listing", _INODE_KEY.pack(parent), listing))
         self._records.put(rows.rows, ("dentry", rows.is_newer))
 
-    def record_form(self, inode: int, size: int) -> int:
+    def record_view(self, inode: int, size: int) -> int:
         """Note the size of a file's view, unless one is noted; returns the size that is noted now."""
         self._records.put([("form", _INODE_KEY.pack(inode), _FORM.pack(size))], ("form", lambda _: True))
         return self._form_size(inode) or size
 
-    def as_they_are(self, limit: int) -> list[int]:
-        """Inodes of files of which there is no view, among the first `limit` files that were looked at for one."""
-        rows = self._records.scan("form", b"", limit)
-        inodes = [_INODE_KEY.unpack(key)[0] for key, _ in rows]
-        sizes = self._records.get_many("inode", [key for key, _ in rows])
+    def looked_at(self, limit: int) -> list[tuple[int, str]]:
+        """Up to `limit` files that were looked at for a view: their inodes, and the form that is shown of each."""
+        forms = self._records.scan("form", b"", limit)
+        rows = self._records.get_many("inode", [key for key, _ in forms])
         return [
-            inode
-            for inode, (_, form), row in zip(inodes, rows, sizes, strict=True)
-            if row is not None and _stat_of(row, 0)[0].size == _FORM.unpack(form)[0]
+            (_INODE_KEY.unpack(key)[0], self._form_of(row, _FORM.unpack(form)[0]))
+            for (key, form), row in zip(forms, rows, strict=True)
+            if row is not None
         ]
+
+    def _form_of(self, row: bytes, shown_bytes: int) -> str:
+        if _stat_of(row, 0)[0].size == shown_bytes:
+            return ORIGINAL
+        return self.forms.place(row[_STAT.size :]).form
 
     def expire(self, parent: int, name: bytes) -> None:
         """Make the next look-up of `name` ask the source."""
@@ -344,6 +386,8 @@ class Catalogue:
         parent, taken = rows.parent, rows.taken
         path = join(parent.path, name)
         version = None if stat.S_ISDIR(found.mode) else found.version
+        if version is not None and stat.S_ISREG(found.mode) and self.forms.place(path).form != ORIGINAL:
+            found = found._replace(viewed=True)
         inode, settled_before = self._free_inode(taken, path, version)
         if known is None:
             position, known = self._free_position(taken, parent.inode, name)
@@ -405,7 +449,10 @@ class Catalogue:
 
         The second value is the time at which the version settles, if the version is known already.
         """
-        inode = _version_hash(path, version, self._view)
+        place = self.forms.place(path)
+        # The root has one form, and a mount that shows another one there begins without names.
+        view = self._fingerprint(place.form) if version is not None or place.root else b""
+        inode = _version_hash(path if version is None else place.path, version, view)
         while True:
             other = taken.get((0, inode))
             if other is None:
@@ -430,15 +477,7 @@ class Catalogue:
     def is_current(self, inode: int) -> bool:
         """Whether the path of an inode still leads to that inode, from the root on."""
         node = self.known(inode)
-        if node is None:
-            return False
-        found = ROOT_INODE
-        for name in node.path.split(b"/") if node.path else ():
-            dentry = self.find(found, name)
-            if dentry is None:
-                return False
-            found = dentry.inode
-        return found == inode
+        return node is not None and self._followed(node.path) == inode
 
     def forget(self, inodes: Iterable[int]) -> None:
         """Delete the records of inodes that are gone. The names of a directory go first, some at each call."""
@@ -475,7 +514,7 @@ def _file_version(known: SourceStat) -> Version | None:
 
 def _version_hash(path: bytes, version: Version | None, view: bytes) -> int:
     text = path + b"/" if version is None else b"%s\0%d\0%d" % (path, version.size, version.mtime_ns)
-    if version is not None and view:
+    if view:
         text += b"\0" + view
     hashed: int = xxhash.xxh3_64_intdigest(text) & _HASH_MASK
     return max(hashed, FIRST_INODE)
@@ -489,12 +528,16 @@ def _name_hash(name: bytes) -> int:
 
 def _stat_row(found: SourceStat, settles_at: float) -> bytes:
     size, mtime_ns = found.version
-    return _STAT.pack(found.mode, found.uid, found.gid, size, *split_time(mtime_ns), settles_at)
+    mode = found.mode | _VIEWED if found.viewed else found.mode
+    return _STAT.pack(mode, found.uid, found.gid, size, *split_time(mtime_ns), settles_at)
 
 
 def _stat_of(row: bytes, at: int) -> tuple[SourceStat, float]:
     mode, uid, gid, size, seconds, nanoseconds, settles_at = _STAT.unpack_from(row, at)
-    return SourceStat(mode, uid, gid, size, joined_time(seconds, nanoseconds)), settles_at
+    mtime_ns = joined_time(seconds, nanoseconds)
+    if mode & _VIEWED:
+        return SourceStat(mode & ~_VIEWED, uid, gid, size, mtime_ns, viewed=True), settles_at
+    return SourceStat(mode, uid, gid, size, mtime_ns), settles_at
 
 
 def _node_row(path: bytes, found: SourceStat, settles_at: float) -> bytes:
@@ -510,3 +553,11 @@ def _dentry(position: int, row: bytes) -> Dentry:
     inode, checked_at = _DENTRY.unpack_from(row)
     found, settles_at = _stat_of(row, _DENTRY.size)
     return Dentry(row[_DENTRY.size + _STAT.size :], inode, found, checked_at, position, settles_at)
+
+
+_CONTROL_PATH = VIEWS_DIRECTORY.rpartition(b"/")[0]
+# The kernel has another number for this one (`control_files.py`); its attributes decide who may pass.
+_CONTROL_INODE = _version_hash(_CONTROL_PATH, None, b"")
+VIEWS_INODE = _version_hash(VIEWS_DIRECTORY, None, b"")
+# Directories that no name of the source means, and their paths.
+OWN_DIRECTORIES = {ROOT_INODE: b"", _CONTROL_INODE: _CONTROL_PATH, VIEWS_INODE: VIEWS_DIRECTORY}

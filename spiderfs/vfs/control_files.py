@@ -119,8 +119,7 @@ class Control:
         return CONTROL_INODE <= inode < _FIRST_INODE + len(FILES)
 
     def lookup(self, name: bytes) -> ControlAttributes:
-        if name == CONTROL_DIRECTORY:
-            return self.getattr(CONTROL_INODE)
+        """The file of this name in the directory; raises NotFound."""
         for index, file in enumerate(FILES):
             if file.name == name:
                 return self.getattr(_FIRST_INODE + index)
@@ -137,9 +136,9 @@ class Control:
             self._want_log()
         return ControlAttributes(inode, stat.S_IFREG | FILES[index].mode, size)
 
-    def readdir(self) -> list[tuple[bytes, ControlAttributes, int]]:
-        """Name, attributes and position of every control file."""
-        return [(file.name, self.getattr(_FIRST_INODE + index), index + 1) for index, file in enumerate(FILES)]
+    def readdir(self) -> list[tuple[bytes, ControlAttributes]]:
+        """Name and attributes of every control file."""
+        return [(file.name, self.getattr(_FIRST_INODE + index)) for index, file in enumerate(FILES)]
 
     async def open(self, inode: int, flags: int, uid: int) -> int:
         if inode == CONTROL_INODE:
@@ -258,7 +257,7 @@ class UnopenedControl(Control):
 
     def lookup(self, name: bytes) -> ControlAttributes:
         found = super().lookup(name)
-        return found if found.inode == CONTROL_INODE else found._replace(inode=self._unused(found.inode))
+        return found._replace(inode=self._unused(found.inode))
 
     def first_inode(self, inode: int) -> int:
         """The inode that a file has in the other mode, for all of its inodes."""

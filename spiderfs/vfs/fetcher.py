@@ -161,7 +161,7 @@ class Fetcher:
         """`alone`: no other process answers the READs of a file that this one has opened.
 
         `caught_up` returns once this process knows of every read that the reading process has answered by itself.
-        `views`: the mount shows views, so these are fetched in place of files that are read as a whole.
+        `views`: the mount shows views, which are fetched in place of files that are read as a whole.
         """
         self._views = views
         self.caught_up = caught_up
@@ -276,7 +276,7 @@ class Fetcher:
         original = partial(self._read, node.path, offset, length, node.version, length, delivery, patience)
         if node.settles_at and node.settles_at > self._now():
             return await self._flights.run(key, partial(self._fetch_provisional, key, node, original))
-        if self._views is None or block:
+        if self._views is None or block or not node.stat.viewed:
             return await self._flights.run(key, partial(self._fetch_once, key, original, patience))
         view = partial(self._read_view, self._views, node, delivery, patience)
         fetched = await self._flights.run(key, partial(self._fetch_once, key, view, patience))
@@ -304,9 +304,9 @@ class Fetcher:
         return payload
 
     async def _read_view(self, views: ShownViews, node: Node, delivery: Delivery | None, patience: Patience) -> bytes:
-        path, length, exact = views.request(node)
+        length, exact = views.request(node)
         version = node.version
-        payload = await self._read(path, 0, length, version, version.size, delivery if exact else None, patience)
+        payload = await self._read(node.path, 0, length, version, version.size, delivery if exact else None, patience)
         noted = await views.noted(node, len(payload))
         if noted.stat.size == len(payload):
             return payload

@@ -3,7 +3,8 @@
 The way of a read, one method each: `lookup` answers from the catalogue, or asks the source; `open` makes a small file
 local; `read` takes its bytes out of the store. Other modules hold what these three need: who gets a stand-in
 (`stand_ins.py`), files that are read as a whole (`small_files.py`) and in blocks (`large_files.py`), files that may
-still be written to (`provisional_files.py`), fetching (`fetcher.py`), and control files (`control_files.py`).
+still be written to (`provisional_files.py`), fetching (`fetcher.py`), directories that the source does not have
+(`own_directories.py`), and control files (`control_files.py`).
 
 A file handle is the inode itself, so any worker can answer any request. Only control files wait for the manager. A
 failing cache is never the reader's error: the bytes then come from the source. A name vanishes only when the source
@@ -38,12 +39,18 @@ from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import Content, ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
-from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, Catalogue, Dentry, Node, join
-from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
+from spiderfs.vfs.catalogue import PROVISIONAL, Catalogue, Dentry, Node, join
+from spiderfs.vfs.control_files import (
+    CONTROL_INODE,
+    Control,
+    ControlAttributes,
+    is_control_handle,
+)
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.large_files import LargeFiles
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import OnDemand
+from spiderfs.vfs.own_directories import OwnDirectories, no_entry, without_inode
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.provisional_files import ProvisionalFiles
 from spiderfs.vfs.read_ahead import ReadAhead
@@ -53,6 +60,7 @@ from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.small_files import SmallFiles
 from spiderfs.vfs.stand_ins import StandIns
 from spiderfs.vfs.xattrs import Xattrs
+from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY
 
 # While the source is unreachable, the kernel asks again after this long.
 STALE_TTL_S = 1.0
@@ -104,6 +112,7 @@ class Filesystem:
         self._listings_kept: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(wall_clock() * 1e9)
+        self._own = OwnDirectories(control, catalogue, lister, self._control_attributes, self._attributes, self._entry)
         self._on_demand = OnDemand(catalogue, client, fetcher, counters)
         self._stand_ins = StandIns(catalogue, lister, fetcher, redirects, lambda: self.settings, wall_clock)
         self._small_files = SmallFiles(
@@ -136,8 +145,8 @@ class Filesystem:
 
     async def lookup(self, parent: int, name: bytes, caller: Caller) -> Entry:
         self._counters.add("lookups")
-        if parent == CONTROL_INODE or (parent == ROOT_INODE and name == CONTROL_DIRECTORY):
-            return Entry(self._control_attributes(self._control.lookup(name)), 0.0)
+        if self._own.answers(parent, name):
+            return await self._own.lookup(parent, name)
         if len(name) > NAME_MAX:
             raise NameTooLong(f"{len(name)} bytes")
         known = self._catalogue.find(parent, name)
@@ -162,7 +171,7 @@ class Filesystem:
             directory = self._catalogue.node(parent).path
             found = await self._provisional_files.bring_along(directory, found, caller, ask)
         if found is None:
-            return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), self.settings.negative_ttl_s)
+            return no_entry(self.settings.negative_ttl_s)
         return await self._answer(found, self._left_s(found.checked_at), parent, caller)
 
     def _left_s(self, checked_at: float) -> float:
@@ -224,7 +233,8 @@ class Filesystem:
         own = self.settings.ownership
         uid = os.getuid() if own.uid is None else own.uid
         gid = os.getgid() if own.gid is None else own.gid
-        return Attributes(found.inode, found.mode, uid, gid, found.size, self._mounted_at_ns, 0.0)
+        timeout_s = FOREVER_S if found.inode == CONTROL_INODE else 0.0
+        return Attributes(found.inode, found.mode, uid, gid, found.size, self._mounted_at_ns, timeout_s)
 
     async def getattr(self, inode: int) -> Attributes:
         if self._control.owns(inode):
@@ -242,6 +252,8 @@ class Filesystem:
         node = self._catalogue.node(inode)
         if not stat.S_ISLNK(node.stat.mode):
             raise InvalidArgument("not a symbolic link")
+        if node.path.rpartition(b"/")[0] == VIEWS_DIRECTORY:
+            return ROOT_LINK
         try:
             return await self._flights.run(("link", inode), lambda: self._client.readlink(node.path))
         except (SourceNotFound, SourceChanged) as exc:
@@ -251,7 +263,7 @@ class Filesystem:
 
     async def opendir(self, inode: int) -> OpenedDirectory:
         """Make sure that the listing is complete and fresh; the handle is the inode."""
-        if inode == CONTROL_INODE:
+        if self._own.has(inode):
             return OpenedDirectory(inode, keeps=False, kept=False)
         node = self._catalogue.node(inode)
         if not node.is_directory:
@@ -269,12 +281,9 @@ class Filesystem:
 
     async def readdir(self, inode: int, after: int, limit: int) -> list[tuple[bytes, Entry, int]]:
         """Up to `limit` entries behind position `after`: name, entry, position."""
-        if inode == CONTROL_INODE:
-            return [
-                (name, Entry(self._control_attributes(attributes), 0.0), position)
-                for name, attributes, position in self._control.readdir()
-                if position > after
-            ]
+        if self._own.has(inode):
+            listed = enumerate(self._own.readdir(inode), 1)
+            return [(name, entry, position) for position, (name, entry) in listed if position > after]
         if self._scattered():
             # Another worker may have answered the opendir.
             await self._lister.complete(self._catalogue.node(inode), self.settings.dir_ttl_s)
@@ -285,9 +294,7 @@ class Filesystem:
 
     def _listed(self, dentry: Dentry) -> Entry:
         if self._small_files.is_unsized(dentry):
-            # Without an inode the kernel takes the name alone, and asks for the attributes when it needs them.
-            attributes = self._attributes(0, dentry.stat, 0.0)
-            return Entry(attributes._replace(shown=dentry.inode), 0.0)
+            return without_inode(self._attributes(0, dentry.stat, 0.0), dentry.inode)
         if self._redirects.active and self._redirects.concerns(dentry.inode):
             return self._entry(dentry, 0.0)
         return self._entry(dentry, self._left_s(dentry.checked_at))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 import trio
 
 from spiderfs.errors import SourceError, SourceNotADirectory, SourceNotFound, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.single_flight import SingleFlight
-from spiderfs.vfs.catalogue import ROOT_INODE, Catalogue, Node, join
+from spiderfs.vfs.catalogue import ROOT_INODE, VIEWS_INODE, Catalogue, Dentry, Node, join
 
 # Names taken from the catalogue at a time by a walk.
 _CHUNK = 1000
@@ -24,6 +24,7 @@ class Lister:
         self._client = client
         self._flights = SingleFlight(client.timeouts)
         self._now = wall_clock
+        self._forms: dict[str, Dentry] = {}
 
     @property
     def busy(self) -> bool:
@@ -33,11 +34,29 @@ class Lister:
     async def root(self) -> Node:
         """The root of the source, which is recorded when it is met first."""
         known = self._catalogue.known(ROOT_INODE)
-        if known is not None:
-            return known
-        found = await self._client.stat(b"")
-        await trio.to_thread.run_sync(self._catalogue.record_root, found)
+        if known is None or self._catalogue.known(VIEWS_INODE) is None:
+            found = await self._client.stat(b"") if known is None else known.stat
+            await trio.to_thread.run_sync(self._catalogue.record_root, found)
         return self._catalogue.node(ROOT_INODE)
+
+    async def form(self, name: bytes) -> Dentry | None:
+        """What this mount has in its directory of views under a name; the source is not asked."""
+        if name not in self._catalogue.forms.names:
+            return None
+        form = os.fsdecode(name)
+        if form not in self._forms:
+            self._forms[form] = await trio.to_thread.run_sync(self._catalogue.record_form, form)
+        return self._forms[form]
+
+    async def start(self, path: bytes) -> tuple[Node, list[bytes]]:
+        """The root of the mount, or of the form, below which a path lies, and the names that follow from there."""
+        place = self._catalogue.forms.place(path)
+        names = place.path.split(b"/") if place.path else []
+        if not place.root:
+            return await self.root(), names
+        dentry = await self.form(os.fsencode(place.form))
+        assert dentry is not None
+        return Node(dentry.inode, place.root, dentry.stat), names
 
     async def directory(self, path: bytes) -> Node:
         """The directory at a path.
@@ -45,8 +64,8 @@ class Lister:
         This lists each directory above it, so that their names are in the catalogue. Raises Stale if there is no
         directory, SourceError if the source fails.
         """
-        node = await self.root()
-        for name in path.split(b"/") if path else ():
+        node, names = await self.start(path)
+        for name in names:
             await self.complete(node, ttl_s=1.0)
             entry = self._catalogue.find(node.inode, name)
             if entry is None or not stat.S_ISDIR(entry.stat.mode):
@@ -100,12 +119,15 @@ class Lister:
         names = await self._client.scan(node.path)
         await trio.to_thread.run_sync(self._catalogue.record_listing, node.inode, names, found.mtime_ns, now)
 
-    async def walk(self, wanted: Callable[[bytes], bool], ttl_s: float) -> AsyncGenerator[list[Node], None]:
-        """All regular files, some at a time, of every directory whose path is `wanted`.
+    async def walk(
+        self, wanted: Callable[[bytes], bool], ttl_s: float, roots: Iterable[bytes] = (b"",)
+    ) -> AsyncGenerator[list[Node], None]:
+        """All regular files, some at a time, of every directory at and below `roots` whose path is `wanted`.
 
-        A directory that vanishes meanwhile, or cannot be read, is left out without an error.
+        `roots` are those of the mount or of forms. A directory that vanishes meanwhile, or cannot be read, is left out
+        without an error.
         """
-        waiting = [await self.root()]
+        waiting = [(await self.start(root))[0] for root in roots]
         while waiting:
             directory = waiting.pop()
             if not wanted(directory.path):

@@ -1,7 +1,7 @@
 """What the parts of the file system that fetch know of views: which files have one, and how long it is.
 
-Where a mount shows views, each regular file that is read as a whole is shown as its view, or as it is if there is none;
-a view that is as long as the original is the original (`views/source.py`). Until a file was fetched once, nobody knows
+Where views are shown (`views/tree.py`), each regular file that is read as a whole is shown as its view, or as it is if
+there is none; a view that is as long as the original is the original. Until a file was fetched once, nobody knows
 how long its view is. So a look-up of its name fetches it, and a listing leaves its attributes out. The length that is
 noted first counts, for all processes and for later mounts.
 
@@ -10,14 +10,13 @@ Provisional versions and large files are shown as they are.
 
 from __future__ import annotations
 
-import stat
 from functools import partial
 
 import trio
 
 from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.catalogue import Catalogue, Node
-from spiderfs.views.source import view_path
+from spiderfs.views.source import unknown_length
 
 
 class ShownViews:
@@ -30,20 +29,17 @@ class ShownViews:
     def is_unknown(self, found: SourceStat, settles_at: float, now: float) -> bool:
         """Whether the size of what is shown for this file is not known yet."""
         return (
-            stat.S_ISREG(found.mode)
-            and found.original_size is None
-            and 0 < found.size <= self._longest_bytes
-            and settles_at <= now
+            found.viewed and found.original_size is None and 0 < found.size <= self._longest_bytes and settles_at <= now
         )
 
     def node(self, inode: int) -> Node:
         return self._catalogue.node(inode)
 
-    def request(self, node: Node) -> tuple[bytes, int, bool]:
-        """Path and number of bytes by which the view is read, and whether there will be exactly so many."""
+    def request(self, node: Node) -> tuple[int, bool]:
+        """With how many bytes the view is asked for (`views/source.py`), and whether there will be exactly so many."""
         if node.stat.original_size is None:
-            return view_path(node.path), self._longest_bytes, False
-        return view_path(node.path), node.stat.size, True
+            return unknown_length(self._longest_bytes), False
+        return node.stat.size, True
 
     async def noted(self, node: Node, size: int) -> Node:
         """The file with the size of its view: the one that was noted first, this one if there was none."""
@@ -52,5 +48,5 @@ class ShownViews:
         known = self._catalogue.known(node.inode)
         if known is not None and known.stat.original_size is not None:
             return node._replace(stat=known.stat)
-        size = await trio.to_thread.run_sync(partial(self._catalogue.record_form, node.inode, size))
+        size = await trio.to_thread.run_sync(partial(self._catalogue.record_view, node.inode, size))
         return node._replace(stat=node.stat._replace(size=size, original_size=node.stat.size))

@@ -82,7 +82,9 @@ class SmallFiles:
 
     def is_unsized(self, file: Node | Dentry) -> bool:
         """Whether the size of what is shown of a file is not known before the file was fetched once."""
-        return self._views is not None and self._views.is_unknown(file.stat, file.settles_at, self._now())
+        if self._views is None or not file.stat.viewed:
+            return False
+        return self._views.is_unknown(file.stat, file.settles_at, self._now())
 
     async def open(self, node: Node, caller: Caller, delivery: Delivery | None) -> Opened:
         """Make the file local. The handle is the inode, whose bytes any worker can give."""

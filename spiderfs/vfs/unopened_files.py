@@ -27,7 +27,7 @@ from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry
-from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, Dentry, Node
+from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node
 from spiderfs.vfs.control_files import ControlAttributes, UnopenedControl
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.rules import FOREVER_S
@@ -56,7 +56,8 @@ class UnopenedFilesystem(Filesystem):
         super().__init__(control=control, **parts)
         self._doubt = doubt
         self._pusher_threads = pusher_threads
-        self._root: SourceStat | None = None
+        # Attributes of the directories that are no names of the source.
+        self._fixed: dict[int, SourceStat] = {}
         self._reported: set[int] = set()
         # Of the inode and the thread of a first READ that has just failed: when, and with which error.
         self._failed: dict[tuple[int, int], tuple[float, type[SourceUnavailable], str]] = {}
@@ -95,10 +96,10 @@ class UnopenedFilesystem(Filesystem):
 
     async def _directory(self, node: Node) -> SourceStat:
         # The kernel may ask for them again, and nobody below the directory may wait for a source that hangs.
-        if node.inode == ROOT_INODE:
-            if self._root is None:
-                self._root = await super()._directory(node)
-            return self._root
+        if node.inode in (ROOT_INODE, VIEWS_INODE):
+            if node.inode not in self._fixed:
+                self._fixed[node.inode] = await super()._directory(node)
+            return self._fixed[node.inode]
         known = self._catalogue.find(*self._catalogue.parent_of(node.path))
         if known is not None and known.inode == node.inode and self._left_s(known.checked_at) > 0:
             return known.stat

@@ -1,8 +1,8 @@
 """The program of one maker: `python -m spiderfs.views.maker_process` makes views for the process that has started it.
 
-Original and view lie in a memory file that both have mapped. A request on standard input is the original's length; an
-answer on standard output is a reason of `Unmade`, or 0, and the view's length. The maker ends with its parent, takes no
-more memory than it is given, and gives way to all other processes.
+Original and view lie in a memory file that both have mapped. A request on standard input is the original's length and
+the recipe; an answer on standard output is a reason of `Unmade`, or 0, and the view's length. The maker ends with its
+parent, takes no more memory than it is given, and gives way to all other processes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import signal
 import sys
 
 from spiderfs.views.making import make
-from spiderfs.views.messages import ANSWER, MADE, REQUEST
-from spiderfs.views.recipe import Recipe
+from spiderfs.views.messages import ANSWER, MADE, REQUEST_BYTES, parse_request
 from spiderfs.views.unmade import Unmade
 
 _PR_SET_PDEATHSIG = 1
@@ -25,9 +24,8 @@ _NICE = 19
 
 
 def main(arguments: list[str]) -> None:
-    """`arguments`: the memory file's descriptor and length, address space in bytes, most pixels, parent, recipe."""
-    memory_fd, slot_bytes, memory_bytes, most_pixels, parent = map(int, arguments[:5])
-    recipe = Recipe.parse(arguments[5])
+    """`arguments`: the memory file's descriptor and length, address space in bytes, most pixels, parent."""
+    memory_fd, slot_bytes, memory_bytes, most_pixels, parent = map(int, arguments)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
@@ -35,8 +33,9 @@ def main(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     memory = mmap.mmap(memory_fd, slot_bytes)
-    while request := os.read(0, REQUEST.size):
-        made = make(memory[: REQUEST.unpack(request)[0]], recipe, most_pixels)
+    while message := os.read(0, REQUEST_BYTES):
+        length, recipe = parse_request(message)
+        made = make(memory[:length], recipe, most_pixels)
         if isinstance(made, bytes) and len(made) > slot_bytes:
             made = Unmade.MEMORY
         if isinstance(made, bytes):

@@ -12,6 +12,7 @@ stands for all that it depends on.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 
@@ -101,14 +102,19 @@ def fingerprint(recipe: Recipe, most_pixels: int, longest_bytes: int) -> bytes:
     A small image is made here and now, as a JPEG and from it by the recipe's format: so another version of a library
     that makes other bytes of it has another fingerprint, and its views are never mixed with those made before.
     """
+    photo = _golden_photo(recipe.quality or 90)
+    golden = make(photo, recipe._replace(short_side=_GOLDEN_SHORT_SIDE), _GOLDEN_SIZE[0] * _GOLDEN_SIZE[1])
+    assert isinstance(golden, bytes)
+    text = f"{recipe} {REVISION} {most_pixels} {longest_bytes}".encode()
+    return hashlib.blake2b(text + photo + golden, digest_size=8).hexdigest().encode()
+
+
+@functools.cache
+def _golden_photo(quality: int) -> bytes:
     width, height = _GOLDEN_SIZE
     pixels = bytes(
         channel for y in range(height) for x in range(width) for channel in (x, (x * y) >> 8, (x * 7 + y * 13) & 255)
     )
-    most = width * height
-    photo = make(b"P6 %d %d 255\n" % _GOLDEN_SIZE + pixels, Recipe("jpeg", height, recipe.quality or 90), most)
+    photo = make(b"P6 %d %d 255\n" % _GOLDEN_SIZE + pixels, Recipe("jpeg", height, quality), width * height)
     assert isinstance(photo, bytes)
-    golden = make(photo, recipe._replace(short_side=_GOLDEN_SHORT_SIDE), most)
-    assert isinstance(golden, bytes)
-    text = f"{recipe} {REVISION} {most_pixels} {longest_bytes}".encode()
-    return hashlib.blake2b(text + photo + golden, digest_size=8).hexdigest().encode()
+    return photo

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 
-from spiderfs.views.messages import ANSWER, MADE, REQUEST
+from spiderfs.views.messages import ANSWER, MADE, request
 from spiderfs.views.recipe import Recipe
 from spiderfs.views.unmade import Unmade
 
@@ -36,10 +36,7 @@ class MakerLost(Exception):
 class MakerPool:
     """At most `makers` processes that make views of originals of at most `longest_bytes`, and views no longer."""
 
-    def __init__(
-        self, recipe: Recipe, makers: int, longest_bytes: int, most_pixels: int, patience_s: float = PATIENCE_S
-    ) -> None:
-        self._recipe = recipe
+    def __init__(self, makers: int, longest_bytes: int, most_pixels: int, patience_s: float = PATIENCE_S) -> None:
         self._slot_bytes = max(longest_bytes, _LEAST_SLOT_BYTES)
         self._most_pixels = most_pixels
         self._patience_s = patience_s
@@ -52,14 +49,14 @@ class MakerPool:
         """The makers that wait for work."""
         return [maker.pid for maker in self._idle]
 
-    def make(self, original: bytes) -> bytes | Unmade:
+    def make(self, original: bytes, recipe: Recipe) -> bytes | Unmade:
         """What `making.make` gives; raises MakerLost if that cannot be found out. Waits for a free maker."""
         with self._free:
             for attempt in range(_ATTEMPTS):
                 # A maker that has waited may have been killed meanwhile, which says nothing of this image.
                 maker = self._idle.pop() if self._idle and attempt == 0 else self._new()
                 try:
-                    made = maker.make(original, self._patience_s)
+                    made = maker.make(original, recipe, self._patience_s)
                 except MakerLost:
                     maker.end()
                     if attempt == _ATTEMPTS - 1:
@@ -79,13 +76,13 @@ class MakerPool:
 
     def _new(self) -> _Maker:
         try:
-            return _Maker(self._recipe, self._slot_bytes, self._most_pixels)
+            return _Maker(self._slot_bytes, self._most_pixels)
         except OSError as exc:
             raise MakerLost(f"no maker can be started ({exc.strerror})") from exc
 
 
 class _Maker:
-    def __init__(self, recipe: Recipe, slot_bytes: int, most_pixels: int) -> None:
+    def __init__(self, slot_bytes: int, most_pixels: int) -> None:
         fd = os.memfd_create("spiderfs-view")
         try:
             os.ftruncate(fd, slot_bytes)
@@ -93,7 +90,7 @@ class _Maker:
             numbers = map(str, (fd, slot_bytes, _MEMORY_BYTES + slot_bytes, most_pixels, os.getpid()))
             # -P: whatever lies in the working directory is not imported.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "spiderfs.views.maker_process", *numbers, str(recipe)],
+                [sys.executable, "-P", "-m", "spiderfs.views.maker_process", *numbers],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -107,10 +104,10 @@ class _Maker:
         assert self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
 
-    def make(self, original: bytes, patience_s: float) -> bytes | Unmade:
+    def make(self, original: bytes, recipe: Recipe, patience_s: float) -> bytes | Unmade:
         self._memory[: len(original)] = original
         try:
-            self._requests.write(REQUEST.pack(len(original)))
+            self._requests.write(request(len(original), recipe))
         except BrokenPipeError as exc:
             raise MakerLost("its maker had died") from exc
         answers = select.poll()

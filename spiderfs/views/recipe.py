@@ -17,6 +17,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _NEXT, _PART = "+", ":"
 # With this word `-o view=` says that originals are shown.
 NO_VIEW = "none"
+ORIGINAL = "original"
+"""The name of what is no view, in the directory of views and in figures."""
 
 
 class Recipe(NamedTuple):
@@ -79,7 +81,7 @@ def parse_recipes(value: object) -> dict[str, Recipe]:
     else:
         raise ValueError("views are tables: write [views.small] with short_side and format below it")
     for name in found:
-        if not _NAME.fullmatch(name) or name == NO_VIEW:
+        if not _NAME.fullmatch(name) or name in (NO_VIEW, ORIGINAL):
             raise ValueError(f"{name!r} cannot be the name of a view: use letters, digits, - and _, 32 at most")
         if name in READY:
             raise ValueError(f"{name} is a view that every mount has: choose another name")

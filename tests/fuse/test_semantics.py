@@ -100,6 +100,8 @@ _ASKED = pytest.mark.asked_opens("is otherwise in an immutable mount")
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
     marks = [_MANAGER] if name.startswith(OF_THE_MANAGER) else []
+    if name.startswith("views"):
+        marks.append(pytest.mark.kernel_binding("with pyfuse3 there are no views"))
     if name.startswith("immutable-mounts"):
         marks.append(pytest.mark.kernel_binding("its mounts are immutable as it is"))
     return [*marks, _ASKED] if name in OTHERWISE else marks

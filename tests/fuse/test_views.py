@@ -100,7 +100,7 @@ def test_what_has_no_view_is_shown_as_it_is(small: Mounted) -> None:
     assert len(small.logged("is shown as it is")) == shown
     photo = next(iter(PHOTOS))
     (small.point / photo).read_bytes()
-    eventually(lambda: small.stats()["forms"] == {"original": shown, "view": 1})
+    eventually(lambda: small.stats()["forms"] == {"original": shown, "small": 1})
     assert b"small (jpeg:64:80), 1 made" in small.control("stats").read_bytes()
 
 
@@ -120,7 +120,7 @@ def test_a_view_that_has_left_the_cache_is_made_again_with_the_same_bytes(small:
         (small.point / name).read_bytes()
     eventually(lambda: small.metric("opens") == len(PHOTOS))
     small.control("evict").write_text("train/**\n")
-    eventually(lambda: small.stats()["forms"]["view"] == 0)
+    eventually(lambda: small.stats()["forms"]["small"] == 0)
     for name, content in PHOTOS.items():
         fd = os.open(small.point / name, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -135,7 +135,7 @@ def test_warming_makes_views_and_a_later_mount_of_the_view_has_them(source: Path
     with mounted(source, tmp_path / "m", view="bmp256") as mount:
         mount.control("warm").write_text("train/**\n")
         eventually(lambda: mount.metric("warmed") == len(PHOTOS))
-        eventually(lambda: mount.stats()["forms"]["view"] == len(PHOTOS))
+        eventually(lambda: mount.stats()["forms"]["bmp256"] == len(PHOTOS))
         size = sum(len(view_of(content, READY["bmp256"])) for content in PHOTOS.values())
         assert mount.stats()["used_bytes"] == size
     for view in ("bmp256", "jpeg256", "bmp256"):

@@ -1,4 +1,7 @@
-"""A planned training, and a client around FUSE, on a mount that shows views: they get views, each made once."""
+"""A planned training, and a client around FUSE, where views are shown: they get views, each made once.
+
+The root of the mount shows the view, or a directory in `.spiderfs/views` does.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from known_losses import Training
 from mounting import mounted
 from torch.utils.data import DataLoader, Dataset
 
@@ -37,20 +42,53 @@ class Files(Dataset[Any]):
         return path, Path(path).read_bytes()
 
 
-def test_a_planned_training_reads_views_that_were_made_once(tmp_path: Path) -> None:
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
     source = tmp_path / "source"
     for name, content in PHOTOS.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(content)
-    with mounted(source, tmp_path / "m", view="jpeg256", source__latency_ms=5) as mount:
-        loader = DataLoader(Files(mount.point), 6, shuffle=True, num_workers=2, collate_fn=list)
-        with trainer_hook.plan(mount.point, loader):
+    return source
+
+
+@pytest.mark.parametrize("below", ["", ".spiderfs/views/jpeg256"])
+def test_a_planned_training_reads_views_that_were_made_once(source: Path, tmp_path: Path, below: str) -> None:
+    options = {} if below else {"view": "jpeg256"}
+    with mounted(source, tmp_path / "m", source__latency_ms=5, **options) as mount:
+        root = mount.point / below
+        loader = DataLoader(Files(root), 6, shuffle=True, num_workers=2, collate_fn=list)
+        with trainer_hook.plan(root, loader):
             for _ in range(2):
                 read = dict(sample for batch in loader for sample in batch)
-                assert {os.path.relpath(path, mount.point): content for path, content in read.items()} == VIEWS
+                assert {os.path.relpath(path, root): content for path, content in read.items()} == VIEWS
+            assert [plan["length"] for plan in mount.stats()["plans"]] == [len(PHOTOS)]
         client = Client(mount.point)
-        assert {name: client.read_bytes(name) for name in PHOTOS} == VIEWS
+        assert {name: client.read_bytes(os.path.join(below, name)) for name in PHOTOS} == VIEWS
         metrics = mount.stats()["metrics"]
         assert metrics["views_made"] == len(PHOTOS)
         assert metrics["origin_bytes"] == sum(map(len, PHOTOS.values()))
-        assert metrics["client_opens"] > 0
+        assert metrics["client_opens"] > 0 or below
+        (job,) = mount.stats()["jobs"] or [{"origin_bytes": metrics["origin_bytes"]}]
+        assert job["origin_bytes"] == metrics["origin_bytes"]
+
+
+def test_a_training_gets_stand_ins_of_the_view_that_it_reads(tmp_path: Path) -> None:
+    source, count = tmp_path / "source", 90
+    source.mkdir()
+    for number in range(count):
+        (source / f"{number:03d}").write_bytes(b"%08d" % number + bytes(900))
+    labels = np.arange(count, dtype=np.int32) % 3
+    losses = np.where(np.arange(count) < count // 2, 0.1, 2.0) + np.arange(count) / 1000
+    with mounted(source, tmp_path / "m", capacity="48KiB", policy="impact") as mount:
+        for below in ("", ".spiderfs/views/bmp256/"):
+            names = [f"{below}{number:03d}" for number in range(count)]
+            training = Training(mount.point, names, labels, losses, 15)
+            try:
+                training.until_redirected(mount, mount.metric("redirects") + 5)
+                redirects = [line.split()[1::2] for line in mount.control("redirects").read_text().splitlines()]
+            finally:
+                training.close()
+            assert redirects
+            for pair in redirects:
+                assert set(pair) <= set(names)
+            assert all(wanted % 3 == given % 3 for wanted, given in training.given)

@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 
 from spiderfs.core.changes import NOTHING, Changes, merged
-from spiderfs.core.engine import Engine
+from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import HasHubs, HubLimits
 from spiderfs.core.hints import Budget, Hint, Lost
@@ -61,6 +61,11 @@ class CacheStatus:
     used_bytes: int
     entries: int
     sections: Mapping[str, SectionStatus]
+
+    @property
+    def samples(self) -> int:
+        """How many files are cached as a whole."""
+        return self.entries - (self.sections[BLOCKS].entries if BLOCKS in self.sections else 0)
 
 
 class CacheControl:

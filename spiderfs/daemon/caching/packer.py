@@ -236,7 +236,9 @@ class Packer:
                 continue
             node = self._catalogue.known(inode)
             # A time has 64 bits in the index of a package.
-            if node is not None and node.stat.size == len(here) and abs(node.stat.mtime_ns) < 1 << 63:
+            # Packages hold originals.
+            is_whole = node is not None and not node.stat.viewed and node.stat.size == len(here)
+            if node is not None and is_whole and abs(node.stat.mtime_ns) < 1 << 63:
                 self._collected[inode] = node, bytes(here)
                 self._collected_bytes += len(here)
         self._content.end_read()

@@ -3,35 +3,57 @@
 `*`, `?` and `[...]` match within one name (fnmatch(3)), and `**` matches any number of names. A pattern that matches a
 directory means all files below it. Every byte counts, and so do blanks at the ends. A name may contain the characters
 of globs. So a caller that knows the names of the source first takes a pattern as a path, and only if there is no such
-name as a glob.
+name as a glob. As in a shell, where a glob's first character does not match a dot, a glob means files below
+`.spiderfs/views` only if it begins with that name.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from spiderfs.views.recipe import ORIGINAL
+from spiderfs.views.tree import VIEWS_DIRECTORY
+
+_CONTROL_NAME = os.fsdecode(VIEWS_DIRECTORY.partition(b"/")[0])
+
 
 class Pattern:
-    """`text` is relative to the mount's root, or begins with the mount point."""
+    """`text` is relative to the mount's root, or begins with the mount point.
 
-    def __init__(self, text: bytes, mountpoint: bytes) -> None:
+    `shown` is the name of the form that the root shows: the files below it in `.spiderfs/views` are those of the root.
+    """
+
+    def __init__(self, text: bytes, mountpoint: bytes, shown: str = ORIGINAL) -> None:
         path = text
         if path == mountpoint or path.startswith(mountpoint.rstrip(b"/") + b"/"):
             path = path[len(mountpoint) :]
         parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+        root = [*VIEWS_DIRECTORY.split(b"/"), os.fsencode(shown)]
+        if parts[: len(root)] == root:
+            parts = parts[len(root) :]
         self.path = b"/".join(parts)
         """The path that the text is, taken as a path."""
         self.is_glob = any(character in self.path for character in (b"*", b"?", b"["))
         # fnmatch takes strings, and surrogateescape keeps every byte.
         self._parts = [part.decode(errors="surrogateescape") for part in parts]
 
+    @property
+    def means_views(self) -> bool:
+        """Whether the pattern means files below the directory of views, and none beside it."""
+        return self._parts[:1] == [_CONTROL_NAME]
+
     def matches(self, path: bytes) -> bool:
         """Whether the pattern, taken as a glob, matches this file or one of the directories above it."""
+        if path.startswith(VIEWS_DIRECTORY) and not self.means_views:
+            return False
         return any(len(self._parts) in followed for followed in self._followed(path))
 
     def may_match_below(self, directory: bytes) -> bool:
         """Whether any file below this directory could match; False prunes a walk."""
+        if directory.startswith(VIEWS_DIRECTORY) and not self.means_views:
+            return False
         *_, followed = self._followed(directory)
         return bool(followed) or self.matches(directory)
 

@@ -127,8 +127,10 @@ class Warmer:
         if not directories and not globs:
             return
         selection = Selection(directories, globs)
+        # A view is walked only if a line names it, or a glob begins with the directory of views.
+        roots = [root for root in self._catalogue.forms.roots if selection.may_have_below(root)]
         try:
-            async with aclosing(self._lister.walk(selection.may_have_below, ttl_s=1.0)) as walk:
+            async with aclosing(self._lister.walk(selection.may_have_below, ttl_s=1.0, roots=roots)) as walk:
                 async for nodes in walk:
                     for node in nodes:
                         if node.path in selection and node.path not in files:
@@ -138,8 +140,9 @@ class Warmer:
 
     async def _named(self, path: bytes) -> Node | None:
         """The file of this path; None if the source has none. Raises SpiderfsError if that cannot be found out."""
-        if not path:
-            return await self._lister.root()
+        start, names = await self._lister.start(path)
+        if not names:
+            return start
         parent, _, name = path.rpartition(b"/")
         try:
             directory = await self._lister.directory(parent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.patterns import Pattern
@@ -12,6 +11,7 @@ from spiderfs.daemon.caching.warmer import Warmer
 from spiderfs.daemon.control.live_options import LiveOptions
 from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import ConfigError
+from spiderfs.options.model import Options
 
 
 async def change_config(options: LiveOptions, text: bytes) -> None:
@@ -28,14 +28,14 @@ async def change_config(options: LiveOptions, text: bytes) -> None:
     await options.change(settings)
 
 
-async def warm(warmer: Warmer, mountpoint: Path, text: bytes) -> None:
+async def warm(warmer: Warmer, options: Options, text: bytes) -> None:
     """Begin to fetch the files that the lines name."""
-    warmer.warm(_patterns(mountpoint, text))
+    warmer.warm(_patterns(options, text))
 
 
-async def evict(warmer: Warmer, cache: CacheControl, mountpoint: Path, text: bytes) -> None:
+async def evict(warmer: Warmer, cache: CacheControl, options: Options, text: bytes) -> None:
     """Drop the files that the lines name from the cache."""
-    await warmer.evict(_patterns(mountpoint, text), cache.evict)
+    await warmer.evict(_patterns(options, text), cache.evict)
 
 
 async def pin_ratio(training: Training, text: bytes) -> None:
@@ -48,8 +48,9 @@ async def pin_ratio(training: Training, text: bytes) -> None:
     training.pin_ratio(ratio)
 
 
-def _patterns(mountpoint: Path, text: bytes) -> Sequence[Pattern]:
-    patterns = [Pattern(line, os.fsencode(mountpoint)) for line in text.split(b"\n") if line]
+def _patterns(options: Options, text: bytes) -> Sequence[Pattern]:
+    mountpoint = os.fsencode(options.mountpoint)
+    patterns = [Pattern(line, mountpoint, options.shown_form) for line in text.split(b"\n") if line]
     if not patterns:
         raise ConfigError("no path: write one path or glob a line")
     return patterns

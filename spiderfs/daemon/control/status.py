@@ -29,8 +29,8 @@ class MountStatus:
     jobs: tuple[JobStatus, ...]
     counters: Mapping[str, int]
     source_reachable: bool
-    as_they_are: int | None
-    """How many cached samples have no view and are shown as they are; None where originals are shown."""
+    forms: Mapping[str, int]
+    """How many samples are cached in which form."""
 
     def gauges(self) -> dict[str, float]:
         """The metrics of `metrics.GAUGES`."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from spiderfs import __version__
-from spiderfs.core.engine import BLOCKS
 from spiderfs.core.teaching import RatioStatus
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.caching.warmer import WarmerStatus
@@ -18,6 +17,7 @@ from spiderfs.daemon.training.trainer import TrainerStatus
 from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size
+from spiderfs.views.recipe import ORIGINAL
 
 
 def stats(status: MountStatus) -> bytes:
@@ -71,21 +71,12 @@ def stats(status: MountStatus) -> bytes:
 
 
 def _view_rows(status: MountStatus) -> list[tuple[str, str]]:
-    if status.as_they_are is None:
+    shown, made = status.options.shown_form, status.counters["views_made"]
+    if status.forms.keys() == {ORIGINAL} and not made:
         return []
-    forms = _forms(status)
-    return [
-        ("view", f"{status.options.view} ({status.options.recipe}), {status.counters['views_made']} made"),
-        ("  cached", f"{forms['view']} samples as views, {forms['original']} as they are"),
-    ]
-
-
-def _forms(status: MountStatus) -> dict[str, int]:
-    """How many samples are cached in which form."""
-    blocks = status.cache.sections[BLOCKS].entries if BLOCKS in status.cache.sections else 0
-    samples = status.cache.entries - blocks
-    originals = samples if status.as_they_are is None else status.as_they_are
-    return {"original": originals, "view": samples - originals}
+    recipe = f" ({status.options.recipes[shown]})" if shown != ORIGINAL else ""
+    cached = ", ".join(f"{count} {form}" for form, count in status.forms.items())
+    return [("view", f"{shown}{recipe}, {made} made"), ("  cached", f"{cached} samples")]
 
 
 def _capacity(status: MountStatus) -> str:
@@ -155,7 +146,7 @@ def stats_json(status: MountStatus) -> bytes:
         "used_bytes": cache.used_bytes,
         "entries": cache.entries,
         "view": options.view,
-        "forms": _forms(status),
+        "forms": dict(status.forms),
         "source_bytes": status.survey.source_bytes if status.survey.done else None,
         "sections": {
             name: {"bytes": section.bytes, "entries": section.entries} for name, section in cache.sections.items()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Hello, Samples
+from spiderfs.views.tree import VIEWS_DIRECTORY
 
 
 class SamplePaths(Sequence[bytes]):
@@ -134,7 +135,9 @@ class ListAssembly:
 def is_below_mount(path: bytes) -> bool:
     """Whether a relative path lies below the mount, and is written in its one normal form.
 
-    Control files are no samples, so a path of the control directory does not count.
+    Control files are no samples, so of the control directory only the views count.
     """
     names = path.split(b"/")
-    return names[0] != b".spiderfs" and not any(name in (b"", b".", b"..") for name in names)
+    if names[0] == b".spiderfs" and not path.startswith(VIEWS_DIRECTORY + b"/"):
+        return False
+    return not any(name in (b"", b".", b"..") for name in names)

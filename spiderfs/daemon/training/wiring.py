@@ -64,7 +64,6 @@ class Training:
         self._cache = cache
         self._catalogue = catalogue
         self._recording = recording
-        self._shows_views = options.recipe is not None
         self.teaching = Teaching(
             cache.engine, cache.size_of, _teaching_options(options), noted_in(recording, self.courses.number_of)
         )
@@ -155,7 +154,7 @@ class Training:
         # Events of a trainer may come after it has left, but no batch comes for them any more.
         attached = self.trainers.numbers
         self.scoring.note(access for access in accesses if access.trainer in attached)
-        self.accounts.note(map(self._with_origin_bytes, accesses) if self._shows_views else accesses)
+        self.accounts.note(map(self._with_origin_bytes, accesses))
         self._cache.apply(self.teaching.schedule_changed())
 
     def _with_origin_bytes(self, access: Access) -> Access:

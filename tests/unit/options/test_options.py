@@ -287,13 +287,14 @@ def test_every_option_is_explained() -> None:
 
 
 def test_a_view_is_one_of_the_recipes(paths: Paths, tmp_path: Path) -> None:
-    assert paths.load().recipe is None
-    assert paths.load("view=bmp256").recipe == READY["bmp256"]
-    assert paths.load("views=small:jpeg:192:85,view=small").recipe == Recipe("jpeg", 192, 85)
+    assert paths.load().shown_form == "original"
+    assert paths.load("view=bmp256").shown_form == "bmp256"
+    assert paths.load("views=small:jpeg:192:85,view=small").recipes == {**READY, "small": Recipe("jpeg", 192, 85)}
     toml = tmp_path / "views.toml"
     toml.write_text('view = "small"\n[views.small]\nshort_side = 192\nformat = "bmp"\n')
     options = paths.load(toml=toml)
-    assert options.recipe == Recipe("bmp", 192)
+    assert options.recipes["small"] == Recipe("bmp", 192)
+    assert paths.load("binding=pyfuse3").recipes == {}
     assert {row.name: row.value for row in options.as_table()}["views"] == "small:bmp:192"
     for wrong, said in (
         ("view=large", "choose one of jpeg256"),

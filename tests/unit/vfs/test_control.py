@@ -52,20 +52,20 @@ def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
 
 def test_the_directory_is_found_by_name_and_lists_all_files(tmp_path: Path) -> None:
     control = Harness(tmp_path).control
-    found = control.lookup(CONTROL_DIRECTORY)
+    found = control.getattr(CONTROL_INODE)
     assert found.inode == CONTROL_INODE
     assert stat.S_ISDIR(found.mode)
     listed = control.readdir()
-    assert [name for name, _, _ in listed] == [file.name for file in FILES]
-    assert [position for _, _, position in listed] == list(range(1, len(FILES) + 1))
-    for name, attributes, _ in listed:
+    assert [name for name, _ in listed] == [file.name for file in FILES]
+    for name, attributes in listed:
         assert control.lookup(name) == attributes
         assert control.owns(attributes.inode)
         assert attributes.inode < FIRST_INODE
         assert stat.S_ISREG(attributes.mode)
-    assert len({attributes.inode for _, attributes, _ in listed}) == len(FILES)
-    with pytest.raises(NotFound):
-        control.lookup(b"nothing")
+    assert len({attributes.inode for _, attributes in listed}) == len(FILES)
+    for name in (b"nothing", CONTROL_DIRECTORY):
+        with pytest.raises(NotFound):
+            control.lookup(name)
     assert not control.owns(1)
     assert not control.owns(CONTROL_INODE + len(FILES) + 1)
 

@@ -12,7 +12,7 @@ from answering import Manager
 from spiderfs.errors import Busy, ConfigError, ReadOnly, TryAgain
 from spiderfs.shared.layout import RunLayout
 from spiderfs.vfs.catalogue import FIRST_INODE
-from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, FILES, UnopenedControl
+from spiderfs.vfs.control_files import CONTROL_INODE, FILES, UnopenedControl
 
 
 class Harness:
@@ -38,7 +38,7 @@ def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
 
 def test_each_look_up_gives_an_inode_of_its_own(tmp_path: Path) -> None:
     control = Harness(tmp_path).control
-    assert control.lookup(CONTROL_DIRECTORY).inode == CONTROL_INODE
+    assert control.getattr(CONTROL_INODE).inode == CONTROL_INODE
     inodes = {file.name: {control.lookup(file.name).inode for _ in range(50)} for file in FILES}
     assert all(len(found) > 40 for found in inodes.values())
     assert len(set().union(*inodes.values())) == sum(map(len, inodes.values())), "no two files have one"

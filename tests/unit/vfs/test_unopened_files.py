@@ -27,7 +27,9 @@ from spiderfs.vfs.fetcher import Interlock
 from spiderfs.vfs.redirect_table import redirect_row
 from spiderfs.vfs.rules import FOREVER_S, Settings
 from spiderfs.vfs.unopened_files import UnopenedFilesystem
+from spiderfs.views.recipe import Recipe
 from spiderfs.views.source import ViewSource
+from spiderfs.views.tree import Forms
 
 CALLER = Caller(0, 0, os.getpid())
 PUSHER = Caller(0, 0, os.getppid())
@@ -87,14 +89,14 @@ class Harness:
 class Makers:
     """All views are the same."""
 
-    def make(self, original: bytes) -> bytes:
+    def make(self, original: bytes, recipe: Recipe) -> bytes:
         return VIEW
 
     def close(self) -> None:
         pass
 
 
-def run(directory: Path, test: Callable[[Harness], Awaitable[None]], view: bytes = b"") -> None:
+def run(directory: Path, test: Callable[[Harness], Awaitable[None]], forms: Forms | None = None) -> None:
     async def main() -> None:
         source, content, records = MemorySource(), MemoryContent(), MemoryRecords(TABLES)
         source.add(b"x", b"content of x")
@@ -103,10 +105,11 @@ def run(directory: Path, test: Callable[[Harness], Awaitable[None]], view: bytes
         content.set_capacity(1 << 20)
         kernel, events, threads = FakeKernel(), Events(), PusherThreads()
         threads.replace([PUSHER.pid])
-        shown = ViewSource(source, Makers(), SETTINGS.sample_max_bytes, lambda name: None) if view else source
+        longest = SETTINGS.sample_max_bytes
+        shown = ViewSource(source, forms, Makers(), longest, lambda name: None) if forms else source
         async with bare_filesystem(
             shown, content, records, directory, settings=SETTINGS, limits=SourceLimits(attempts=1), events=events,
-            alone=True, unasked=kernel, pusher_threads=threads, view=view,
+            alone=True, unasked=kernel, pusher_threads=threads, forms=forms,
         ) as bare:  # fmt: skip
             with trio.fail_after(20):
                 await test(Harness(source, kernel, bare, events, records))
@@ -361,7 +364,7 @@ def test_a_pushers_look_up_finds_out_the_size_of_a_view_for_no_reader(tmp_path: 
         assert counters.value("stall_microseconds") == 0
         assert harness.source.calls["read"] == 1
 
-    run(tmp_path, test, view=b"v")
+    run(tmp_path, test, Forms({"v": Recipe("bmp", 64)}, "v"))
 
 
 def test_what_is_pushed_ahead_is_no_stand_in(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ LONGEST = 2 << 20
 
 @pytest.fixture
 def pool() -> Iterator[MakerPool]:
-    pool = MakerPool(RECIPE, 2, LONGEST, MOST)
+    pool = MakerPool(2, LONGEST, MOST)
     yield pool
     pool.close()
 
@@ -30,13 +30,13 @@ def pool() -> Iterator[MakerPool]:
 def test_a_maker_makes_what_the_function_makes(pool: MakerPool) -> None:
     for seed in range(3):
         content = image_file(image=picture(seed=seed))
-        assert pool.make(content) == make(content, RECIPE, MOST)
-    assert pool.make(b"no image") is Unmade.NO_IMAGE
+        assert pool.make(content, RECIPE) == make(content, RECIPE, MOST)
+    assert pool.make(b"no image", RECIPE) is Unmade.NO_IMAGE
     assert len(pool.pids) == 1
 
 
 def test_makers_run_at_the_lowest_priority_within_their_memory(pool: MakerPool) -> None:
-    pool.make(image_file())
+    pool.make(image_file(), RECIPE)
     (pid,) = pool.pids
     assert os.getpriority(os.PRIO_PROCESS, pid) == 19
     with open(f"/proc/{pid}/limits", encoding="ascii") as limits:
@@ -45,25 +45,25 @@ def test_makers_run_at_the_lowest_priority_within_their_memory(pool: MakerPool) 
 
 def test_a_killed_maker_is_replaced(pool: MakerPool) -> None:
     content = image_file()
-    view = pool.make(content)
+    view = pool.make(content, RECIPE)
     (pid,) = pool.pids
     os.kill(pid, signal.SIGKILL)
-    assert pool.make(content) == view
+    assert pool.make(content, RECIPE) == view
     assert pool.pids != [pid]
 
 
 def test_a_stopped_maker_is_given_up_and_replaced() -> None:
-    pool = MakerPool(RECIPE, 1, LONGEST, MOST)
+    pool = MakerPool(1, LONGEST, MOST)
     try:
         content = image_file()
-        view = pool.make(content)
+        view = pool.make(content, RECIPE)
         (pid,) = pool.pids
         os.kill(pid, signal.SIGSTOP)
         pool._patience_s = 0.2
         began = threading.Timer(0.1, setattr, (pool, "_patience_s", 10.0))
         began.start()
         # The second maker has to start within the patience, so only the first attempt has the short one.
-        made = [pool.make(content)] if _second_is_patient(pool) else []
+        made = [pool.make(content, RECIPE)] if _second_is_patient(pool) else []
         assert made == [view]
         assert pool.pids != [pid]
     finally:
@@ -77,7 +77,7 @@ def _second_is_patient(pool: MakerPool) -> bool:
         pool._patience_s = 10.0
         maker = new()
         make = maker.make
-        maker.make = lambda original, _: make(original, 10.0)  # type: ignore[method-assign]
+        maker.make = lambda original, recipe, _: make(original, recipe, 10.0)  # type: ignore[method-assign]
         return maker
 
     pool._new = patient  # type: ignore[method-assign]
@@ -85,10 +85,10 @@ def _second_is_patient(pool: MakerPool) -> bool:
 
 
 def test_two_makers_that_do_not_answer_are_an_error() -> None:
-    pool = MakerPool(RECIPE, 1, LONGEST, MOST, patience_s=0.0)
+    pool = MakerPool(1, LONGEST, MOST, patience_s=0.0)
     try:
         with pytest.raises(MakerLost, match="did not answer within 0 s"):
-            pool.make(image_file())
+            pool.make(image_file(), RECIPE)
         assert pool.pids == []
     finally:
         pool.close()
@@ -99,7 +99,7 @@ def test_threads_share_the_makers(pool: MakerPool) -> None:
     made: dict[int, object] = {}
 
     def work(number: int) -> None:
-        made[number] = pool.make(contents[number])
+        made[number] = pool.make(contents[number], RECIPE)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(contents))]
     for thread in threads:
@@ -111,11 +111,11 @@ def test_threads_share_the_makers(pool: MakerPool) -> None:
 
 
 def test_a_view_longer_than_a_file_may_be_is_none() -> None:
-    pool = MakerPool(Recipe("npy", 4000), 1, 1 << 20, MOST)
+    pool = MakerPool(1, 1 << 20, MOST)
     try:
         original = image_file(image=picture(1200, 1200), quality=50)
         assert len(original) < 1 << 20
-        assert pool.make(original) is Unmade.MEMORY
+        assert pool.make(original, Recipe("npy", 4000)) is Unmade.MEMORY
     finally:
         pool.close()
 
@@ -123,8 +123,8 @@ def test_a_view_longer_than_a_file_may_be_is_none() -> None:
 def test_an_image_as_large_as_is_allowed_is_made(pool: MakerPool) -> None:
     content = image_file(image=picture(8000, 6200), quality=30)
     assert len(content) < LONGEST
-    view = pool.make(content)
+    view = pool.make(content, RECIPE)
     assert isinstance(view, bytes)
     assert opened(view).size == (83, 64)
     content = image_file("PNG", image=picture(16, 16).resize((7000, 7000), 0), compress_level=9)
-    assert isinstance(pool.make(content), bytes)
+    assert isinstance(pool.make(content, RECIPE), bytes)

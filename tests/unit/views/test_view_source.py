@@ -14,11 +14,13 @@ from spiderfs.testing import MemorySource
 from spiderfs.views.making import make
 from spiderfs.views.pool import MakerLost
 from spiderfs.views.recipe import Recipe
-from spiderfs.views.source import ViewSource, view_path
+from spiderfs.views.source import ViewSource, unknown_length
+from spiderfs.views.tree import Forms
 from spiderfs.views.unmade import Unmade
 
-RECIPE = Recipe("jpeg", 64, 90)
+RECIPE, TINY = Recipe("jpeg", 64, 90), Recipe("bmp", 32)
 LONGEST = 1 << 20
+UNKNOWN = unknown_length(LONGEST)
 
 
 class Makers:
@@ -28,11 +30,11 @@ class Makers:
         self.lost = 0
         self.answer: bytes | Unmade | None = None
 
-    def make(self, original: bytes) -> bytes | Unmade:
+    def make(self, original: bytes, recipe: Recipe) -> bytes | Unmade:
         if self.lost:
             self.lost -= 1
             raise MakerLost("its maker died")
-        return make(original, RECIPE, 10**6) if self.answer is None else self.answer
+        return make(original, recipe, 10**6) if self.answer is None else self.answer
 
     def close(self) -> None:
         pass
@@ -41,15 +43,17 @@ class Makers:
 class Subject:
     def __init__(self) -> None:
         self.inner, self.makers, self.counted = MemorySource(), Makers(), Counter[str]()
-        self.source = ViewSource(self.inner, self.makers, LONGEST, self._count)
+        self.source = ViewSource(self.inner, Forms({"small": RECIPE, "tiny": TINY}), self.makers, LONGEST, self._count)
         self.content = image_file()
         self.version = self.inner.add(b"a/photo.jpg", self.content).version
 
     def _count(self, name: str) -> None:
         self.counted[name] += 1
 
-    def view(self, length: int = LONGEST, path: bytes = b"a/photo.jpg", version: Version | None = None) -> bytes:
-        return self.source.read(view_path(path), 0, length, version or self.version)
+    def view(
+        self, length: int = UNKNOWN, path: bytes = b"a/photo.jpg", version: Version | None = None, form: str = "small"
+    ) -> bytes:
+        return self.source.read(b".spiderfs/views/%s/%s" % (form.encode(), path), 0, length, version or self.version)
 
 
 @pytest.fixture
@@ -78,7 +82,7 @@ def test_a_file_without_a_view_is_shown_as_it_is_and_named_once(
     caplog.set_level(logging.INFO)
     for name in (b"one.txt", b"two.txt"):
         version = subject.inner.add(name, b"text").version
-        assert subject.view(LONGEST, name, version) == b"text"
+        assert subject.view(UNKNOWN, name, version) == b"text"
         assert subject.view(len(b"text"), name, version) == b"text"
     assert subject.counted == {"views_as_they_are": 2}
     assert [record.message for record in caplog.records] == [
@@ -117,3 +121,23 @@ def test_who_knows_the_length_of_a_view_gets_no_other_bytes(subject: Subject) ->
         subject.view(length)
     subject.makers.answer = None
     assert len(subject.view(length)) == length
+
+
+def test_each_view_is_made_by_its_own_recipe(subject: Subject) -> None:
+    assert subject.view(form="small") == make(subject.content, RECIPE, 10**6)
+    assert subject.view(form="tiny") == make(subject.content, TINY, 10**6)
+    assert subject.view(form="original") == subject.content
+
+
+def test_of_a_large_file_pieces_of_the_original_can_be_read(subject: Subject) -> None:
+    version = subject.inner.add(b"large", bytes(LONGEST) + b"end").version
+    path = b".spiderfs/views/small/large"
+    assert subject.source.read(path, LONGEST - 1, 4, version) == b"\0end"
+    assert subject.source.read(path, 0, 4, version) == bytes(4)
+    assert subject.counted == {}
+
+
+def test_a_file_as_long_as_a_file_with_a_view_may_be_has_one(subject: Subject) -> None:
+    content = subject.content + bytes(LONGEST - len(subject.content))
+    version = subject.inner.add(b"longest.jpg", content).version
+    assert subject.view(UNKNOWN, b"longest.jpg", version) == make(subject.content, RECIPE, 10**6)

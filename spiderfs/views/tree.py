@@ -1,0 +1,119 @@
+"""Where a mount shows which form of a file: its root shows one, and directories in `.spiderfs/views` show the others.
+
+The **forms** of a file are the original and its views. `.spiderfs/views/NAME/a/b` is the form NAME of the source's file
+`a/b`. The name of the form that the root itself shows is a symbolic link to the root there: so each file has one path,
+one inode and one copy in the cache for each form, and a path below `.spiderfs/views` is right whatever the root shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.views.recipe import ORIGINAL, Recipe
+
+VIEWS_DIRECTORY = b".spiderfs/views"
+ROOT_LINK = b"../.."
+"""What the name of the form that the root shows is a link to."""
+_ABOVE = (b".spiderfs", VIEWS_DIRECTORY)
+_BELOW = VIEWS_DIRECTORY + b"/"
+
+
+class Place(NamedTuple):
+    """What lies at a path of the mount: the `form` of the file `path` of the source, below the directory `root`.
+
+    `root` is empty for the root of the mount.
+    """
+
+    form: str
+    root: bytes
+    path: bytes
+
+
+class Forms:
+    """The forms that a mount shows: the originals, and views by recipes."""
+
+    def __init__(
+        self,
+        recipes: Mapping[str, Recipe] | None = None,
+        shown: str = ORIGINAL,
+        fingerprint: Callable[[Recipe], bytes] = lambda recipe: str(recipe).encode(),
+        mounted_at_s: float = 0.0,
+    ) -> None:
+        """`recipes`: those of all views; without any there is no directory of views. `shown`: what the root shows.
+
+        `fingerprint` says what a recipe's bytes depend on; it may take a tenth of a second. `mounted_at_s` tells the
+        present mount from others.
+        """
+        self.recipes = recipes or {}
+        self.shown = shown
+        self.mounted_at_s = mounted_at_s
+        self._fingerprint_of = fingerprint
+        self._fingerprints: dict[str, bytes] = {ORIGINAL: b""}
+
+    @property
+    def names(self) -> list[bytes]:
+        """The names in the directory of views; none if there is no such directory."""
+        return [os.fsencode(name) for name in (ORIGINAL, *self.recipes)] if self.recipes else []
+
+    @property
+    def roots(self) -> list[bytes]:
+        """The directories below which files are shown: the root of the mount, and one for each other form."""
+        others = [_BELOW + name for name in self.names if os.fsdecode(name) != self.shown]
+        return [b"", *others]
+
+    def place(self, path: bytes) -> Place:
+        """What lies at a path of the mount."""
+        if not path.startswith(b".spiderfs"):
+            return Place(self.shown, b"", path)
+        if path.startswith(_BELOW):
+            name, _, below = path[len(_BELOW) :].partition(b"/")
+            form = os.fsdecode(name)
+            if form == self.shown:
+                return Place(form, b"", below)
+            if form == ORIGINAL or form in self.recipes:
+                return Place(form, _BELOW + name, below)
+        # The directories above show the attributes of the root. Nothing else of the source can be seen at such a path.
+        return Place(self.shown, b"", b"" if path in _ABOVE else path)
+
+    def known_fingerprint(self, form: str) -> bytes | None:
+        """The fingerprint of a form, empty for originals; None if it has yet to be found out."""
+        return self._fingerprints.get(form)
+
+    def fingerprint(self, form: str, told: bytes | None = None) -> bytes:
+        """The same, found out now unless another process has `told` it."""
+        if form not in self._fingerprints:
+            self._fingerprints[form] = told or self._fingerprint_of(self.recipes[form])
+        return self._fingerprints[form]
+
+
+class TreeSource:
+    """`inner` at every path at which a form of it is shown: names, attributes, and the originals' bytes."""
+
+    def __init__(self, inner: Source, forms: Forms) -> None:
+        self._inner = inner
+        self._forms = forms
+        self.statvfs = inner.statvfs
+
+    def stat(self, path: bytes) -> SourceStat:
+        return self._inner.stat(self._forms.place(path).path)
+
+    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+        return self._inner.scan(self._forms.place(path).path)
+
+    def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        return self._inner.read(self._forms.place(path).path, offset, length, version)
+
+    def readlink(self, path: bytes) -> bytes:
+        return self._inner.readlink(self._forms.place(path).path)
+
+    def listxattr(self, path: bytes) -> list[str]:
+        return self._inner.listxattr(self._forms.place(path).path)
+
+    def getxattr(self, path: bytes, name: str) -> bytes | None:
+        return self._inner.getxattr(self._forms.place(path).path, name)
+
+    def close(self) -> None:
+        self._inner.close()

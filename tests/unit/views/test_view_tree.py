@@ -1,0 +1,76 @@
+"""The tree of forms: which file of the source, in which form, lies at which path of a mount."""
+
+from __future__ import annotations
+
+import pytest
+
+from spiderfs.errors import SourceNotFound
+from spiderfs.testing import MemorySource
+from spiderfs.views.recipe import READY
+from spiderfs.views.tree import Forms, Place, TreeSource
+
+
+@pytest.mark.parametrize(
+    ("shown", "path", "place"),
+    [
+        ("original", b"a/b", Place("original", b"", b"a/b")),
+        ("bmp256", b"a/b", Place("bmp256", b"", b"a/b")),
+        ("original", b".spiderfs/views/bmp256/a/b", Place("bmp256", b".spiderfs/views/bmp256", b"a/b")),
+        ("original", b".spiderfs/views/bmp256", Place("bmp256", b".spiderfs/views/bmp256", b"")),
+        ("bmp256", b".spiderfs/views/original/a", Place("original", b".spiderfs/views/original", b"a")),
+        # What the root shows is the root's, by each of its two paths.
+        ("bmp256", b".spiderfs/views/bmp256/a", Place("bmp256", b"", b"a")),
+        ("original", b".spiderfs/views/original/a", Place("original", b"", b"a")),
+        # The directories above show the attributes of the root, and nothing lies beside the forms.
+        ("original", b".spiderfs/views", Place("original", b"", b"")),
+        ("original", b".spiderfs", Place("original", b"", b"")),
+        ("original", b".spiderfs/views/unknown/a", Place("original", b"", b".spiderfs/views/unknown/a")),
+        ("original", b".spiderfs-packages/a", Place("original", b"", b".spiderfs-packages/a")),
+        ("original", b".spiderfs/view/a", Place("original", b"", b".spiderfs/view/a")),
+        ("original", b".spiderfs/views/\xff/a", Place("original", b"", b".spiderfs/views/\xff/a")),
+    ],
+)
+def test_each_path_is_one_form_of_one_file(shown: str, path: bytes, place: Place) -> None:
+    assert Forms(READY, shown).place(path) == place
+
+
+def test_without_recipes_there_is_no_directory_of_views() -> None:
+    forms = Forms()
+    assert forms.names == []
+    assert forms.roots == [b""]
+    assert forms.place(b".spiderfs/views/bmp256/a").form == "original"
+
+
+def test_the_directory_has_each_form_once() -> None:
+    forms = Forms({"a": READY["bmp256"], "b": READY["png256"]}, "a")
+    assert forms.names == [b"original", b"a", b"b"]
+    assert forms.roots == [b"", b".spiderfs/views/original", b".spiderfs/views/b"]
+
+
+def test_a_fingerprint_is_found_out_once_or_told() -> None:
+    asked = []
+
+    def fingerprint(recipe: object) -> bytes:
+        asked.append(recipe)
+        return b"found"
+
+    forms = Forms(READY, fingerprint=fingerprint)
+    assert forms.fingerprint("original") == b""
+    assert forms.known_fingerprint("bmp256") is None
+    assert forms.fingerprint("bmp256", told=b"told") == b"told"
+    assert [forms.fingerprint("png256"), forms.fingerprint("png256")] == [b"found"] * 2
+    assert forms.known_fingerprint("png256") == b"found"
+    assert asked == [READY["png256"]]
+
+
+def test_names_and_originals_are_the_same_in_every_form() -> None:
+    inner = MemorySource()
+    version = inner.add(b"a/b", b"content").version
+    source = TreeSource(inner, Forms(READY))
+    for root in (b"", b".spiderfs/views/bmp256/", b".spiderfs/views/original/"):
+        assert source.stat(root + b"a/b") == inner.stat(b"a/b")
+        assert list(source.scan(root + b"a")) == list(inner.scan(b"a"))
+        assert source.read(root + b"a/b", 1, 3, version) == b"ont"
+    assert source.stat(b".spiderfs/views") == source.stat(b".spiderfs/views/bmp256") == inner.stat(b"")
+    with pytest.raises(SourceNotFound):
+        source.stat(b".spiderfs/views/unknown/a/b")

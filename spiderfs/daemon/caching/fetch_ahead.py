@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 AHEAD_SHARE = 0.02
 BURST_SHARE = 0.1
 BURST_ROOM = 0.25
-# What is on its way lands together, and readers' own fetches land beside it. So it takes no more than this share of the
-# room in landing, or one sample: what is pushed out of landing before the engine has seen it was fetched in vain.
-UNDER_WAY_SHARE = 0.5
 
 
 class FetchAhead:
@@ -84,8 +81,8 @@ class FetchAhead:
         return self._windows.setdefault(reader, Window(reader.opens, reader.late))
 
     def has_room(self) -> bool:
-        under_way_bytes = sum(self._fetching.values())
-        lands = under_way_bytes < self._cache.landing_room_bytes * UNDER_WAY_SHARE
+        # What is on its way lands together, and what is pushed out of landing unseen was fetched in vain.
+        lands = sum(self._fetching.values()) < self._cache.landing_room_bytes
         return len(self._fetching) < self.concurrency.limit and (lands or not self._fetching)
 
     def is_near(self, inode: int) -> bool:

@@ -230,6 +230,8 @@ class Manager:
 
     def _cached_forms(self) -> Mapping[str, int]:
         """How many samples are cached in which form."""
+        # Else a read that is still open would show the store as it was then.
+        self._content.end_read()
         forms = self._catalogue.forms
         looked_at = self._catalogue.looked_at(_LOOKED_AT)
         cached = Counter(form for inode, form in looked_at if self._content.has(ContentKey(inode)))

@@ -55,7 +55,9 @@ def add_names(
         return names
 
     shown = ",".join(known)
-    parser.add_argument(option, type=chosen, default=list(default), metavar="A,B", help=f"{purpose}, of {shown}")
+    # argparse formats a help with %.
+    help_text = f"{purpose}, of {shown}".replace("%", "%%")
+    parser.add_argument(option, type=chosen, default=list(default), metavar="A,B", help=help_text)
 
 
 def _directory(text: str) -> Path:

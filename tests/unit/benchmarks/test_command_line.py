@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.common.command import add_names
 
-KNOWN = ("lru", "minio", "impact, twice the epochs")
+KNOWN = ("lru", "minio", "impact, twice the epochs", "5 % cached")
 
 
 @pytest.fixture
@@ -33,3 +33,7 @@ def test_a_name_that_is_not_known_is_named_with_those_to_choose_from(parser, cap
     with pytest.raises(SystemExit):
         parser.parse_args(["--configs", text])
     assert f"there is no {'fifo' if 'fifo' in text else ''!r}; choose from lru,minio," in capsys.readouterr().err
+
+
+def test_the_help_shows_all_names(parser):
+    assert all(name in " ".join(parser.format_help().split()) for name in KNOWN)

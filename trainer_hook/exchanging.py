@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from trainer_hook.client import Client
 from trainer_hook.own_order import Indices, OwnOrder
-from trainer_hook.refurbishing import RefurbishSampler
+from trainer_hook.refurbish_sampler import RefurbishSampler
 from trainer_hook.sampler import SpiderSampler
 
 # An answer was asked for a batch ago, so it is nearly always there. After this time the batch goes on as it was

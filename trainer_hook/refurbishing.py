@@ -14,7 +14,7 @@ import os
 import pickle
 import random
 import weakref
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,6 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
-    Sampler,
 )
 
 from trainer_hook.fingerprint import fingerprint
@@ -36,6 +35,7 @@ from trainer_hook.generations import Generations
 from trainer_hook.mount_store import MountStore, Unusable, mount_of
 from trainer_hook.partial_store import Missing, PartialStore
 from trainer_hook.ranks import from_first_rank, rank_and_world
+from trainer_hook.refurbish_sampler import Draw, RefurbishSampler
 from trainer_hook.rehearsal import generators_kept
 from trainer_hook.sample_list import samples_of
 
@@ -50,41 +50,6 @@ _ARGUMENTS = (
     "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",
     "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "pin_memory_device",
 )  # fmt: skip
-
-
-class Draw(int):
-    """An index of a data set, with the generation of the sample that is wanted."""
-
-    generation: int
-
-    def __new__(cls, index: int, generation: int) -> Draw:
-        draw = super().__new__(cls, index)
-        draw.generation = generation
-        return draw
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Draw, (int(self), self.generation)
-
-
-class RefurbishSampler(Sampler[int]):
-    """Draws each sample once an epoch, so that each batch has the same share of samples that are made anew."""
-
-    def __init__(self, generations: Generations) -> None:
-        self._generations = generations
-        self._next = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw this epoch next; without this call the epochs come in order."""
-        self._next = epoch
-
-    def __len__(self) -> int:
-        return self._generations.samples // rank_and_world()[1]
-
-    def __iter__(self) -> Iterator[int]:
-        epoch, self._next = self._next, self._next + 1
-        generation = self._generations.of_epoch(epoch)
-        for index in self._generations.order(epoch, *rank_and_world()).tolist():
-            yield Draw(index, int(generation[index]))
 
 
 class RefurbishedDataset(Dataset[Any]):

@@ -107,9 +107,8 @@ def frames(draw: st.DrawFn) -> bytes:
 def _array(draw: st.DrawFn, name: str, dtype: str, shape: list[int]) -> np.ndarray[Any, Any]:
     count = int(np.prod(shape))
     if draw(st.integers(0, 5)) == 0:
-        return np.frombuffer(
-            draw(st.binary(min_size=count * 4, max_size=count * 4))[: count * np.dtype(dtype).itemsize], dtype
-        )
+        size = count * np.dtype(dtype).itemsize
+        return np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype)
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     if name == "paths":
         return np.frombuffer((b"0/3\0" * count)[:count], dtype)

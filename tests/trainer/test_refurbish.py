@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
 
 import trainer_hook
-from trainer_hook.refurbishing import Draw, RefurbishedDataset
+from trainer_hook.refurbish_sampler import Draw
+from trainer_hook.refurbishing import RefurbishedDataset
 from trainer_hook.sample_list import declaration
 
 SAMPLES, BATCH = 40, 10

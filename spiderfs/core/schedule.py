@@ -43,6 +43,10 @@ LOOK_AHEAD = 512
 # short epoch. In a wrong order, few opens do.
 SLACK_S = 0.1
 SLACK_SHARE, SLACK_MOST = 1 / 8, 1024
+# A reader may also have come as far as it has opened samples since its dispatch was told last: a fast one opens hundreds
+# between two messages, and its pace is not known before the first second is over. They count up to this share of the
+# epoch, so that a wrong order is still noticed.
+SINCE_TOLD_SHARE = 1 / 4
 # The weight of one open in the share of opens that follow the plan: after 90 to 300 opens a wrong plan is not believed.
 FOLLOWED_WEIGHT = 1 / 128
 # A plan is no longer believed when that share falls below the first number, and again when it exceeds the second.
@@ -89,6 +93,7 @@ class PlannedReader:
         self.proven = False
         """Whether enough opens have followed the plan to fetch far ahead by it."""
         self._judged = 0
+        self._opens_since_told = 0
         self.pace_s = FIRST_PACE_S
         """Seconds from one position to the next."""
         self._first_pending = epoch.start
@@ -114,6 +119,7 @@ class PlannedReader:
         self.epoch = next(drawn_ahead, epoch)
         self.dispatched = self.taken = self.reached = self._first_pending = epoch.start
         self.in_hand = 0
+        self._opens_since_told = 0
         self._heard_from = None if self._heard_from is None else epoch.start
         self._looked_at = self.reached + self.look_ahead
         self._paced_at = None
@@ -143,6 +149,8 @@ class PlannedReader:
         self.dispatched = max(first, min(dispatched, len(self.epoch)))
         if self._heard_from is None:
             self._heard_from = self.dispatched
+        if self.dispatched > first:
+            self._opens_since_told = 0
         changed = self._reach(self.dispatched) + self._opened_early(first)
         taken = min(taken, self.dispatched)
         if taken > self.taken:
@@ -155,6 +163,7 @@ class PlannedReader:
         if key not in self.epoch.index_of:
             return []
         self.opens += 1
+        self._opens_since_told += 1
         self.late += late
         if self._unseen.heard(key, now_s):
             self._judge(True)
@@ -247,7 +256,8 @@ class PlannedReader:
 
     def _slack(self) -> float:
         """So far beyond what was dispatched an open follows the plan."""
-        return max(min(SLACK_MOST, len(self.epoch) * SLACK_SHARE), SLACK_S / self.pace_s)
+        since_told = min(self._opens_since_told, SLACK_MOST, len(self.epoch) * SINCE_TOLD_SHARE)
+        return since_told + max(min(SLACK_MOST, len(self.epoch) * SLACK_SHARE), SLACK_S / self.pace_s)
 
     def _reach(self, position: int) -> list[Key]:
         """The reader has come as far as this; returns the keys whose next use has changed."""

@@ -99,7 +99,7 @@ def test_each_draw_is_counted_once(source: Path, tmp_path: Path, task: dict[str,
         for epoch in range(3):
             assert loader.epoch() == FILES
             eventually(lambda epoch=epoch: (plan(mount)["epoch"], plan(mount)["taken"]) == (epoch, FILES))
-            assert plan(mount)["believed"]
+            assert plan(mount)["believed"], (epoch, plan(mount), reads(mount))
             if epoch == 0:
                 # What is opened before workers know of the trainer is nobody's.
                 eventually(lambda: sum(reads(mount)) >= FILES - IN_HAND, what="the draws of the first epoch")

@@ -240,6 +240,9 @@ class Prefetcher:
                 by.bring(node, reader, position, partial(self._brought, by))
         finally:
             way.send()
+            if way is not self._fetch:
+                # What jobs are owed goes that way in any case.
+                self._fetch.send()
             self._content.end_read()
 
     def _cursors_of_believed(self) -> dict[PlannedReader, _Cursor]:

@@ -136,12 +136,14 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         self.dispatched = self.taken = self.reached = start
         self.seen_to = start + 6
         self.early: list[int] = []
+        self.since_told = 0
 
     def later(self) -> list[int]:
         return sorted(number for number in self.orders if number > self.number)
 
     def slack(self) -> float:
-        return max(4.0, len(self.orders[self.number]) / 8)
+        length = len(self.orders[self.number])
+        return min(self.since_told, length / 4) + max(4.0, length / 8)
 
     def first_left(self, number: int, sample: int) -> int | None:
         order = self.orders[number]
@@ -169,6 +171,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         if not key:
             assert changed == []
             return
+        self.since_told += 1
         here, later = self.first_left(self.number, sample), self.later()
         if here is not None:
             if here < self.dispatched + self.slack():
@@ -207,6 +210,8 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         assert {other for other in INDEX_OF if before[other] != after[other]} <= set(changed)
         order = self.orders[self.number]
         first, self.dispatched = self.dispatched, max(self.dispatched, min(told, len(order)))
+        if self.dispatched > first:
+            self.since_told = 0
         for position in range(first, self.dispatched):
             if order[position] in self.early and self.first_left(self.number, order[position]) == position:
                 self.early.remove(order[position])
@@ -238,6 +243,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         self.number, self.orders[number], self.starts[number] = number, order, start
         self.dispatched = self.taken = self.reached = start
         self.seen_to = start + 6
+        self.since_told = 0
 
     @rule(ahead=st.integers(-1, 1))
     def end(self, ahead: int) -> None:
@@ -430,6 +436,15 @@ def test_opens_that_are_heard_of_a_moment_before_their_dispatch_follow_the_plan(
         if file % 100 == 0:
             reader.come(file, file - 64, file / 2000)
         reader.opened(file, file / 2000, False)
+    assert reader.followed_share == 1.0
+
+
+def test_a_fast_reader_may_open_a_quarter_of_a_short_epoch_between_two_messages() -> None:
+    reader = PlannedReader(of_files(0, list(range(1, 801))), 0.0)
+    for told in range(0, 800, 200):
+        reader.come(told + 8, told, 0.05 + told / 4000)
+        for position in range(told, told + 200):
+            reader.opened(position + 1, 0.05 + position / 4000, False)
     assert reader.followed_share == 1.0
 
 

@@ -43,6 +43,7 @@ NAMES = (
     b"absent",
 )
 CONTROL = tuple(b"/.spiderfs/" + name for name in (b"version", b"graph", b"redirects", b"ratio", b"none", b""))
+ONE_BINDING_ALONE = b"views"  # in `.spiderfs`
 ATTRIBUTES = ("user.label", "user.none", "user.spiderfs.inode", "user.spiderfs.version", "user.spiderfs.none")
 ATTRIBUTES += ("trusted.x", "security.capability", "system.posix_acl_access", "odd", "user." + "n" * 250)
 FLAGS = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_TRUNC, os.O_APPEND, os.O_DIRECTORY, os.O_NOFOLLOW, os.O_DIRECT)
@@ -101,6 +102,7 @@ class Reader:
             return [
                 (entry.name, entry.inode() & ~PROVISIONAL, _shown(entry.stat(follow_symlinks=False)))
                 for entry in entries
+                if entry.name != ONE_BINDING_ALONE
             ]
 
     def readlink(self, path: bytes) -> Any:

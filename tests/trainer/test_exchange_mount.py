@@ -83,14 +83,16 @@ def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> 
                 before = fetched(mount)
         # Two epochs cannot do with less than 0.76, as landing takes a part of the cache. With plans alone it is 1.2.
         assert (fetched(mount) - before) / (EPOCHS - 1) < 1.0
-    # A replay follows the plans of both jobs, and fetches far less than one without them.
+    # A replay follows the plans of both jobs, and saves a good part of what can be saved. That is little: the second job
+    # reads a sample soon after the first one, so LRU has it. The cache spares a quarter of each epoch but the first.
     trace = read_trace(path)
     assert len({news.course_id for _, news in trace.rank_news() if isinstance(news, Handed)}) == 2
     without, with_plans = (
         compare(trace, "trace", ["lru"], [Capacity.parse("25%")], None, plans=plans)["results"][0]["origin_bytes"]
         for plans in (False, True)
     )
-    assert with_plans < 0.95 * without
+    least = FILES * SIZE * (1 + 0.75 * (EPOCHS - 1))
+    assert without - with_plans > 0.25 * (without - least)
 
 
 def test_no_sample_is_lost_or_repeated_when_processes_die(source: Path, tmp_path: Path) -> None:

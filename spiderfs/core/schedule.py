@@ -43,9 +43,9 @@ LOOK_AHEAD = 512
 # short epoch. In a wrong order, few opens do.
 SLACK_S = 0.1
 SLACK_SHARE, SLACK_MOST = 1 / 8, 1024
-# A reader may also have come as far as it has opened samples since its dispatch was told last: a fast one opens hundreds
-# between two messages, and its pace is not known before the first second is over. They count up to this share of the
-# epoch, so that a wrong order is still noticed.
+# A reader may also have come as far as it has opened samples since its dispatch was told last: a fast one opens
+# hundreds between two messages, and its pace is not known before the first second is over. They count up to this share
+# of the epoch, so that a wrong order is still noticed.
 SINCE_TOLD_SHARE = 1 / 4
 # The weight of one open in the share of opens that follow the plan: after 90 to 300 opens a wrong plan is not believed.
 FOLLOWED_WEIGHT = 1 / 128

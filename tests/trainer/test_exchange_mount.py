@@ -83,8 +83,8 @@ def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> 
                 before = fetched(mount)
         # Two epochs cannot do with less than 0.76, as landing takes a part of the cache. With plans alone it is 1.2.
         assert (fetched(mount) - before) / (EPOCHS - 1) < 1.0
-    # A replay follows the plans of both jobs, and saves a good part of what can be saved. That is little: the second job
-    # reads a sample soon after the first one, so LRU has it. The cache spares a quarter of each epoch but the first.
+    # A replay follows the plans of both jobs, and saves a good part of what can be saved. That is little: the second
+    # job reads a sample soon after the first one, so LRU has it. The cache spares a quarter of each later epoch.
     trace = read_trace(path)
     assert len({news.course_id for _, news in trace.rank_news() if isinstance(news, Handed)}) == 2
     without, with_plans = (

@@ -128,7 +128,7 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
         assert {kind for _, kind, _ in seen.errors} <= {"ENOTCONN", "ECONNABORTED", "EIO"}
         assert len(seen.errors) >= 4
         assert max(seconds for _, _, seconds in seen.errors) < LONGEST_READ_S
-        assert not any(is_running(pid) for pid in pids)
+        eventually(lambda: not any(is_running(pid) for pid in pids), what="the end of all processes")
         assert mount.supervisor.ended(PATIENCE_S)
         with pytest.raises(OSError) as caught:  # noqa: PT011
             os.statvfs(mount.point)

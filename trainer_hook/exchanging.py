@@ -7,11 +7,13 @@ sample of the epoch on exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import DataLoader
 
 from trainer_hook.client import Client
@@ -25,7 +27,9 @@ ANSWER_S = 0.1
 
 
 class Exchanging:
-    def __init__(self, client: Client, name: str, epoch: int, order: OwnOrder) -> None:
+    """`drawn` is the epoch as a copy of the sampler drew it; None if the epoch goes on with an order of before."""
+
+    def __init__(self, client: Client, name: str, epoch: int, order: OwnOrder, drawn: Indices | None) -> None:
         self._client = client
         self._name = name
         self._epoch = epoch
@@ -33,20 +37,44 @@ class Exchanging:
         self._given: Callable[[float], Sequence[int] | None] | None = None
         self._patience_s = ANSWER_S
         self._asks = True
+        self._drawn = drawn
+        self.follows_sampler = False
+        """Whether the sampler's own draws count from now on, because its copy drew something else, or less."""
+        # Then: what was handed on before its turn, and what was not, though its turn has come.
+        self._early: set[int] = set()
+        self._late: list[int] = []
         self.taken = order.position
         """How many samples of the epoch the loop has taken."""
 
     @property
-    def ended(self) -> bool:
-        """Whether all samples of the epoch have been handed on."""
-        return self.order.position == len(self.order)
+    def over(self) -> bool:
+        """Whether an epoch that goes on with an order of before has come to its end."""
+        return self._drawn is None and self.order.position == len(self.order)
 
     def stop(self) -> None:
         """Ask no more: the rest of the epoch goes on as it is planned now."""
         self._asks, self._given = False, None
 
-    def batch(self, count: int) -> list[int]:
-        """The next `count` samples of the epoch, fewer at its end."""
+    def follow_sampler(self) -> None:
+        """Hand on what the sampler draws itself, and so that each of its draws comes once in the epoch all the same.
+
+        An order of before counts whatever the sampler draws.
+        """
+        if self._drawn is None or self.follows_sampler:
+            return
+        self.stop()
+        self.follows_sampler = True
+        handed, drawn = (whole[: self.order.position] for whole in (self.order.order, self._drawn))
+        self._early = set(np.setdiff1d(handed, drawn).tolist())
+        self._late = np.setdiff1d(drawn, handed).tolist()
+
+    def batch(self, drawn: Sequence[int]) -> list[int]:
+        """The next samples of the epoch, as many as the sampler has drawn for the batch, or fewer at the end."""
+        if self.order.position == len(self.order):
+            self.follow_sampler()
+        if self.follows_sampler:
+            return [self._in_turn(sample) for sample in drawn]
+        count = len(drawn)
         if self._given is None:
             self._ask((), count)
         given = None if self._given is None else self._given(self._patience_s)
@@ -54,6 +82,12 @@ class Exchanging:
         batch = self.order.hand_on(given or (), count)
         self._ask(batch, count)
         return batch
+
+    def _in_turn(self, sample: int) -> int:
+        if sample not in self._early:
+            return sample
+        self._early.remove(sample)
+        return self._late.pop()
 
     def _ask(self, dispatched: Sequence[int], count: int) -> None:
         if not self._asks:
@@ -63,15 +97,41 @@ class Exchanging:
         self._given = self._client.exchange(self._name, self._epoch, position, self.taken, dispatched, wanted)
 
 
-def like(drawn: Any, batch: list[int]) -> Any:
-    """A batch as its sampler would have drawn it: a number, an array, or a list."""
-    if isinstance(drawn, np.ndarray):
-        return np.array(batch, drawn.dtype).reshape(drawn.shape if len(batch) == drawn.size else -1)
-    try:
-        len(drawn)
-    except TypeError:
+def like(drawn: Any, batch: Sequence[int]) -> Any:
+    """A batch as its sampler would have drawn it, and of the same types: a number, an array, a tensor, or a list."""
+    if isinstance(drawn, list | tuple):
+        return type(drawn)(like(one, [index]) for one, index in zip(drawn, batch, strict=False))
+    if type(drawn) is int:
         return batch[0]
-    return tuple(batch) if isinstance(drawn, tuple) else batch
+    if isinstance(drawn, np.generic):
+        return type(drawn)(batch[0])
+    made = drawn.new_tensor(batch) if isinstance(drawn, torch.Tensor) else np.array(batch, drawn.dtype)
+    return made.reshape(drawn.shape if math.prod(drawn.shape) == len(batch) else -1)
+
+
+def why_not_exchanged(batches: Iterable[Any], order: Indices) -> str | None:
+    """The reason why the samples of an epoch cannot be exchanged, which was drawn so; None if they can be."""
+    if repeats(order):
+        return "its sampler draws some more than once in an epoch"
+    other = next((kind for kind in _kinds(batches) if not issubclass(kind, _KINDS) and kind is not int), None)
+    return None if other is None else f"its sampler draws {other.__name__} objects, and not plain indices"
+
+
+def repeats(order: Indices) -> bool:
+    """Whether some index is drawn more than once."""
+    return len(order) > 0 and int(np.bincount(order).max()) > 1
+
+
+# Beside `int`: an object of a subclass of that may say more than its number.
+_KINDS = (np.integer, np.ndarray, torch.Tensor)
+
+
+def _kinds(batches: Iterable[Any]) -> set[type]:
+    """The types of indices, or of whole batches in one object."""
+    kinds: set[type] = set()
+    for drawn in batches:
+        kinds.update(map(type, drawn) if type(drawn) in (list, tuple) else (type(drawn),))
+    return kinds
 
 
 def refuse_repetition(loader: DataLoader[Any]) -> None:

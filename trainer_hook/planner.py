@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
 from trainer_hook.boundary import Boundary
 from trainer_hook.client import Client
-from trainer_hook.exchanging import Exchanging, like, restored, saved
+from trainer_hook.exchanging import Exchanging, like, repeats, restored, saved, why_not_exchanged
 from trainer_hook.next_epoch import NextEpoch, batches_of
 from trainer_hook.own_order import OwnOrder
 from trainer_hook.rehearsal import Rehearsal, why_not
@@ -49,6 +49,7 @@ log = logging.getLogger("trainer_hook")
 _MISTAKES_MAX = 2
 # So many epochs after the current one are foreseen, if the sampler draws with replacement; otherwise one.
 _FORESEEN_MAX = 2
+_INDEX_MAX = 2**32 - 1
 
 Indices = npt.NDArray[np.uint32]
 
@@ -56,9 +57,13 @@ Indices = npt.NDArray[np.uint32]
 def indices_of(drawn: Any) -> Indices | None:
     """The indices that a sampler drew at once: an index or a batch of them; None if it drew anything else."""
     try:
-        return np.atleast_1d(np.asarray(drawn, dtype=np.uint32))
-    except (ValueError, TypeError, OverflowError):
+        found = np.atleast_1d(np.asarray(drawn))
+    except (ValueError, TypeError, RuntimeError):
         return None
+    if not found.size:
+        return np.empty(0, np.uint32)
+    whole = found.ndim == 1 and found.dtype.kind in "iu" and found.min() >= 0 and found.max() <= _INDEX_MAX
+    return found.astype(np.uint32) if whole else None
 
 
 def _order(batches: Iterable[Any]) -> Indices | None:
@@ -68,11 +73,6 @@ def _order(batches: Iterable[Any]) -> Indices | None:
     if len(known) < len(parts):
         return None
     return np.concatenate([np.empty(0, np.uint32), *known])
-
-
-def _repeats(order: Indices | None) -> bool:
-    """Whether some index is drawn more than once."""
-    return order is not None and len(order) > 0 and int(np.bincount(order).max()) > 1
 
 
 class Planner:
@@ -144,7 +144,7 @@ class Planner:
         if self._restored is not None:
             return saved(self._restored, self._restored.position)
         exchanging = self._exchanging
-        if exchanging is None or self._taken >= len(exchanging.order):
+        if exchanging is None or exchanging.follows_sampler or self._taken >= len(exchanging.order):
             return {}
         return saved(exchanging.order, self._taken)
 
@@ -172,10 +172,10 @@ class Planner:
             indices = indices_of(drawn)
             if exchanging is None or indices is None:
                 yield drawn
-            elif exchanging.ended:
+            elif exchanging.over:
                 return
             else:
-                yield like(drawn, exchanging.batch(len(indices)))
+                yield like(drawn, exchanging.batch(indices.tolist()))
 
     def _drawn(self, iteration: object) -> Iterator[Any]:
         """The draws of the index sampler for this iteration; to be called when the loader makes an iterator of it.
@@ -241,9 +241,8 @@ class Planner:
                 self._give_up("its sampler draws something else than a copy of it did")
                 if iteration is self._current:
                     self._withdraw()
-                    if self._exchanging is not None and not self._exchanging.order.position:
-                        # Nothing was handed on of what the copy drew, so the sampler's own draws can count.
-                        self._exchanging = None
+                    if self._exchanging is not None:
+                        self._exchanging.follow_sampler()
             yield drawn
         # This also publishes later epochs if the epoch has one batch only.
         if self._publish and next(planned, None) is not None:
@@ -294,6 +293,9 @@ class Planner:
         elif not self._has_all(order):
             self._give_up("its sampler draws indices that the list does not have")
         else:
+            if self._shares and self._restored is None and (reason := why_not_exchanged(batches, order)) is not None:
+                self._shares = False
+                log.warning("the loader's samples are not exchanged: %s", reason)
             self._begin(order)
 
     def _has_all(self, order: Indices) -> bool:
@@ -313,16 +315,13 @@ class Planner:
     def _own_order(self, order: Indices) -> Indices:
         """The order to publish: if the epoch's samples are exchanged, the one in which they change places."""
         own, self._restored = self._restored, None
+        drawn = None if own is not None else order
         if self._shares and own is None:
-            if _repeats(order):
-                self._shares = False
-                log.warning("the loader's samples are not exchanged: its sampler draws some more than once in an epoch")
-                return order
             own = OwnOrder(order, self._samples)
         if own is None:
             return order
         self._planned, self._dispatched, self._taken = len(own), own.position, own.position
-        self._exchanging = Exchanging(self._client, self._name, self._epoch, own)
+        self._exchanging = Exchanging(self._client, self._name, self._epoch, own, drawn)
         return own.order
 
     def _foresee_after(self, ended: Any) -> None:
@@ -337,7 +336,8 @@ class Planner:
             number = self._epoch + 1 + passed
             if number not in self._foreseen:
                 self._publish_ahead(number, self._next_epoch.foresee(ended, passed))
-            if not _repeats(self._foreseen.get(number)):
+            foreseen = self._foreseen.get(number)
+            if foreseen is None or not repeats(foreseen):
                 return
 
     def _look_ahead(self) -> None:

@@ -135,7 +135,8 @@ def introduce(
     loader_of = (lambda: connection) if loader is None else weakref.ref(loader)
     user = _User(split, declared.paths, loader_of, teaches=job is not None)
     connection.users.append(user)
-    connection.client.declare(declared)
+    teaches = any(other.teaches for other in connection.users if other.split == split)
+    connection.client.declare(replace(declared, teaches=teaches))
 
     def let_go(timeout_s: float) -> None:
         connection.let_go(user)

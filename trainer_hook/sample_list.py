@@ -33,6 +33,8 @@ class Declaration:
     labels: npt.NDArray[np.int32]
     numbered: bool = True
     """Whether a label is also the index of its class in the model's output."""
+    teaches: bool = False
+    """Whether batches of the list will be sent."""
 
     @property
     def targets(self) -> npt.NDArray[np.int32] | None:
@@ -44,7 +46,8 @@ class Declaration:
         for first in range(0, len(self.paths), _CHUNK):
             paths = b"".join(path + b"\0" for path in self.paths[first : first + _CHUNK])
             labels = self.labels[first : first + _CHUNK]
-            yield Samples(self.name, self.split, len(self.paths), first, labels, np.frombuffer(paths, np.uint8))
+            encoded = np.frombuffer(paths, np.uint8)
+            yield Samples(self.name, self.split, len(self.paths), first, labels, encoded, self.teaches)
 
 
 def declaration(

@@ -163,7 +163,7 @@ def parts(asked: Asked, bare: Bare) -> dict[str, float]:
         ),
         "LOOKUP, all of it": asked.microseconds(asked.look_up),
     }
-    redirects.set_trainers([Attached(1, me, started_at(me), (1,))], "trainer")
+    redirects.set_trainers([Attached(1, me, started_at(me), (1,), True)], "trainer")
     found["who asks, with a trainer"] = asked.microseconds(lambda _: redirects.trainer_of(me))
     return found
 
@@ -180,7 +180,7 @@ def unasked_parts(asked: Asked, bare: Bare) -> dict[str, float]:
 
     def meet() -> None:
         """No choice of an earlier round is to be remembered: a training looks each name up once in an epoch."""
-        bare.redirects.set_trainers([Attached(1, me, started_at(me), (1,))], "trainer")
+        bare.redirects.set_trainers([Attached(1, me, started_at(me), (1,), True)], "trainer")
 
     return found | {
         "immutable: LOOKUP of a trainer": asked.microseconds(asked.look_up, before=meet),

@@ -161,7 +161,8 @@ def _serve(
         cache.restore(0, None)
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
         files = place / "trainers", place / "scores"
-        training = Training(catalogue, lister, records, cache, counters, *files, options, None, lambda: None)
+        told = lambda: None, lambda: True
+        training = Training(catalogue, lister, records, cache, counters, *files, options, None, *told)
         parts = {field.name: getattr(training.guide, field.name) for field in fields(Guide)}
         guide = FilledGuide(**parts)
         server = HookServer(guide, counters.add)

@@ -230,6 +230,11 @@ class Teaching:
 
     # -- stand-ins
 
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether readers may be given stand-ins under this policy."""
+        return isinstance(self._engine.policy, HasStandIns)
+
     def stand_in(self, course_id: str, key: Key) -> Key | None:
         """The member whose bytes a reader of this course may get for a sample; None if it gets the sample's own."""
         policy = self._engine.policy

@@ -23,6 +23,7 @@ from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import DIRECTORY
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
+from spiderfs.shared.names_asked import NamesAsked
 from spiderfs.shared.pushed_samples import PushedSamples
 from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
@@ -65,6 +66,7 @@ class MountContext:
     event_writer: int
     control_listener: socket.socket
     resent: ResentRequests
+    names_asked: NamesAsked
     pending_reads: PendingReads = field(default_factory=PendingReads)
     brought: PendingReads = field(default_factory=PendingReads)
     pusher_threads: PusherThreads = field(default_factory=PusherThreads)
@@ -189,6 +191,7 @@ def create_context(options: Options) -> MountContext:
         event_writer=writer,
         control_listener=listener,
         resent=ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER),
+        names_asked=NamesAsked(options.workers),
     )
 
 

@@ -131,6 +131,7 @@ class Manager:
             options,
             recording,
             self._bell.ring,
+            context.names_asked.by_all,
         )
         partials = PartialKeeper(content, cache, options.sample_max_bytes)
         self._hook_server = HookServer(training.guide, counters.add, partials=partials)

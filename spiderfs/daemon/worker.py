@@ -129,15 +129,19 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             filesystem.settings = settings_of(options, context.mounted_at_s)
 
         def follow_trainers() -> None:
-            gave = redirects.gives
             redirects.set_trainers(published_trainers(layout.run.trainers), context.options.substitute)
+            if not immutable:
+                return
             # From here on the kernel has to ask for each name, and no open puts right what it has believed so far.
-            if immutable and redirects.gives and not gave:
+            if redirects.gives and not context.names_asked.by(index):
                 if not kernel.forget_names():
                     log.warning("this kernel cannot forget names: files that were looked up before get no stand-in")
                 else:
                     events.note(0, 0, FORGOTTEN, 0)
+            context.names_asked.set(index, redirects.gives)
 
+        # A worker that replaces another one must not tell the kernel to believe a name.
+        follow_trainers()
         await lister.root()
         nursery.start_soon(reading.attend)
         nursery.start_soon(reading.watch)

@@ -129,11 +129,12 @@ class Hello(Message):
 class Samples(Message):
     """Samples `first`, `first + 1`, ... of a list of `total`: paths below the mount, each ended by a NUL byte.
 
-    A label of -1 means that the sample has none. A long list takes several of these messages, sent in order.
+    A label of -1 means that the sample has none. A long list takes several of these messages, sent in order. With
+    `teaches` the trainer is going to send batches of the list; the first message of a list says so.
     """
 
     TYPE = "samples"
-    SCALARS: ClassVar = {"list": str, "split": str, "total": int, "first": int}
+    SCALARS: ClassVar = {"list": str, "split": str, "total": int, "first": int, "teaches": bool}
     ARRAYS: ClassVar = {"labels": Field("<i4", 1), "paths": Field("|u1", 1)}
     list: str
     split: str
@@ -141,6 +142,7 @@ class Samples(Message):
     first: int
     labels: Array
     paths: Array
+    teaches: bool | None = None
 
     def check(self, limits: Limits) -> None:
         demand(self.total <= limits.samples, f"a list of {self.total} samples: at most {limits.samples}", "too-large")

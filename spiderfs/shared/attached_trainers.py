@@ -15,13 +15,14 @@ class Attached(NamedTuple):
     """One attached trainer; `started` is the start time of its process in clock ticks.
 
     `course_numbers` are those of the courses whose stand-ins the trainer may be given: it has sent batches of their
-    lists.
+    lists. `teaches` is whether there are such courses, or will be.
     """
 
     number: int
     pid: int
     started: int
     course_numbers: tuple[int, ...]
+    teaches: bool
 
 
 def publish_trainers(path: Path, trainers: Iterable[Attached]) -> None:
@@ -42,4 +43,4 @@ def published_trainers(path: Path) -> list[Attached]:
         rows = json.loads(path.read_text())
     except FileNotFoundError:
         return []
-    return [Attached(number, pid, started, tuple(numbers)) for number, pid, started, numbers in rows]
+    return [Attached(number, pid, started, tuple(taught), teaches) for number, pid, started, taught, teaches in rows]

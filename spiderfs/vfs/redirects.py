@@ -75,7 +75,7 @@ class Redirects:
         self.active = False
         """Whether anybody may be redirected at all."""
         self.gives = False
-        """Whether some trainer has come so far that it may be given a stand-in."""
+        """Whether some trainer may be given a stand-in, now or when it has come further."""
 
     def set_trainers(self, trainers: list[Attached], who: Who) -> None:
         """Take over the attached trainers; `who` is the option `substitute`, which says to whom stand-ins are given."""
@@ -87,7 +87,7 @@ class Redirects:
         self._who = who
         self.attended = bool(trainers)
         self.active = self.attended and who != "off"
-        self.gives = self.active and any(trainer.course_numbers for trainer in trainers)
+        self.gives = self.active and any(trainer.teaches for trainer in trainers)
 
     def trainer_of(self, thread: int) -> Attached | None:
         """The trainer that a thread belongs to; None if it belongs to none, or cannot be identified."""

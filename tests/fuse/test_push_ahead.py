@@ -19,9 +19,14 @@ from reading import write_files
 from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES
 from spiderfs.protocol import Batch
 
-FILES, SIZE = 60, 300_000
+FILES, SIZE, SMALL = 60, 300_000, 30_000
 NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
 assert FILES <= UNPROVEN_SAMPLES, "nobody shows here that a plan is followed"
+
+BATCH = Batch("train", 0, 0, np.arange(8, dtype=np.uint32), np.ones((8, 4), np.float16))
+FORGETS_NAMES = pytest.mark.skipif(
+    tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 16), reason="this kernel forgets no names"
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +107,47 @@ def test_another_process_follows_one_that_was_killed(source: Path, tmp_path: Pat
             assert (mount.metric("prefetched"), mount.metric("origin_reads")) == (FILES, FILES)
 
 
-@pytest.mark.skipif(
-    tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 16), reason="this kernel forgets no names"
-)
+@FORGETS_NAMES
+@pytest.mark.parametrize("workers", [1, 2])
+def test_names_are_forgotten_before_anything_is_pushed_for_who_will_be_given_stand_ins(
+    tmp_path: Path, workers: int
+) -> None:
+    source = tmp_path / "source"
+    # Each of them is one READ, so that nothing is fetched by two workers.
+    write_files(source, dict.fromkeys(NAMES, SMALL))
+    with mounted(source, tmp_path / "m", immutable="on", workers=workers, capacity=10 * SMALL) as mount:
+        for name in NAMES:
+            assert (mount.point / name).stat().st_size == SMALL, "the kernel believes all names"
+        with planned(mount, NAMES, teaches=True) as tell:
+            pushed(mount)
+            tell(BATCH)
+            eventually(lambda: mount.stats()["trainers"][0]["batches"] == 1)
+            lookups = mount.metric("lookups")
+            for name in NAMES:
+                assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+            assert mount.metric("lookups") - lookups >= FILES, "each could have had a stand-in"
+        metrics = mount.stats()["metrics"]
+        assert (metrics["opens"], metrics["pushed"], metrics["origin_reads"]) == (0, FILES, FILES)
+
+
+@FORGETS_NAMES
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_was_pushed_outlives_a_worker(source: Path, tmp_path: Path, workers: int) -> None:
+    with mounted(source, tmp_path / "m", immutable="on", workers=workers) as mount:
+        mount.expect(r"worker 0 ended \(signal 9\)")
+        with planned(mount, NAMES, teaches=True):
+            pushed(mount)
+            os.kill(mount.workers()[0], signal.SIGKILL)
+            eventually(lambda: mount.metric("worker_restarts") == 1 and len(mount.workers()) == workers)
+            lookups = mount.metric("lookups")
+            for name in NAMES:
+                assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+            assert mount.metric("lookups") - lookups >= FILES, "the new worker knows too that names are to be asked for"
+        metrics = mount.stats()["metrics"]
+        assert (metrics["opens"], metrics["pushed"], metrics["origin_reads"]) == (0, FILES, FILES)
+
+
+@FORGETS_NAMES
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_is_forgotten_for_the_sake_of_stand_ins_is_pushed_again(
     source: Path, tmp_path: Path, workers: int
@@ -112,8 +155,9 @@ def test_what_is_forgotten_for_the_sake_of_stand_ins_is_pushed_again(
     with mounted(source, tmp_path / "m", immutable="on", workers=workers) as mount:
         with planned(mount, NAMES) as tell:
             pushed(mount)
-            # From the first batch of a training on it may be given stand-ins, and the kernel is to ask for each name.
-            tell(Batch("train", 0, 0, np.arange(8, dtype=np.uint32), np.ones((8, 4), np.float16)))
+            # It did not say that it would send batches. From the first on it may be given stand-ins all the same, and
+            # the kernel is to ask for each name.
+            tell(BATCH)
             pushed(mount, 2 * FILES)
             for name in NAMES:
                 assert (mount.point / name).read_bytes() == (source / name).read_bytes()

@@ -102,6 +102,22 @@ def _lists_of(daemon: HookDaemon, job: str) -> set[str]:
     return {declared.name for trainer, declared in daemon.sink.lists if trainer.hello.job == job}
 
 
+def test_a_hook_says_with_its_list_that_it_will_teach_and_a_plan_does_not(daemon: HookDaemon) -> None:
+    def declared() -> list[tuple[str, bool]]:
+        return [(samples.name, samples.teaches) for _, samples in daemon.sink.lists]
+
+    train, held_out = loader(), loader()
+    first = plan(daemon.mount, train)
+    until(lambda: declared() == [("train", False)])
+    hook = attach(daemon.mount, Network(), loader(), job="a")
+    # The hook's job is another one, which declares the list anew.
+    until(lambda: declared()[-1:] == [("train", True)])
+    others = plan(daemon.mount, held_out, split="val"), plan(daemon.mount, loader())
+    until(lambda: declared()[-2:] == [("val", False), ("train", True)])
+    for used in (first, *others, hook):
+        used.close()
+
+
 def test_two_hooks_of_a_process_are_one_job(daemon: HookDaemon) -> None:
     loaders = loader(), loader()
     first = attach(daemon.mount, Network(), loaders[0], job="a")

@@ -98,7 +98,7 @@ class DeclaredLists:
                     # Its scores are by index, so they hold for other files too.
                     course.list = known_list
                     warnings += await self._begin(course, trainer.hello)
-            self._trainers.declare(trainer, samples.name, course)
+            self._trainers.declare(trainer, samples.name, course, samples.teaches)
         return Declared(unknown, tuple(warnings))
 
     def _is_going_on(self, course: Course) -> bool:

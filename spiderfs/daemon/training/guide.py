@@ -6,7 +6,7 @@ finds the stand-in in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,8 @@ class Guide:
     redirects: RedirectPublisher
     note: Callable[[RankNews], None]
     """Hears what ranks tell of their plans."""
+    until_names_are_asked: Callable[[], Awaitable[None]]
+    """To be awaited before plans are followed of a trainer that may be given stand-ins."""
 
     async def attached(self, trainer: Trainer) -> None:
         hello = trainer.hello
@@ -55,6 +57,7 @@ class Guide:
     async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
         declared = await self.lists.declare(trainer, samples)
         await self.redirects.publish_all()
+        await self.until_names_are_asked()
         return declared
 
     async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:

@@ -1,8 +1,9 @@
 """The attached trainers: the number of each, and the courses to which its lists belong.
 
 A trainer gets a number when it attaches. Events of workers name it by this number, and so does the engine's schedule.
-All trainers of a job share its courses. A trainer **teaches** a course once it has sent a batch of it; a trainer that
-only publishes plans teaches none, and never gets a stand-in.
+All trainers of a job share its courses. A trainer has **taught** a course once it has sent a batch of it, and it
+**teaches** one if it has said so with the list, or has taught it; a trainer that only publishes plans teaches none, and
+never gets a stand-in.
 
 Workers learn of trainers from a file (`shared/attached_trainers.py`), which is written anew at each change here. All
 state belongs to the manager's event loop.
@@ -11,6 +12,7 @@ state belongs to the manager's event loop.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from spiderfs.daemon.training.course import Course
@@ -25,13 +27,18 @@ _MAX_NUMBER = 0xFFFF
 
 
 class Trainers:
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, has_stand_ins: Callable[[], bool]) -> None:
+        """`has_stand_ins` says whether the policy has any; call `publish` when it says something else."""
         self._file = file
+        self._has_stand_ins = has_stand_ins
         self._numbers: dict[Trainer, int] = {}
         self._last_number = 0
         self._courses: dict[tuple[Trainer, str], Course] = {}
         """By trainer, and by the name that the trainer has given its list."""
+        self._teaches: set[tuple[Trainer, str]] = set()
         self._taught: set[tuple[Trainer, str]] = set()
+        self.may_be_given = False
+        """Whether workers have been told that some trainer may be given stand-ins, now or when it has come further."""
 
     def attach(self, trainer: Trainer) -> None:
         taken = self.numbers
@@ -45,6 +52,7 @@ class Trainers:
         del self._numbers[trainer]
         for key in [key for key in self._courses if key[0] is trainer]:
             del self._courses[key]
+            self._teaches.discard(key)
             self._taught.discard(key)
         self.publish()
 
@@ -66,11 +74,16 @@ class Trainers:
 
     # -- courses
 
-    def declare(self, trainer: Trainer, name: str, course: Course) -> None:
+    def declare(self, trainer: Trainer, name: str, course: Course, teaches: bool) -> None:
         """Note that a trainer's list with this name belongs to this course from now on."""
-        if self._courses.get((trainer, name)) is not course:
-            self._taught.discard((trainer, name))
-        self._courses[trainer, name] = course
+        key = trainer, name
+        if self._courses.get(key) is not course:
+            self._taught.discard(key)
+        self._courses[key] = course
+        if teaches or key in self._taught:
+            self._teaches.add(key)
+        else:
+            self._teaches.discard(key)
         self.publish()
 
     def course_of(self, trainer: Trainer, name: str) -> Course:
@@ -80,6 +93,7 @@ class Trainers:
         """Note that a trainer has sent a batch of this list."""
         if (trainer, name) not in self._taught:
             self._taught.add((trainer, name))
+            self._teaches.add((trainer, name))
             self.publish()
 
     def any_uses(self, course_id: str) -> bool:
@@ -101,12 +115,15 @@ class Trainers:
         for trainer, number in self._numbers.items():
             declared = [key for key in self._courses if key[0] is trainer]
             taught = tuple({self._courses[key].number for key in declared if key in self._taught})
+            teaches = self._has_stand_ins() and any(key in self._teaches for key in declared)
             try:
                 if trainer.pid and declared:
-                    rows.append(Attached(number, trainer.pid, started_at(trainer.pid), taught))
+                    rows.append(Attached(number, trainer.pid, started_at(trainer.pid), taught, teaches))
             except OSError:
                 log.debug("trainer %d has ended", trainer.pid)
         try:
             publish_trainers(self._file, rows)
         except OSError as exc:
             log.warning("workers do not learn of trainers (%s): their plans and stand-ins rest", exc.strerror)
+            rows = []
+        self.may_be_given = any(row.teaches for row in rows)

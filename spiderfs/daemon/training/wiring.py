@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgpack
+import trio
 
 from spiderfs.core.elastic import ElasticOptions
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNSEEN, WARMED, Access
@@ -43,6 +44,9 @@ from spiderfs.trace.recording import Recording, news_noted_in, noted_in
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
 
+# Workers look for news of trainers fifty times a second; one that does not come to it is not waited for any longer.
+_ASKED_S, _LOOK_S = 1.0, 0.005
+
 
 class Training:
     def __init__(
@@ -57,8 +61,9 @@ class Training:
         options: Options,
         recording: Recording | None,
         wake_prefetcher: Callable[[], None],
+        names_asked: Callable[[], bool],
     ) -> None:
-        self.trainers = Trainers(trainers_file)
+        """`names_asked` says whether all workers have the kernel ask for each name."""
         self.courses = Courses()
         self.accounts = JobAccounts()
         self._cache = cache
@@ -67,6 +72,7 @@ class Training:
         self.teaching = Teaching(
             cache.engine, cache.size_of, _teaching_options(options), noted_in(recording, self.courses.number_of)
         )
+        self.trainers = Trainers(trainers_file, lambda: self.teaching.has_stand_ins)
         self.scoring = BatchScoring(cache, self.teaching, self.courses, counters, scores_directory, options, recording)
         self.redirects = RedirectPublisher(self.teaching, records, self.courses)
         self.declared_lists = DeclaredLists(
@@ -82,6 +88,8 @@ class Training:
         )
         self._counters = counters
         self._immutable = options.immutable
+        self._names_asked = names_asked
+        self._gives_stand_ins = options.substitute != "off"
         self._sample_max_bytes = options.sample_max_bytes
         self.plans = Plans(cache, self.teaching, options, wake_prefetcher, self._read_unseen)
         self.pinboard = Pinboard(catalogue, cache, self.teaching, self.courses)
@@ -97,6 +105,7 @@ class Training:
             self.pinboard,
             self.redirects,
             news_noted_in(recording, self.courses.number_of),
+            self._until_names_are_asked,
         )
 
     def begin(self, taught: bytes | None) -> None:
@@ -137,6 +146,16 @@ class Training:
             self._cache.engine.read_unseen(access.inode, access.size)
         self._counters.add("page_cache_reads", len(accesses))
         self.accounts.note(accesses)
+
+    async def _until_names_are_asked(self) -> None:
+        """Wait until workers have heard that a trainer may be given stand-ins, and have told the kernel.
+
+        The kernel drops the pages of files by that: what is pushed before would be pushed twice.
+        """
+        if self._immutable and self._gives_stand_ins and self.trainers.may_be_given:
+            with trio.move_on_after(_ASKED_S):
+                while not self._names_asked():
+                    await trio.sleep(_LOOK_S)
 
     def _record(self, recording: Recording, access: Access, number: int, offered: bool) -> None:
         if access.wanted != access.inode:
@@ -196,6 +215,7 @@ class Training:
         for course in self.courses:
             await self.scoring.introduce(course)
         await self.redirects.publish_all()
+        self.trainers.publish()
 
     def end(self) -> None:
         """The mount is about to end, and so are connections: what trainers have pinned is to be saved all the same."""

@@ -312,7 +312,7 @@ def test_trainers_that_change_within_one_tick_of_the_clock_are_followed(daemon: 
     os.utime(trainers, ns=(5, 5))
     cache = Cache(daemon.terms)
     assert cache.serve(b"train/cat") == b"a cat"
-    daemon.trainers([Attached(3, os.getpid(), started_at(os.getpid()), (DATASET,))])
+    daemon.trainers([Attached(3, os.getpid(), started_at(os.getpid()), (DATASET,), True)])
     os.utime(trainers, ns=(5, 5))
     cache._follow_at = 0.0
     assert cache.serve(b"train/cat") == b"a cat"
@@ -353,7 +353,7 @@ def elsewhere(program: str, *arguments: object) -> Iterator[int]:
 
 def attach(daemon: Daemon, pid: int | None = None) -> None:
     pid = os.getpid() if pid is None else pid
-    daemon.trainers([Attached(3, pid, started_at(pid), (DATASET,))])
+    daemon.trainers([Attached(3, pid, started_at(pid), (DATASET,), True)])
 
 
 def test_a_trainer_is_told_apart(daemon: Daemon) -> None:
@@ -487,7 +487,7 @@ def test_a_stand_in_is_one_that_the_reader_could_open(
     daemon.record(b"yard", b"pig", b"a pig", mode=stat.S_IFREG | file_mode)
     daemon.redirect(b"gone", b"pig")
     daemon.pipe.change(TERMS._replace(checks_permissions=True, substitute="all"))
-    daemon.trainers([Attached(3, os.getpid(), started_at(os.getpid()), (DATASET,))])
+    daemon.trainers([Attached(3, os.getpid(), started_at(os.getpid()), (DATASET,), True)])
     assert Cache(daemon.terms).serve(b"train/gone") == b"a pig", "root may read everything"
 
     def seen() -> tuple[bool, bool]:

@@ -10,7 +10,7 @@ from spiderfs.shared.attached_trainers import Attached, publish_trainers, publis
 def test_workers_read_what_the_manager_published(tmp_path: Path) -> None:
     path = tmp_path / "trainers"
     assert published_trainers(path) == []
-    trainers = [Attached(1, 2, 3, (4, 5)), Attached(6, 7, 8, ())]
+    trainers = [Attached(1, 2, 3, (4, 5), True), Attached(6, 7, 8, (), False)]
     publish_trainers(path, trainers)
     assert published_trainers(path) == trainers
     publish_trainers(path, [])

@@ -88,7 +88,7 @@ def family() -> Iterator[list[int]]:
 
 
 def attached(pid: int, number: int = 1, course_numbers: tuple[int, ...] = (1,), later: int = 0) -> Attached:
-    return Attached(number, pid, started_at(pid) + later, course_numbers)
+    return Attached(number, pid, started_at(pid) + later, course_numbers, True)
 
 
 def test_a_trainer_is_its_process_its_threads_and_all_below_it(harness: Harness, family: list[int]) -> None:
@@ -162,17 +162,17 @@ def test_all_means_every_process(harness: Harness) -> None:
 def test_only_declared_lists_count(harness: Harness) -> None:
     harness.redirect(2, WANTED, GIVEN)
     harness.redirect(3, WANTED, OTHER)
-    assert harness.redirects.choose(WANTED, Attached(1, 1, 1, (1,)), nowhere) == WANTED
-    assert harness.redirects.choose(WANTED, Attached(2, 1, 1, (1, 2)), nowhere) == GIVEN
-    assert harness.redirects.choose(WANTED, Attached(3, 1, 1, (3,)), nowhere) == OTHER
-    assert harness.redirects.choose(GIVEN, Attached(2, 1, 1, (1, 2)), nowhere) == GIVEN
+    assert harness.redirects.choose(WANTED, Attached(1, 1, 1, (1,), True), nowhere) == WANTED
+    assert harness.redirects.choose(WANTED, Attached(2, 1, 1, (1, 2), True), nowhere) == GIVEN
+    assert harness.redirects.choose(WANTED, Attached(3, 1, 1, (3,), True), nowhere) == OTHER
+    assert harness.redirects.choose(GIVEN, Attached(2, 1, 1, (1, 2), True), nowhere) == GIVEN
     assert harness.redirects.concerns(WANTED)
     assert not harness.redirects.concerns(WANTED - 1)
     assert not harness.redirects.concerns(GIVEN)
 
 
 def test_a_choice_holds_for_its_lease(harness: Harness) -> None:
-    one, two = Attached(1, 1, 1, (1,)), Attached(2, 1, 1, (1,))
+    one, two = Attached(1, 1, 1, (1,), True), Attached(2, 1, 1, (1,), True)
     harness.redirect(1, WANTED, GIVEN)
     assert harness.redirects.choose(WANTED, one, nowhere) == GIVEN
     harness.redirect(1, WANTED, OTHER)
@@ -191,7 +191,7 @@ def test_what_is_at_hand_needs_no_stand_in(harness: Harness) -> None:
         asked.append(inode)
         return inode in here
 
-    one, two = Attached(1, 1, 1, (1,)), Attached(2, 1, 1, (1,))
+    one, two = Attached(1, 1, 1, (1,), True), Attached(2, 1, 1, (1,), True)
     harness.redirect(1, WANTED, GIVEN)
     assert harness.redirects.choose(OTHER, one, at_hand) == OTHER
     asked.clear()
@@ -222,7 +222,7 @@ def test_what_the_kernel_has_needs_no_stand_in() -> None:
     harness, pushed = Harness(), set[int]()
     redirects = Redirects(harness.records, PendingReads(), harness.clock, pushed)
     harness.redirect(1, WANTED, GIVEN)
-    one, two = Attached(1, 1, 1, (1,)), Attached(2, 1, 1, (1,))
+    one, two = Attached(1, 1, 1, (1,), True), Attached(2, 1, 1, (1,), True)
     assert redirects.stand_in(WANTED, one, Nothing(), Settings()) == GIVEN
     pushed.add(WANTED)
     assert redirects.stand_in(WANTED, one, Nothing(), Settings()) == GIVEN, "the lease holds"
@@ -286,7 +286,7 @@ def child(orphaned=False):
     if orphaned:
         os.waitpid(pid, 0)
     return int(os.read(read, 9))
-trainer = Attached(1, 1, started_at(1), (1,))
+trainer = Attached(1, 1, started_at(1), (1,), True)
 redirects = Redirects(MemoryRecords(("redirect",)), PendingReads())
 redirects.set_trainers([trainer], "trainer")
 worker, orphan = child(), child(orphaned=True)

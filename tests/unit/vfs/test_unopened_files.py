@@ -78,8 +78,8 @@ class Harness:
         await self.bare.fetcher.drain()
         return piece
 
-    def attach(self, lists: tuple[int, ...] = (LIST,)) -> None:
-        trainer = Attached(TRAINER, os.getpid(), started_at(os.getpid()), lists)
+    def attach(self, lists: tuple[int, ...] = (LIST,), teaches: bool = True) -> None:
+        trainer = Attached(TRAINER, os.getpid(), started_at(os.getpid()), lists, teaches)
         self.bare.redirects.set_trainers([trainer], "trainer")
 
     def redirect(self, wanted: int, given: int) -> None:
@@ -284,8 +284,10 @@ def test_while_trainers_may_be_given_stand_ins_no_name_is_believed(tmp_path: Pat
             return {entry.timeout_s for entry in entries} | {entry.timeout_s for _, entry, _ in listed}
 
         assert min(await believed()) > FOREVER_S - 60
+        harness.attach(lists=(), teaches=False)
+        assert min(await believed()) > FOREVER_S - 60, "it only plans"
         harness.attach(lists=())
-        assert min(await believed()) > FOREVER_S - 60, "it has not come so far"
+        assert await believed() == {0.0}, "it will be given some"
         harness.attach()
         assert await believed() == {0.0}
         harness.bare.redirects.set_trainers([], "trainer")
@@ -373,7 +375,7 @@ def test_what_is_pushed_ahead_is_no_stand_in(tmp_path: Path) -> None:
         await harness.read(h)
         harness.attach()
         harness.redirect(x, h)
-        parent = Attached(TRAINER, PUSHER.pid, started_at(PUSHER.pid), (LIST,))
+        parent = Attached(TRAINER, PUSHER.pid, started_at(PUSHER.pid), (LIST,), True)
         harness.bare.redirects.set_trainers([parent], "trainer")
         found = await harness.fs.lookup(ROOT_INODE, b"x", PUSHER)
         assert (found.attributes.inode, found.timeout_s) == (x, 0.0)

@@ -75,7 +75,7 @@ class Harness:
         self.policy = RecordingPolicy()
         cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
         cache.engine.change_policy(self.policy)
-        self.courses, self.trainers = Courses(), Trainers(directory / "trainers")
+        self.courses, self.trainers = Courses(), Trainers(directory / "trainers", lambda: False)
         scoring: Any = Scoring()
         redirects: Any = Redirects()
         self.scoring, self.redirects = scoring, redirects

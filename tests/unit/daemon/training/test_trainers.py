@@ -20,7 +20,7 @@ def trainer(pid: int | None = None) -> Trainer:
 
 
 def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(tmp_path: Path) -> None:
-    trainers, one = Trainers(tmp_path / "trainers"), trainer()
+    trainers, one = Trainers(tmp_path / "trainers", lambda: True), trainer()
 
     def known() -> list[tuple[int, int, tuple[int, ...]]]:
         return [(found.number, found.pid, found.course_numbers) for found in published_trainers(tmp_path / "trainers")]
@@ -28,40 +28,71 @@ def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(
     trainers.attach(one)
     assert known() == []
     train = course(5, [10, 11])
-    trainers.declare(one, "train", train)
-    trainers.declare(one, "validation", course(6, [12]))
+    trainers.declare(one, "train", train, False)
+    trainers.declare(one, "validation", course(6, [12]), False)
     assert known() == [(1, os.getpid(), ())]
     trainers.teach(one, "train")
     assert known() == [(1, os.getpid(), (5,))]
-    trainers.declare(one, "train", train)
+    trainers.declare(one, "train", train, False)
     assert known() == [(1, os.getpid(), (5,))], "the same list"
-    trainers.declare(one, "train", course(7, [10]))
+    trainers.declare(one, "train", course(7, [10]), False)
     assert known() == [(1, os.getpid(), ())], "it has taught nothing of this one"
     trainers.detach(one)
     assert known() == []
     trainers.attach(one)
-    trainers.declare(one, "train", train)
+    trainers.declare(one, "train", train, False)
     assert known() == [(2, os.getpid(), ())], "a new connection has taught nothing yet"
+
+
+def test_workers_know_who_will_be_given_stand_ins_before_anything_is_taught(tmp_path: Path) -> None:
+    has_stand_ins = True
+    trainers, one = Trainers(tmp_path / "trainers", lambda: has_stand_ins), trainer()
+
+    def known() -> tuple[bool, ...]:
+        found = tuple(known.teaches for known in published_trainers(tmp_path / "trainers"))
+        assert trainers.may_be_given == any(found)
+        return found
+
+    trainers.attach(one)
+    train, other = course(5, [10, 11]), course(6, [12])
+    trainers.declare(one, "train", train, False)
+    assert known() == (False,)
+    trainers.declare(one, "validation", other, True)
+    assert known() == (True,)
+    trainers.declare(one, "validation", other, False)
+    assert known() == (False,)
+    trainers.teach(one, "train")
+    assert known() == (True,)
+    trainers.declare(one, "train", train, False)
+    assert known() == (True,), "it has taught the list"
+    has_stand_ins = False
+    trainers.publish()
+    assert known() == (False,), "the policy has none"
+    has_stand_ins = True
+    trainers.publish()
+    assert known() == (True,)
+    trainers.declare(one, "train", course(7, [10]), False)
+    assert known() == (False,)
 
 
 def test_workers_do_not_hear_of_trainers_that_the_kernel_cannot_name_or_that_have_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainers = Trainers(tmp_path / "trainers")
+    trainers = Trainers(tmp_path / "trainers", lambda: True)
     for pid in (0, 1 << 22):
         foreign = trainer(pid)
         trainers.attach(foreign)
-        trainers.declare(foreign, "train", course(1, [10]))
+        trainers.declare(foreign, "train", course(1, [10]), False)
     assert published_trainers(tmp_path / "trainers") == []
     assert ["another pid namespace" in text for text in caplog.messages] == [True]
 
 
 def test_a_file_belongs_to_a_list_of_its_own_trainer(tmp_path: Path) -> None:
-    trainers, one, other = Trainers(tmp_path / "trainers"), trainer(), trainer()
+    trainers, one, other = Trainers(tmp_path / "trainers", lambda: True), trainer(), trainer()
     trainers.attach(one)
     trainers.attach(other)
-    trainers.declare(one, "train", course(1, [10, 11]))
-    trainers.declare(other, "train", course(2, [11, 12]))
+    trainers.declare(one, "train", course(1, [10, 11]), False)
+    trainers.declare(other, "train", course(2, [11, 12]), False)
     pairs = [(number, inode) for number in (1, 2, 3) for inode in (10, 11, 12)]
     found = [(*pair, known.number) for pair in pairs if (known := trainers.course_with(*pair)) is not None]
     assert found == [(1, 10, 1), (1, 11, 1), (2, 11, 2), (2, 12, 2)]
@@ -72,7 +103,7 @@ def test_a_file_belongs_to_a_list_of_its_own_trainer(tmp_path: Path) -> None:
 
 def test_numbers_fit_into_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_NUMBER", 3)
-    trainers, numbers = Trainers(tmp_path / "trainers"), []
+    trainers, numbers = Trainers(tmp_path / "trainers", lambda: True), []
     for _ in range(5):
         one = trainer()
         trainers.attach(one)
@@ -83,7 +114,7 @@ def test_numbers_fit_into_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_no_two_trainers_have_one_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_NUMBER", 3)
-    trainers, numbers = Trainers(tmp_path / "trainers"), []
+    trainers, numbers = Trainers(tmp_path / "trainers", lambda: True), []
     trainers.attach(trainer())
     for _ in range(4):
         one = trainer()

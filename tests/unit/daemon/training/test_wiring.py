@@ -59,6 +59,7 @@ class Harness:
         client = SourceClient(self.source, SourceLimits(), rng=random.Random(1), on_event=lambda event: None)
         counters = SharedCounters(1).row(0)
         self.records, self.content = records, MemoryContent()
+        self.names_asked = True
         self.cache = CacheControl(self.content, policy, 0.5, counters)
         self.cache.restore(10 * SIZE, None)
         self.trainers_file = directory / "trainers"
@@ -78,6 +79,7 @@ class Harness:
             options,
             recording,
             lambda: None,
+            lambda: self.names_asked,
         )
         self.trainer = Trainer(os.getpid(), os.getuid(), Hello("test", "test"))
         self.list = listed([b"train/%03d" % number for number in range(SAMPLES)])
@@ -145,6 +147,46 @@ def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> N
         assert published_trainers(harness.trainers_file) == []
 
     run(tmp_path, test)
+
+
+def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp_path: Path) -> None:
+    """Else the kernel would drop what was pushed for the plan that comes next."""
+
+    async def test(harness: Harness) -> None:
+        async def declare() -> None:
+            await harness.training.guide.samples(harness.trainer, harness.list)
+
+        await harness.training.guide.attached(harness.trainer)
+        harness.names_asked = False
+        with trio.fail_after(5):
+            await declare()
+        harness.list = replace(harness.list, teaches=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(declare)
+            await trio.testing.wait_all_tasks_blocked(0.002)
+            assert len(nursery.child_tasks) == 1
+            harness.names_asked = True
+        harness.names_asked = False
+        with trio.fail_after(5):
+            await declare()
+
+    run(tmp_path, test, immutable=True)
+
+
+@pytest.mark.parametrize(("policy", "immutable"), [("lru", True), ("spider", False)])
+def test_where_nobody_will_be_given_stand_ins_nothing_is_waited_for(
+    tmp_path: Path, policy: str, immutable: bool
+) -> None:
+    async def test(harness: Harness) -> None:
+        harness.names_asked = False
+        harness.list = replace(harness.list, teaches=True)
+        began = time.monotonic()
+        await harness.declare()
+        assert time.monotonic() < began + 0.9
+        (attached,) = published_trainers(harness.trainers_file)
+        assert attached.teaches == (policy == "spider")
+
+    run(tmp_path, test, policy, immutable=immutable)
 
 
 def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 The pixels are what Pillow's antialiased bilinear filter makes of the decoded image, whatever its colour profile and
 EXIF orientation say. The orientation's tag is copied, so each reader turns the view as it turned the original; formats
-that have no place for the tag do not take such images. A JPEG is decoded at a half, a quarter or an eighth of its size
-(`draft`) where that leaves at least twice the view's size.
+that have no place for the tag do not take such images. Nor are images taken that have an orientation outside of their
+EXIF data, by which some readers go and others do not. Nothing else that was beside the pixels is in a view. A JPEG is
+decoded at a half, a quarter or an eighth of its size (`draft`) where that leaves at least twice the view's size.
 
-Images of other modes than 8-bit L and RGB, files that are no images, and images that are as small and of the same
-format already are left as they are (`Unmade`). For the same original the answer is always the same; `fingerprint`
-stands for all that it depends on.
+Images of other modes than 8-bit L and RGB, animations, files that are no images, and images that are as small and of
+the same format already are left as they are (`Unmade`). For the same original the answer is always the same;
+`fingerprint` stands for all that it depends on.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+from typing import Any
 
-from PIL import Image, UnidentifiedImageError, WebPImagePlugin
+from PIL import Image, ImageFile, UnidentifiedImageError, WebPImagePlugin
 
 from spiderfs.views.recipe import Recipe
 from spiderfs.views.unmade import Unmade
 
 # A change of this module that makes other bytes gets a new number: views that were made before are then made anew.
-REVISION = 1
+REVISION = 2
 # Pillow reads more, but turns some by itself (TIFF) or shows one of several pictures (GIF). WebP's reader loads late.
 _READ = ("JPEG", "PNG", "BMP", "PPM", WebPImagePlugin.WebPImageFile.format)
 _SAME = {"jpeg": ("JPEG", "MPO"), "png": ("PNG",), "bmp": ("BMP",), "npy": ()}
@@ -30,6 +32,10 @@ _ORIENTATION, _UPRIGHT = 0x0112, 1
 # EXIF's place in a file: JPEG has APP1, PNG the chunk eXIf; BMP and NPY have none.
 _TAKES_ORIENTATION = ("jpeg", "png")
 _MODES = ("L", "RGB")
+# A PNG of 16 bits a colour is decoded so, to 8 bits; so is a PPM with larger numbers than this.
+_DEEP_PNG, _LARGEST = "RGB;16B", 255
+# Phones write several pictures into one JPEG (MPO), of which every reader shows the first.
+_ANIMATED = ("PNG", WebPImagePlugin.WebPImageFile.format)
 # Of the golden image, large enough that `draft` takes a part in it.
 _GOLDEN_SIZE, _GOLDEN_SHORT_SIDE = (256, 192), 24
 
@@ -54,18 +60,40 @@ def make(original: bytes, recipe: Recipe, most_pixels: int) -> bytes | Unmade:
 def _made(image: Image.Image, recipe: Recipe, most_pixels: int) -> bytes | Unmade:
     if image.width * image.height > most_pixels:
         return Unmade.PIXELS
-    if image.mode not in _MODES or "transparency" in image.info:
+    if image.mode not in _MODES or "transparency" in image.info or _is_deep(image):
         return Unmade.MODE
+    if image.format in _ANIMATED and getattr(image, "is_animated", False):
+        return Unmade.PICTURES
     kind, size = image.format, recipe.size_of(*image.size)
     if size == image.size and kind in _SAME[recipe.format]:
         return Unmade.SMALL
-    orientation = image.getexif().get(_ORIENTATION, _UPRIGHT)
-    if orientation != _UPRIGHT and recipe.format not in _TAKES_ORIENTATION:
+    seen_by_some = image.getexif().get(_ORIENTATION, _UPRIGHT)  # in XMP data, if not in EXIF data
+    orientation = _exif_orientation(image)
+    if seen_by_some != orientation or (orientation != _UPRIGHT and recipe.format not in _TAKES_ORIENTATION):
         return Unmade.ORIENTATION
     if size != image.size:
         image.draft(None, (2 * size[0], 2 * size[1]))
         image = image.resize(size, Image.Resampling.BILINEAR)
+    image.load()  # whose last parts may bring something
+    image.info = {}  # else a JPEG's comment and a PNG's colour profile would be copied
     return _saved(image, recipe, orientation)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether the file has more than 8 bits for a colour, of which Pillow would keep 8."""
+    assert isinstance(image, ImageFile.ImageFile)
+    for tile in image.tile:
+        if image.format == "PNG" and tile.args == _DEEP_PNG:
+            return True
+        if tile.codec_name.startswith("ppm") and isinstance(tile.args, tuple) and tile.args[1] > _LARGEST:
+            return True
+    return False
+
+
+def _exif_orientation(image: Image.Image) -> Any:
+    exif = Image.Exif()
+    exif.load(image.info.get("exif", b""))
+    return exif.get(_ORIENTATION, _UPRIGHT)
 
 
 def _saved(image: Image.Image, recipe: Recipe, orientation: int) -> bytes:

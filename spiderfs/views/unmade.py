@@ -15,6 +15,7 @@ class Unmade(IntEnum):
     ORIENTATION = 5
     SMALL = 6
     MEMORY = 7
+    PICTURES = 8
 
 
 REASONS = {
@@ -22,7 +23,8 @@ REASONS = {
     Unmade.DAMAGED: "its image is damaged or cut short",
     Unmade.MODE: "its image is neither 8-bit grey nor 8-bit RGB",
     Unmade.PIXELS: "its image has more pixels than view_megapixels allows",
-    Unmade.ORIENTATION: "its image has an EXIF orientation, for which this format has no place",
+    Unmade.ORIENTATION: "its image has an orientation for which a view of this format has no place",
     Unmade.SMALL: "its image is as small as the view, and of the same format",
     Unmade.MEMORY: "its image takes more memory than a maker may have",
+    Unmade.PICTURES: "it is an animation, and a view is one image",
 }

@@ -64,6 +64,28 @@ def test_each_reader_turns_a_view_as_it_turned_the_original(form: str, orientati
         assert opened(view).getexif().get(0x0112, 1) == orientation
 
 
+@pytest.mark.parametrize("form", SMALL)
+def test_an_orientation_that_some_readers_do_not_see_leaves_the_image_as_it_is(form: str) -> None:
+    """Pillow turns by XMP data where EXIF data say nothing; others know EXIF alone."""
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    assert make(image_file(xmp=xmp), SMALL[form], MOST) is Unmade.ORIENTATION
+    assert isinstance(make(image_file(xmp=xmp.replace(b"6", b"1")), SMALL[form], MOST), bytes)
+    if form in ("jpeg", "png"):
+        # Where both have one, all readers go by that of EXIF.
+        assert opened(made(image_file(xmp=xmp, orientation=3), form)).getexif()[0x0112] == 3
+
+
+@pytest.mark.parametrize("size", [(400, 300), (60, 50)])
+@pytest.mark.parametrize("form", SMALL)
+def test_nothing_but_pixels_and_the_orientation_is_in_a_view(form: str, size: tuple[int, int]) -> None:
+    image = picture(*size)
+    beside = {"icc_profile": b"a profile" * 100, "dpi": (300, 300)}
+    original, other = ("WEBP", "PNG") if form == "jpeg" else ("JPEG", "JPEG")
+    content = image_file(original, image=image, lossless=True, **({"comment": b"words" * 1000, **beside}))
+    assert made(content, form) == made(image_file(original, image=image, lossless=True), form)
+    assert made(image_file(other, image=picture(), comment=b"words"), form) == made(image_file(other), form)
+
+
 @pytest.mark.parametrize("mode", ["RGBA", "P", "1", "CMYK", "I;16", "LA"])
 def test_images_of_other_modes_have_no_view(mode: str) -> None:
     form = "JPEG" if mode == "CMYK" else "PNG"
@@ -73,6 +95,28 @@ def test_images_of_other_modes_have_no_view(mode: str) -> None:
 
 def test_an_image_with_a_transparent_colour_has_no_view() -> None:
     assert make(image_file("PNG", transparency=(1, 2, 3)), SMALL["jpeg"], MOST) is Unmade.MODE
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def test_images_of_sixteen_bits_a_colour_have_no_view() -> None:
+    """Pillow opens them as if they had eight."""
+    head = struct.pack(">IIBBBBB", 200, 100, 16, 2, 0, 0, 0)
+    rows = zlib.compress(bytes((1 + 6 * 200) * 100))
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    assert opened(png).mode == "RGB"
+    plain = b"P3 200 100 65535\n" + b"60000 " * 60_000
+    for content in (png, b"P6 200 100 65535\n" + bytes(120_000), b"P6 200 100 1000\n" + bytes(120_000), plain):
+        assert make(content, SMALL["jpeg"], MOST) is Unmade.MODE
+    assert isinstance(make(b"P6 200 100 100\n" + bytes(60_000), SMALL["jpeg"], MOST), bytes)
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+def test_animations_have_no_view(form: str) -> None:
+    content = image_file(form, save_all=True, append_images=[picture(seed=1)])
+    assert make(content, SMALL["jpeg"], MOST) is Unmade.PICTURES
 
 
 @pytest.mark.parametrize("content", [b"", b"a text", bytes(1000), b"\xff\xd8\xff"])
@@ -89,9 +133,6 @@ def test_an_image_that_is_cut_short_has_no_view(form: str) -> None:
 
 
 def test_the_header_alone_says_that_an_image_is_too_large() -> None:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
     bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1 << 20)))
     assert make(bomb, SMALL["jpeg"], 50_000_000) is Unmade.PIXELS

@@ -1,8 +1,9 @@
 """A name for what a pipeline makes of a sample: the same in each training that would make the same, and in no other.
 
-It is the hash of the pickled transforms, of the source files of all classes and functions in them, and of the versions
-of the libraries that decode and transform. Of the data set it has the class, and all attributes that are numbers or
-texts. Transforms that cannot be pickled, or whose source is no file, get a name that nobody else has.
+It is the hash of the pickled data set with its first transforms, of the source files of all classes and functions in
+it, and of the versions of the libraries that decode and transform. The whole data set counts, because a sample is made
+of its label too, and of whatever else the data set goes by. What cannot be pickled, or whose source is no file, gets a
+name that nobody else has.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import io
 import pickle
 import sys
 import uuid
@@ -19,7 +19,6 @@ from typing import Any
 
 # What decodes and transforms, as far as it is installed.
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "opencv-python-headless", "albumentations")
-_PLAIN = (int, float, str, bytes, bool, type(None))
 
 
 class _Untold(Exception):
@@ -27,16 +26,21 @@ class _Untold(Exception):
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles, and notes the modules of all classes and functions on the way."""
+    """Pickles into a hash, and notes the modules of all classes and functions on the way."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+    def __init__(self) -> None:
+        self.digest = hashlib.blake2b(digest_size=16)
+        super().__init__(self, protocol=pickle.HIGHEST_PROTOCOL)
         self.modules: set[str] = set()
+
+    def write(self, pickled: Any) -> None:
+        # A list of a million samples is never in memory a second time.
+        self.digest.update(pickled)
 
     def reducer_override(self, value: Any) -> Any:
         # This is asked of each object that pickle does not know by itself, and of classes and functions.
         kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
-        self.modules.add(str(kind.__module__))
+        self.modules |= {str(one.__module__) for one in getattr(kind, "__mro__", (kind,)) if one is not object}
         return NotImplemented
 
 
@@ -49,15 +53,12 @@ def fingerprint(dataset: Any, *told: Any) -> str:
 
 
 def _told(dataset: Any, told: tuple[Any, ...]) -> str:
-    written = io.BytesIO()
-    pickler = _Pickler(written)
-    attributes = {name: value for name, value in getattr(dataset, "__dict__", {}).items() if isinstance(value, _PLAIN)}
-    kinds = [kind for kind in type(dataset).__mro__ if kind is not object]
+    pickler = _Pickler()
     try:
-        pickler.dump((told, sorted(attributes.items()), kinds))
+        pickler.dump((told, dataset))
     except Exception as exc:  # whatever a transform's own way of pickling raises
         raise _Untold from exc
-    digest = hashlib.blake2b(written.getvalue(), digest_size=16)
+    digest = pickler.digest
     digest.update(sys.version.encode())
     for library in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -28,7 +28,7 @@ from spiderfs.client import Client
 from spiderfs.protocol import Decoder, Error, Keep, Message, Ok, PartialSamples, ProtocolError, Room, encode
 from spiderfs.protocol.partials import partial_inode, sealed_file
 from trainer_hook.mounts import DEFAULT_PATIENCE, connect, find_mount, socket_finder
-from trainer_hook.partial_store import Missing
+from trainer_hook.partial_store import Missing, unpickled
 
 log = logging.getLogger("trainer_hook")
 
@@ -125,7 +125,7 @@ class MountStore:
         self._line: Line | None = None
         self._client: Client | None = None
         self._retry_at, self._pause_s = 0.0, DEFAULT_PATIENCE.first_pause_s
-        self._said: set[str] = set()
+        self._has_said = False
         self._line = self._connected()
         self.room_bytes = self._line.room_bytes
 
@@ -143,11 +143,11 @@ class MountStore:
             if self._client is None:
                 self._client = Client(self._mount)
             payload = self._client.kept(self._inode(index, generation))
-            if payload is None:
-                raise Missing
-            return pickle.loads(payload)
-        except (OSError, pickle.UnpicklingError, EOFError) as exc:
+        except OSError as exc:
             raise Missing from exc
+        if payload is None:
+            raise Missing
+        return unpickled(payload)
 
     def put(self, index: int, generation: int, sample: Any) -> None:
         """Keep a sample in place of its earlier generation, if there is room; raises what pickling it raises."""
@@ -205,9 +205,9 @@ class MountStore:
         line.refusals.clear()
 
     def _say_once(self, text: str) -> None:
-        if not self._said:
+        if not self._has_said:
             log.warning("the mount %s cannot take a partly augmented sample (%s): it is made anew", self._mount, text)
-        self._said.add(text)
+        self._has_said = True
 
 
 def mount_of(paths: Sequence[str]) -> Path:

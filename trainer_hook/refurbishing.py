@@ -28,6 +28,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Subset,
 )
 
 from trainer_hook.fingerprint import fingerprint
@@ -49,6 +50,7 @@ _TRIED, _MARGIN = 8, 1.05
 _ARGUMENTS = (
     "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",
     "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "pin_memory_device",
+    "in_order",
 )  # fmt: skip
 
 
@@ -110,14 +112,16 @@ def refurbish(
     for each rank are left out of an epoch.
 
     `split` counts the transforms of a pipeline: the data set's `transform`, which is a list, an nn.Sequential, or has
-    a list `transforms`, as Compose has. For any other data set give two functions, `(partial, final)`: `partial`
-    takes the place of its `transform`, and `final` gets what the data set returns, without the label if that is a
-    tuple. A data set that returns mappings gets its final transforms applied to the mapping as a whole.
+    a list `transforms`, as Compose has. For any other `transform` give two functions, `(partial, final)`: `partial`
+    takes its place, and `final` gets what the data set returns, without the label if that is a tuple. A data set that
+    returns mappings gets its final transforms applied to the mapping as a whole. Of a Subset the `transform` is that of
+    the data set in it.
 
     `kept` is the share of the samples that is reused; the others are made anew in each epoch. If the files of the data
     set lie in a mount of this user's, they are kept in the mount's cache, as many of them as its option
     `partials_share` has room for. Otherwise they are kept in memory (`/dev/shm`), where the ranks of one machine share
-    them. With `store` they are kept in this directory, which is left as it is at the end. The random draws of the
+    them. With `store` they are kept in this directory, which is left as it is at the end: a later training that makes
+    the same of the same files, which must not have changed, finds them there. The random draws of the
     partial transforms follow from `seed`, the sample and its generation (for the generators of torch, numpy and
     Python; not for generators of a transform's own). So a training that resumes goes on with
     `loader.sampler.set_epoch`, and what was lost is made again as it was.
@@ -151,11 +155,11 @@ def _store(
     given: str | os.PathLike[str] | None, whole: Any, partial: Any, name: str, seed: int, kept: float
 ) -> tuple[Store, float]:
     """The store, and the share of the samples that it is to keep: all ranks are given that of the first."""
-    if given is not None:
-        Path(given).mkdir(mode=0o700, parents=True, exist_ok=True)
-        return PartialStore(Path(given)), kept
     # Where transforms have no name that others would find, each rank has made up one.
     name, in_mount = from_first_rank(name), None
+    if given is not None:
+        Path(given).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return PartialStore(Path(given), name=name), kept
     try:
         in_mount, kept = _mount_store(whole, partial, name, seed, kept)
     except Unusable as exc:
@@ -244,14 +248,17 @@ def _check(loader: DataLoader[Any]) -> None:
 
 def _split(dataset: Any, split: int | tuple[Transform, Transform]) -> tuple[Any, Transform, Transform]:
     """The data set with the first transforms alone, these as one function, and the other transforms as another."""
-    pipeline = getattr(dataset, "transform", None)
-    if isinstance(split, tuple):
-        first, rest = split
-    else:
-        if pipeline is None:
-            raise ValueError("this data set has no `transform`: give two functions as split=(partial, final)")
-        first, rest = _parts(pipeline, split)
     partial = copy.copy(dataset)
+    if isinstance(dataset, Subset):
+        partial.dataset, first, rest = _split(dataset.dataset, split)
+        return partial, first, rest
+    if not hasattr(dataset, "transform"):
+        raise ValueError(
+            f"{type(dataset).__name__} has no `transform`, in the place of which its first part could be put: refurbish"
+            " a loader of a data set that has one, or of a Subset of it"
+        )
+    pipeline = dataset.transform
+    first, rest = split if isinstance(split, tuple) else _parts(pipeline, split)
     partial.transform = first
     # torchvision's data sets keep the same transform a second time, beside that of the label.
     both = getattr(dataset, "transforms", None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import pickle
 import random
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +16,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    WeightedRandomSampler,
+)
 
 import trainer_hook
+from trainer_hook.partial_store import Missing, PartialStore
 from trainer_hook.refurbish_sampler import Draw
 from trainer_hook.refurbishing import RefurbishedDataset
 from trainer_hook.sample_list import declaration
@@ -242,6 +253,84 @@ def test_a_store_without_room_or_with_damage_costs_only_work(tmp_path: Path, cap
     assert len(caplog.records) == 1
 
 
+def test_a_store_serves_only_what_makes_the_same(tmp_path: Path) -> None:
+    def made(**options: Any) -> tuple[int, dict[int, float]]:
+        dataset, first, last = numbers()
+        last.scale = 0.0
+        loader = trainer_hook.refurbish(loader_of(dataset), split=1, store=tmp_path, **options)
+        return first.runs, dict(epoch_of(loader))
+
+    def of_lambdas(drawn: float) -> dict[int, float]:
+        plain = Numbers([lambda sample: sample + drawn, lambda sample: sample])
+        return dict(epoch_of(trainer_hook.refurbish(loader_of(plain), split=1, store=tmp_path)))
+
+    one = made(seed=1)
+    assert made(seed=1) == one
+    two = made(seed=2)
+    assert not {*one[1].values()} & {*two[1].values()}
+    assert made(seed=2) == two
+    for drawn in (0.25, 0.5):
+        assert of_lambdas(drawn) == {index: 1000 * index + drawn for index in range(SAMPLES)}
+
+
+@pytest.mark.parametrize(
+    "bad", [b"cnowhere\nThing\n.", b"c__main__\nThing\n.", b"I1x\n.", b"\x80\x05\x8c\x01\xff.", b"0."]
+)
+def test_what_cannot_be_unpickled_is_missing(tmp_path: Path, bad: bytes) -> None:
+    store = PartialStore(tmp_path)
+    store.put(7, 3, "sample")
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    pickled = pickle.dumps("sample", protocol=pickle.HIGHEST_PROTOCOL)
+    assert content.endswith(pickled)
+    path.write_bytes(content.removesuffix(pickled) + bad)
+    with pytest.raises(Missing):
+        store.get(7, 3)
+
+
+def test_a_subset_is_split_where_its_transform_is() -> None:
+    dataset, first, last = numbers()
+    chosen = Subset(Subset(dataset, range(5, 35)), range(3, 30))
+    for split in (1, (first, last)):
+        loader = trainer_hook.refurbish(loader_of(chosen), split=split)
+        first.runs = last.runs = 0
+        for _ in range(2):
+            assert sorted(label for label, _ in epoch_of(loader)) == [*range(8, 35)]
+        assert last.runs == 2 * len(chosen)
+        assert len(chosen) < first.runs < 2 * len(chosen)
+
+
+def test_a_data_set_without_a_transform_is_refused() -> None:
+    both = ConcatDataset([numbers()[0], numbers()[0]])
+    for split in (1, (abs, abs)):
+        with pytest.raises(ValueError, match="ConcatDataset has no `transform`"):
+            trainer_hook.refurbish(loader_of(both), split=split)
+
+
+def test_a_training_that_was_killed_leaves_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer_hook.partial_store._MEMORY", tmp_path)
+    ours = PartialStore.in_memory()
+    said, say = os.pipe()
+    killed = os.fork()
+    if killed == 0:
+        PartialStore.in_memory().put(0, 0, "kept")
+        os.write(say, b"1")
+        signal.pause()
+    os.close(say)
+    assert os.read(said, 1)
+    os.close(said)
+    later = PartialStore.in_memory()
+    assert len(list(tmp_path.iterdir())) == 3
+    os.kill(killed, signal.SIGKILL)
+    os.waitpid(killed, 0)
+    last = PartialStore.in_memory()
+    assert {*tmp_path.iterdir()} == {ours.directory, later.directory, last.directory}
+    for store in (ours, later, last):
+        pickle.loads(pickle.dumps(store)).close()
+        assert not store.directory.exists()
+        store.close()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -273,6 +362,7 @@ def test_loaders_that_cannot_be_refurbished_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             trainer_hook.refurbish(loader, split=1)
+    assert not trainer_hook.refurbish(loader_of(dataset, in_order=False), split=1).in_order
     ranks = DistributedSampler(dataset, num_replicas=2, rank=0)
     assert trainer_hook.refurbish(DataLoader(dataset, BATCH, sampler=ranks), split=1).batch_size == BATCH
 

@@ -159,6 +159,20 @@ def test_a_training_goes_on_with_what_an_earlier_one_has_kept(source: Path, tmp_
         assert epoch_of(refurbished(mount.point, seed=5)) != first
 
 
+def test_a_training_with_other_labels_gets_its_own(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, capacity="4MB") as mount:
+        for first in (0, 100):
+            dataset = Numbers(mount.point, 0)
+            dataset.samples = [(path, first + index) for index, (path, _) in enumerate(dataset.samples)]
+            loader = trainer_hook.refurbish(DataLoader(dataset, BATCH, shuffle=True), split=1)
+            assert isinstance(store_of(loader), MountStore)
+            for _ in range(2):
+                assert sorted(int(label) for _, labels in loader for label in labels) == [
+                    *range(first, first + SAMPLES)
+                ]
+            del loader
+
+
 def test_a_manager_that_dies_costs_only_work(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, capacity="4MB", allowed=["manager"]) as mount:
         loader = refurbished(mount.point)
@@ -201,5 +215,11 @@ def test_a_name_stands_for_what_makes_a_sample(tmp_path: Path) -> None:
     names = {fingerprint(one, Noise(1), 0), fingerprint(one, Noise(2), 0), fingerprint(one, Noise(1), 1)}
     names |= {fingerprint(one, LastNoise(1), 0), fingerprint(other, Noise(1), 0)}
     assert len(names) == 5
+    # What a sample is besides its transforms: labels, sizes, and whatever else the data set has.
+    shifted, resized = Numbers(tmp_path), Numbers(tmp_path)
+    shifted.samples = [(path, label + 1) for path, label in shifted.samples]
+    resized.shape = (3, 4)  # type: ignore[attr-defined]
+    names |= {fingerprint(dataset, Noise(1), 0) for dataset in (shifted, resized)}
+    assert len(names) == 7
     # Nobody can tell what a lambda does.
     assert fingerprint(one, lambda sample: sample) != fingerprint(one, lambda sample: sample)

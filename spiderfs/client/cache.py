@@ -280,7 +280,7 @@ class Cache:
         reader = self._redirects.trainer_of(self._pid)
         if reader is None:
             return dentry.inode, dentry.stat, 0
-        if self._redirects.active:
+        if self._redirects.active and not self._terms.pushes_ahead:
             stand_in = self._redirects.stand_in(dentry.inode, reader, self._cached, self._settings)
             node = None if stand_in is None else self._openable(stand_in, directory, now)
             if node is not None:

@@ -74,6 +74,7 @@ def client_terms_of(options: Options, mounted_at_s: float) -> Terms:
         wait_for_fetches=settings.wait_for_fetches,
         substitute=options.substitute,
         checks_permissions=settings.checks_permissions,
+        pushes_ahead=options.immutable,
         pid_namespace=pid_namespace(),
         **settings.ownership._asdict(),
     )

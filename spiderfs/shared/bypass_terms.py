@@ -18,7 +18,7 @@ from typing import NamedTuple, get_type_hints
 
 from spiderfs.core.events import ACCESS_RECORD, HIT
 
-VERSION = 2
+VERSION = 3
 CLIENT_XATTR = "user.spiderfs.client"
 # The terms have some 300 bytes.
 _TERMS_MAX_BYTES = 1 << 16
@@ -38,6 +38,8 @@ class Terms(NamedTuple):
     dir_mode: int | None
     checks_permissions: bool
     """Whether the kernel compares readers with owners and modes (allow_other, or an immutable mount)."""
+    pushes_ahead: bool
+    """Whether the kernel may have samples that the store has not: the mount alone gives stand-ins then."""
     pid_namespace: int
     """The namespace of the daemon, in which trainers' pids count and LMDB tells live readers from dead ones."""
 

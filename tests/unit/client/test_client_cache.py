@@ -48,6 +48,7 @@ TERMS = Terms(
     file_mode=None,
     dir_mode=None,
     checks_permissions=False,
+    pushes_ahead=False,
     pid_namespace=pid_namespace(),
 )
 DATASET = 7
@@ -277,9 +278,9 @@ def test_another_pid_namespace_and_another_version_keep_away(daemon: Daemon, mon
     daemon.pipe.change(TERMS._replace(pid_namespace=1))
     with pytest.raises(Gone, match="pid namespace"):
         Cache(daemon.terms)
-    monkeypatch.setattr(bypass_terms, "VERSION", 3)
+    monkeypatch.setattr(bypass_terms, "VERSION", 4)
     daemon.pipe.change(TERMS)
-    monkeypatch.setattr(bypass_terms, "VERSION", 2)
+    monkeypatch.setattr(bypass_terms, "VERSION", 3)
     with pytest.raises(ValueError, match="another version"):
         published_terms(daemon.terms)
 
@@ -394,6 +395,18 @@ def test_what_is_cached_or_being_fetched_has_no_stand_in(daemon: Daemon) -> None
     with elsewhere(_FETCHING, daemon.layout.run.fetch_lock, daemon.inodes[b"cow"]):
         assert Cache(daemon.terms).serve(b"train/cow") is None
     assert Cache(daemon.terms).serve(b"train/cow") == b"a cat"
+
+
+def test_where_samples_are_pushed_ahead_the_mount_says_which_stand_in_is_due(daemon: Daemon) -> None:
+    """The kernel may have what the store has not."""
+    daemon.record(b"train", b"cow", None, size=5)
+    daemon.redirect(b"cow", b"cat")
+    daemon.redirect(b"dog", b"cat")
+    attach(daemon)
+    daemon.begin(pushes_ahead=True)
+    cache = Cache(daemon.terms)
+    assert [cache.serve(b"train/cow"), cache.serve(b"train/dog")] == [None, b"a dog"]
+    assert [told.trainer for told in daemon.told()] == [3]
 
 
 def test_nobody_else_gets_a_stand_in(daemon: Daemon) -> None:

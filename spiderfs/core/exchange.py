@@ -13,7 +13,8 @@ dispatched counts, not what was answered: an answer that came too late, or never
 so a promise that the rank did not take up is **withdrawn**, and its sample is owed again.
 
 The choice for one wanted sample (`ask`):
-1. the sample itself, if it is cached;
+1. the sample itself, if it is cached, or if the cache can never hold it: what is never cached would wait for the end of
+   every epoch;
 2. with the probability `exchanged_share`: a **candidate**, which is a cached sample that is owed to the rank; each has
    the same probability. If there is none, one that is just being fetched;
 3. the sample itself, which will be fetched.
@@ -56,7 +57,7 @@ class Exchanged:
 
     asked: int = 0
     itself: int = 0
-    """Wanted samples that were cached or coming."""
+    """Wanted samples that were cached or coming, or that are never cached."""
     exchanged: int = 0
     """Cached or coming samples that the rank has taken in the place of others."""
     saved_bytes: int = 0
@@ -94,7 +95,8 @@ class SharingRank:
 class SharedList:
     """The ranks that share a list, and what each of them owes.
 
-    `keys` has the file of each sample, `index_of` the sample of each file.
+    `keys` has the file of each sample, `index_of` the sample of each file. `cacheable` says of a file whether the cache
+    can ever hold it.
     Files that the cache held before must be named by `entered`. `changed` is called with a file when it is owed to
     other ranks than before, or when it begins or ceases to be promised; not by `begin` and `end`, which change nearly
     all.
@@ -107,6 +109,7 @@ class SharedList:
         chance: Chance,
         changed: Callable[[Key], None],
         exchanged_share: float = EXCHANGED_SHARE,
+        cacheable: Callable[[Key], bool] = lambda key: True,
     ) -> None:
         if not 0 <= exchanged_share <= 1:
             raise ValueError(f"a share of the misses lies between 0 and 1, not {exchanged_share}")
@@ -119,6 +122,7 @@ class SharedList:
         """Whether samples are exchanged: at least two jobs share the list."""
         self.chance = chance
         self._changed = changed
+        self._cacheable = cacheable
         self._held_array = np.zeros(samples, np.uint8)
         self._held = self._held_array.data
         self._coming: dict[int, None] = {}
@@ -212,7 +216,7 @@ class SharedList:
                     exchanged.append(sample)
             elif rank.state[sample] == _OWED:
                 self._promise(rank, sample)
-                if not self._held[sample]:
+                if not self._held[sample] and self._cacheable(self.keys[sample]):
                     self._comes(sample)
         rank.offered = [sample for sample in rank.offered if sample in offered]
         self._withdraw(rank)
@@ -237,10 +241,11 @@ class SharedList:
         return known
 
     def _itself(self, rank: SharingRank, sample: int) -> int | None:
-        """Promise the wanted sample if it is cached or coming; None if it is neither."""
+        """Promise the wanted sample if it is cached or coming, or never cached; None if it is to be fetched."""
         if rank.state[sample] != _OWED:
             return sample
-        if not self._held[sample] and sample not in self._coming:
+        at_hand = self._held[sample] or sample in self._coming
+        if not at_hand and self._cacheable(self.keys[sample]):
             return None
         rank.counts.itself += 1
         self._promise(rank, sample)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.policy import Key
 from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
@@ -28,7 +29,8 @@ from spiderfs.protocol import Exchange, Plan, Progress
 class Plans:
     """`wake_prefetcher` is called when a plan has come, or a reader further in it. Trainers are named by their numbers.
 
-    `read_unseen` is called with samples, each with its trainer, whose opens were not heard of.
+    `read_unseen` is called with samples, each with its trainer, whose opens were not heard of. `size_of` gives the
+    bytes of a file, 0 if it is not known.
     """
 
     def __init__(
@@ -38,14 +40,23 @@ class Plans:
         options: Options,
         wake_prefetcher: Callable[[], None],
         read_unseen: Callable[[Sequence[tuple[int, int]]], None],
+        size_of: Callable[[int], int],
     ) -> None:
         self._cache = cache
         self._teaching = teaching
         self._wake_prefetcher = wake_prefetcher
         self._read_unseen = read_unseen
-        self.sharing = Sharing(cache.engine, random.Random().random)
+        self._size_of = size_of
+        self._sample_max_bytes = options.sample_max_bytes
+        self.sharing = Sharing(cache.engine, random.Random().random, self._cacheable)
         self.followed = options.plan
         """Whether plans are followed: the option `plan`."""
+
+    def _cacheable(self, key: Key) -> bool:
+        """Whether the cache could hold a file as a sample: larger ones come in blocks, and empty ones have no bytes."""
+        assert isinstance(key, int)
+        size = self._size_of(key)
+        return 0 < size <= self._sample_max_bytes and self._cache.engine.could_keep(key, size)
 
     async def take(self, trainer: int, name: str, known_list: KnownList, plan: Plan) -> None:
         """Take over the plan of an epoch of a trainer's list; sorting it takes a thread."""

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from spiderfs.core.engine import Engine
 from spiderfs.core.exchange import Exchanged, SharedList
 from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.policy import Key
 from spiderfs.core.schedule import PlannedReader
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.protocol import Exchange, Plan, Progress
@@ -44,11 +45,12 @@ class _Told:
 
 
 class Sharing:
-    """`chance` gives random numbers from 0 up to, but not including, 1."""
+    """`chance` gives random numbers from 0 up to, but not including, 1. `cacheable` is as in `SharedList`."""
 
-    def __init__(self, engine: Engine, chance: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, chance: Callable[[], float], cacheable: Callable[[Key], bool]) -> None:
         self._engine = engine
         self._chance = chance
+        self._cacheable = cacheable
         self._digests: dict[Rank, str] = {}
         self._told: dict[Rank, _Told] = {}
         self._before: dict[str, Exchanged] = {}
@@ -118,7 +120,13 @@ class Sharing:
         self._digests[rank] = known_list.digest
         lists = self._engine.owed.lists
         if known_list.digest not in lists:
-            shared = SharedList(known_list.keys, known_list.index_of, self._chance, self._engine.owed.changed)
+            shared = SharedList(
+                known_list.keys,
+                known_list.index_of,
+                self._chance,
+                self._engine.owed.changed,
+                cacheable=self._cacheable,
+            )
             self._engine.share(known_list.digest, shared)
         return self._list_of(rank)
 

@@ -91,7 +91,7 @@ class Training:
         self._names_asked = names_asked
         self._gives_stand_ins = options.substitute != "off"
         self._sample_max_bytes = options.sample_max_bytes
-        self.plans = Plans(cache, self.teaching, options, wake_prefetcher, self._read_unseen)
+        self.plans = Plans(cache, self.teaching, options, wake_prefetcher, self._read_unseen, catalogue.size_of)
         self.pinboard = Pinboard(catalogue, cache, self.teaching, self.courses)
         self.guide = Guide(
             cache,

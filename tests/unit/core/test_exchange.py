@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spiderfs.core.engine import Engine
@@ -28,11 +28,11 @@ def shared_list(samples: int = SAMPLES, seed: int = 1, exchanged_share: float = 
 
 
 def list_for(
-    changed: Callable[[Key], None], samples: int, randomness: random.Random, exchanged_share: float = 1.0
+    changed: Callable[[Key], None], samples: int, randomness: random.Random, exchanged_share: float = 1.0, **given: Any
 ) -> SharedList:
     keys = range(1, samples + 1)
     index_of: dict[Key, int] = {key: sample for sample, key in enumerate(keys)}
-    return SharedList(keys, index_of, randomness.random, changed, exchanged_share)
+    return SharedList(keys, index_of, randomness.random, changed, exchanged_share, **given)
 
 
 def two_jobs(shared: SharedList, order: list[int] | None = None) -> None:
@@ -120,6 +120,21 @@ def test_candidates_have_the_same_probability() -> None:
 def test_a_share_that_cannot_be_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         shared_list(exchanged_share=share)
+
+
+def test_what_the_cache_can_never_hold_keeps_its_place() -> None:
+    """Else such samples would come at the end of every epoch, when there is nothing left to take in their places."""
+    shared = list_for(lambda key: None, 2000, random.Random(1), cacheable=lambda key: int(key) % 2 == 0)
+    two_jobs(shared)
+    for sample in range(1001, 2000, 2):
+        shared.entered(sample)
+    given = shared.ask("a", range(1000))
+    assert [sample for sample in given if sample % 2 == 0] == list(range(0, 1000, 2))
+    assert all(sample > 1000 for sample in given if sample % 2)
+    shared.dispatched("a", given)
+    # Nor is one given in the place of another because some rank is about to read it.
+    shared.dispatched("b", range(1000, 1020, 2))
+    assert not {*range(0, 1000, 2), *range(1000, 1020, 2)} & {*shared.ask("b", range(1, 1000, 2))}
 
 
 # -- promises
@@ -397,4 +412,4 @@ class Jobs(RuleBasedStateMachine):
 
 
 TestJobs = Jobs.TestCase
-TestJobs.settings = settings(max_examples=60, stateful_step_count=40)
+TestJobs.settings = settings(max_examples=60, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow])

@@ -30,7 +30,7 @@ class Harness:
         self.woken = 0
         self.teaching = Teaching(self.cache.engine, self.cache.size_of, TeachingOptions(only_late=True))
         self.unseen: list[tuple[int, int]] = []
-        self.plans = Plans(self.cache, self.teaching, self.options, self._wake, self.unseen.extend)
+        self.plans = Plans(self.cache, self.teaching, self.options, self._wake, self.unseen.extend, lambda inode: 1)
         self.list = known_list([10, 11, 12, 10])
         self.teaching.begin("course", "job", self.list.label_of)
 

@@ -31,7 +31,7 @@ class Mount:
     def __init__(self) -> None:
         self.list = listed("digest")
         self.engine = Engine(LRU(), 4)
-        self.sharing = Sharing(self.engine, random.Random(1).random)
+        self.sharing = Sharing(self.engine, random.Random(1).random, lambda key: True)
 
     def plan(self, rank: Rank, order: list[int], epoch: int = 0, position: int = 0) -> None:
         drawn = np.array(order, np.uint32)

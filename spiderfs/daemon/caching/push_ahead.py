@@ -23,10 +23,11 @@ import errno
 import logging
 import os
 import time
-from bisect import insort
+from bisect import bisect, insort
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -83,13 +84,39 @@ class _Order(NamedTuple):
 class _Waiting:
     """The samples of one reader that wait in the page cache, by position."""
 
-    def __init__(self, epoch: PlannedEpoch) -> None:
-        self.epoch = epoch
+    def __init__(self, epochs: tuple[PlannedEpoch, ...]) -> None:
+        self.epochs = epochs
+        """The reader's epoch and the later ones, from whose beginning positions count on."""
         self.samples: deque[tuple[int, Node, Done]] = deque()
         self.brought_to = 0
         """One past the furthest position that was to be brought."""
         self.exchanged = False
         """Whether samples may have changed places since they were pushed."""
+
+    def count_from(self, epochs: tuple[PlannedEpoch, ...]) -> list[tuple[Node, Done]]:
+        """Go on with these epochs; returns the samples that wait for a draw of none of them."""
+        before, begins = list(_with_begins(self.epochs)), dict(_with_begins(epochs))
+        samples, brought_to, left = self.samples, self.brought_to, []
+        self.epochs, self.samples, self.brought_to = epochs, deque(), 0
+        for epoch, began in before:
+            if epoch in begins and brought_to > began:
+                self.brought_to = begins[epoch] + min(brought_to - began, len(epoch))
+        for position, node, done in samples:
+            epoch, began = before[bisect(before, position, key=itemgetter(1)) - 1]
+            if epoch in begins:
+                self.samples.append((begins[epoch] + position - began, node, done))
+            else:
+                left.append((node, done))
+        return left
+
+
+def _with_begins(epochs: tuple[PlannedEpoch, ...]) -> Iterator[tuple[PlannedEpoch, int]]:
+    """Each epoch, and the position at which it begins."""
+    return zip(epochs, accumulate(map(len, epochs), initial=0), strict=False)
+
+
+def _epochs_of(reader: PlannedReader) -> tuple[PlannedEpoch, ...]:
+    return (reader.epoch, *reader.later)
 
 
 class PushAhead:
@@ -148,10 +175,7 @@ class PushAhead:
         for reader in [reader for reader in self._waiting if reader not in readers]:
             self._forget(reader)
         for reader in readers:
-            waiting = self._waiting.get(reader)
-            if waiting is None or waiting.epoch is not reader.epoch:
-                self._forget(reader)
-                waiting = self._waiting[reader] = _Waiting(reader.epoch)
+            waiting = self._waiting_of(reader)
             while waiting.samples and waiting.samples[0][0] < reader.taken:
                 self._take(waiting)
             waiting.exchanged |= reader.exchanges
@@ -161,6 +185,17 @@ class PushAhead:
             self.looks_again = False
             self._give_up()
         self._bring_again()
+
+    def _waiting_of(self, reader: PlannedReader) -> _Waiting:
+        """What waits for a reader, by positions as they are now."""
+        epochs = _epochs_of(reader)
+        waiting = self._waiting.get(reader)
+        if waiting is None:
+            waiting = self._waiting[reader] = _Waiting(epochs)
+        if waiting.epochs != epochs:
+            for node, done in waiting.count_from(epochs):
+                self._taken(node, done)
+        return waiting
 
     def _bring_again(self) -> None:
         """Have pushed what was passed by."""
@@ -187,13 +222,16 @@ class PushAhead:
     def _take_exchanged(self, waiting: _Waiting) -> None:
         """Take what was read at other positions than those for which it was pushed; some samples at a time."""
         for _ in range(min(len(waiting.samples), _SWEPT)):
-            if waiting.epoch.next_position(waiting.samples[0][1].inode) is None:
+            if waiting.epochs[0].next_position(waiting.samples[0][1].inode) is None:
                 self._take(waiting)
             else:
                 waiting.samples.rotate(-1)
 
     def _take(self, waiting: _Waiting) -> None:
         _, node, done = waiting.samples.popleft()
+        self._taken(node, done)
+
+    def _taken(self, node: Node, done: Done) -> None:
         self._waiting_bytes -= node.stat.size
         self._near[node.inode] -= 1
         if not self._near[node.inode]:
@@ -217,9 +255,7 @@ class PushAhead:
         return Verdict.ENOUGH if full else Verdict.BRING
 
     def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
-        waiting = self._waiting.get(reader)
-        if waiting is None:
-            waiting = self._waiting[reader] = _Waiting(reader.epoch)
+        waiting = self._waiting_of(reader)
         waiting.brought_to = max(waiting.brought_to, position + 1)
         # It waits for another draw, which may be the last that finds it in memory.
         if node.inode in self._near and not reader.exchanges:
@@ -296,7 +332,7 @@ class PushAhead:
     def _pages_lost(self) -> None:
         """The kernel has dropped what waited."""
         for reader, waiting in self._waiting.items():
-            for position, _, _ in waiting.samples if waiting.epoch is reader.epoch else ():
+            for position, _, _ in waiting.samples if waiting.epochs == _epochs_of(reader) else ():
                 self._engine.unserved(*reader.located(position))
         self._lost()
 

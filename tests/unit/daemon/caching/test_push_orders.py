@@ -373,6 +373,43 @@ def test_a_draw_of_the_next_epoch_is_passed_by_too(tmp_path: Path) -> None:
     assert drawn.ordered == [1, 2, 1]
 
 
+def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> None:
+    """Its bytes count, it needs no stand-in, and it is not pushed again."""
+    drawn = Drawn(tmp_path, [0, 1])
+    way, pushed, first = drawn.harness.way, drawn.harness.pushed, drawn.reader.epoch
+    later = [
+        PlannedEpoch(number, first.keys, first.index_of, np.array(order, np.uint32))
+        for number, order in ((1, [2, 3, 0]), (2, [4]))
+    ]
+    for epoch in later:
+        drawn.engine.plan(1, "train", epoch, 0.0, begun=False)
+    drawn.look()
+
+    def bring_all() -> None:
+        for position, inode in drawn.reader.coming(100):
+            assert isinstance(inode, int)
+            way.bring(drawn.harness.node(inode), drawn.reader, position, lambda node, reader, brought: None)
+        drawn.harness.tell(*drawn.ordered)
+
+    bring_all()
+    assert drawn.ordered == [1, 2, 3, 4, 5], "the second draw of 1 was passed by"
+    drawn.engine.plan(1, "train", PlannedEpoch(1, first.keys, first.index_of, later[0].order), 0.0, begun=True)
+    drawn.look()
+    assert way._waiting_bytes == 4 * SIZE, "the second draw of 1 came into its turn"
+    assert [inode in pushed for inode in range(1, 6)] == [True, False, True, True, True]
+    assert drawn.ordered == [1, 2, 3, 4, 5, 1]
+    bring_all()
+    assert drawn.ordered == [1, 2, 3, 4, 5, 1]
+    drawn.engine.come(1, "train", 1, 2, 2, 0.0)
+    drawn.look()
+    assert [inode in pushed for inode in range(1, 6)] == [True, False, False, False, True]
+    # Another epoch than the one that was foreseen: nothing of it waits.
+    drawn.engine.plan(1, "train", PlannedEpoch(2, first.keys, first.index_of, np.array([0, 1])), 0.0, begun=True)
+    drawn.look()
+    assert way._waiting_bytes == 0
+    assert not any(inode in pushed for inode in range(1, 6))
+
+
 def test_what_the_kernel_was_made_to_forget_is_pushed_again(tmp_path: Path) -> None:
     drawn = Drawn(tmp_path, range(20))
     drawn.bring(0, 1, 2, 3)

@@ -54,7 +54,7 @@ class MakerPool:
         with self._free:
             for attempt in range(_ATTEMPTS):
                 # A maker that has waited may have been killed meanwhile, which says nothing of this image.
-                maker = self._idle.pop() if self._idle and attempt == 0 else self._new()
+                maker = (self._waiting() if attempt == 0 else None) or self._new()
                 try:
                     made = maker.make(original, recipe, self._patience_s)
                 except MakerLost:
@@ -71,8 +71,15 @@ class MakerPool:
 
     def close(self) -> None:
         """End all makers that wait."""
-        while self._idle:
-            self._idle.pop().end()
+        while (maker := self._waiting()) is not None:
+            maker.end()
+
+    def _waiting(self) -> _Maker | None:
+        """A maker that waits, taken from those that do; other threads take some too."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
     def _new(self) -> _Maker:
         try:

@@ -32,7 +32,7 @@ from spiderfs.daemon.caching.superseded import Superseded
 from spiderfs.daemon.caching.survey import Survey
 from spiderfs.daemon.caching.warmer import Warmer
 from spiderfs.daemon.context import MANAGER_ROW, MountContext
-from spiderfs.daemon.control import commands, long_views, views
+from spiderfs.daemon.control import commands, long_texts, texts
 from spiderfs.daemon.control.access_log import AccessLog
 from spiderfs.daemon.control.channel import answer_questions
 from spiderfs.daemon.control.live_options import LiveOptions
@@ -187,22 +187,22 @@ class Manager:
         hook_socket = os.fsencode(self._context.layout.run.hook_socket) + b"\n"
         refusal = LastRefusal()
         renders: dict[str, Render] = {
-            "stats": lambda: views.stats(self._status()),
-            "stats.json": lambda: views.stats_json(self._status()),
-            "metrics": lambda: views.metrics(self._status(), self._context.counters),
-            "config": lambda: views.config(self._options.current, refusal.reason),
-            "warm": lambda: views.warm(self._warmer.status()),
-            "evict": lambda: views.evict(self._warmer.status()),
-            "jobs": lambda: views.jobs(training.jobs()),
-            "plan": lambda: views.plan(self._prefetcher.status()),
-            "ratio": lambda: views.ratio(training.teaching.status()),
+            "stats": lambda: texts.stats(self._status()),
+            "stats.json": lambda: texts.stats_json(self._status()),
+            "metrics": lambda: texts.metrics(self._status(), self._context.counters),
+            "config": lambda: texts.config(self._options.current, refusal.reason),
+            "warm": lambda: texts.warm(self._warmer.status()),
+            "evict": lambda: texts.evict(self._warmer.status()),
+            "jobs": lambda: texts.jobs(training.jobs()),
+            "plan": lambda: texts.plan(self._prefetcher.status()),
+            "ratio": lambda: texts.ratio(training.teaching.status()),
             "hook": lambda: hook_socket,
-            "version": views.version,
+            "version": texts.version,
             "log": self._access_log.render,
-            "cache": lambda: long_views.cached(content, catalogue, self._cache.score),
-            "redirects": lambda: long_views.redirects(records, catalogue),
-            "scores": lambda: long_views.scores(training.courses, training.scoring, catalogue),
-            "graph": lambda: long_views.graph(training.courses, training.scoring),
+            "cache": lambda: long_texts.cached(content, catalogue, self._cache.score),
+            "redirects": lambda: long_texts.redirects(records, catalogue),
+            "scores": lambda: long_texts.scores(training.courses, training.scoring, catalogue),
+            "graph": lambda: long_texts.graph(training.courses, training.scoring),
         }
         acts: dict[str, Act] = {
             "config": partial(commands.change_config, self._options),

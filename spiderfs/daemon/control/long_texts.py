@@ -1,4 +1,4 @@
-"""Views whose text may be of any length: each view comes in pieces, and other tasks run between two pieces."""
+"""The texts of control files that may be of any length: each comes in pieces, and other tasks run between two."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import islice
 
 import trio
 
+from spiderfs.daemon.control.texts import one_line
 from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.store.store import Content, ContentKey, Member, Records
@@ -80,7 +81,9 @@ async def graph(courses: Courses, batch_scoring: BatchScoring) -> AsyncGenerator
     lines = []
     for course in courses:
         status = course.status()
-        lines.append(f"course {status.number}: job {status.job_id}, list {status.name}, {status.samples} samples\n")
+        lines.append(
+            f"course {status.number}: job {status.job_id}, list {one_line(status.name)}, {status.samples} samples\n"
+        )
         found = await batch_scoring.described(course, _RECALL_SAMPLE)
         if found is None:
             lines.append("  nothing scored yet\n")

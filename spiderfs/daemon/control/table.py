@@ -15,7 +15,7 @@ from spiderfs.errors import ConfigError, NotFound, SpiderfsError
 _LISTS_AT_ONCE = 4
 
 Render = Callable[[], bytes | AsyncGenerator[bytes]]
-"""Gives the text of a control file: at once (`views.py`), or piece by piece (`long_views.py`)."""
+"""Gives the text of a control file: at once (`texts.py`), or piece by piece (`long_texts.py`)."""
 
 Act = Callable[[bytes], Awaitable[None]]
 """Acts on what was written to a control file (`commands.py`); raises ConfigError with the reason of a refusal."""

@@ -1,4 +1,4 @@
-"""The texts of control files of a bounded size: each view turns the status of a component into the text of a file."""
+"""The texts of control files of a bounded size: each function turns the status of a component into one."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size
 from spiderfs.views.recipe import ORIGINAL
+
+
+def one_line(name: str) -> str:
+    """A name that a trainer has given, which may have any letters, in one line."""
+    return name if name.isprintable() else repr(name)
 
 
 def stats(status: MountStatus) -> bytes:
@@ -88,10 +93,10 @@ def _capacity(status: MountStatus) -> str:
 
 
 def _trainer_line(trainer: TrainerStatus) -> str:
-    lists = ", ".join(f"{name} with {count} samples" for name, count in trainer.lists.items()) or "no list"
+    lists = ", ".join(f"{one_line(name)} with {count} samples" for name, count in trainer.lists.items()) or "no list"
     # The kernel has no number here for a process of another pid namespace.
     who = f"pid {trainer.pid}" if trainer.pid else "of another pid namespace: never redirected"
-    return f"{trainer.client} ({who}, rank {trainer.rank}): {lists}; {trainer.batches} batches"
+    return f"{one_line(trainer.client)} ({who}, rank {trainer.rank}): {lists}; {trainer.batches} batches"
 
 
 def jobs(statuses: Sequence[JobStatus]) -> bytes:
@@ -104,10 +109,7 @@ def jobs(statuses: Sequence[JobStatus]) -> bytes:
 def _job_line(job: JobStatus) -> str:
     named = f" ({job.name})" if job.name else ""
     who = f"pid {', '.join(map(str, job.pids))}; rank {', '.join(map(str, job.ranks))} of {job.world_size}"
-    # The names of lists may have any letters, and a job has one line.
-    lists = ", ".join(
-        f"{name if name.isprintable() else repr(name)} with {count} samples" for name, count in job.lists.items()
-    )
+    lists = ", ".join(f"{one_line(name)} with {count} samples" for name, count in job.lists.items())
     of_epochs = f" of {job.epochs}" if job.epochs else ""
     return (
         f"{job.job_id}{named}: {who}; {lists or 'no list'}; epoch {job.epoch}{of_epochs}; "
@@ -126,7 +128,7 @@ def _job_figures(job: JobStatus) -> dict[str, Any]:
 def _plan_line(plan: PlanStatus) -> str:
     doing = "" if plan.believed else "; not followed, so it is not acted on"
     return (
-        f"{plan.list}, epoch {plan.epoch}: {plan.taken} of {plan.length},"
+        f"{one_line(plan.list)}, epoch {plan.epoch}: {plan.taken} of {plan.length},"
         f" {plan.ready_s:.1f} s ready ahead, {plan.late_share:.1%} late{doing}"
     )
 
@@ -218,7 +220,7 @@ def _plan_paragraph(plan: PlanStatus) -> str:
     known = f", {plan.epochs_ahead} more known" if plan.epochs_ahead else ""
     followed = "followed" if plan.believed else "NOT FOLLOWED, so the policy alone decides"
     return (
-        f"trainer {plan.trainer}, list {plan.list}, epoch {plan.epoch}{known}\n"
+        f"trainer {plan.trainer}, list {one_line(plan.list)}, epoch {plan.epoch}{known}\n"
         f"  dispatched    {plan.dispatched} of {plan.length}\n"
         f"  taken         {plan.taken} of {plan.length}, {round(plan.samples_per_s, 1):g} samples/s\n"
         f"  opens         {plan.followed_share:.1%} of the last ones as planned: {followed}\n"

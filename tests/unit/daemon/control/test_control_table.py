@@ -14,7 +14,7 @@ import trio
 
 from spiderfs.core.thinning import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.control import long_views
+from spiderfs.daemon.control import long_texts
 from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render
 from spiderfs.daemon.training.course import CourseStatus
 from spiderfs.daemon.training.courses import Courses
@@ -84,10 +84,10 @@ class Harness:
             pieces.append(piece)
 
         renders: dict[str, Render] = {
-            "cache": lambda: long_views.cached(self.content, self.catalogue, self.cache.score),
-            "redirects": lambda: long_views.redirects(self.records, self.catalogue),
-            "scores": lambda: long_views.scores(self.courses, self.scoring, self.catalogue),
-            "graph": lambda: long_views.graph(self.courses, self.scoring),
+            "cache": lambda: long_texts.cached(self.content, self.catalogue, self.cache.score),
+            "redirects": lambda: long_texts.redirects(self.records, self.catalogue),
+            "scores": lambda: long_texts.scores(self.courses, self.scoring, self.catalogue),
+            "graph": lambda: long_texts.graph(self.courses, self.scoring),
         }
         tracemalloc.start()
         try:

@@ -1,10 +1,13 @@
-"""What the figures of a mount mean where the page cache answers unseen."""
+"""What the figures of a mount mean where the page cache answers unseen, and how names in its texts are written."""
 
 from __future__ import annotations
 
 import pytest
 
+from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
+from spiderfs.daemon.control import texts
 from spiderfs.daemon.control.status import of_all_opens
+from spiderfs.daemon.training.trainer import TrainerStatus
 
 
 @pytest.mark.parametrize(
@@ -17,3 +20,12 @@ def test_what_the_page_cache_answered_is_an_open_and_a_hit(
     counters = {"opens": opens, "opens_hit": hits, "page_cache_reads": unseen, "origin_bytes": 1000}
     found = of_all_opens(counters)
     assert found == {"hit_ratio": pytest.approx(ratio), "origin_bytes_per_open": pytest.approx(bytes_per_open)}
+
+
+def test_a_name_of_a_trainers_adds_no_line_to_a_text() -> None:
+    plan = PlanStatus(1, "two\nlines", 0, 5, 4, 10, 0, True, 1.0, 2.0, 3, 1.5, 6, 4, 0.0)
+    text = texts.plan(PrefetcherStatus((plan,), 0, 1, 1, 0.0, 0.0)).decode()
+    assert text.startswith("trainer 1, list 'two\\nlines', epoch 0\n  dispatched    5 of 10\n")
+    trainer = TrainerStatus("my\nloop", 5, 0, {"two\nlines": 7}, 3)
+    assert texts._trainer_line(trainer) == "'my\\nloop' (pid 5, rank 0): 'two\\nlines' with 7 samples; 3 batches"
+    assert texts._plan_line(plan) == "'two\\nlines', epoch 0: 4 of 10, 1.5 s ready ahead, 0.0% late"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSEEN, WARMED, Access
 from spiderfs.core.teaching import JobRatio, RatioStatus
-from spiderfs.daemon.control import views
+from spiderfs.daemon.control import texts
 from spiderfs.daemon.training.job_accounts import JobAccounts, JobStatus
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello
@@ -98,11 +98,11 @@ def test_a_job_is_one_line_whatever_its_lists_are_called() -> None:
     made, trainers = accounts("one", "two", "one")
     trainers[0].lists["two\nlines"] = sample_list(2)
     made.note([access(1, HIT), access(1, FETCHED)])
-    first, second = views.jobs(made.statuses(trainers, NOBODY, 105.0)).decode().splitlines()
+    first, second = texts.jobs(made.statuses(trainers, NOBODY, 105.0)).decode().splitlines()
     assert first == (
         "one (the one): pid 1001, 1003; rank 0, 1 of 2; train with 4 samples, 'two\\nlines' with 2 samples; "
         "epoch 2 of 90; 0.2 samples/s, 2 in all, 50.0% hits, 0 from the page cache, 1000 B from the source, "
         "0 stand-ins, 0 exchanged, which saved 0 B"
     )
     assert second.startswith("two (the two): pid 1002; rank 0 of 1;")
-    assert views.jobs(()) == b"no trainer is attached\n"
+    assert texts.jobs(()) == b"no trainer is attached\n"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,14 +88,20 @@ def profile(
     wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses)
     size = float(stats["capacity_bytes"]) if capacity is None else _size(capacity)
     console = Console(highlight=False, soft_wrap=True)
-    with console.status("Measuring") as status:
-        speeds, found = measure(
-            options,
-            Path(options["cache_dir"]).parent,
-            size,
-            wanted,
-            lambda what: status.update(f"Measuring {what}"),
-        )
+    with _ended_by_signals(), console.status("Measuring") as status:
+        try:
+            speeds, found = measure(
+                options,
+                Path(options["cache_dir"]).parent,
+                size,
+                wanted,
+                lambda what: status.update(f"Measuring {what}"),
+            )
+        except OSError as exc:
+            raise UsageError(
+                f"reading beside the mount failed at {exc.filename} ({exc.strerror}): see that this user can read all"
+                f" of {options['source']}"
+            ) from exc
     _show_speeds(speeds, console)
     if found is not None:
         _show_profile(found, console)
@@ -103,6 +112,20 @@ def profile(
     if plot_path is not None:
         assert found is not None
         _plot(found, plot_path)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have the signals that end a program end it as Ctrl-C does: then nothing that it has mounted stays behind."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ends = [number for number, handler in before.items() if handler is signal.SIG_DFL]  # nohup ignores SIGHUP
+    for number in ends:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _check_plot(loader: str | None, path: Path) -> None:

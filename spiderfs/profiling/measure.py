@@ -84,6 +84,11 @@ def _originals(loader: Loader, speeds: Speeds, cache_bytes: float, wanted: Wante
     encoded = _fastest(loader, first, count)
     step_s = loader.step_s(_STEPS) if facts.steps else None
     sample_bytes = loader.mount.bytes_of_a_sample()
+    if not sample_bytes:
+        raise UsageError(
+            "the loader has read nothing from the mount: let its function give a loader of files with content below the"
+            " directory that it gets"
+        )
     loader.measure(first, count, kept=True)
     augmented = _fastest(loader, first, count, kept=True)
     return Profile(

@@ -137,12 +137,15 @@ def test_a_function_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         loader_of(function_named("failing_training:make"), "/mnt")
 
 
-def test_what_a_training_prints_is_no_answer(tmp_path: Path) -> None:
+def test_what_a_training_prints_is_no_answer_and_what_it_reads_no_question(tmp_path: Path) -> None:
     (tmp_path / "talking_training.py").write_text(
         "import torch.utils.data\n"
         "print('imported')\n"
         "def make(directory):\n"
-        "    print('made')\n"
+        "    try:\n"
+        "        input('a question to whoever is there')\n"
+        "    except EOFError:\n"
+        "        print('nobody is there')\n"
         "    return torch.utils.data.DataLoader(list(range(6)), 2)\n"
     )
     questions = [{"directory": "/mnt"}, {"first": 0, "count": 4, "kept": False}]
@@ -160,3 +163,4 @@ def test_what_a_training_prints_is_no_answer(tmp_path: Path) -> None:
     assert facts["samples"] == 6
     assert figures["samples"] == 4
     assert "imported" in done.stderr
+    assert "nobody is there" in done.stderr

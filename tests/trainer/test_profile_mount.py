@@ -76,7 +76,8 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
 
 
 @pytest.mark.kernel_binding("what is interrupted is not the mount")
-def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "0.jpg").write_bytes(image_file())
@@ -95,7 +96,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
             assert len(beside(mount.cache.parent)) == 1
         finally:
             # On a terminal every process of the group hears of it; the loader's has a group of its own.
-            profile.send_signal(signal.SIGINT)
+            profile.send_signal(number)
             said, _ = profile.communicate(timeout=120)
         assert profile.returncode == 1
         assert said.split() == ["Aborted!"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -56,3 +57,11 @@ def test_a_binding_without_views_is_asked_for_none(here: Path) -> None:
 def test_a_loader_that_is_not_there_is_named(here: Path, tmp_path: Path) -> None:
     (tmp_path / "my_training.py").write_text("loader = 3\n")
     assert "my_training has no function loader" in refusal(here, "--loader", "my_training:loader")
+
+
+def test_a_source_that_cannot_be_read_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/profile/mnt/a.jpg")
+
+    monkeypatch.setattr("spiderfs.profiling.measure.measure", measure)
+    assert "failed at /profile/mnt/a.jpg (Permission denied)" in refusal(here, "--view", "none")

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from spiderfs.core.partition import Split
-from spiderfs.profiling.private_mount import settings_in
+from spiderfs.errors import UsageError
+from spiderfs.profiling.loader_process import Loader, LoaderFacts, LoaderProcess
+from spiderfs.profiling.measure import Speeds, Wanted, _originals
+from spiderfs.profiling.private_mount import PrivateMount, settings_in
 from spiderfs.profiling.profile import Cost, Form, Profile, Reads, SourceSpeed
 from spiderfs.profiling.source_speed import files_below, source_speed
+from spiderfs.views.recipe import NO_VIEW
 
 # Originals of 100 kB that take a worker 4 ms to decode; a view of twice the bytes that takes 1 ms. The source is 20 ms
 # away and brings 500 originals a second. The cache has room for half of the originals.
@@ -100,3 +104,26 @@ def test_the_speed_of_a_source_of_few_files_is_that_of_one_reader(tmp_path: Path
     assert found.readers == 1
     assert found.latency_s > 0
     assert found.bytes_per_s > 0
+
+
+class NothingRead(PrivateMount):
+    def stats(self) -> dict[str, int]:
+        return {"used_bytes": 0, "entries": 0}
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+
+class Answers(LoaderProcess):
+    def __init__(self) -> None:
+        pass
+
+    def ask(self, **question: object) -> dict[str, object]:
+        return {"samples": 4, "worker_cpu_s": 1.0, "worker_wait_s": 0.0, "main_cpu_s": 0.0, "kept_bytes": 0}
+
+
+def test_a_loader_that_reads_nothing_of_the_mount_is_refused() -> None:
+    loader = Loader(Answers(), NothingRead(Path("/mnt"), 1), LoaderFacts(8, 1, 4, False))
+    speeds = Speeds(SourceSpeed(0.01, 1, 1e6), {NO_VIEW: Reads(1, 1, 1.0)})
+    with pytest.raises(UsageError, match="has read nothing from the mount"):
+        _originals(loader, speeds, 1e6, Wanted("train:make", (), 4, False, 1.0))

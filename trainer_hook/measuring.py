@@ -66,9 +66,11 @@ class _Clock:
     def working(self) -> Iterator[None]:
         if self.begin_cpu_s is None:
             self.begin_cpu_s = time.process_time()
-        ran_s, wall_s = _ran_or_queued_s(), time.perf_counter()
+        # The wall clock is the outer one: who is put aside between two looks has then not waited for less than it did.
+        wall_s, ran_s = time.perf_counter(), _ran_or_queued_s()
         yield
-        self.waited_s += time.perf_counter() - wall_s - (_ran_or_queued_s() - ran_s)
+        ran_s = _ran_or_queued_s() - ran_s
+        self.waited_s += time.perf_counter() - wall_s - ran_s
 
 
 def _ran_or_queued_s() -> float:

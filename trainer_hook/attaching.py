@@ -13,7 +13,7 @@ from spiderfs.protocol import DEFAULT_LIMITS
 from trainer_hook.boundary import Boundary
 from trainer_hook.capture import find_classifier
 from trainer_hook.client import QUEUE_BATCHES
-from trainer_hook.exchanging import refuse_repetition
+from trainer_hook.exchanging import refuse_repetition, takes_part
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.hook import Hook
 from trainer_hook.jobs import Job
@@ -103,6 +103,6 @@ def attach(
             boundary=boundary,
             samples=len(declared.paths),
             first_epoch=epoch,
-            share=share and plan,
+            share=takes_part(share and plan, declared.paths),
         )
     return Hook(model, layer, loader, planner, introduced, boundary, embed_dim, lookahead, epoch)

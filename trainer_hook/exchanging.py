@@ -7,6 +7,7 @@ sample of the epoch on exactly once.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from trainer_hook.client import Client
 from trainer_hook.own_order import Indices, OwnOrder
 from trainer_hook.refurbish_sampler import RefurbishSampler
 from trainer_hook.sampler import SpiderSampler
+
+log = logging.getLogger("trainer_hook")
 
 # An answer was asked for a batch ago, so it is nearly always there. After this time the batch goes on as it was
 # planned, and no later one waits until an answer is there in time.
@@ -148,6 +151,19 @@ def refuse_repetition(loader: DataLoader[Any]) -> None:
                 f"share=True: {type(sampler).__name__} draws samples more than once in an epoch, so they cannot be "
                 "exchanged: leave share out, or use a sampler that draws each sample once"
             )
+
+
+def takes_part(share: bool, paths: Sequence[bytes]) -> bool:
+    """Whether a loader of these files takes part, as the user has asked; logs a warning if it cannot."""
+    if share and len(set(paths)) < len(paths):
+        log.warning(
+            "the loader's samples are not exchanged: %d of its %d samples are files that the list has before: name "
+            "each file once, or leave share out",
+            len(paths) - len(set(paths)),
+            len(paths),
+        )
+        return False
+    return share
 
 
 def saved(order: OwnOrder, taken: int) -> dict[str, Any]:

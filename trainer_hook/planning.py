@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from spiderfs.protocol import Hello
 from trainer_hook.boundary import Boundary
 from trainer_hook.client import QUEUE_BATCHES, Client
-from trainer_hook.exchanging import refuse_repetition
+from trainer_hook.exchanging import refuse_repetition, takes_part
 from trainer_hook.following import Follower, drawing_loader
 from trainer_hook.jobs import Job, agreed_id
 from trainer_hook.mounts import find_mount, socket_finder
@@ -262,6 +262,6 @@ def plan(
         draw_ahead=draw_ahead,
         boundary=boundary,
         samples=len(declared.paths),
-        share=share,
+        share=takes_part(share, declared.paths),
     )
     return Planning(loader, planner, boundary, introduced.let_go)

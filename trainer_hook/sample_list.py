@@ -59,7 +59,10 @@ def declaration(
     ValueError if the data set does not say which files it reads and they are not `given` either, or for a `split` that
     no message can carry.
     """
-    split_bytes = len(split.encode(errors="surrogatepass"))
+    try:
+        split_bytes = len(split.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"split={split[:40]!r}: give a text that UTF-8 has letters for") from None
     if split_bytes > DEFAULT_LIMITS.text_bytes:
         raise ValueError(f"split of {split_bytes} bytes: give at most {DEFAULT_LIMITS.text_bytes}")
     samples = _with_labels(list(given), None) if given is not None else samples_of(dataset)

@@ -173,3 +173,12 @@ def test_a_sampler_that_draws_more_than_its_length_is_drawn_to_its_end(daemon: H
     loader = DataLoader(Indexed(), batch_size=8, sampler=Understated())
     with trainer_hook.plan(daemon.mount, loader, share=True):
         assert sorted(torch.cat([*loader]).tolist()) == list(range(SIZE))
+
+
+def test_a_list_that_names_a_file_twice_is_not_exchanged(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    samples = [(f"{number % 40}.png", 0) for number in range(SIZE)]
+    loader = DataLoader(Indexed(), batch_size=8)
+    with trainer_hook.plan(daemon.mount, loader, samples=samples, share=True):
+        assert torch.cat([*loader]).tolist() == list(range(SIZE))
+    assert "10 of its 50 samples are files that the list has before: name each file once" in caplog.text
+    assert not daemon.sink.questions

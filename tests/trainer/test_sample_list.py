@@ -107,3 +107,9 @@ def test_paths_may_lead_into_the_mount_in_any_way(tmp_path: Path, monkeypatch: p
     ]
     assert paths(mount, mount / "train", "cat/1.png") == [b"train/cat/1.png"]
     assert paths(mount, mount, "/elsewhere/1.png") == [os.fsencode(os.path.relpath("/elsewhere/1.png", mount))]
+
+
+def test_a_name_that_no_message_can_carry_is_refused(tmp_path: Path) -> None:
+    for split in ("x" * 2000, "\udcff"):
+        with pytest.raises(ValueError, match=r"split.*: give "):
+            declaration(Data([("1.png", 0)]), tmp_path, tmp_path, split, split)

@@ -35,9 +35,12 @@ class UnseenDraws:
         return False
 
     def take(self, now_s: float) -> list[Key]:
-        """The samples that were found to be unseen since the last call, once for each draw."""
+        """The samples that were found to be unseen since the last call, once for each draw.
+
+        What was taken at a time that is still to come is unseen too: then the clock was set back.
+        """
         unseen = []
-        while self._order and self._order[0][0] <= now_s - UNSEEN_AFTER_S:
+        while self._order and not now_s - UNSEEN_AFTER_S < self._order[0][0] <= now_s:
             taken_s, key = self._order.popleft()
             if taken_s in self._awaited.get(key, ()):
                 self._forget(key, taken_s)

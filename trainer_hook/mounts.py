@@ -72,9 +72,12 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
     try:
         stream.settimeout(timeout_s)
         stream.connect(f"/proc/self/fd/{directory}/{path.name}")
-    except OSError:
+    except OSError as exc:
         stream.close()
-        raise
+        if exc.errno is None:
+            raise
+        # Of the system's own error the user would not know which socket it is.
+        raise OSError(exc.errno, exc.strerror, os.fspath(path)) from exc
     finally:
         os.close(directory)
     return stream

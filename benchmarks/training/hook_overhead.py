@@ -132,7 +132,7 @@ def _serve(path: str, ready: Event) -> None:
     async def main() -> None:
         listener = listen(Path(path))
         ready.set()
-        await HookServer(RecordingSink(), lambda name, amount: None).serve(listener)
+        await HookServer(RecordingSink(), lambda name, amount: None).serve(listener, Path(path))
 
     trio.run(main)
 

@@ -177,7 +177,7 @@ def _serve(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(report)
             ready.set()
-            await server.serve(listener)
+            await server.serve(listener, place / "hook.sock")
 
     trio.run(main)
 

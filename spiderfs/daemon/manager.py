@@ -274,15 +274,16 @@ class Manager:
         self._training.end()
 
     def _listen_for_trainers(self, nursery: trio.Nursery) -> None:
+        path = self._context.layout.run.hook_socket
         try:
-            listener = listen(self._context.layout.run.hook_socket)
+            listener = listen(path)
         except OSError as exc:
             log.warning(
                 "cannot make the hook's socket (%s): trainers cannot attach; make cache_dir writable, and mount again",
                 exc.strerror,
             )
         else:
-            nursery.start_soon(self._hook_server.serve, listener)
+            nursery.start_soon(self._hook_server.serve, listener, path)
 
     def close(self) -> None:
         """Fold what still waits in the pipes, and save; the tasks have ended."""

@@ -57,4 +57,4 @@ class HookDaemon:
         with trio.CancelScope() as self._scope:
             listener = listen(self._socket)
             self._began.set()
-            await server.serve(listener)
+            await server.serve(listener, self._socket)

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 _BACKLOG = 64
 # For so long the sink may act on the end of a connection.
 _DETACH_TIMEOUT_S = 5.0
+# So often it is seen whether the socket's file is there.
+LOOK_AGAIN_S = 1.0
 DEFAULT_LIMITS = ServerLimits()
 
 
@@ -72,10 +75,39 @@ class HookServer:
         """One status for each trainer that is attached."""
         return tuple(trainer.status() for trainer in self.trainers)
 
-    async def serve(self, listener: socket.socket) -> None:
-        """Serve connections until cancelled; the failure of one connection ends only that connection."""
-        accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
-        await trio.serve_listeners(self._serve_one, [accepting])
+    async def serve(self, listener: socket.socket, path: Path) -> None:
+        """Serve connections until cancelled; the failure of one connection ends only that connection.
+
+        `path` is that of the listening socket. Where its file goes away, because somebody tidies up, another takes its
+        place, and connections go on.
+        """
+        async with trio.open_nursery() as connections:
+            while True:
+                accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+                async with trio.open_nursery() as nursery:
+                    serving = partial(trio.serve_listeners, self._serve_one, [accepting], handler_nursery=connections)
+                    nursery.start_soon(serving)
+                    while os.path.lexists(path):
+                        await trio.sleep(LOOK_AGAIN_S)
+                    nursery.cancel_scope.cancel()
+                listener = await self._listen_again(path)
+
+    async def _listen_again(self, path: Path) -> socket.socket:
+        said = False
+        while True:
+            try:
+                listener = listen(path)
+            except OSError as exc:
+                # Without its directory the whole mount begins anew, and says so.
+                if not said and path.parent.is_dir():
+                    log.warning(
+                        "cannot make the hook's socket (%s): no trainer can attach until %s can be made", exc, path
+                    )
+                    said = True
+                await trio.sleep(LOOK_AGAIN_S)
+            else:
+                log.info("the hook's socket had gone: there is another one")
+                return listener
 
     async def _serve_one(self, stream: trio.SocketStream) -> None:
         connection = Connection(stream, self._sink, self._count, self._limits, self.declared_bytes)

@@ -19,6 +19,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from spiderfs.daemon.training import hook_server
 from spiderfs.daemon.training.hook_connection import ServerLimits
 from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.daemon.training.trainer import Declared, SampleList, SamplePaths, Trainer, is_below_mount
@@ -135,12 +136,32 @@ def served(
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(daemon.server.serve, listen(daemon.path))
+            nursery.start_soon(daemon.server.serve, listen(daemon.path), daemon.path)
             await talk(daemon)
             nursery.cancel_scope.cancel()
 
     trio.run(main)
     return daemon
+
+
+def test_another_socket_takes_the_place_of_one_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook_server, "LOOK_AGAIN_S", 0.01)
+
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet()
+            for _ in range(2):
+                daemon.path.unlink()
+                await daemon.until(daemon.path.exists)
+                async with daemon.client() as other:
+                    await other.greet(b"a")
+            # Who was connected before goes on.
+            await client.send(samples(b"a"))
+            await client.said(Ok, "samples")
+
+    served(tmp_path, talk)
 
 
 def test_a_whole_talk(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def running(daemon: Daemon) -> Iterator[Daemon]:
             box.append((trio.lowlevel.current_trio_token(), scope))
             listener = listen(daemon.path)
             began.set()
-            await daemon._server.serve(listener)
+            await daemon._server.serve(listener, daemon.path)
 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()

@@ -1,13 +1,13 @@
-"""A training of one job in a process of its own, one step for each line of its input: `python one_job.py MOUNT MODEL`.
+"""A training of one job in a process of its own, which does one step each time it is told to.
 
-It prints a line of JSON when it has attached, and one after each step. After each step it asks for the scores, so the
-daemon has scored each batch before the next one comes: none is left out, however busy the machine is.
+It answers when it has attached, and after each step. After each step it asks for the scores, so the daemon has scored
+each batch before the next one comes: none is left out, however busy the machine is.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import contextlib
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Files(Dataset[Any]):
         return torch.from_numpy(np.load(path)).float(), label
 
 
-def main(mount: Path, name: str) -> None:
+def main(connection: Connection, mount: Path, name: str) -> None:
     seed, order, layers = MODELS[name]
     torch.manual_seed(seed)
     torch.set_num_threads(1)
@@ -54,23 +54,21 @@ def main(mount: Path, name: str) -> None:
         found = client.scores("train", 30)
         return "" if found is None else found.tobytes().hex()
 
-    print(json.dumps({"job": hook.job, "scores": scores()}), flush=True)
+    connection.send({"job": hook.job, "scores": scores()})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batches, losses = iter(loader), []
-    for command in sys.stdin:
-        if command == "epoch\n":
-            hook.epoch_end(0.5)
-            batches = iter(loader)
-        else:
-            inputs, labels = next(batches)
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(inputs), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(loss.item())
-        print(json.dumps({"scores": scores(), "losses": losses}), flush=True)
+    # Nobody tells it anything any more when the test has ended.
+    with contextlib.suppress(EOFError):
+        while command := connection.recv():
+            if command == "epoch":
+                hook.epoch_end(0.5)
+                batches = iter(loader)
+            else:
+                inputs, labels = next(batches)
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                losses.append(loss.item())
+            connection.send({"scores": scores(), "losses": losses})
     hook.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,15 +1,11 @@
-"""A training that only reads, with a DataLoader and a plan; it says how each epoch went, and waits for a line after it.
-
-The argument is JSON: the mount, and the fields of `Task`.
-"""
+"""A training that only reads, with a DataLoader and a plan; it says how many samples each epoch took."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 import time
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +47,8 @@ class Files(Dataset[Any]):
         return index, len(content)
 
 
-def main() -> None:
-    task = Task(**json.loads(sys.argv[1]))
+def main(connection: Connection, task: Task) -> None:
+    torch.set_num_threads(1)
     data = Files(task)
     generator = torch.Generator().manual_seed(1)
     sampler = torch.utils.data.RandomSampler(data, replacement=task.replacement, generator=generator)
@@ -65,13 +61,9 @@ def main() -> None:
     )
     with trainer_hook.plan(task.point, loader):
         for batches in task.epochs:
-            taken, began = 0, time.monotonic()
+            taken = 0
             for indices, _ in itertools.islice(loader, batches):
                 taken += len(indices)
                 time.sleep(task.step_s)
-            print(json.dumps({"taken": taken, "seconds": time.monotonic() - began}), flush=True)
-            sys.stdin.readline()
-
-
-if __name__ == "__main__":
-    main()
+            connection.send(taken)
+            connection.recv()

@@ -1,14 +1,13 @@
-"""A job with `share` in a process of its own: `python shared_job.py MOUNT SEED EPOCHS STEP_MS`.
+"""A job with `share`, in a process of its own.
 
-It reads every file of the mount in each epoch, through two loader workers, and prints a line of JSON after each epoch:
-the numbers that it has found in the files, in order. It begins when a line comes through its input.
+It reads every file of the mount in each epoch, through two loader workers, and says after each epoch which numbers it
+has found in the files, in order. It says first how many files there are, and begins when it is told to.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -35,21 +34,17 @@ class Files(Dataset[int]):
         return number
 
 
-def main() -> None:
-    root, seed, epochs, step_ms = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+def main(connection: Connection, root: Path, seed: int, epochs: int, step_ms: int) -> None:
+    torch.set_num_threads(1)
     files = Files(root)
     generator = torch.Generator().manual_seed(seed)
     loader = DataLoader(files, BATCH, shuffle=True, generator=generator, num_workers=2, persistent_workers=True)
     with plan(root, loader, share=True):
-        print(json.dumps(len(files)), flush=True)
-        sys.stdin.readline()
+        connection.send(len(files))
+        connection.recv()
         for _ in range(epochs):
             found: list[int] = []
             for batch in loader:
                 found += batch.tolist()
                 time.sleep(step_ms / 1000)
-            print(json.dumps(found), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            connection.send(found)

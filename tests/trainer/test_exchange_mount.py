@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import shared_job
 from mounting import Mounted, mounted
+from training_process import TrainingProcess, training_process
 
 from spiderfs.core.rank_news import Handed
 from spiderfs.options.units import Capacity
@@ -20,7 +19,6 @@ from spiderfs.simulation.compare import compare
 from spiderfs.trace.format import read_trace
 
 FILES, SIZE = 1_000, 12_000
-SCRIPT = Path(__file__).with_name("shared_job.py")
 OPTIONS: dict[str, object] = {"capacity": "25%", "policy": "lru", "source__latency_ms": 2}
 EPOCHS = 3
 
@@ -36,35 +34,17 @@ def source(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def jobs(mount: Mounted, count: int, step_ms: int = 5) -> Iterator[list[subprocess.Popen[str]]]:
-    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, mount.point, str(seed), str(EPOCHS), str(step_ms)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
-        for seed in range(count)
-    ]
-    try:
+def jobs(mount: Mounted, count: int, step_ms: int = 5) -> Iterator[list[TrainingProcess]]:
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(training_process(shared_job.main, mount.point, seed, EPOCHS, step_ms))
+            for seed in range(count)
+        ]
         for job in running:
-            assert line_of(job) == FILES
+            assert job.hear() == FILES
         for job in running:
-            assert job.stdin is not None
-            job.stdin.write("go\n")
-            job.stdin.flush()
+            job.tell("go")
         yield running
-    finally:
-        for job in running:
-            job.kill()
-            job.communicate()
-
-
-def line_of(job: subprocess.Popen[str]) -> object:
-    assert job.stdout is not None
-    return json.loads(job.stdout.readline())
 
 
 def fetched(mount: Mounted) -> float:
@@ -78,7 +58,7 @@ def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> 
         before = 0.0
         for epoch in range(EPOCHS):
             for job in running:
-                assert sorted(line_of(job)) == list(range(FILES))  # type: ignore[call-overload]
+                assert sorted(job.hear()) == list(range(FILES))
             if not epoch:
                 before = fetched(mount)
         # Two epochs cannot do with less than 0.76, as landing takes a part of the cache. With plans alone it is 1.2.
@@ -102,4 +82,4 @@ def test_no_sample_is_lost_or_repeated_when_processes_die(source: Path, tmp_path
             os.kill(mount.manager(), signal.SIGKILL)
             os.kill(mount.workers()[0], signal.SIGKILL)
             for job in running:
-                assert sorted(line_of(job)) == list(range(FILES))  # type: ignore[call-overload]
+                assert sorted(job.hear()) == list(range(FILES))

@@ -6,19 +6,18 @@ Stand-ins are off, so that a training is served the same bytes whatever else run
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import one_job
 import pytest
 from mounting import Mounted, eventually, mounted
+from training_process import TrainingProcess, training_process
 from vector_files import write_vectors
 
 from spiderfs.protocol import Batch, EpochEnd, Hello
@@ -27,7 +26,6 @@ from trainer_hook.mounts import Patience, socket_finder
 
 CLASSES, EACH = 2, 20
 STEPS = CLASSES * EACH // 10
-SCRIPT = Path(__file__).with_name("one_job.py")
 OPTIONS: dict[str, object] = {"capacity": "6KiB", "policy": "spider", "substitute": "off"}
 PATIENCE_S = 30.0
 
@@ -40,20 +38,15 @@ def source(tmp_path: Path) -> Path:
 class Training:
     """A training in a process, which goes on step by step."""
 
-    def __init__(self, mount: Mounted, model: str) -> None:
-        command = [sys.executable, str(SCRIPT), str(mount.point), model]
-        environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-        )
-        self.begun = self._hear()
-        self.epoch = 0
+    def __init__(self, process: TrainingProcess) -> None:
+        self.pid = process.pid
+        self._process = process
+        self.begun: dict[str, Any] = process.hear()
 
     def do(self, what: str) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{what}\n")
-        self.process.stdin.flush()
-        return self._hear()
+        self._process.tell(what)
+        found: dict[str, Any] = self._process.hear()
+        return found
 
     def epochs(self, count: int) -> Iterator[dict[str, Any]]:
         for _ in range(count):
@@ -61,22 +54,12 @@ class Training:
                 yield self.do("step")
             yield self.do("epoch")
 
-    def _hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        found: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return found
-
 
 @contextlib.contextmanager
 def training(mount: Mounted, model: str) -> Iterator[Training]:
-    begun = Training(mount, model)
-    with begun.process:
-        try:
-            yield begun
-        finally:
-            assert begun.process.stdin is not None
-            begun.process.stdin.close()
-            begun.process.wait(PATIENCE_S)
+    with training_process(one_job.main, mount.point, model) as process:
+        yield Training(process)
+        assert process.ended_well(PATIENCE_S)
 
 
 def test_two_models_on_one_list_have_the_scores_that_they_have_alone(source: Path, tmp_path: Path) -> None:
@@ -104,11 +87,11 @@ def test_two_models_on_one_list_have_the_scores_that_they_have_alone(source: Pat
         assert told == {one.begun["job"]: ("model one", 3, 5), two.begun["job"]: ("model two", 2, 5)}
         for begun, line in zip((one, two), listed, strict=True):
             job = figures[begun.begun["job"]]
-            assert job["pids"] == [begun.process.pid]
+            assert job["pids"] == [begun.pid]
             # With a plan the loader's next epoch may have begun.
             assert job["samples"] >= len(together["one" if begun is one else "two"]) - 3
             assert line.startswith(f"{begun.begun['job']} (model ")
-            assert f"pid {begun.process.pid}; rank 0 of 1; train with 40 samples; epoch" in line
+            assert f"pid {begun.pid}; rank 0 of 1; train with 40 samples; epoch" in line
         eventually(lambda: mount.control("jobs").read_bytes() == b"no trainer is attached\n", what="both to have left")
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import planned_loader
 import pytest
 from mounting import Mounted, eventually, mounted
+from training_process import TrainingProcess, training_process
 
 from spiderfs.core.unseen_draws import UNSEEN_AFTER_S
 from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES
@@ -22,7 +21,6 @@ from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES
 pytestmark = [pytest.mark.both_modes]
 
 FILES, SIZE = 800, 4000
-HERE = Path(__file__).parent
 # Of what the loader had in hand when the daemon first heard of it, only opens that were seen count: two workers with
 # two batches each.
 IN_HAND = 2 * 2 * 8
@@ -39,44 +37,27 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Loader:
-    """`tests/trainer/planned_loader.py` in a process of its own."""
+    """`planned_loader` in a process of its own."""
 
-    def __init__(self, mount: Mounted, **task: Any) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "planned_loader.py"), json.dumps({"point": str(mount.point), **task})],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"},
-            text=True,
-        )
+    def __init__(self, process: TrainingProcess) -> None:
+        self._process = process
 
     def epoch(self) -> int:
         """Wait for the end of an epoch; how many samples the loop has taken."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the loader has ended"
-        taken: int = json.loads(line)["taken"]
+        taken: int = self._process.hear()
         return taken
 
     def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        self._process.tell("go on")
 
 
 @contextlib.contextmanager
 def loading(mount: Mounted, **task: Any) -> Iterator[Loader]:
-    loader = Loader(mount, **task)
-    try:
+    with training_process(planned_loader.main, planned_loader.Task(str(mount.point), **task)) as process:
+        loader = Loader(process)
         yield loader
         loader.go_on()
-        assert loader.process.wait(60) == 0
-    finally:
-        loader.process.kill()
-        loader.process.wait()
-        for stream in (loader.process.stdin, loader.process.stdout):
-            assert stream is not None
-            stream.close()
+        assert process.ended_well(60)
 
 
 def plan(mount: Mounted) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""Trainings that tests run beside themselves, and talk with: forks of the process that has imported torch."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# The first time torch is imported, which takes 5 s, and a minute when ten programs share two cores.
+PATIENCE_S = 120.0
+
+
+class TrainingProcess:
+    """A process that runs `main(connection, *arguments)`; what it sends through its connection is heard here."""
+
+    def __init__(self, main: Callable[..., None], *arguments: object) -> None:
+        """`main` must be a function of a module, for the process imports that."""
+        # Not fork: a test's process has threads.
+        context = multiprocessing.get_context("forkserver")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=main, args=(theirs, *arguments))
+        with theirs:
+            self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def hear(self) -> Any:
+        """What it says next; raises EOFError if it has ended."""
+        assert self._connection.poll(PATIENCE_S), "the training says nothing"
+        return self._connection.recv()
+
+    def tell(self, what: object) -> None:
+        self._connection.send(what)
+
+    def ended_well(self, within_s: float) -> bool:
+        """Whether it ends in time and without an error; it hears first that nobody tells it any more."""
+        self._connection.close()
+        self._process.join(within_s)
+        return self._process.exitcode == 0
+
+    def kill(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+
+
+@contextlib.contextmanager
+def training_process(main: Callable[..., None], *arguments: object) -> Iterator[TrainingProcess]:
+    """Start it; when the context ends, it is killed."""
+    process = TrainingProcess(main, *arguments)
+    try:
+        yield process
+    finally:
+        process.kill()

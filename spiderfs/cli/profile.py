@@ -12,6 +12,7 @@ import click
 
 from spiderfs.cli.control_files import explained, find_mount, printable, read_control, read_stats
 from spiderfs.errors import UsageError
+from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
 
 # rich and the parts that measure are imported where they are used, so that `spiderfs --help` does not wait for them.
@@ -49,6 +50,9 @@ _MB = 1e6
     show_default=True,
     help="How often an augmented sample is used before it is made again: reuse= of refurbish.",
 )
+@click.option(
+    "--total", type=click.IntRange(min=1), help="How many samples the training has, if the loader gives only some."
+)
 @click.option("--planned", is_flag=True, help="The training publishes plans, so no worker waits for the source.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
@@ -63,6 +67,7 @@ def profile(
     capacity: str | None,
     samples: int,
     uses: float,
+    total: int | None,
     planned: bool,
     json_path: Path | None,
     plot_path: Path | None,
@@ -72,11 +77,13 @@ def profile(
     Of the mount at MOUNTPOINT only the settings are used. The same source is mounted beside it for the time, with
     caches that are empty at first, once for originals and once for each view; what is read there is read from the
     source. The function of --loader gets the directory of such a mount. It is looked for in the working directory too.
+    The mount's cache directory keeps what was found, for mounts with the option forms.
     """
     from rich.console import Console
 
     from spiderfs.profiling.measure import Wanted, measure
     from spiderfs.profiling.private_mount import settings_in
+    from spiderfs.profiling.record import Record, save
 
     if plot_path is not None:
         _check_plot(loader, plot_path)
@@ -85,7 +92,7 @@ def profile(
         options, stats = settings_in(read_control(mount, "config")), read_stats(mount)
     except OSError as exc:
         raise explained(mount, exc) from exc
-    wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses)
+    wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses, total)
     size = float(stats["capacity_bytes"]) if capacity is None else _size(capacity)
     console = Console(highlight=False, soft_wrap=True)
     with _ended_by_signals(), console.status("Measuring") as status:
@@ -105,6 +112,7 @@ def profile(
     _show_speeds(speeds, console)
     if found is not None:
         _show_profile(found, console)
+    save(Record.of(speeds, found), CacheLayout(Path(options["cache_dir"])).profile)
     if json_path is not None:
         from spiderfs.cli.simulate import write_json
 

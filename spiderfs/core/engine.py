@@ -9,6 +9,11 @@ The budget (the capacity less the room for landing) is shared by the policy, whi
 leaves free, and the policy may fill whatever the blocks leave free. When both want more, blocks get `large_share` of
 the budget and the policy gets the rest.
 
+In a mount whose root shows some samples as views and the others as originals, the samples that are shown as views are
+members of the section "views" (`views_room.py`), and none of the policy's: they have been chosen so that all of them
+fit, so nothing about them has to be ranked. They may fill their share of what blocks leave; the policy may fill what
+they leave free.
+
 Readers publish plans of their coming reads (`schedule.py`), and jobs may exchange samples (`exchange.py`). While a plan
 is believed, or samples are exchanged, that overrules the policy's ranking (`foresight.py`).
 
@@ -37,6 +42,7 @@ from spiderfs.core.owed import Owed
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy, in_saved_order
 from spiderfs.core.schedule import Schedule
+from spiderfs.core.views_room import NO_VIEWS, VIEWS, ViewsRoom
 
 BLOCKS = "blocks"
 
@@ -50,7 +56,14 @@ class Member(NamedTuple):
 
 
 class Engine:
-    def __init__(self, policy: Policy, capacity_bytes: int, landing_bytes: int = 0, large_share: float = 0.5) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        capacity_bytes: int,
+        landing_bytes: int = 0,
+        large_share: float = 0.5,
+        views: ViewsRoom = NO_VIEWS,
+    ) -> None:
         if not 0 <= large_share <= 1:
             raise ValueError(f"large_share must lie between 0 and 1, not {large_share}")
         self.schedule = Schedule()
@@ -58,10 +71,14 @@ class Engine:
         self._policy = policy
         self._foresight = Foresight(policy, self.schedule, self.owed)
         self._large_share = large_share
+        self._views = views
         self._members: dict[Key, Member] = {}
         self._blocks: OrderedDict[Key, None] = OrderedDict()
-        self._section_bytes = _empty_sections(policy)
-        self._section_entries = _empty_sections(policy)
+        self._shown: dict[Key, None] = {}
+        # Members of which it is not known (yet) what they are shown as.
+        self._unnamed: set[Key] = set()
+        self._section_bytes = self._empty_sections()
+        self._section_entries = self._empty_sections()
         self._used_bytes = 0
         self._set_budget(capacity_bytes, landing_bytes)
         self.members: Mapping[Key, Member] = MappingProxyType(self._members)
@@ -94,24 +111,28 @@ class Engine:
         whether it is kept.
         """
         if key in self._members:
-            self._policy.hit(key, size)
-            self._foresight.changed(key)
-            return NOTHING
-        self._policy.missed(key, size)
+            self.read_unseen(key, size)
+            return self.place(key, size) if key in self._unnamed else NOTHING
+        if not self._is_view(key):
+            self._policy.missed(key, size)
         return self._offer(key, size)
 
     def read_unseen(self, key: Key, size: int) -> None:
         """Note that a reader got a sample from the kernel's memory; without bytes at hand it is no candidate."""
-        if key in self._members:
+        if key in self._members and key not in self._shown:
             self._policy.hit(key, size)
             self._foresight.changed(key)
 
     def would_keep(self, key: Key, size: int) -> bool:
         """Whether a sample that is no member would become one if `place` were called now."""
+        if self._is_view(key):
+            return self._view_fits(size)
         return self._victims(key, size, size, self._policy.section_for(key)) is not None
 
     def could_keep(self, key: Key, size: int) -> bool:
         """Whether a sample of this size fits its section's limit, whatever would have to leave for it."""
+        if self._is_view(key):
+            return size <= self._views_share()
         share = self._policy_share()
         return size <= min(share, self._policy.limit(self._policy.section_for(key), share, self.section_bytes))
 
@@ -123,10 +144,12 @@ class Engine:
         member = self._members.get(key)
         if member is None:
             return self._offer(key, size)
-        section = self._policy.section_for(key)
-        if section == member.section:
+        section = self._section_for(key)
+        if self._views.is_view(key) is not None:
+            self._unnamed.discard(key)
+        if section == member.section or (section == VIEWS and not self._view_fits(member.size)):
             return NOTHING
-        victims = self._victims(key, 0, member.size, section)
+        victims = [] if section == VIEWS else self._victims(key, 0, member.size, section)
         if victims is None:
             return NOTHING
         self._leave([*victims, key])
@@ -142,16 +165,16 @@ class Engine:
         over_budget = self._used_bytes + size - self._budget_bytes
         own = self._oldest_blocks(min(over_budget, blocks_bytes + size - blocks_share))
         freed = sum(self._members[block].size for block in own)
-        policys: list[Key] = []
+        samples: list[Key] = []
         if over_budget > freed:
             if blocks_bytes - freed + size > blocks_share:
                 return NOTHING
-            policys = self._surplus(self._budget_bytes - (blocks_bytes - freed + size))
+            samples = self._surplus(self._budget_bytes - (blocks_bytes - freed + size))
         self._leave(own)
-        self._leave(policys)
+        self._leave(samples)
         self._enter(key, size, BLOCKS)
         self._blocks[key] = None
-        return Changes(((key, BLOCKS),), (*own, *policys))
+        return Changes(((key, BLOCKS),), (*own, *samples))
 
     def forget(self, key: Key) -> None:
         """Remove a member that the store has lost: its `keep` came too late, or its record is corrupt."""
@@ -174,9 +197,9 @@ class Engine:
         over_budget = self._used_bytes - self._budget_bytes
         blocks = self._oldest_blocks(min(over_budget, self._section_bytes[BLOCKS] - self._blocks_share()))
         self._leave(blocks)
-        policys = self._surplus(self._policy_share())
-        self._leave(policys)
-        return Changes(drop=(*blocks, *policys))
+        samples = self._surplus(self._samples_share())
+        self._leave(samples)
+        return Changes(drop=(*blocks, *samples))
 
     def change_policy(self, policy: Policy) -> Changes:
         """Go on with another policy; it takes over the members, in the order in which the old policy ranked them."""
@@ -184,7 +207,7 @@ class Engine:
         policy.restore(members, {})
         self._policy = policy
         self._foresight = Foresight(policy, self.schedule, self.owed)
-        return self._adopt()
+        return self._adopt(self._shown)
 
     def restore(self, members: Iterable[tuple[Key, int, str]], state: Mapping[str, Any]) -> Changes:
         """Replace all members by what the store holds (key, bytes, section), for example after a remount.
@@ -196,10 +219,13 @@ class Engine:
         self._members.update((key, Member(size, section)) for key, size, section in members)
         blocks = (key for key, member in self._members.items() if member.section == BLOCKS)
         self._blocks = OrderedDict.fromkeys(in_saved_order(blocks, state.get(BLOCKS, ())))
-        samples = {key: member.size for key, member in self._members.items() if member.section != BLOCKS}
+        self._unnamed.clear()
+        shown = self._found_views()
+        samples = {key: size for key, (size, section) in self._members.items() if section != BLOCKS}
+        samples = {key: size for key, size in samples.items() if key not in shown}
         same_policy = state.get("policy") == self._policy.name
         self._policy.restore(samples, state.get("ranks", {}) if same_policy else {})
-        return self._adopt()
+        return self._adopt(shown)
 
     def state(self) -> dict[str, Any]:
         """The order of the blocks and the policy's state, in types that msgpack can carry.
@@ -294,16 +320,61 @@ class Engine:
         """Bytes of blocks that the policy cannot take back."""
         return int(self._budget_bytes * self._large_share)
 
-    def _policy_share(self) -> int:
-        """Bytes that the policy may fill: blocks keep their share, and less if they hold less now."""
+    def _samples_share(self) -> int:
+        """Bytes that samples may fill: blocks keep their share, and less if they hold less now."""
         return self._budget_bytes - min(self._section_bytes[BLOCKS], self._blocks_share())
 
+    def _views_share(self) -> int:
+        return self._views.limit(self._samples_share())
+
+    def _policy_share(self) -> int:
+        """Bytes that the policy may fill: what views leave free of those for samples."""
+        return self._samples_share() - self._views_bytes()
+
     def _policy_bytes(self) -> int:
-        return self._used_bytes - self._section_bytes[BLOCKS]
+        return self._used_bytes - self._section_bytes[BLOCKS] - self._views_bytes()
+
+    def _views_bytes(self) -> int:
+        return self._section_bytes.get(VIEWS, 0)
+
+    # -- samples that are shown as views
+
+    def _is_view(self, key: Key) -> bool:
+        return self._views.is_view(key) is True
+
+    def _section_for(self, key: Key) -> str:
+        return VIEWS if self._is_view(key) else self._policy.section_for(key)
+
+    def _view_fits(self, size: int) -> bool:
+        return self._views_bytes() + size <= self._views_share()
+
+    def _found_views(self) -> dict[Key, None]:
+        """The members that are shown as views; those of which that cannot be said are noted as unnamed."""
+        found: dict[Key, None] = {}
+        for key, member in self._members.items():
+            is_view = False if member.section == BLOCKS else self._views.is_view(key)
+            if is_view:
+                found[key] = None
+            elif is_view is None:
+                self._unnamed.add(key)
+        return found
+
+    def _offer_view(self, key: Key, size: int) -> Changes:
+        """As `_offer`: a view is kept if it fits its section, and the policy's samples make room for it."""
+        if not self._view_fits(size):
+            return NOTHING
+        victims = self._policy_surplus(self._policy_share() - size)
+        self._leave(victims)
+        borrowed = self._oldest_blocks(self._used_bytes + size - self._budget_bytes)
+        self._leave(borrowed)
+        self._admit(key, size, VIEWS)
+        return Changes(((key, VIEWS),), (*victims, *borrowed))
 
     # -- choosing victims ------------------------------------------------------------------------------------------
 
     def _offer(self, key: Key, size: int) -> Changes:
+        if self._is_view(key):
+            return self._offer_view(key, size)
         section = self._policy.section_for(key)
         victims = self._victims(key, size, size, section)
         if victims is None:
@@ -313,6 +384,8 @@ class Engine:
         borrowed = self._oldest_blocks(self._used_bytes + size - self._budget_bytes)
         self._leave(borrowed)
         self._admit(key, size, section)
+        if self._views.is_view(key) is None:
+            self._unnamed.add(key)
         return Changes(((key, section),), (*victims, *borrowed))
 
     def _victims(self, key: Key, more: int, size: int, section: str) -> list[Key] | None:
@@ -343,6 +416,8 @@ class Engine:
     def _enough(self, order: Iterable[Key], over: int) -> list[Key]:
         """The first keys of `order` that together free `over` bytes; an empty list if all keys together do not."""
         chosen: list[Key] = []
+        if over <= 0:
+            return chosen
         for key in order:
             chosen.append(key)
             over -= self._members[key].size
@@ -361,6 +436,14 @@ class Engine:
         return chosen
 
     def _surplus(self, share: int) -> list[Key]:
+        """The members that must leave so that samples hold at most `share` bytes, and views and policy their shares."""
+        views_bytes = self._views_bytes()
+        # All of them are as good as each other, so the newest ones leave, as with MinIO.
+        views = self._enough(reversed(self._shown), views_bytes - self._views.limit(share))
+        left = views_bytes - sum(self._members[key].size for key in views)
+        return views + self._policy_surplus(share - left)
+
+    def _policy_surplus(self, share: int) -> list[Key]:
         """The members that must leave so that the policy holds at most `share` bytes, and each section its limit."""
         chosen: dict[Key, None] = {}
         over_share = self._policy_bytes() - share
@@ -384,7 +467,10 @@ class Engine:
 
     def _admit(self, key: Key, size: int, section: str) -> None:
         self._enter(key, size, section)
-        self._policy.inserted(key, size)
+        if section == VIEWS:
+            self._shown[key] = None
+        else:
+            self._policy.inserted(key, size)
         self.owed.entered(key)
         self._foresight.inserted(key, section)
 
@@ -394,20 +480,25 @@ class Engine:
             self._section_bytes[section] -= size
             self._section_entries[section] -= 1
             self._used_bytes -= size
+            self._unnamed.discard(key)
             if section == BLOCKS:
                 del self._blocks[key]
+                continue
+            if section == VIEWS:
+                del self._shown[key]
             else:
                 self._policy.removed(key)
-                self.owed.left(key)
-                self._foresight.removed(key)
+            self.owed.left(key)
+            self._foresight.removed(key)
 
-    def _adopt(self) -> Changes:
-        """Put every member into the section that the policy wants it in, then evict what does not fit."""
-        self._section_bytes = _empty_sections(self._policy)
-        self._section_entries = _empty_sections(self._policy)
+    def _adopt(self, shown: dict[Key, None]) -> Changes:
+        """Put every member into the section that it belongs to, then evict what does not fit; `shown` are views."""
+        self._shown = shown
+        self._section_bytes = self._empty_sections()
+        self._section_entries = self._empty_sections()
         moved: list[tuple[Key, str]] = []
         for key, member in self._members.items():
-            section = BLOCKS if member.section == BLOCKS else self._policy.section_for(key)
+            section = BLOCKS if member.section == BLOCKS else VIEWS if key in shown else self._policy.section_for(key)
             if section != member.section:
                 moved.append((key, section))
             self._section_bytes[section] += member.size
@@ -418,6 +509,6 @@ class Engine:
         drop = self.settle().drop
         return Changes(tuple(move for move in moved if move[0] in self._members), drop)
 
-
-def _empty_sections(policy: Policy) -> dict[str, int]:
-    return dict.fromkeys((BLOCKS, *policy.sections), 0)
+    def _empty_sections(self) -> dict[str, int]:
+        views = (VIEWS,) if self._views.share else ()
+        return dict.fromkeys((BLOCKS, *views, *self._policy.sections), 0)

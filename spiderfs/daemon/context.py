@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from spiderfs.core.views_room import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
 from spiderfs.daemon.pipes.event_pipe import open_pipe
 from spiderfs.daemon.restarts import REFUSED_AFTER
@@ -22,6 +23,7 @@ from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import DIRECTORY
+from spiderfs.profiling.chosen_partition import Partition, chosen_partition
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
 from spiderfs.shared.names_asked import NamesAsked
 from spiderfs.shared.pushed_samples import PushedSamples
@@ -62,6 +64,7 @@ class MountContext:
     source: OpenedSource
     counters: SharedCounters
     forms: Forms
+    partition: Partition
     event_reader: int
     event_writer: int
     control_listener: socket.socket
@@ -104,7 +107,7 @@ class MountContext:
         Nobody may have it open. Raises MountError.
         """
         wiped = environment.claim(self.layout.store)
-        bind_to_view(self.layout, self.forms.fingerprint(self.forms.shown))
+        bind_to_view(self.layout, self.forms.of_root)
         return wiped
 
     def row(self, index: int) -> Counters:
@@ -137,6 +140,13 @@ class MountContext:
 
     def shown_views(self, catalogue: Catalogue) -> ShownViews:
         return ShownViews(catalogue, self.options.sample_max_bytes)
+
+    def views_room(self, catalogue: Catalogue) -> ViewsRoom:
+        """What of the cache is for views, where the root shows both these and originals."""
+        split = self.partition.split
+        if split is None or not self.forms.mixed:
+            return NO_VIEWS
+        return ViewsRoom(split.views, catalogue.is_shown_as_view)
 
     def client(self, counters: Counters, read: Read) -> SourceClient:
         options = self.options
@@ -175,7 +185,10 @@ def create_context(options: Options) -> MountContext:
     The caller must hold the cache directory's lock and have claimed the store.
     """
     layout = CacheLayout(options.cache_dir)
-    forms = Forms(options.recipes, options.shown_form, partial(_fingerprint, options), time.time())
+    partition = chosen_partition(options, layout.profile)
+    forms = Forms(
+        options.recipes, options.shown_form, partition.view_share, partial(_fingerprint, options), time.time()
+    )
     # Later the processes would find it out one by one.
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
@@ -187,6 +200,7 @@ def create_context(options: Options) -> MountContext:
         source=open_source(os.fspath(options.source), faults, hidden=DIRECTORY),
         counters=SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW),
         forms=forms,
+        partition=partition,
         event_reader=reader,
         event_writer=writer,
         control_listener=listener,

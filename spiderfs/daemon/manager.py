@@ -22,6 +22,7 @@ import trio
 
 from spiderfs.core.events import Access
 from spiderfs.core.guided import HubLimits
+from spiderfs.core.views_room import VIEWS
 from spiderfs.daemon.caching.bringing import Bell
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.capacity import CacheCapacity, source_bytes_of_last_mount
@@ -112,7 +113,8 @@ class Manager:
             counters,
             _hub_limits(options),
             noted_in(recording),
-            options.partials_share,
+            context.partition.partials_share,
+            context.views_room(catalogue),
         )
         self._survey = Survey(lister, source_bytes_of_last_mount(catalogue))
         self._capacity = CacheCapacity(options, self._survey, cache, catalogue)
@@ -206,8 +208,8 @@ class Manager:
         }
         acts: dict[str, Act] = {
             "config": partial(commands.change_config, self._options),
-            "warm": partial(commands.warm, self._warmer, options),
-            "evict": partial(commands.evict, self._warmer, self._cache, options),
+            "warm": partial(commands.warm, self._warmer, options, catalogue.forms),
+            "evict": partial(commands.evict, self._warmer, self._cache, options, catalogue.forms),
             "ratio": partial(commands.pin_ratio, training),
         }
         return ControlTable(renders, acts, refusal)
@@ -227,6 +229,7 @@ class Manager:
             counters=self._context.counters.totals(),
             source_reachable=self._context.counters.source_reachable(),
             forms=self._cached_forms(),
+            partition=self._context.partition,
         )
 
     def _cached_forms(self) -> Mapping[str, int]:
@@ -238,7 +241,11 @@ class Manager:
         cached = Counter(form for inode, form in looked_at if self._content.has(ContentKey(inode)))
         others = max(0, self._cache.status().samples - cached.total())
         # The length of a view is noted before the view is cached. Of views that are not looked at, most are the root's.
-        cached[forms.shown if len(looked_at) == _LOOKED_AT else ORIGINAL] += others
+        cached[ORIGINAL if len(looked_at) < _LOOKED_AT else forms.shown] += others
+        if len(looked_at) == _LOOKED_AT and forms.mixed:
+            views = self._cache.engine.section_entries[VIEWS]
+            cached[ORIGINAL] += max(0, cached[forms.shown] - views)
+            cached[forms.shown] = min(cached[forms.shown], views)
         return {
             form: cached[form] for form in (ORIGINAL, *forms.recipes) if cached[form] or form in (ORIGINAL, forms.shown)
         }

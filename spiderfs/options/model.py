@@ -20,13 +20,17 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from spiderfs.core.partition import Split
 from spiderfs.errors import ConfigError
 from spiderfs.options.mount_strings import options_in
 from spiderfs.options.paths import check_paths, check_source_answers, default_cache_dir
 from spiderfs.options.types import (
+    AUTO,
+    ONE_FORM,
     AbsolutePath,
     Budget,
     BytesPerSecond,
+    Forms,
     Mode,
     Neighbours,
     Number,
@@ -44,12 +48,24 @@ from spiderfs.options.units import Capacity, parse_duration, parse_size
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
 
 # Other rooms import all that concerns options from this module, wherever in this room it is defined.
-__all__ = ["Capacity", "OptionRow", "Options", "check_change", "default_rows", "parse_duration", "parse_size"]
+__all__ = [
+    "AUTO",
+    "ONE_FORM",
+    "Capacity",
+    "OptionRow",
+    "Options",
+    "check_change",
+    "default_rows",
+    "parse_duration",
+    "parse_size",
+]
 
 # The two options that the command line takes as arguments.
 ARGUMENTS = ("source", "mountpoint")
 
 LIVE: dict[str, Any] = {"live": True}
+# What is fetched has to land somewhere, and a training's other samples want some room.
+MOST_PARTIALS = 0.9
 # Nobody writes a longer file of options; the limit ends the reading of a device such as /dev/zero.
 _TOML_BYTES = 1 << 20
 
@@ -134,7 +150,7 @@ class Options(BaseModel):
     partials_share: Number = Field(
         default=0.5,
         ge=0,
-        le=0.9,
+        le=MOST_PARTIALS,
         description="share of the capacity that partly augmented samples may take, which loaders keep there"
         " (trainer_hook.refurbish)",
         examples=[0.5],
@@ -206,6 +222,12 @@ class Options(BaseModel):
         default=NO_VIEW,
         description=f"show images in another form: one of `views`, or {', '.join(READY)}; none shows originals",
         examples=["jpeg256"],
+    )
+    forms: Forms = Field(
+        default=ONE_FORM,
+        description="how the capacity is split among originals, views (of `view`) and partly augmented samples, in"
+        " percent; auto takes the best split that 'spiderfs profile' has found",
+        examples=["50-30-20"],
     )
     view_workers: int = Field(
         default_factory=default_view_workers,
@@ -400,6 +422,13 @@ class Options(BaseModel):
             raise ValueError("packages hold originals: leave out view, or packages")
         return view
 
+    @field_validator("forms")
+    @classmethod
+    def _check_forms(cls, forms: str, info: ValidationInfo) -> str:
+        if forms not in (ONE_FORM, AUTO) and Split.parse(forms).decoded and info.data.get("view") == NO_VIEW:
+            raise ValueError("the second percent is that of views: write 0 there, or choose a view with view=NAME")
+        return forms
+
     @property
     def recipes(self) -> Mapping[str, Recipe]:
         """The recipes of all views that the mount has; none with pyfuse3, which cannot list files of unknown sizes."""
@@ -444,6 +473,8 @@ class Options(BaseModel):
                 raise ConfigError(
                     f"no {field} is named: name it on the command line, or as '{field} = ...' in a --config file"
                 )
+        if "partials_share" in values and values.get("forms", ONE_FORM) != ONE_FORM:
+            raise ConfigError("forms says too how much augmented samples may take: leave out partials_share, or forms")
         check_source_answers(str(values["source"]))
         options = _validated(values, origins)
         check_paths(options.source, options.mountpoint, options.cache_dir)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
 
+from spiderfs.core.partition import Split
 from spiderfs.options.units import Capacity, format_duration, format_size, parse_duration, parse_size
 from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 
@@ -42,6 +43,14 @@ def _or(word: str) -> BeforeValidator:
 
 def _written_or(word: str, write: Any = str) -> PlainSerializer:
     return PlainSerializer(lambda value: word if value is None else write(value))
+
+
+# With these words `-o forms=` says that there is no split, or that the one of a profile is taken.
+ONE_FORM, AUTO = "none", "auto"
+
+
+def _forms(value: object) -> object:
+    return value if value in (ONE_FORM, AUTO) or not isinstance(value, str) else str(Split.parse(value))
 
 
 # These are functions because pydantic looks at a serializer's signature, and `str.format` shows none in Python 3.13.
@@ -85,5 +94,6 @@ BytesPerSecond = Annotated[
     BeforeValidator(lambda value: 0 if value == "unlimited" else parse_size(value)),
     PlainSerializer(lambda value: format_size(value) if value else "unlimited"),
 ]
+Forms = Annotated[str, BeforeValidator(_forms)]
 Policy = Annotated[str, AfterValidator(_mountable_policy)]
 Views = Annotated[dict[str, Recipe], PlainValidator(parse_recipes), PlainSerializer(format_recipes)]

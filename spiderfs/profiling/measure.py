@@ -12,7 +12,7 @@ from spiderfs.errors import UsageError
 from spiderfs.profiling.loader_process import Loader, Pass, loader_process
 from spiderfs.profiling.private_mount import private_mount
 from spiderfs.profiling.profile import Form, Profile, Reads, SourceSpeed
-from spiderfs.profiling.source_speed import cached_reads, files_below, source_speed
+from spiderfs.profiling.source_speed import cached_reads, count_files, files_below, source_speed
 from spiderfs.views.recipe import NO_VIEW
 
 # Files whose names and bytes are read to see how fast they come.
@@ -24,22 +24,27 @@ _PASSES = 2
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to measure: the loader as `module:function`, the views, and how many samples at most."""
+    """What to measure: the loader as `module:function`, the views, and how many samples at most.
+
+    `total` is how many samples the training has; None: those of the loader, or of the source if there is no loader.
+    """
 
     loader: str | None
     views: tuple[str, ...]
     samples: int
     planned: bool
     uses: float
+    total: int | None = None
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """What is known of a mount without a loader."""
+    """What is known of a mount without a loader: of a training that has so many `samples`."""
 
     source: SourceSpeed
     reads: dict[str, Reads]
     """Of cached files in each form: by the view's name, or NO_VIEW for originals."""
+    samples: int
 
 
 def measure(
@@ -64,7 +69,8 @@ def measure(
             if not files:
                 raise UsageError(f"{options['source']} has no files to read: name a mount of a data set")
             source = source_speed(files, int(options["fetches"]))
-            speeds = Speeds(source, {NO_VIEW: cached_reads(files[:_READ_AGAIN], 1)})
+            samples = wanted.total or (count_files(mount.root) if loader is None else loader.facts.samples)
+            speeds = Speeds(source, {NO_VIEW: cached_reads(files[:_READ_AGAIN], 1)}, samples)
         say("originals")
         found = None if loader is None else _originals(loader, speeds, cache_bytes, wanted)
         for view in wanted.views:
@@ -95,7 +101,7 @@ def _originals(loader: Loader, speeds: Speeds, cache_bytes: float, wanted: Wante
         cache_bytes=cache_bytes,
         cores=len(os.sched_getaffinity(0)),
         source=speeds.source,
-        samples=facts.samples,
+        samples=speeds.samples,
         workers=facts.workers,
         batch=facts.batch,
         step_s=step_s,

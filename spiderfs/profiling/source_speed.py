@@ -21,17 +21,22 @@ _FIRST_FILES = 16
 
 def files_below(root: Path, most: int) -> list[Path]:
     """The first regular files that are listed, which makes their names known to the mount."""
+    return list(islice(_walk(root), most))
 
-    def walk(directory: Path) -> Iterator[Path]:
-        with os.scandir(directory) as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
-        for entry in listed:
-            if entry.is_dir(follow_symlinks=False):
-                yield from walk(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False):
-                yield Path(entry.path)
 
-    return list(islice(walk(root), most))
+def count_files(root: Path) -> int:
+    """How many regular files there are; this lists all of them."""
+    return sum(1 for _ in _walk(root))
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    with os.scandir(directory) as entries:
+        listed = sorted(entries, key=lambda entry: entry.name)
+    for entry in listed:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path))
+        elif entry.is_file(follow_symlinks=False):
+            yield Path(entry.path)
 
 
 def source_speed(files: list[Path], most_readers: int) -> SourceSpeed:

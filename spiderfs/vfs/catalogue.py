@@ -31,7 +31,7 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -195,6 +195,14 @@ class Catalogue:
         rows = self._records.get_many("inode", [_INODE_KEY.pack(inode) for inode in inodes])
         return [b"?" if row is None else row[_STAT.size :] for row in rows]
 
+    def is_shown_as_view(self, inode: Any) -> bool | None:
+        """Whether the root shows a view of this file; None if nothing is recorded of the inode."""
+        row = self._records.get("inode", _INODE_KEY.pack(inode))
+        if row is None:
+            return None
+        place = self.forms.place(row[_STAT.size :])
+        return not place.root and place.form != ORIGINAL
+
     def find(self, parent: int, name: bytes) -> Dentry | None:
         hashed = _name_hash(name)
         row = self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))
@@ -281,7 +289,7 @@ class Catalogue:
         row = _MOUNTED_AT.pack(self.forms.mounted_at_s) + self._fingerprint(form)
         self.record_fact(_FINGERPRINT_FACT + form, row)
         found = self.node(ROOT_INODE).stat
-        if form == self.forms.shown:
+        if form == self.forms.linked:
             found = found._replace(mode=stat.S_IFLNK | 0o777, size=len(ROOT_LINK), mtime_ns=0)
         return self.record(VIEWS_INODE, os.fsencode(form), found, self._now())
 

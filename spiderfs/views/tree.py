@@ -3,6 +3,10 @@
 The **forms** of a file are the original and its views. `.spiderfs/views/NAME/a/b` is the form NAME of the source's file
 `a/b`. The name of the form that the root itself shows is a symbolic link to the root there: so each file has one path,
 one inode and one copy in the cache for each form, and a path below `.spiderfs/views` is right whatever the root shows.
+
+The root may also show some files as views and the others as originals. Which ones follows from a hash of the path, so
+it is the same for every process, mount and epoch, and has nothing to do with what is in a file. Then each form has a
+directory of its own in `.spiderfs/views`.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
+
+import xxhash
 
 from spiderfs.sources.source import Source, SourceStat, Version
 from spiderfs.views.recipe import ORIGINAL, Recipe
@@ -19,6 +25,7 @@ ROOT_LINK = b"../.."
 """What the name of the form that the root shows is a link to."""
 _ABOVE = (b".spiderfs", VIEWS_DIRECTORY)
 _BELOW = VIEWS_DIRECTORY + b"/"
+_HASHES = 1 << 64
 
 
 class Place(NamedTuple):
@@ -39,16 +46,24 @@ class Forms:
         self,
         recipes: Mapping[str, Recipe] | None = None,
         shown: str = ORIGINAL,
+        share: float = 1.0,
         fingerprint: Callable[[Recipe], bytes] = lambda recipe: str(recipe).encode(),
         mounted_at_s: float = 0.0,
     ) -> None:
-        """`recipes`: those of all views; without any there is no directory of views. `shown`: what the root shows.
+        """`recipes`: those of all views; without any there is no directory of views. `shown`: what the root shows,
+        of this `share` of the files; of the others the original.
 
         `fingerprint` says what a recipe's bytes depend on; it may take a tenth of a second. `mounted_at_s` tells the
         present mount from others.
         """
         self.recipes = recipes or {}
-        self.shown = shown
+        self._below = round(share * _HASHES)
+        self.shown = shown if self._below else ORIGINAL
+        """The view that the root shows, or ORIGINAL."""
+        self.mixed = self.shown != ORIGINAL and self._below < _HASHES
+        """Whether the root shows that view of some files, and the others as originals."""
+        self.linked = "" if self.mixed else self.shown
+        """The form whose name is a link to the root; empty if there is none."""
         self.mounted_at_s = mounted_at_s
         self._fingerprint_of = fingerprint
         self._fingerprints: dict[str, bytes] = {ORIGINAL: b""}
@@ -61,22 +76,33 @@ class Forms:
     @property
     def roots(self) -> list[bytes]:
         """The directories below which files are shown: the root of the mount, and one for each other form."""
-        others = [_BELOW + name for name in self.names if os.fsdecode(name) != self.shown]
+        others = [_BELOW + name for name in self.names if os.fsdecode(name) != self.linked]
         return [b"", *others]
 
     def place(self, path: bytes) -> Place:
         """What lies at a path of the mount."""
         if not path.startswith(b".spiderfs"):
-            return Place(self.shown, b"", path)
+            return Place(self._form_at_root(path), b"", path)
         if path.startswith(_BELOW):
             name, _, below = path[len(_BELOW) :].partition(b"/")
             form = os.fsdecode(name)
-            if form == self.shown:
+            if form == self.linked:
                 return Place(form, b"", below)
             if form == ORIGINAL or form in self.recipes:
                 return Place(form, _BELOW + name, below)
         # The directories above show the attributes of the root. Nothing else of the source can be seen at such a path.
-        return Place(self.shown, b"", b"" if path in _ABOVE else path)
+        return Place(self._form_at_root(path), b"", b"" if path in _ABOVE else path)
+
+    def _form_at_root(self, path: bytes) -> str:
+        if self.mixed and xxhash.xxh3_64_intdigest(path) >= self._below:
+            return ORIGINAL
+        return self.shown
+
+    @property
+    def of_root(self) -> bytes:
+        """What the forms of the root's files depend on; empty for originals. It may take a tenth of a second."""
+        fingerprint = self.fingerprint(self.shown)
+        return b"%s %x" % (fingerprint, self._below) if self.mixed else fingerprint
 
     def known_fingerprint(self, form: str) -> bytes | None:
         """The fingerprint of a form, empty for originals; None if it has yet to be found out."""

@@ -20,9 +20,11 @@ from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import HasHubs, HubLimits
 from spiderfs.core.hints import Budget, Hint, Lost
+from spiderfs.core.landing import landing_room
 from spiderfs.core.partials import PARTIALS, Partials
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.restocked import Restocked
+from spiderfs.core.views_room import NO_VIEWS, ViewsRoom
 from spiderfs.errors import StoreError
 from spiderfs.metrics import Counters
 from spiderfs.policies import mountable_policies
@@ -31,15 +33,11 @@ from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member
 
 log = logging.getLogger(__name__)
 
-# Landing holds fetched files until the manager has decided about them, some 10 ms. It gets 5 % of a small cache, and at
-# most 64 MiB of a large one: 600 files of 112 kB, a fifth of a second at full speed. While plans are followed, nearly
-# every file that lands was fetched ahead and leaves landing at once. The number of these fetches is known, so landing
-# gets room for them alone, and members can use the rest. Where landing still loses records, because workers fetch too
-# or the manager does not run at once, it gets room for one more with each that it lost, up to a tenth of the cache: a
-# place for a member saves one fetch in an epoch, and each lost record costs one.
-LANDING_SHARE = 0.05
+# While plans are followed, nearly every file that lands was fetched ahead and leaves landing at once. The number of
+# these fetches is known, so landing gets room for them alone, and members can use the rest. Where landing still loses
+# records, because workers fetch too or the manager does not run at once, it gets room for one more with each that it
+# lost, up to a tenth of the cache: a place for a member saves one fetch in an epoch, and each lost record costs one.
 LANDING_MOST_SHARE = 0.1
-LANDING_MAX_BYTES = 64 << 20
 # Landing has room for so many of the largest files. With room for one alone, each such file would push out all others.
 LANDING_FILES = 4
 
@@ -78,6 +76,7 @@ class CacheControl:
         hub_limits: HubLimits | None = None,
         note: Callable[[Hint], None] = lambda hint: None,
         partials_share: float = 0.5,
+        views: ViewsRoom = NO_VIEWS,
     ) -> None:
         """`note` hears what the engine hears beside accesses."""
         self._content = content
@@ -91,7 +90,7 @@ class CacheControl:
         self._expected_files: int | None = None
         self._lost_files = 0
         self._hub_limits = hub_limits or HubLimits()
-        self.engine = Engine(self._made(policy), 0, 0, large_share)
+        self.engine = Engine(self._made(policy), 0, 0, large_share, views)
 
     def status(self) -> CacheStatus:
         usage, engine = self._content.usage(), self.engine
@@ -203,10 +202,10 @@ class CacheControl:
         return merged((Changes(drop=tuple(gone)), self.engine.resize(room_bytes, self._left_bytes)))
 
     def _landing_bytes(self) -> int:
-        share = min(int(self._capacity_bytes * LANDING_SHARE), LANDING_MAX_BYTES)
+        share = landing_room(self._capacity_bytes)
         if self._expected_files is not None and self.engine.members:
             mean_bytes = self.engine.used_bytes // len(self.engine.members)
-            most = min(int(self._capacity_bytes * LANDING_MOST_SHARE), LANDING_MAX_BYTES)
+            most = landing_room(self._capacity_bytes, LANDING_MOST_SHARE)
             share = min(min(share, self._expected_files * mean_bytes) + self._lost_files * mean_bytes, most)
         return min(max(share, LANDING_FILES * self._largest_bytes), self._capacity_bytes // 2)
 

@@ -22,15 +22,15 @@ _CONTROL_NAME = os.fsdecode(VIEWS_DIRECTORY.partition(b"/")[0])
 class Pattern:
     """`text` is relative to the mount's root, or begins with the mount point.
 
-    `shown` is the name of the form that the root shows: the files below it in `.spiderfs/views` are those of the root.
+    `linked` is the name in `.spiderfs/views` that is a link to the root: the files below it are those of the root.
     """
 
-    def __init__(self, text: bytes, mountpoint: bytes, shown: str = ORIGINAL) -> None:
+    def __init__(self, text: bytes, mountpoint: bytes, linked: str = ORIGINAL) -> None:
         path = text
         if path == mountpoint or path.startswith(mountpoint.rstrip(b"/") + b"/"):
             path = path[len(mountpoint) :]
         parts = [part for part in path.split(b"/") if part not in (b"", b".")]
-        root = [*VIEWS_DIRECTORY.split(b"/"), os.fsencode(shown)]
+        root = [*VIEWS_DIRECTORY.split(b"/"), os.fsencode(linked)]
         if parts[: len(root)] == root:
             parts = parts[len(root) :]
         self.path = b"/".join(parts)

@@ -12,6 +12,7 @@ from spiderfs.daemon.control.live_options import LiveOptions
 from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
+from spiderfs.views.tree import Forms
 
 
 async def change_config(options: LiveOptions, text: bytes) -> None:
@@ -28,14 +29,14 @@ async def change_config(options: LiveOptions, text: bytes) -> None:
     await options.change(settings)
 
 
-async def warm(warmer: Warmer, options: Options, text: bytes) -> None:
+async def warm(warmer: Warmer, options: Options, forms: Forms, text: bytes) -> None:
     """Begin to fetch the files that the lines name."""
-    warmer.warm(_patterns(options, text))
+    warmer.warm(_patterns(options, forms, text))
 
 
-async def evict(warmer: Warmer, cache: CacheControl, options: Options, text: bytes) -> None:
+async def evict(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
     """Drop the files that the lines name from the cache."""
-    await warmer.evict(_patterns(options, text), cache.evict)
+    await warmer.evict(_patterns(options, forms, text), cache.evict)
 
 
 async def pin_ratio(training: Training, text: bytes) -> None:
@@ -48,9 +49,9 @@ async def pin_ratio(training: Training, text: bytes) -> None:
     training.pin_ratio(ratio)
 
 
-def _patterns(options: Options, text: bytes) -> Sequence[Pattern]:
+def _patterns(options: Options, forms: Forms, text: bytes) -> Sequence[Pattern]:
     mountpoint = os.fsencode(options.mountpoint)
-    patterns = [Pattern(line, mountpoint, options.shown_form) for line in text.split(b"\n") if line]
+    patterns = [Pattern(line, mountpoint, forms.linked) for line in text.split(b"\n") if line]
     if not patterns:
         raise ConfigError("no path: write one path or glob a line")
     return patterns

@@ -11,6 +11,7 @@ from spiderfs.daemon.caching.survey import SurveyStatus
 from spiderfs.daemon.training.job_accounts import JobStatus
 from spiderfs.daemon.training.trainer import TrainerStatus
 from spiderfs.options.model import Options
+from spiderfs.profiling.chosen_partition import Partition
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class MountStatus:
     source_reachable: bool
     forms: Mapping[str, int]
     """How many samples are cached in which form."""
+    partition: Partition
 
     def gauges(self) -> dict[str, float]:
         """The metrics of `metrics.GAUGES`."""

@@ -39,6 +39,7 @@ def stats(status: MountStatus) -> bytes:
             (f"  {name}", f"{round_size(section.bytes)}, {section.entries} records")
             for name, section in cache.sections.items()
         ),
+        *_split_rows(status),
         *_view_rows(status),
         ("on disk", round_size(status.disk_bytes)),
         ("opens", f"{opens}, {counters['opens_hit'] / max(1, opens):.1%} served without waiting for the source"),
@@ -80,8 +81,18 @@ def _view_rows(status: MountStatus) -> list[tuple[str, str]]:
     if status.forms.keys() == {ORIGINAL} and not made:
         return []
     recipe = f" ({status.options.recipes[shown]})" if shown != ORIGINAL else ""
+    split, of = status.partition.split, status.partition.view_share
+    of_samples = f" of {of:.1%} of the files" if shown != ORIGINAL and split is not None else ""
     cached = ", ".join(f"{count} {form}" for form, count in status.forms.items())
-    return [("view", f"{shown}{recipe}, {made} made"), ("  cached", f"{cached} samples")]
+    return [("view", f"{shown}{recipe}{of_samples}, {made} made"), ("  cached", f"{cached} samples")]
+
+
+def _split_rows(status: MountStatus) -> list[tuple[str, str]]:
+    split = status.partition.split
+    if split is None:
+        return []
+    originals, views, augmented = (f"{share:.0%}" for share in split)
+    return [("split", f"{split}: {originals} of the capacity for originals, {views} views, {augmented} augmented")]
 
 
 def _capacity(status: MountStatus) -> str:
@@ -149,6 +160,8 @@ def stats_json(status: MountStatus) -> bytes:
         "entries": cache.entries,
         "view": options.view,
         "forms": dict(status.forms),
+        "split": None if status.partition.split is None else str(status.partition.split),
+        "view_share": status.partition.view_share if options.shown_form != ORIGINAL else 0.0,
         "source_bytes": status.survey.source_bytes if status.survey.done else None,
         "sections": {
             name: {"bytes": section.bytes, "entries": section.entries} for name, section in cache.sections.items()

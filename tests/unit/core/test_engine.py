@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from spiderfs.core.changes import NOTHING, Changes
 from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.policy import SAMPLES, Key, Policy
+from spiderfs.core.views_room import NO_VIEWS, VIEWS, ViewsRoom
 from spiderfs.policies import mountable_policies
 from spiderfs.policies.lfu import LFU
 from spiderfs.policies.lru import LRU
@@ -246,6 +247,58 @@ def test_score_of_a_block_is_nothing() -> None:
     assert (engine.score(1), engine.score(2), engine.score((9, 0))) == (1.0, 0.0, 0.0)
 
 
+def shows_odd_ones_as_views(share: float) -> ViewsRoom:
+    return ViewsRoom(share, lambda key: key % 2 == 1)  # type: ignore[operator]
+
+
+def test_views_take_their_share_from_originals_and_no_more() -> None:
+    engine = Engine(MinIO(), 100, views=shows_odd_ones_as_views(0.4))
+    for key in range(0, 20, 2):
+        assert engine.opened(key, 10).keep == ((key, SAMPLES),)
+    assert engine.would_keep(1, 10)
+    assert engine.opened(1, 10) == Changes(((1, VIEWS),), (18,))
+    assert engine.opened(3, 30) == Changes(((3, VIEWS),), (16, 14, 12))
+    assert not engine.would_keep(5, 10)
+    assert engine.could_keep(5, 40)
+    assert not engine.could_keep(5, 41)
+    assert engine.opened(5, 10) == NOTHING
+    assert engine.opened(30, 10) == NOTHING
+    assert dict(engine.section_bytes) == {SAMPLES: 60, VIEWS: 40, BLOCKS: 0}
+
+
+def test_no_original_makes_a_view_leave_whatever_it_is_worth() -> None:
+    engine = Engine(LRU(), 40, views=shows_odd_ones_as_views(0.5))
+    for key in (1, 3, *range(0, 40, 2)):
+        engine.opened(key, 10)
+    assert set(engine.members) == {1, 3, 36, 38}
+    # What views leave free is for originals.
+    engine.evict([1])
+    assert engine.opened(2, 10) == Changes(((2, SAMPLES),))
+
+
+def test_blocks_and_a_smaller_cache_leave_views_their_share_of_the_rest() -> None:
+    engine = Engine(MinIO(), 80, large_share=0.5, views=shows_odd_ones_as_views(0.5))
+    for key in (1, 3, 5, 7, 2, 4, 6, 8):
+        engine.opened(key, 10)
+    for block in range(5):
+        engine.block_read((100, block), 10)
+    assert dict(engine.section_bytes) == {SAMPLES: 20, VIEWS: 20, BLOCKS: 40}
+    assert set(engine.resize(40, 0).drop) == {(100, 1), (100, 2), 3, 4}
+
+
+def test_a_later_mount_knows_views_by_their_names() -> None:
+    named = {1}
+    views = ViewsRoom(0.5, lambda key: key % 2 == 1 if key in named else None)  # type: ignore[operator]
+    engine = Engine(MinIO(), 40, views=views)
+    changes = engine.restore([(1, 10, VIEWS), (3, 10, VIEWS), (2, 10, SAMPLES)], {})
+    # Nobody has looked for 3 yet, and perhaps nobody ever will: it is an ordinary sample until then.
+    assert changes == Changes(((3, SAMPLES),))
+    assert engine.opened(3, 10) == NOTHING
+    named.add(3)
+    assert engine.opened(3, 10) == Changes(((3, VIEWS),))
+    assert engine.opened(3, 10) == NOTHING
+
+
 @pytest.mark.parametrize(("capacity", "landing", "share"), [(-1, 0, 0.5), (10, -1, 0.5), (10, 0, 1.5)])
 def test_impossible_sizes_are_refused(capacity: int, landing: int, share: float) -> None:
     with pytest.raises(ValueError, match=r"capacity|large_share"):
@@ -268,11 +321,22 @@ def size_of(key: Key) -> int:
 class EngineAgainstModel(RuleBasedStateMachine):
     """The model is a store: it does what each Changes says, and knows nothing else."""
 
-    @initialize(policy=POLICY_NAMES, capacity=CAPACITIES, landing=LANDINGS, share=st.sampled_from([0.0, 0.3, 0.5, 1.0]))
-    def begin(self, policy: str, capacity: int, landing: int, share: float) -> None:
+    @initialize(
+        policy=POLICY_NAMES,
+        capacity=CAPACITIES,
+        landing=LANDINGS,
+        share=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+        views_share=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
+    )
+    def begin(self, policy: str, capacity: int, landing: int, share: float, views_share: float) -> None:
         self.share = share
-        self.engine = Engine(SUBJECTS[policy](), capacity, landing, share)
+        self.unnamed: set[Key] = set()
+        self.views = ViewsRoom(views_share, self.is_view) if views_share else NO_VIEWS
+        self.engine = Engine(SUBJECTS[policy](), capacity, landing, share, self.views)
         self.stored: dict[Key, str] = {}
+
+    def is_view(self, key: Key) -> bool | None:
+        return None if key in self.unnamed else hash(key) % 3 == 0
 
     def follow(self, changes: Changes, candidate: Key | None = None) -> None:
         kept = [key for key, _ in changes.keep]
@@ -286,6 +350,10 @@ class EngineAgainstModel(RuleBasedStateMachine):
     @rule(key=SAMPLE_KEYS)
     def opened(self, key: int) -> None:
         self.follow(self.engine.opened(key, size_of(key)), key)
+
+    @rule(key=SAMPLE_KEYS)
+    def looked_up(self, key: int) -> None:
+        self.unnamed.discard(key)
 
     @rule(key=SAMPLE_KEYS)
     def place(self, key: int) -> None:
@@ -318,11 +386,12 @@ class EngineAgainstModel(RuleBasedStateMachine):
     def change_policy(self, policy: str) -> None:
         self.follow(self.engine.change_policy(SUBJECTS[policy]()))
 
-    @rule(policy=POLICY_NAMES, capacity=CAPACITIES, remembers=st.booleans(), lost=SAMPLE_KEYS)
-    def remount(self, policy: str, capacity: int, remembers: bool, lost: int) -> None:
+    @rule(policy=POLICY_NAMES, capacity=CAPACITIES, remembers=st.booleans(), lost=SAMPLE_KEYS, named=st.booleans())
+    def remount(self, policy: str, capacity: int, remembers: bool, lost: int, named: bool) -> None:
+        self.unnamed = set() if named else set(self.stored)
         state = self.engine.state() if remembers else {}
         self.stored.pop(lost, None)
-        self.engine = Engine(SUBJECTS[policy](), capacity, 0, self.share)
+        self.engine = Engine(SUBJECTS[policy](), capacity, 0, self.share, self.views)
         self.follow(self.engine.restore([(key, size_of(key), place) for key, place in self.stored.items()], state))
 
     @invariant()
@@ -338,7 +407,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def policy_knows_exactly_the_members(self) -> None:
-        samples = {key for key, member in self.engine.members.items() if member.section != BLOCKS}
+        samples = {key for key, member in self.engine.members.items() if member.section not in (BLOCKS, VIEWS)}
         order = list(self.engine.policy.eviction_order())
         assert len(order) == len(samples)
         assert set(order) == samples

@@ -18,6 +18,7 @@ from spiderfs.core.guided import Adjustable, Guided, HasHubs
 from spiderfs.core.hints import Hub
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key, Policy
+from spiderfs.core.views_room import VIEWS
 from spiderfs.policies import mountable_policies
 from spiderfs.policies.belady import Belady
 from spiderfs.policies.lru import LRU
@@ -121,10 +122,13 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
         self.follow(self.engine.settle())
 
     def offered(self, key: int, changes: Changes) -> None:
-        """Follow changes for a candidate: members of its section that leave are used later than it, or never."""
+        """Follow changes for a candidate: members of its section that leave are used later than it, or never.
+
+        Views take the room that is theirs, whatever it is used for.
+        """
         self.follow(changes, key)
         schedule, policy = self.engine.schedule, self.engine.policy
-        if not schedule.active or policy.section_for(key) != policy.foreseen:
+        if self.views.is_view(key) or not schedule.active or policy.section_for(key) != policy.foreseen:
             return
         use_s = schedule.next_use_s(key)
         for victim in changes.drop:
@@ -135,7 +139,7 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
     @invariant()
     def every_member_may_leave_once(self) -> None:
         order = list(self.engine._foresight.eviction_order())
-        samples = {key for key, member in self.engine.members.items() if member.section != BLOCKS}
+        samples = {key for key, member in self.engine.members.items() if member.section not in (BLOCKS, VIEWS)}
         assert len(order) == len(samples)
         assert set(order) == samples
         for section in self.engine.policy.sections:

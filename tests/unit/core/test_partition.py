@@ -26,6 +26,7 @@ from spiderfs.core.partition import (
     samples_in,
     splits,
     throughputs,
+    view_share,
 )
 
 percent = st.integers(0, 100)
@@ -214,3 +215,34 @@ def test_no_split_is_better_than_the_best(
     predicted = predicted_by(capacities, demands, cache_bytes, uses)
     best = predicted(best_split(predicted, 20))
     assert all(predicted(split) <= best * (1 + 1e-5) for split in splits(20))
+
+
+@given(SPLITS)
+def test_a_split_is_read_as_it_is_written(split: Split) -> None:
+    assert Split.parse(str(split)) == pytest.approx(split)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("50-50", "like 50-30-20"),
+        ("a-b-c", "like 50-30-20"),
+        ("-10-60-50", "like 50-30-20"),
+        ("33.3-33.3-33.4", "like 50-30-20"),
+        ("50-50-0\n", "like 50-30-20"),
+        ("60-60-0", "add up to 120"),
+        ("0-0-0", "add up to 0"),
+    ],
+)
+def test_what_is_no_split_is_refused_with_what_to_write(text: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        Split.parse(text)
+
+
+def test_so_many_samples_are_views_that_these_just_fit() -> None:
+    sizes = FormSizes(encoded=100.0, decoded=200.0, augmented=150.0)
+    assert view_share(Split(0.5, 0.5, 0.0), 100_000, 20_000, 1_000, sizes) == pytest.approx(0.97 * 0.2)
+    assert view_share(Split(0.2, 0.2, 0.6), 100_000, 20_000, 1_000, sizes) == pytest.approx(0.97 * 0.05)
+    assert view_share(Split(1.0, 0.0, 0.0), 100_000, 0, 1_000, sizes) == 0.0
+    assert view_share(Split(0.0, 0.0, 1.0), 100_000, 5_000, 1_000, sizes) == 0.0
+    assert view_share(Split(0.0, 1.0, 0.0), 1e9, 0, 1_000, sizes) == 1.0

@@ -1,0 +1,62 @@
+"""How a mount partitions its cache among forms: as its option `forms` says, with what a profile has measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from spiderfs.core.landing import landing_room
+from spiderfs.core.partition import FormSizes, Split, view_share
+from spiderfs.errors import ConfigError
+from spiderfs.options.model import AUTO, MOST_PARTIALS, ONE_FORM, Options
+from spiderfs.profiling.record import Record, load
+from spiderfs.views.recipe import NO_VIEW
+
+
+class Partition(NamedTuple):
+    """`split` is that of the capacity, None if there is none.
+
+    `view_share` is the share of all files that the root shows as views, if it shows a view at all, and
+    `partials_share` the share of the capacity that augmented samples may take.
+    """
+
+    split: Split | None
+    view_share: float
+    partials_share: float
+
+
+def chosen_partition(options: Options, record_path: Path) -> Partition:
+    """The partition of a mount with these options; raises ConfigError if it needs a profile that is not there."""
+    if options.forms == ONE_FORM:
+        return Partition(None, 1.0, options.partials_share)
+    view = None if options.view == NO_VIEW else options.view
+    if options.forms == AUTO:
+        record = load(record_path)
+        profile = None if record is None else record.profile
+        if record is None or profile is None or (view is not None and view not in profile.views):
+            raise _unprofiled(options, f"--loader MODULE:FUNCTION --view {options.view}")
+        split = replace(profile, cache_bytes=float(_capacity_bytes(options, record))).best(view)
+    else:
+        split = Split.parse(options.forms)
+        record = load(record_path) if split.decoded else None
+        if split.decoded and (record is None or view not in record.sample_bytes):
+            raise _unprofiled(options, f"--view {options.view}")
+    share = 0.0
+    if split.decoded and record is not None and view is not None:
+        capacity = _capacity_bytes(options, record)
+        sizes = FormSizes(record.sample_bytes[NO_VIEW], record.sample_bytes[view], 0.0)
+        share = view_share(split, capacity, landing_room(capacity), record.samples, sizes)
+    return Partition(split, share, min(split.augmented, MOST_PARTIALS))
+
+
+def _capacity_bytes(options: Options, record: Record) -> int:
+    """A share of the source is one of what was profiled."""
+    return options.capacity.budget_bytes(int(record.samples * record.sample_bytes[NO_VIEW]))
+
+
+def _unprofiled(options: Options, words: str) -> ConfigError:
+    return ConfigError(
+        f"forms={options.forms} needs to know what samples take: mount without forms once and run"
+        f" 'spiderfs profile {options.mountpoint} {words}'"
+    )

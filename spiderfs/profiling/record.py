@@ -1,0 +1,80 @@
+"""What the last `spiderfs profile` of a mount has found, as the mounts to come find it in the cache directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spiderfs.errors import UsageError
+from spiderfs.profiling.profile import Cost, Form, Profile, Reads, SourceSpeed
+from spiderfs.views.recipe import NO_VIEW
+
+# A mount that looks for a record needs nothing of what measures.
+if TYPE_CHECKING:
+    from spiderfs.profiling.measure import Speeds
+
+
+@dataclass(frozen=True)
+class Record:
+    """How many samples the training has, the mean bytes of one as an original and as each view, and the profile.
+
+    The bytes are by the view's name, and NO_VIEW. The profile is None as long as no loader was measured.
+    """
+
+    samples: int
+    sample_bytes: dict[str, float]
+    profile: Profile | None
+
+    @classmethod
+    def of(cls, speeds: Speeds, found: Profile | None) -> Record:
+        sizes = {name: reads.bytes / reads.files for name, reads in speeds.reads.items()}
+        if found is not None:
+            sizes = {NO_VIEW: found.encoded.sample_bytes}
+            sizes |= {view: form.sample_bytes for view, form in found.views.items()}
+        return cls(speeds.samples, sizes, found)
+
+
+def save(record: Record, path: Path) -> None:
+    """Replace what was found before, but for the profile of a loader if none was measured now; raises UsageError."""
+    before = load(path)
+    profile = record.profile or (before.profile if before is not None else None)
+    told = {**asdict(record), "profile": None if profile is None else asdict(profile)}
+    new = path.with_suffix(".new")
+    try:
+        new.write_text(json.dumps(told) + "\n")
+        new.chmod(0o600)
+        new.rename(path)
+    except OSError as exc:
+        raise UsageError(
+            f"{path} cannot be written ({exc.strerror}), so no mount can go by this profile: run it as the mount's user"
+        ) from exc
+
+
+def load(path: Path) -> Record | None:
+    """The record that lies there; None if there is none that can be read."""
+    try:
+        told = json.loads(path.read_bytes())
+        profile = told["profile"]
+        sizes = {str(name): float(size) for name, size in told["sample_bytes"].items()}
+        return Record(int(told["samples"]), sizes, None if profile is None else _profile(profile))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _profile(told: dict[str, Any]) -> Profile:
+    views = {name: _form(form) for name, form in told["views"].items()}
+    rest = {
+        "source": SourceSpeed(*told["source"]),
+        "uncached": Cost(*told["uncached"]),
+        "encoded": _form(told["encoded"]),
+        "augmented": _form(told["augmented"]),
+        "views": views,
+    }
+    return Profile(**{**told, **rest})
+
+
+def _form(told: dict[str, Any]) -> Form:
+    reads = told["reads"]
+    return Form(told["sample_bytes"], None if reads is None else Reads(*reads), Cost(*told["cost"]))

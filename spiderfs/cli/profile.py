@@ -112,7 +112,6 @@ def profile(
     _show_speeds(speeds, console)
     if found is not None:
         _show_profile(found, console)
-    save(Record.of(speeds, found), CacheLayout(Path(options["cache_dir"])).profile)
     if json_path is not None:
         from spiderfs.cli.simulate import write_json
 
@@ -120,6 +119,7 @@ def profile(
     if plot_path is not None:
         assert found is not None
         _plot(found, plot_path)
+    save(Record.of(speeds, found), CacheLayout(Path(options["cache_dir"])).profile)
 
 
 @contextmanager

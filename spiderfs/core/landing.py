@@ -6,6 +6,8 @@ from __future__ import annotations
 # most 64 MiB of a large one: 600 files of 112 kB, a fifth of a second at full speed.
 LANDING_SHARE = 0.05
 LANDING_MAX_BYTES = 64 << 20
+# Landing has room for so many of the largest files. With room for one alone, each such file would push out all others.
+LANDING_FILES = 4
 
 
 def landing_room(capacity_bytes: int, share: float = LANDING_SHARE) -> int:

@@ -201,8 +201,8 @@ def bind_to_source(layout: CacheLayout, source: Path) -> None:
 def bind_to_view(layout: CacheLayout, view: bytes) -> None:
     """Forget all names if they are of another view than this one; nobody may have the store open. Raises MountError.
 
-    `view` says what the root shows (`Forms.of_root`), and is empty for originals. What is cached stays, under the numbers
-    of its view.
+    `view` says what the root shows (`Forms.of_root`), and is empty for originals. What is cached stays, under
+    the numbers of its view.
     """
     try:
         bound_to = layout.view.read_bytes() if layout.view.exists() else b""

@@ -161,11 +161,7 @@ class Manager:
         self._packer = Packer(cache, catalogue, fetcher, client, context.source.everything, content, counters, packages)
 
         # Users look at all of it, and change it.
-        self._access_log = AccessLog(
-            run,
-            options.access_log,
-            catalogue.path_of,
-        )
+        self._access_log = AccessLog(run, options.access_log, catalogue.path_of)
         self._options = LiveOptions(
             options,
             partial(publish_options, run),
@@ -243,9 +239,8 @@ class Manager:
         # The length of a view is noted before the view is cached. Of views that are not looked at, most are the root's.
         cached[ORIGINAL if len(looked_at) < _LOOKED_AT else forms.shown] += others
         if len(looked_at) == _LOOKED_AT and forms.mixed:
-            views = self._cache.engine.section_entries[VIEWS]
-            cached[ORIGINAL] += max(0, cached[forms.shown] - views)
-            cached[forms.shown] = min(cached[forms.shown], views)
+            surplus = max(0, cached[forms.shown] - self._cache.engine.section_entries[VIEWS])
+            cached.update({ORIGINAL: surplus, forms.shown: -surplus})
         return {
             form: cached[form] for form in (ORIGINAL, *forms.recipes) if cached[form] or form in (ORIGINAL, forms.shown)
         }

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from spiderfs.core.landing import landing_room
+from spiderfs.core.landing import LANDING_FILES, landing_room
 from spiderfs.core.partition import FormSizes, Split, view_share
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import AUTO, MOST_PARTIALS, ONE_FORM, Options
@@ -35,18 +35,19 @@ def chosen_partition(options: Options, record_path: Path) -> Partition:
         record = load(record_path)
         profile = None if record is None else record.profile
         if record is None or profile is None or (view is not None and view not in profile.views):
-            raise _unprofiled(options, f"--loader MODULE:FUNCTION --view {options.view}")
+            raise _unprofiled(options, "--loader MODULE:FUNCTION" + (f" --view {view}" if view is not None else ""))
         split = replace(profile, cache_bytes=float(_capacity_bytes(options, record))).best(view)
     else:
         split = Split.parse(options.forms)
         record = load(record_path) if split.decoded else None
         if split.decoded and (record is None or view not in record.sample_bytes):
-            raise _unprofiled(options, f"--view {options.view}")
+            raise _unprofiled(options, f"--view {view}")
     share = 0.0
     if split.decoded and record is not None and view is not None:
         capacity = _capacity_bytes(options, record)
         sizes = FormSizes(record.sample_bytes[NO_VIEW], record.sample_bytes[view], 0.0)
-        share = view_share(split, capacity, landing_room(capacity), record.samples, sizes)
+        landing = max(landing_room(capacity), LANDING_FILES * int(max(sizes)))
+        share = view_share(split, capacity, landing, record.samples, sizes)
     return Partition(split, share, min(split.augmented, MOST_PARTIALS))
 
 

@@ -13,6 +13,8 @@ import pytest
 from mounting import SPIDERFS, eventually, is_running, mounted
 
 from spiderfs.linux.mounts import spiderfs_mounts
+from spiderfs.profiling.record import load
+from spiderfs.shared.layout import CacheLayout
 
 sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
 from images import image_file, picture
@@ -73,6 +75,11 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
     assert best["split"] in done.stdout
     assert (tmp_path / "p.svg").stat().st_size > 1000
     assert not any(name.startswith("profile-") for name in os.listdir(mount.cache.parent))
+    with mounted(source, tmp_path / "m", capacity="60kB", view="bmp256", forms="auto") as mount:
+        record = load(CacheLayout(mount.cache).profile)
+        assert record is not None
+        assert record.samples == 24
+        assert mount.stats()["split"] == best["split"]
 
 
 @pytest.mark.kernel_binding("what is interrupted is not the mount")

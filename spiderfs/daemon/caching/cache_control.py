@@ -20,7 +20,7 @@ from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import HasHubs, HubLimits
 from spiderfs.core.hints import Budget, Hint, Lost
-from spiderfs.core.landing import landing_room
+from spiderfs.core.landing import LANDING_FILES, landing_room
 from spiderfs.core.partials import PARTIALS, Partials
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.restocked import Restocked
@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 # records, because workers fetch too or the manager does not run at once, it gets room for one more with each that it
 # lost, up to a tenth of the cache: a place for a member saves one fetch in an epoch, and each lost record costs one.
 LANDING_MOST_SHARE = 0.1
-# Landing has room for so many of the largest files. With room for one alone, each such file would push out all others.
-LANDING_FILES = 4
 
 
 Heard = Callable[[Access, bool], None]

@@ -304,3 +304,29 @@ def test_a_view_is_one_of_the_recipes(paths: Paths, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             paths.load(wrong)
+
+
+def test_a_split_among_forms_is_written_in_percent(paths: Paths) -> None:
+    assert paths.load().forms == "none"
+    assert paths.load("forms=auto").forms == "auto"
+    assert paths.load("forms=70-0-30").forms == "70-0-30"
+    assert paths.load("view=bmp256,forms=050-050-0").forms == "50-50-0"
+    changed = paths.load("forms=70-0-30").changed("policy", "lru")
+    assert (changed.forms, changed.policy) == ("70-0-30", "lru")
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("forms=50-50", "like 50-30-20"),
+        ("forms=a-b-c", "like 50-30-20"),
+        ("forms=60-60-0", "add up to 120"),
+        ("forms=50-50-0", "choose a view with view=NAME"),
+        ("forms=70-0-30,partials_share=0.2", "leave out partials_share, or forms"),
+        ("binding=pyfuse3,view=bmp256,forms=50-50-0", "leave out view, or binding=pyfuse3"),
+    ],
+)
+def test_a_wrong_split_is_refused_with_what_to_write(paths: Paths, given: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy) as refused:
+        paths.load(given)
+    assert "\n" not in str(refused.value)

@@ -124,6 +124,6 @@ class Answers(LoaderProcess):
 
 def test_a_loader_that_reads_nothing_of_the_mount_is_refused() -> None:
     loader = Loader(Answers(), NothingRead(Path("/mnt"), 1), LoaderFacts(8, 1, 4, False))
-    speeds = Speeds(SourceSpeed(0.01, 1, 1e6), {NO_VIEW: Reads(1, 1, 1.0)})
+    speeds = Speeds(SourceSpeed(0.01, 1, 1e6), {NO_VIEW: Reads(1, 1, 1.0)}, 8)
     with pytest.raises(UsageError, match="has read nothing from the mount"):
         _originals(loader, speeds, 1e6, Wanted("train:make", (), 4, False, 1.0))

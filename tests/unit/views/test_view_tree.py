@@ -47,6 +47,35 @@ def test_the_directory_has_each_form_once() -> None:
     assert forms.roots == [b"", b".spiderfs/views/original", b".spiderfs/views/b"]
 
 
+def test_a_share_of_the_files_is_shown_as_views_by_their_paths() -> None:
+    paths = [b"%d/%d.jpg" % (number % 7, number) for number in range(2_000)]
+
+    def views(share: float) -> set[bytes]:
+        forms = Forms(READY, "bmp256", share)
+        places = [forms.place(path) for path in paths]
+        assert all(place == Place(place.form, b"", path) for place, path in zip(places, paths, strict=True))
+        return {place.path for place in places if place.form == "bmp256"}
+
+    third, half = views(1 / 3), views(0.5)
+    assert len(third) == pytest.approx(667, abs=60)
+    # A larger share makes views of more files, and originals of none.
+    assert third < half < views(1.0) == set(paths)
+    assert views(0.0) == set()
+    forms = Forms(READY, "bmp256", 0.5)
+    assert forms.mixed
+    assert forms.roots == [b"", *(b".spiderfs/views/" + name for name in forms.names)]
+    for form in ("original", "bmp256"):
+        root = b".spiderfs/views/" + form.encode()
+        assert forms.place(root + b"/a") == Place(form, root, b"a")
+
+
+def test_what_the_root_shows_is_told_apart() -> None:
+    told = [Forms(READY, "bmp256", share).of_root for share in (0.0, 0.3, 0.30001, 1.0)]
+    assert len(set(told)) == 4
+    assert told[0] == Forms(READY).of_root == b""
+    assert told[3] == Forms(READY, "bmp256").of_root
+
+
 def test_a_fingerprint_is_found_out_once_or_told() -> None:
     asked = []
 

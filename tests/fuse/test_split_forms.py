@@ -1,0 +1,184 @@
+"""Mounts that show some samples as views and the others as originals: which, and what of each the cache holds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mounting import Mounted, eventually, mounted, run_spiderfs
+
+from spiderfs.client import Client
+from spiderfs.core.partition import Split
+from spiderfs.profiling.profile import Cost, Form, Profile, SourceSpeed
+from spiderfs.profiling.record import Record, load, save
+from spiderfs.shared.layout import CacheLayout
+from spiderfs.views.making import make
+from spiderfs.views.recipe import NO_VIEW, Recipe
+
+sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
+from images import image_file, picture
+
+pytestmark = [pytest.mark.both_modes]
+
+MOST = 50_000_000
+SMALL = Recipe("bmp", 24)
+PHOTOS = {
+    f"train/{label}/{number:02d}.jpg": image_file(image=picture(160, 120, seed=100 * label + number))
+    for label in (0, 1)
+    for number in range(80)
+}
+VIEWS = {name: view for name, content in PHOTOS.items() if isinstance(view := make(content, SMALL, MOST), bytes)}
+assert len(VIEWS) == len(PHOTOS)
+ORIGINALS_BYTES, VIEWS_BYTES = sum(map(len, PHOTOS.values())), sum(map(len, VIEWS.values()))
+OPTIONS = {"view": "small", "views": "small:bmp:24", "policy": "minio"}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    for name, content in PHOTOS.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(content)
+    return source
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where a mount has been profiled."""
+    place = tmp_path / "m"
+    (place / "cache").mkdir(parents=True, mode=0o700)
+    sizes = {NO_VIEW: ORIGINALS_BYTES / len(PHOTOS), "small": VIEWS_BYTES / len(PHOTOS)}
+    save(Record(len(PHOTOS), sizes, None), CacheLayout(place / "cache").profile)
+    return place
+
+
+def shown(mount: Mounted) -> dict[str, str]:
+    """Each file's form, by its bytes, which are those of its size, and come from the mount anew."""
+    found = {}
+    for name, content in PHOTOS.items():
+        fd = os.open(mount.point / name, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+        read = (mount.point / name).read_bytes()
+        assert (mount.point / name).stat().st_size == len(read)
+        assert read in (content, VIEWS[name])
+        found[name] = "original" if read == content else "small"
+    return found
+
+
+# Half of these bytes has room for a third of the samples as views.
+CAPACITY = int(2 * VIEWS_BYTES / 3)
+
+
+def test_the_cache_holds_of_each_form_what_the_split_says(source: Path, place: Path) -> None:
+    with mounted(source, place, capacity=CAPACITY, forms="50-50-0", **OPTIONS) as mount:
+        forms = shown(mount)
+        views = [name for name, form in forms.items() if form == "small"]
+        assert mount.stats()["split"] == "50-50-0"
+        assert mount.stats()["view_share"] == pytest.approx(0.97 * 0.95 / 3, abs=0.02)
+        assert len(PHOTOS) / 5 < len(views) < len(PHOTOS) / 2.5
+        # The manager of so small a cache does not decide about every file before the next ones push it out.
+        eventually(lambda: shown(mount) == forms and mount.stats()["forms"]["small"] == len(views))
+        stats = mount.stats()
+        assert stats["sections"]["views"] == {"bytes": sum(len(VIEWS[name]) for name in views), "entries": len(views)}
+        assert stats["sections"]["samples"]["bytes"] > CAPACITY * 0.4
+        assert stats["used_bytes"] <= CAPACITY
+        text = mount.control("stats").read_text()
+        assert "50-50-0: 50% of the capacity for originals, 50% views, 0% augmented" in text
+    with mounted(source, place, capacity=CAPACITY, forms="50-50-0", **OPTIONS) as mount:
+        assert mount.stats()["forms"]["small"] == len(views)
+        assert shown(mount) == forms
+        assert mount.metric("views_made") == 0
+
+
+def test_each_form_has_its_directory_and_one_job_may_read_it(source: Path, place: Path) -> None:
+    with mounted(source, place, forms="50-50-0", capacity=CAPACITY, **OPTIONS) as mount:
+        forms = mount.point / ".spiderfs/views"
+        for form, contents in (("original", PHOTOS), ("small", VIEWS)):
+            assert (forms / form).is_dir()
+            assert not (forms / form).is_symlink()
+            for name in list(PHOTOS)[:8]:
+                assert (forms / form / name).stat().st_size == len(contents[name])
+                assert (forms / form / name).read_bytes() == contents[name]
+        assert set(shown(mount).values()) == {"original", "small"}
+
+
+def test_readers_around_fuse_and_warming_get_the_same_forms(source: Path, place: Path) -> None:
+    with mounted(source, place, forms="60-40-0", capacity="1MB", **OPTIONS) as mount:
+        mount.control("warm").write_text("train/**\n")
+        eventually(lambda: mount.control("warm").read_text().startswith("idle: 160 files"))
+        forms = shown(mount)
+        client = Client(mount.point)
+        for name, form in forms.items():
+            expected = VIEWS[name] if form == "small" else PHOTOS[name]
+            assert client.read_bytes(mount.point / name) == expected
+        mount.control("evict").write_text("train/**\n")
+        eventually(lambda: mount.stats()["forms"] == {"original": 0, "small": 0})
+        assert shown(mount) == forms
+
+
+@pytest.mark.parametrize(("forms", "form"), [("0-100-0", "small"), ("100-0-0", "original")])
+def test_a_pure_split_that_has_room_for_all_is_a_mount_of_that_form(
+    source: Path, place: Path, forms: str, form: str
+) -> None:
+    with mounted(source, place, capacity="2MB", forms=forms, **OPTIONS) as mount:
+        assert set(shown(mount).values()) == {form}
+        links = mount.point / ".spiderfs/views"
+        assert [name for name in os.listdir(links) if (links / name).is_symlink()] == [form]
+        assert mount.stats()["view_share"] == (form == "small")
+
+
+# A worker takes twenty times as long for an original as for a view, and the source is far away.
+FREE, SLOW = Cost(0.001, 0.0, 0.0), Cost(0.020, 0.0, 0.0)
+PROFILE = Profile(
+    cache_bytes=1e12,
+    cores=4,
+    source=SourceSpeed(0.010, 4, 1e9),
+    samples=len(PHOTOS),
+    workers=2,
+    batch=8,
+    step_s=None,
+    uncached=Cost(0.020, 0.010, 0.0),
+    encoded=Form(ORIGINALS_BYTES / len(PHOTOS), None, SLOW),
+    augmented=Form(1e6, None, FREE),
+    views={"small": Form(VIEWS_BYTES / len(PHOTOS), None, FREE)},
+)
+
+
+def test_auto_takes_the_best_split_of_the_profile_for_this_capacity(source: Path, place: Path) -> None:
+    record_path = CacheLayout(place / "cache").profile
+    record = load(record_path)
+    assert record is not None
+    save(replace(record, profile=PROFILE), record_path)
+    best = replace(PROFILE, cache_bytes=float(CAPACITY)).best("small")
+    assert best == Split(0, 1, 0)
+    with mounted(source, place, capacity=CAPACITY, forms="auto", **OPTIONS) as mount:
+        assert mount.stats()["split"] == "0-100-0"
+        forms = shown(mount)
+        assert list(forms.values()).count("small") > len(PHOTOS) / 2
+        assert mount.control("config").read_text().count("\nforms=auto ") == 1
+
+
+def test_what_needs_a_profile_says_how_to_take_one(source: Path, tmp_path: Path, place: Path) -> None:
+    point = tmp_path / "nowhere"
+    point.mkdir()
+
+    def refusal(cache: Path, **options: str) -> str:
+        given = {"cache_dir": cache, "view": "bmp256", **options}
+        text = ",".join(f"{name}={value}" for name, value in given.items())
+        done = run_spiderfs("mount", source, point, "-o", text)
+        assert done.returncode != 0
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    for cache in (tmp_path / "new", place / "cache"):
+        said = refusal(cache, forms="50-50-0")
+        assert f"run 'spiderfs profile {point} --view bmp256'" in said
+        said = refusal(cache, forms="auto")
+        assert f"run 'spiderfs profile {point} --loader MODULE:FUNCTION --view bmp256'" in said
+    assert "--loader MODULE:FUNCTION'" in refusal(place / "cache", forms="auto", view="none")
+    CacheLayout(place / "cache").profile.write_text("{}")
+    assert "run 'spiderfs profile" in refusal(place / "cache", forms="50-50-0")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
@@ -171,10 +171,19 @@ def saved(order: OwnOrder, taken: int) -> dict[str, Any]:
     return {"order": order.order.tolist(), "taken": taken}
 
 
-def restored(state: dict[str, Any], samples: int) -> OwnOrder:
+def restored(state: object, samples: int) -> OwnOrder:
     """The order of an epoch that goes on after what was taken; raises ValueError if it is not one of this list."""
-    order: npt.NDArray[np.integer[Any]] = np.array(state.get("order", 0), np.int64)
-    if order.ndim != 1 or (len(order) and int(order.min()) < 0):
-        raise ValueError("the state is not one that state_dict() returned")
-    whole: Indices = order.astype(np.uint32)
-    return OwnOrder(whole, samples, int(state.get("taken", -1)))
+    if not isinstance(state, Mapping) or not {"order", "taken"} <= state.keys():
+        raise ValueError(_NO_STATE)
+    try:
+        order, taken = np.asarray(state["order"]), operator.index(state["taken"])
+    except (TypeError, ValueError):
+        raise ValueError(_NO_STATE) from None
+    if order.ndim != 1 or (len(order) and order.dtype.kind not in "iu"):
+        raise ValueError(_NO_STATE)
+    if len(order) and not 0 <= order.min() <= order.max() < samples:
+        raise ValueError(f"the state is of another list: it has sample {order.max()}, and this list {samples} samples")
+    return OwnOrder(order.astype(np.uint32), samples, taken)
+
+
+_NO_STATE = "the state is not one that state_dict() returned"

@@ -187,9 +187,16 @@ def test_a_training_goes_on_in_the_middle_of_an_epoch(daemon: HookDaemon) -> Non
         {"order": [-1], "taken": 0},
         {"order": [0]},
         {"taken": 0},
+        {"order": [1, 2, 3], "taken": 7},
+        {"order": [1, 2, 3], "taken": None},
+        {"order": [0.5], "taken": 0},
+        {"order": [2**32], "taken": 0},
+        {"order": "123", "taken": 0},
+        [1, 2, 3],
+        "order",
     ],
 )
-def test_a_state_of_another_list_is_refused(daemon: HookDaemon, state: dict[str, Any]) -> None:
+def test_a_state_of_another_list_is_refused(daemon: HookDaemon, state: Any) -> None:
     with trainer_hook.plan(daemon.mount, make(), share=True) as planning, pytest.raises(ValueError, match=r"."):
         planning.load_state_dict(state)
 

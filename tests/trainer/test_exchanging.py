@@ -203,7 +203,9 @@ def test_a_state_of_another_list_is_refused(daemon: HookDaemon, state: Any) -> N
 
 def test_a_refurbished_loader_is_refused(tmp_path: Path) -> None:
     halves = (lambda image: image, lambda image: image)
-    loader = trainer_hook.refurbish(make(shuffle=True), split=halves, store=tmp_path)
+    plain = make(shuffle=True)
+    plain.dataset.transform = None  # type: ignore[attr-defined]
+    loader = trainer_hook.refurbish(plain, split=halves, store=tmp_path)
     with pytest.raises(ValueError, match="made anew"):
         trainer_hook.plan(tmp_path, loader, share=True)
 

@@ -44,7 +44,7 @@ class Guide:
     note: Callable[[RankNews], None]
     """Hears what ranks tell of their plans."""
     until_names_are_asked: Callable[[], Awaitable[None]]
-    """To be awaited before plans are followed of a trainer that may be given stand-ins."""
+    """To be awaited when a trainer comes that may be given stand-ins: before its plans are followed, if it says so."""
 
     async def attached(self, trainer: Trainer) -> None:
         hello = trainer.hello
@@ -63,6 +63,7 @@ class Guide:
     async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
         course = self.trainers.course_of(trainer, samples.name)
         self.trainers.teach(trainer, samples.name)
+        await self.until_names_are_asked()
         await self.scoring.learn(self.trainers.number_of(trainer), course, batches)
         await self.redirects.publish()
 

@@ -195,12 +195,7 @@ def test_a_disk_without_any_room_left_keeps_known_names(source: Path, tmp_path: 
         with mounted(source, tmp_path / "m", cache=cache, ttl=0.05, dir_ttl=0, allowed=FULL) as mount:
             assert len(list(os.scandir(mount.point))) == len(wanted)
             eventually(lambda: (CacheLayout(cache).names / DATA_FILE).stat().st_size > 32 << 20, what="the reserve")
-            filler = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
-            with contextlib.suppress(OSError):
-                while True:
-                    os.write(filler, bytes(4096))
-            os.close(filler)
-            assert os.statvfs(disk).f_bavail == 0
+            fill(disk)
             with readers(2, mount.point, wanted, rounds=2) as some:
                 seen = together(some)
             assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
@@ -249,9 +244,10 @@ def test_a_file_larger_than_the_cache_can_hold_fills_no_disk(source: Path, tmp_p
 
 def fill(disk: Path) -> None:
     """Fill the disk to the last byte."""
-    with open(disk / "filler", "ab", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(4096))
+    for piece_bytes in (1 << 20, 4096):
+        with open(disk / "filler", "ab", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(piece_bytes))
     assert os.statvfs(disk).f_bavail == 0
 
 
@@ -269,7 +265,8 @@ def test_room_can_be_made_on_a_disk_without_any(source: Path, tmp_path: Path, ki
         cache = disk / "cache"
         with mounted(source, tmp_path / "m", cache=cache, capacity="100MiB", allowed=FULL) as mount:
             read_all(mount, source, wanted)
-            eventually(lambda: mount.stats()["used_bytes"] == sum((source / name).stat().st_size for name in wanted))
+            bytes_wanted = sum((source / name).stat().st_size for name in wanted)
+            eventually(lambda: mount.stats()["used_bytes"] == bytes_wanted)
             eventually(lambda: (CacheLayout(cache).content / RESERVE_FILE).exists(), what="the reserve")
             fill(disk)
             mount.change("capacity", "1MiB")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,11 +84,14 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
-def imports(path: Path) -> Iterator[Import]:
+# Five tests want them, and each would parse all modules again.
+@functools.cache
+def imports(path: Path) -> Sequence[Import]:
+    found = []
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, node.lineno)
+                found.append(Import(alias.name, node.lineno))
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{short(path)}:{node.lineno}: imports are written from the root"
             assert node.module is not None
@@ -95,7 +99,8 @@ def imports(path: Path) -> Iterator[Import]:
                 # `from spiderfs import mountpoint` imports a module, `from spiderfs.errors import X` a name.
                 inner = f"{node.module}.{alias.name}"
                 module = inner if file_of(inner) else node.module
-                yield Import(module, node.lineno)
+                found.append(Import(module, node.lineno))
+    return found
 
 
 def file_of(module: str) -> Path | None:

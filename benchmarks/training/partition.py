@@ -4,26 +4,26 @@
     .venv/bin/python -m benchmarks.training.partition --data DIR     the same, of the images in DIR
     .venv/bin/python -m benchmarks.training.partition --quick        some two minutes, for a look
 
-A PyTorch DataLoader reads images through mounts, as benchmarks.serving.image_loader does: Pillow decodes each and crops
-it at random. Nothing is trained. In each of three settings (a slow source, a slow processor, a small cache), `spiderfs
-profile` measures and predicts; then the loader reads epochs with the cache split in six ways, and as the law says is
-best ("auto"). A split decides of each sample where the loader finds it: as an original in a mount that holds it (E), as
-a BMP view in a mount that holds it (D), as the loader gave it in memory (A, made anew after three uses), or as an
-original in a mount with hardly any cache, which asks the source. The samples of the three forms take the bytes of the
-cache together. Mounts are not immutable, for with so few images the page cache would hold all that the cache does not.
+A PyTorch DataLoader reads images through a mount, as benchmarks.serving.image_loader does: Pillow decodes and crops
+each at random. Nothing is trained. In each of three settings (a slow source, a slow processor, a small cache),
+`spiderfs profile` measures and predicts; then the loader reads epochs through one mount for each of six splits (`-o
+forms=`), and through one with forms=auto. The mount holds originals (E), BMP views (D), and what the loader gave of
+some samples (A, made anew after three uses): these are chosen among those that are shown as originals, as the law has
+each sample in one form. Mounts are not immutable, for with so few images the page cache would hold all that the cache
+does not.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import shutil
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,23 @@ from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent, mounted
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.serving.image_loader import Images, make_images
-from spiderfs.core.partition import Split
-from spiderfs.profiling.measure import Wanted, measure
+from spiderfs.core.landing import LANDING_FILES, LANDING_SHARE
+from spiderfs.core.partition import FormSizes, Split
+from spiderfs.profiling.measure import Speeds, Wanted, measure
 from spiderfs.profiling.private_mount import settings_in
 from spiderfs.profiling.profile import SHOWN, Profile
-from trainer_hook.partial_store import PartialStore
+from spiderfs.profiling.record import Record
+from spiderfs.profiling.record import save as save_record
+from spiderfs.shared.layout import CacheLayout
+from spiderfs.views.recipe import READY
+from spiderfs.views.tree import Forms
+from trainer_hook.mount_store import MountStore
+from trainer_hook.partial_store import Missing, PartialStore
 
 VIEW = "bmp256"
 BATCH = 16
 USES = 3
-# The mounts of what is cached have room for everything; that of what is not, for what is under way.
-ALL_BYTES, HARDLY_ANY_BYTES = 1 << 32, 2_000_000
-READERS = 8
+READERS, FILLS = 8, 2
 TABLE_WIDTH = 90
 # Of predicted and measured throughput in each setting; and of the measured best, by the split that the law names.
 LEAST_PEARSON, LEAST_AUTO = 0.90, 0.95
@@ -96,23 +101,27 @@ class Row:
 
 
 class Partitioned(Dataset[torch.Tensor]):
-    """Images, each from where a split has it; asked by the epoch times their number plus the image's own number."""
+    """The images of a mount, some from its store; asked by the epoch times their number plus the image's own number."""
 
-    def __init__(self, roots: dict[str, Path], names: list[str], places: list[str], store: PartialStore) -> None:
-        self._images = {place: Images([os.path.join(root, name) for name in names]) for place, root in roots.items()}
-        self._places = places
+    def __init__(self, paths: list[str], augmented: frozenset[int], store: PartialStore | MountStore) -> None:
+        self._images = Images(paths)
+        self._augmented = augmented
         self._store = store
 
     def __getitem__(self, number: int) -> torch.Tensor:
-        epoch, index = divmod(number, len(self._places))
-        place = self._places[index]
-        if place != "augmented":
-            return self._images[place][index]
-        if (epoch + index) % USES:
-            kept: torch.Tensor = self._store.get(index, 0)
-            return kept
-        made = self._images["storage"][index]
-        self._store.put(index, 0, made)
+        epoch, index = divmod(number, len(self._images))
+        if index not in self._augmented:
+            return self._images[index]
+        generation, uses = divmod(epoch + index, USES)
+        if uses:
+            try:
+                kept: torch.Tensor = self._store.get(index, generation)
+            except Missing:
+                pass
+            else:
+                return kept
+        made = self._images[index]
+        self._store.put(index, generation, made)
         return made
 
 
@@ -136,13 +145,12 @@ def make(directory: str) -> DataLoader[torch.Tensor]:
     return DataLoader(Images(sorted(paths)), BATCH, shuffle=True, num_workers=1)
 
 
-def places_of(profile: Profile, split: Split) -> list[str]:
-    """Where each image is found with this split; which ones are in which form is drawn."""
-    counts = profile.counts(split, VIEW)
-    places = [name for name, count in counts._asdict().items() for _ in range(round(count))]
-    places = (places + ["storage"] * profile.samples)[: profile.samples]
-    order = np.random.default_rng(0).permutation(profile.samples)
-    return [places[number] for number in order]
+def chosen(count: float, names: list[str], view_share: float) -> frozenset[int]:
+    """So many images to be augmented: those first that a mount shows as originals, in a random order."""
+    forms = Forms(READY, VIEW, view_share)
+    order = np.random.default_rng(0).permutation(len(names)).tolist()
+    order.sort(key=lambda index: forms.place(names[index].encode()).form == VIEW)
+    return frozenset(order[: round(count)])
 
 
 def epoch_rate(dataset: Partitioned, images: int, workers: int, epoch: int) -> float:
@@ -163,41 +171,75 @@ def epoch_rate(dataset: Partitioned, images: int, workers: int, epoch: int) -> f
     return images / (time.perf_counter() - begin)
 
 
-def profiled(mount: Path, scratch: Path, setting: Setting, cache_bytes: float, samples: int) -> Profile:
+def profiled(mount: Path, scratch: Path, setting: Setting, cache_bytes: float, samples: int) -> tuple[Speeds, Profile]:
     options = settings_in((mount / ".spiderfs/config").read_text())
     wanted = Wanted(f"{__spec__.name if __spec__ else ''}:make", (VIEW,), samples, planned=False, uses=USES)
-    _, found = measure(options, scratch, cache_bytes, wanted, lambda _: None)
+    speeds, found = measure(options, scratch, cache_bytes, wanted, lambda _: None)
     assert found is not None
-    return replace(found, workers=setting.workers)
+    return speeds, replace(found, workers=setting.workers)
+
+
+@contextmanager
+def split_mount(
+    source: Path, scratch: Path, capacity: int, setting: Setting, forms: str, record: Record
+) -> Iterator[tuple[Path, Split, float]]:
+    """A mount with this option; gives its split, and the share of the images that it shows as views."""
+    cache = CacheLayout(scratch / "cache")
+    cache.cache.mkdir(mode=0o700, parents=True)
+    save_record(record, cache.profile)
+    options = f"policy=minio,view={VIEW},forms={forms}"
+    with mounted(source, scratch, capacity, setting.latency_ms, options) as mount:
+        stats = json.loads((mount / ".spiderfs/stats.json").read_bytes())
+        yield mount, Split.parse(stats["split"]), stats["view_share"]
+
+
+def filled(mount: Path, source: Path, names: list[str], augmented: frozenset[int], sizes: FormSizes) -> Partitioned:
+    """The images of a mount, once it holds what its split says."""
+    paths = [os.path.join(mount, name) for name in names]
+    others = [Path(path) for index, path in enumerate(paths) if index not in augmented]
+    with ThreadPoolExecutor(READERS) as pool:
+        for _ in range(FILLS):
+            list(pool.map(lambda path: path.read_bytes(), others))
+    if not augmented:
+        return Partitioned(paths, augmented, PartialStore.in_memory())
+    store = MountStore(mount, paths, "partition", 2 * len(augmented) * sizes.augmented)
+    data = Partitioned(paths, augmented, store)
+    originals = Images([os.path.join(source, name) for name in names])
+    for index in sorted(augmented):
+        store.put(index, index // USES, originals[index])
+    store.settle()
+    return data
 
 
 def measure_setting(setting: Setting, source: Path, names: list[str], scratch: Path, extent: Extent) -> list[Row]:
-    """A row for each split; the last one is the split that the law names."""
-    cache_bytes = setting.cached * sum((source / name).stat().st_size for name in names)
+    """A row for each split; the last one is that of forms=auto."""
+    sizes = [(source / name).stat().st_size for name in names]
+    cache_bytes = setting.cached * sum(sizes)
     with ExitStack() as stack:
-        kinds = {"storage": "policy=lru", "encoded": "policy=minio", "decoded": f"policy=minio,view={VIEW}"}
-        roots = {}
-        for place, options in kinds.items():
-            capacity = HARDLY_ANY_BYTES if place == "storage" else ALL_BYTES
-            inside = scratch / place[0]
-            roots[place] = stack.enter_context(mounted(source, inside, capacity, setting.latency_ms, options))
-        store = PartialStore.in_memory()
-        stack.callback(shutil.rmtree, store.directory, ignore_errors=True)
-        profile = profiled(roots["storage"], scratch, setting, cache_bytes, extent.profiled)
-        with ThreadPoolExecutor(READERS) as pool:
-            for root in roots.values():
-                list(pool.map(lambda path: path.read_bytes(), [root / name for name in names]))
-        originals = Images([os.path.join(roots["encoded"], name) for name in names])
-        for index in range(len(names)):
-            store.put(index, 0, originals[index])
-        splits = list(dict.fromkeys([*SHOWN, profile.best(VIEW)]))
+        with mounted(source, scratch / "p", int(cache_bytes), setting.latency_ms, "policy=minio") as mount:
+            speeds, profile = profiled(mount, scratch, setting, cache_bytes, extent.profiled)
+        record, form_sizes = Record.of(speeds, profile), profile.sizes(VIEW)
+        # Room for landing comes on top, since the law knows nothing of it.
+        landing = LANDING_FILES * max(*sizes, int(form_sizes.decoded))
+        capacity = int(max(cache_bytes / (1 - LANDING_SHARE), cache_bytes + landing))
+        data: dict[Split, Partitioned] = {}
+        best = None
+        for forms in ("auto", *map(str, SHOWN)):
+            if best is not None and forms == str(best):
+                continue
+            mount, split, view_share = stack.enter_context(
+                split_mount(source, scratch / forms, capacity, setting, forms, record)
+            )
+            best = best or split
+            augmented = chosen(profile.counts(split, VIEW).augmented, names, view_share)
+            data[split] = filled(mount, source, names, augmented, form_sizes)
+        assert best is not None
+        splits = list(data)
         rates: dict[Split, list[float]] = {split: [] for split in splits}
         for number in range(extent.rounds):
             for split in splits[number % len(splits) :] + splits[: number % len(splits)]:
-                dataset = Partitioned(roots, names, places_of(profile, split), store)
-                rates[split].append(epoch_rate(dataset, len(names), setting.workers, number))
+                rates[split].append(epoch_rate(data[split], len(names), setting.workers, number + 1))
                 end_loader_workers()
-    ordered = [*SHOWN, profile.best(VIEW)]
     return [
         Row(
             str(split),
@@ -205,7 +247,7 @@ def measure_setting(setting: Setting, source: Path, names: list[str], scratch: P
             profile.by_equation_9(split, VIEW),
             rates[split],
         )
-        for split in ordered
+        for split in (*SHOWN, best)
     ]
 
 

@@ -10,16 +10,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import known_losses
 import numpy as np
 import pytest
 from known_losses import Training
-from mounting import mounted
+from mounting import eventually, mounted
+from reading import read_afresh
 from torch.utils.data import DataLoader, Dataset
 
 import trainer_hook
 from spiderfs.client import Client
+from spiderfs.profiling.record import Record, save
+from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
-from spiderfs.views.recipe import READY
+from spiderfs.views.recipe import NO_VIEW, READY, Recipe
 
 sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
 from images import image_file, picture
@@ -92,3 +96,66 @@ def test_a_training_gets_stand_ins_of_the_view_that_it_reads(tmp_path: Path) -> 
             for pair in redirects:
                 assert set(pair) <= set(names)
             assert all(wanted % 3 == given % 3 for wanted, given in training.given)
+
+
+SMALL = Recipe("bmp", 24)
+MIXED = {"view": "small", "views": "small:bmp:24", "forms": "50-50-0"}
+
+
+def images(source: Path, cache: Path, count: int) -> list[tuple[str, bytes, bytes]]:
+    """Names, originals and views of small images at the source, of which a profile knows the sizes."""
+    source.mkdir()
+    made = []
+    for number in range(count):
+        content = image_file(image=picture(160, 120, seed=number))
+        (source / f"{number:03d}.jpg").write_bytes(content)
+        view = make(content, SMALL, 50_000_000)
+        assert isinstance(view, bytes)
+        made.append((f"{number:03d}.jpg", content, view))
+    cache.mkdir(mode=0o700, parents=True)
+    originals, views = (sum(len(row[form]) for row in made) / count for form in (1, 2))
+    save(Record(count, {NO_VIEW: originals, "small": views}, None), CacheLayout(cache).profile)
+    return made
+
+
+def test_a_planned_training_of_two_forms_reads_each_sample_in_its_own(tmp_path: Path) -> None:
+    made = images(tmp_path / "source", tmp_path / "m/cache", 60)
+    names = [name for name, _, _ in made]
+    with mounted(tmp_path / "source", tmp_path / "m", capacity="300kB", source__latency_ms=5, **MIXED) as mount:
+
+        class Both(Files):
+            def __init__(self) -> None:
+                self.samples = [(os.fspath(mount.point / name), 0) for name in names]
+
+        loader = DataLoader(Both(), 6, shuffle=True, num_workers=2, collate_fn=list)
+        epochs = []
+        with trainer_hook.plan(mount.point, loader):
+            for _ in range(3):
+                epochs.append(dict(sample for batch in loader for sample in batch))
+            assert [plan["length"] for plan in mount.stats()["plans"]] == [len(names)]
+        assert epochs[0] == epochs[1] == epochs[2]
+        views = 0
+        for name, content, view in made:
+            read = epochs[0][os.fspath(mount.point / name)]
+            assert read in (content, view)
+            views += read == view
+        assert 0 < views < len(names)
+        assert mount.metric("views_made") == views
+        eventually(lambda: mount.stats()["forms"] == {"original": len(names) - views, "small": views})
+
+
+def test_a_stand_in_has_the_bytes_of_its_own_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = images(tmp_path / "source", tmp_path / "m/cache", 90)
+    numbers = {content: b"%08d" % number for number, (_, *forms) in enumerate(made) for content in forms}
+    monkeypatch.setattr(known_losses, "read_afresh", lambda path: numbers[read_afresh(path)])
+    names, labels = [name for name, _, _ in made], np.arange(90, dtype=np.int32) % 3
+    losses = np.where(np.arange(90) < 45, 0.1, 2.0) + np.arange(90) / 1000
+    with mounted(tmp_path / "source", tmp_path / "m", capacity="130kB", policy="impact", **MIXED) as mount:
+        training = Training(mount.point, names, labels, losses, 15)
+        try:
+            training.until_redirected(mount, 5)
+        finally:
+            training.close()
+        assert any(wanted != given for wanted, given in training.given)
+        assert all(wanted % 3 == given % 3 for wanted, given in training.given)
+        assert mount.stats()["forms"]["small"] > 0

@@ -8,30 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.training.partition import USES, Epochs, Partitioned, Row, auto_of_best, pearson, places_of
-from spiderfs.core.partition import Split
-from spiderfs.profiling.profile import Cost, Form, Profile, SourceSpeed
+from benchmarks.training.partition import USES, Epochs, Partitioned, Row, auto_of_best, chosen, pearson
+from spiderfs.views.recipe import READY
+from spiderfs.views.tree import Forms
 from trainer_hook.partial_store import PartialStore
 
-COST = Cost(0.001, 0.0, 0.0)
-PROFILE = Profile(
-    cache_bytes=30_000,
-    cores=2,
-    source=SourceSpeed(0.01, 4, 1e6),
-    samples=60,
-    workers=2,
-    batch=16,
-    step_s=None,
-    uncached=COST,
-    encoded=Form(1000, None, COST),
-    augmented=Form(1500, None, COST),
-    views={"bmp256": Form(2000, None, COST)},
-)
 
-
-def test_a_split_decides_where_each_image_is() -> None:
-    assert Counter(places_of(PROFILE, Split(0, 0.5, 0.5))) == {"augmented": 10, "decoded": 8, "storage": 42}
-    assert Counter(places_of(PROFILE, Split(1, 0, 0))) == {"encoded": 30, "storage": 30}
+def test_augmented_images_are_shown_as_originals_as_long_as_there_are_any() -> None:
+    names = [f"{number}.jpg" for number in range(60)]
+    forms = Forms(READY, "bmp256", 0.5)
+    originals = {index for index, name in enumerate(names) if forms.place(name.encode()).form == "original"}
+    few, many = chosen(10, names, 0.5), chosen(50, names, 0.5)
+    assert len(few) == 10
+    assert few <= originals <= many
+    assert len(many) == 50
 
 
 def test_augmented_images_are_made_anew_after_their_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,13 +33,18 @@ def test_augmented_images_are_made_anew_after_their_uses(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("benchmarks.training.partition.Images.__getitem__", image)
     store = PartialStore(tmp_path)
-    for index in range(4):
-        store.put(index, 0, torch.tensor(index))
-    places = ["augmented"] * 3 + ["storage"]
-    data = Partitioned({"storage": tmp_path}, ["a", "b", "c", "d"], places, store)
-    for epoch in range(2 * USES):
+    for index in range(3):
+        store.put(index, index // USES, torch.tensor(index))
+    data = Partitioned(["a", "b", "c", "d"], frozenset({0, 1, 2}), store)
+    for epoch in range(1, 2 * USES + 1):
         assert [int(data[4 * epoch + index]) for index in range(4)] == [0, 1, 2, 3]
     assert made == {0: 2, 1: 2, 2: 2, 3: 2 * USES}
+    # What the mount has let go is made again.
+    store.close()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert int(data[4 * (2 * USES + 1)]) == 0
+    assert made[0] == 3
 
 
 def test_an_epoch_has_each_image_once_after_a_few_that_begin_the_workers() -> None:

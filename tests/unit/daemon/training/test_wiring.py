@@ -175,16 +175,21 @@ def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp_path:
 
 def test_the_first_batch_of_who_has_not_said_that_it_teaches_waits_for_that_too(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
+        scored: list[bool] = []
+
+        async def learn(*_: object) -> None:
+            scored.append(harness.names_asked)
+
+        harness.training.scoring.learn = learn  # type: ignore[method-assign]
         await harness.declare()
         harness.names_asked = False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(harness.batch, np.random.default_rng(3), [*range(8)])
             await trio.testing.wait_all_tasks_blocked(0.002)
             (attached,) = published_trainers(harness.trainers_file)
-            (course,) = harness.training.courses
-            assert (attached.teaches, harness.training.scoring.of(course)) == (True, None)
+            assert (attached.teaches, scored) == (True, [])
             harness.names_asked = True
-        assert harness.training.scoring.of(course) is not None
+        assert scored == [True]
 
     run(tmp_path, test, immutable=True)
 

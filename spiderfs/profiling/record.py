@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,11 +44,15 @@ def save(record: Record, path: Path) -> None:
     before = load(path)
     profile = record.profile or (before.profile if before is not None else None)
     told = {**asdict(record), "profile": None if profile is None else asdict(profile)}
-    new = path.with_suffix(".new")
+    # A mount says itself where its cache is. Whoever runs the command for another user's mount writes nothing there.
     try:
-        new.write_text(json.dumps(told) + "\n")
-        new.chmod(0o600)
-        new.rename(path)
+        if path.parent.stat().st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user")
+        # A new file of a name that nobody could foresee: where a link lies, its target would be overwritten.
+        fd, new = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+        with os.fdopen(fd, "w") as file:
+            file.write(json.dumps(told) + "\n")
+        os.rename(new, path)
     except OSError as exc:
         raise UsageError(
             f"{path} cannot be written ({exc.strerror}), so no mount can go by this profile: run it as the mount's user"

@@ -91,6 +91,21 @@ def test_a_record_is_read_as_it_was_written(path: Path) -> None:
     assert os.listdir(path.parent) == ["profile.json"]
 
 
-def test_a_directory_of_somebody_else_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"No such file or directory.*mount's user"):
         save(Record(7, SIZES, None), tmp_path / "missing/profile.json")
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(UsageError, match=r"belongs to another user.*mount's user"):
+        save(Record(7, SIZES, None), tmp_path / "profile.json")
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_link_in_the_directory_is_followed(tmp_path: Path) -> None:
+    target, cache = tmp_path / "target", tmp_path / "cache"
+    cache.mkdir()
+    target.write_text("mine")
+    for name in ("profile.json", "profile.new"):
+        (cache / name).symlink_to(target)
+    save(Record(7, SIZES, None), cache / "profile.json")
+    assert target.read_text() == "mine"
+    assert load(cache / "profile.json") == Record(7, SIZES, None)

@@ -164,13 +164,18 @@ class Catalogue:
         return node
 
     def known(self, inode: int) -> Node | None:
-        """The row of an inode, if there is one; the number of a provisional version means the version."""
-        inode &= ~PROVISIONAL
-        row = self._records.get("inode", _INODE_KEY.pack(inode))
+        """The row of an inode, if there is one; the number of a provisional version means the version.
+
+        Under that number the file itself is shown, also when the version has settled and its view was made: those who
+        have it open go on with it.
+        """
+        version = inode & ~PROVISIONAL
+        row = self._records.get("inode", _INODE_KEY.pack(version))
         if row is None:
             return None
         found, settles_at = _stat_of(row, 0)
-        return Node(inode, row[_STAT.size :], self._shown(inode, found), settles_at)
+        shown = self._shown(inode, found) if inode == version else found._replace(viewed=False)
+        return Node(version, row[_STAT.size :], shown, settles_at)
 
     def _shown(self, inode: int, found: SourceStat) -> SourceStat:
         """The attributes of the file's view, if one is shown and was made."""

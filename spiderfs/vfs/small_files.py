@@ -77,7 +77,7 @@ class SmallFiles:
         fetched = await self._on_demand.fetch(node, is_read=False)
         node = await self._views.noted(node, len(fetched.payload))
         # Told before the READ that follows, which another worker may get.
-        self._note_pushed(node, await fetched.settled() if fetched.claim() else HIT)
+        self.note_pushed(node, await fetched.settled() if fetched.claim() else HIT)
         return dentry._replace(stat=node.stat)
 
     def is_unsized(self, file: Node | Dentry) -> bool:
@@ -145,7 +145,7 @@ class SmallFiles:
         `is_first`: the manager is told what becomes of this READ. It is told of a fetch in any case, but once.
         """
         key = ContentKey(node.inode)
-        note = partial(self._note_pushed, node) if is_first else _note_nothing
+        note = partial(self.note_pushed, node) if is_first else _note_nothing
         if not node.stat.size or self._fetcher.stored(key) or await self._fetcher.has_come(key):
             note(HIT)
             return None
@@ -155,12 +155,12 @@ class SmallFiles:
             note(UNREAD)
             raise
         if fetched.claim():
-            fetched.when_settled(partial(self._note_pushed, node))
+            fetched.when_settled(partial(self.note_pushed, node))
         else:
             note(HIT)
         return fetched.payload
 
-    def _note_pushed(self, node: Node, where: int) -> None:
+    def note_pushed(self, node: Node, where: int) -> None:
         self._events.note(node.inode, node.stat.size, where | PUSHED, 0)
         # Many wait for this: the manager pushes the next one.
         self._events.flush()

@@ -22,6 +22,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
+from spiderfs.core.events import UNREAD, UNSTORED
 from spiderfs.errors import ReadOnly, SourceUnavailable, Stale
 from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.delivery import Delivery
@@ -151,6 +152,8 @@ class UnopenedFilesystem(Filesystem):
             self._raise_if_just_failed(inode, caller)
         try:
             piece: memoryview | bytes | None
+            if inode & PROVISIONAL:
+                return await self._read_provisional(inode, offset, size, caller)
             if caller.pid in self._pusher_threads:
                 piece = await self._pushed_read(inode, offset, size, delivery)
             else:
@@ -159,10 +162,6 @@ class UnopenedFilesystem(Filesystem):
                 self._counters.add("reads")
                 self._counters.add("read_bytes", len(piece))
                 return piece
-            if inode & PROVISIONAL:
-                # One handle for all that open it: the number that the kernel knows it by.
-                self._counters.add("reads")
-                return await self._provisional_files.read(self._catalogue.node(inode), inode, offset, size)
             return await self.read(inode, offset, size, inode)
         except Stale as exc:
             self._doubt(inode)
@@ -189,6 +188,20 @@ class UnopenedFilesystem(Filesystem):
         if failed is not None and 0 <= self._now() - failed[0] < _SAME_CALL_S:
             raise failed[1](failed[2])
 
+    async def _read_provisional(self, inode: int, offset: int, size: int, caller: Caller) -> memoryview | bytes:
+        """Read a version for all that open it before it settles: their handle is the number that the kernel knows."""
+        self._counters.add("reads")
+        node = self._catalogue.node(inode)
+        is_pushed = offset == 0 and caller.pid in self._pusher_threads
+        where = UNREAD
+        try:
+            piece = await self._provisional_files.read(node, inode, offset, size)
+            where = UNSTORED
+        finally:
+            if is_pushed:
+                self._small_files.note_pushed(node, where)
+        return piece
+
     async def _pushed_read(self, inode: int, offset: int, size: int, delivery: Delivery | None) -> memoryview | None:
         """Make a small file local for a pusher; its bytes, if it has been fetched for this READ."""
         # There may be several READs of one file, in any order; what is told is the answer to the first one.
@@ -200,8 +213,6 @@ class UnopenedFilesystem(Filesystem):
         self, inode: int, size: int, caller: Caller, delivery: Delivery | None
     ) -> memoryview | bytes | None:
         """Account for an open, and make a small file local; its first bytes, if they are at hand then."""
-        if inode & PROVISIONAL:
-            return None
         trainer = self._trainer_of(inode, caller)
         # Most READs end here. They have no need of the catalogue, which takes 3 us.
         if (cached := self._small_files.read_cached(inode, size, caller, trainer)) is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD
+from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD, UNSTORED
 from spiderfs.errors import ReadOnly, SourceUnavailable, Stale
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached
@@ -22,7 +22,7 @@ from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.testing import Bare, FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
-from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, TABLES
 from spiderfs.vfs.fetcher import Interlock
 from spiderfs.vfs.redirect_table import redirect_row
 from spiderfs.vfs.rules import FOREVER_S, Settings
@@ -365,6 +365,28 @@ def test_a_pushers_look_up_finds_out_the_size_of_a_view_for_no_reader(tmp_path: 
         assert (counters.value("opens"), counters.value("opens_hit")) == (1, 1)
         assert counters.value("stall_microseconds") == 0
         assert harness.source.calls["read"] == 1
+
+    run(tmp_path, test, Forms({"v": Recipe("bmp", 64)}, "v"))
+
+
+def test_who_has_opened_a_young_version_reads_the_original_when_its_view_was_made(tmp_path: Path) -> None:
+    """The kernel goes on with the number of the provisional version, and would cut it off at the size of the view."""
+
+    async def test(harness: Harness) -> None:
+        await harness.fs.opendir(ROOT_INODE)
+        for name, is_made in ((b"x", True), (b"h", False)):
+            known = harness.bare.catalogue.find(ROOT_INODE, name)
+            assert known is not None
+            content, young = harness.source.read(name, 0, 100, known.stat.version), known.inode | PROVISIONAL
+            if is_made:
+                assert await harness.lookup(name) == known.inode
+            for caller in (CALLER, PUSHER):
+                assert (await harness.fs.getattr(young)).size == len(content)
+                assert await harness.read(young, caller=caller) == content
+            # The manager waits for what it has had pushed.
+            assert harness.events.noted[-1] == (known.inode, UNSTORED | PUSHED, 0, 0)
+            assert await harness.read(await harness.lookup(name)) == VIEW
+            assert (await harness.fs.getattr(known.inode)).size == len(VIEW)
 
     run(tmp_path, test, Forms({"v": Recipe("bmp", 64)}, "v"))
 

@@ -85,15 +85,15 @@ class Stores:
     PATIENCE_S = 1.0
 
     def __init__(self) -> None:
-        self._open: weakref.WeakValueDictionary[tuple[int, int], Store] = weakref.WeakValueDictionary()
+        self._open: weakref.WeakValueDictionary[tuple[tuple[int, int], ...], Store] = weakref.WeakValueDictionary()
         self._opening = threading.Lock()
         self._forking = False
 
     def shared(self, layout: CacheLayout) -> Store:
         """The store of a cache directory; raises Gone just before a fork, OSError, StoreError."""
-        found = os.stat(layout.content / DATA_FILE)
-        # A store that was wiped is another one at the same place.
-        key = (found.st_dev, found.st_ino)
+        # A store that was wiped is another one at the same place; a mount of another view wipes the names alone.
+        files = [os.stat(environment / DATA_FILE) for environment in layout.environments]
+        key = tuple((found.st_dev, found.st_ino) for found in files)
         with self._opening:
             if self._forking:
                 raise Gone("this process is about to fork")
@@ -101,6 +101,8 @@ class Stores:
             if store is not None and (store.closing or store.pid != os.getpid()):
                 raise Gone("the store is being closed, or another process has opened it")
             if store is None:
+                if any(not set(key).isdisjoint(other) for other in list(self._open)):
+                    raise Gone("another client of this process has yet to let go of the names of an earlier view")
                 store = self._open[key] = Store(layout)
             return store
 

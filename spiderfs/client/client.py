@@ -192,7 +192,9 @@ class Client:
             if self._point in TABLE.spiderfs_points():
                 path = Path(os.fsdecode(os.getxattr(self._point, CLIENT_XATTR)))
                 # Somebody else's mounts come and go.
-                self._cache = held if held is not None and held.is_at(path) else Cache(path)
+                if held is not None and not held.is_at(path):
+                    held = None  # which closes its store, before another mount's is opened
+                self._cache = Cache(path) if held is None else held
         except (OSError, ValueError, KeyError, StoreError, StoreCorrupt, Gone, MemoryError) as exc:
             log.debug("%s cannot be read around FUSE: %s", self.mountpoint, exc)
             self._retry_at = time.monotonic() + RETRY_S

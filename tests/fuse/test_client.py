@@ -27,10 +27,12 @@ from typing import Any
 import fsspec
 import pytest
 from mounting import Mounted, as_root, eventually, mounted, settle
+from PIL import Image
 from reading import digest, write_files
 
 from spiderfs import client
 from spiderfs.shared.layout import DATA_FILE, CacheLayout
+from spiderfs.testing import make_older
 
 SIZES = {
     "empty": 0,
@@ -457,6 +459,28 @@ def test_a_mount_that_goes_and_comes_back(own_source: Path, tmp_path: Path) -> N
         landed(mount, len("of another source"))
         with Subject("client", mount).counted(1):
             assert client.read_bytes(mount.point / "file") == b"of another source"
+
+
+def test_a_mount_that_comes_back_with_another_view(own_source: Path, tmp_path: Path) -> None:
+    out = io.BytesIO()
+    Image.effect_noise((300, 200), 50).save(out, "JPEG")
+    (own_source / "a.jpg").write_bytes(out.getvalue())
+    make_older(own_source / "a.jpg")
+    others = client.Client(tmp_path / "m/mnt")
+    for recipe in ("none", "bmp:64", "bmp:32", "none", "bmp:64"):
+        views = {} if recipe == "none" else {"view": "small", "views": f"small:{recipe}"}
+        with mounted(own_source, tmp_path / "m", **views) as mount:
+            assert mount.point == Path(others.mountpoint)
+            wanted = (mount.point / "a.jpg").read_bytes()
+
+            def around(mount: Mounted = mount, wanted: bytes = wanted) -> bool:
+                before = _settled(mount)
+                for read in (client.read_bytes, others.read_bytes):
+                    assert read(mount.point / "a.jpg") == wanted
+                return _settled(mount) == before + 2
+
+            # Bytes land a moment later, and an idle client may hold up the other one for as long.
+            eventually(around)
 
 
 def test_a_process_that_gives_up_its_rights(mount: Mounted) -> None:

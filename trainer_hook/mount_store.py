@@ -14,7 +14,6 @@ import array
 import contextlib
 import logging
 import os
-import pickle
 import select
 import socket
 import time
@@ -28,7 +27,7 @@ from spiderfs.client import Client
 from spiderfs.protocol import Decoder, Error, Keep, Message, Ok, PartialSamples, ProtocolError, Room, encode
 from spiderfs.protocol.partials import partial_inode, sealed_file
 from trainer_hook.mounts import DEFAULT_PATIENCE, connect, find_mount, socket_finder
-from trainer_hook.partial_store import Missing, unpickled
+from trainer_hook.partial_store import Missing, pickled, unpickled
 
 log = logging.getLogger("trainer_hook")
 
@@ -150,8 +149,8 @@ class MountStore:
         return unpickled(payload)
 
     def put(self, index: int, generation: int, sample: Any) -> None:
-        """Keep a sample in place of its earlier generation, if there is room; raises what pickling it raises."""
-        payload = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+        """Keep a sample in place of its earlier generation, if there is room; raises as `pickled` does."""
+        payload = pickled(sample)
         try:
             line = self._connected()
             if len(payload) > line.most_bytes:

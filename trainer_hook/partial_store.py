@@ -85,8 +85,8 @@ class PartialStore:
         return unpickled(memoryview(content)[_HEAD.size :])
 
     def put(self, index: int, generation: int, sample: Any) -> None:
-        """Keep a sample in place of its earlier generation, if there is room; raises what pickling it raises."""
-        content = pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+        """Keep a sample in place of its earlier generation, if there is room; raises as `pickled` does."""
+        content = pickled(sample)
         path = self._path(index)
         # Another process may be writing the same sample.
         new = path.with_suffix(f".{os.getpid()}")
@@ -106,6 +106,17 @@ class PartialStore:
 
     def _path(self, index: int) -> Path:
         return self.directory / str(index)
+
+
+def pickled(sample: Any) -> bytes:
+    """A sample as it is kept; raises ValueError for one that cannot be pickled."""
+    try:
+        return pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as exc:
+        raise ValueError(
+            f"a sample cannot be kept as it is here ({exc}): have it be something that can be pickled, for refurbish by"
+            " another split"
+        ) from exc
 
 
 def unpickled(content: bytes | memoryview) -> Any:

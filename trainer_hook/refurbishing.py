@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
-import pickle
 import random
 import weakref
 from collections.abc import Callable, Sized
@@ -34,7 +34,7 @@ from torch.utils.data import (
 from trainer_hook.fingerprint import fingerprint
 from trainer_hook.generations import Generations
 from trainer_hook.mount_store import MountStore, Unusable, mount_of
-from trainer_hook.partial_store import Missing, PartialStore
+from trainer_hook.partial_store import Missing, PartialStore, pickled
 from trainer_hook.ranks import from_first_rank, rank_and_world
 from trainer_hook.refurbish_sampler import Draw, RefurbishSampler
 from trainer_hook.rehearsal import generators_kept
@@ -198,8 +198,8 @@ def _mount_store(whole: Any, partial: Any, name: str, seed: int, kept: float) ->
         raise Unusable(f"the data set has {samples} samples and names {len(paths)} files")
     mount = mount_of(paths)
     tried = {index: _made(partial, index, 0, seed) for index in range(0, samples, max(1, samples // _TRIED))}
-    each_bytes = _MARGIN * sum(len(pickle.dumps(sample)) for sample in tried.values()) / len(tried)
-    store = MountStore(mount, paths, name, kept * samples * each_bytes)
+    each_bytes = _MARGIN * sum(len(pickled(sample)) for sample in tried.values()) / len(tried)
+    store = MountStore(mount, paths, name, math.ceil(kept * samples * each_bytes))
     room = store.room_bytes / each_bytes / samples
     try:
         _try_out(store, *next(iter(tried.items())))

@@ -288,6 +288,12 @@ def test_what_cannot_be_unpickled_is_missing(tmp_path: Path, bad: bytes) -> None
         store.get(7, 3)
 
 
+def test_a_sample_that_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    loader = trainer_hook.refurbish(loader_of(Numbers([lambda sample: lambda: sample, int])), split=1, store=tmp_path)
+    with pytest.raises(ValueError, match=r"cannot be kept .*lambda.* by another split"):
+        next(iter(loader))
+
+
 def test_a_subset_is_split_where_its_transform_is() -> None:
     dataset, first, last = numbers()
     chosen = Subset(Subset(dataset, range(5, 35)), range(3, 30))

@@ -37,6 +37,8 @@ class Standing:
         # The names of the lists and plans that have not been sent through this connection.
         self._undeclared: deque[str] = deque()
         self._unplanned: deque[tuple[str, int]] = deque()
+        # Those of these plans that began before this connection; their daemon has not seen what was read by then.
+        self._begun_before: set[tuple[str, int]] = set()
         # The lists that were declared through this connection. No plan is sent for a list that was withdrawn before it
         # was declared.
         self._declared: set[str] = set()
@@ -78,6 +80,7 @@ class Standing:
             if before is not None and plan.list in self._unsaid:
                 self._finished.append(before)
             self._unsaid.pop(plan.list, None)
+            self._begun_before.discard(key)
             self._begun[plan.list] = plan
             self._come[plan.list] = Progress(plan.list, plan.epoch, plan.position, plan.position)
         self._plans[key] = plan
@@ -101,6 +104,7 @@ class Standing:
         self._declared = set()
         self._undeclared = deque(self._declarations)
         self._unplanned = deque(sorted(key for key in list(self._plans) if key[0] in self._declarations))
+        self._begun_before = set(self._unplanned)
         self._finished.clear()
         self._unsaid.update(dict.fromkeys(list(self._come)))
         self._said_at = {}
@@ -123,9 +127,14 @@ class Standing:
             if finished.list in self._declared:
                 return finished
         while chunk is None and self._unplanned:
-            plan = self._plans.get(self._unplanned.popleft())
+            key = self._unplanned.popleft()
+            plan = self._plans.get(key)
             if plan is not None and plan.list in self._declared:
-                position = self._come[plan.list].taken if plan.begun else plan.position
+                if not plan.begun:
+                    return plan
+                # How far the training has come meanwhile is said next.
+                self._said_at.pop(plan.list, None)
+                position = self._come[plan.list].taken if key in self._begun_before else plan.position
                 return replace(plan, position=min(position, len(plan.order)))
         return chunk
 

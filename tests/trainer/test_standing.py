@@ -1,0 +1,53 @@
+"""What a daemon has to know at any time: the messages that wait, and in which order they are sent."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spiderfs.protocol import Plan, Progress, Samples
+from trainer_hook import Declaration
+from trainer_hook.standing import Standing
+
+
+def standing() -> Standing:
+    standing = Standing()
+    standing.declare(Declaration("train", "train", [b"1", b"2"], np.zeros(2, np.int32)))
+    standing.begin()
+    assert isinstance(standing.next(), Samples)
+    return standing
+
+
+def sent_plan(standing: Standing) -> Plan:
+    plan = standing.next()
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def plan(epoch: int) -> Plan:
+    return Plan("train", epoch, 0, True, np.arange(100, dtype=np.uint32) % 2)
+
+
+def test_a_plan_that_is_sent_late_begins_where_its_epoch_began() -> None:
+    """Else what was taken meanwhile would be counted by nobody, where the daemon does not see the reads."""
+    first = standing()
+    for epoch in range(2):
+        first.plan(plan(epoch))
+        first.come("train", 64, 56)
+        assert sent_plan(first).position == 0
+        said = first.progress(1.0, hurry=False)
+        assert isinstance(said, Progress), "at once, though some was said a moment ago"
+        assert (said.epoch, said.dispatched, said.taken) == (epoch, 64, 56)
+
+
+def test_a_daemon_that_comes_back_is_told_of_the_rest() -> None:
+    again = standing()
+    again.plan(plan(0))
+    again.come("train", 64, 56)
+    again.begin()
+    assert isinstance(again.next(), Samples)
+    assert sent_plan(again).position == 56
+    again.plan(plan(1))
+    again.come("train", 8, 8)
+    finished, following = again.next(), sent_plan(again)
+    assert isinstance(finished, Progress)
+    assert (finished.taken, following.epoch, following.position) == (56, 1, 0)

@@ -172,8 +172,12 @@ class PlannedReader:
         if position is not None:
             in_time = position < self.dispatched + self._slack()
             self._judge(in_time)
-            return [*self._reach(position + 1), self._use_up(position)] if in_time else []
+            if not in_time:
+                self._unseen.heard_ahead(key, now_s)
+                return []
+            return [*self._reach(position + 1), self._use_up(position)]
         if self.dispatched < len(self.epoch):
+            self._unseen.heard_ahead(key, now_s)
             return []
         # Loader workers open files of the next epoch before it is known to have begun.
         if self.later:

@@ -370,6 +370,21 @@ def test_what_was_in_hand_when_a_reader_was_first_heard_of_is_not_counted() -> N
     assert reader.unseen(9.0) == []
 
 
+def test_an_open_far_beyond_what_was_dispatched_is_that_of_its_draw_all_the_same() -> None:
+    """A training without loader workers, whose files are in memory, reads faster than its hook tells of it."""
+    reader = PlannedReader(of_files(0, list(range(1, 801))), 0.0)
+    reader.come(8, 8, 0.0)
+    assert reader.opened(700, 0.04, False) == []
+    # The next epoch's first draws, too, are opened before the end of this one is told.
+    assert reader.opened(8, 0.06, False) == []
+    reader.come(800, 800, 0.1)
+    reader.begin(of_files(1, list(range(1, 801))), 0.1)
+    reader.come(800, 800, 0.2)
+    unseen = reader.unseen(0.3 + UNSEEN_AFTER_S)
+    assert len(unseen) == 2 * 800 - 8 - 2
+    assert (unseen.count(700), unseen.count(8)) == (1, 0)
+
+
 def test_opens_that_are_heard_of_before_the_plan_of_their_epoch_are_of_that_epoch() -> None:
     reader = PlannedReader(of_files(0, [1, 2, 3, 4]), 0.0)
     reader.come(4, 4, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spiderfs.core.unseen_draws import UNSEEN_AFTER_S, UnseenDraws
+from spiderfs.core.unseen_draws import AHEAD_MOST, AHEAD_S, UNSEEN_AFTER_S, UnseenDraws
 
 
 def test_a_draw_is_unseen_when_its_open_was_not_heard_of() -> None:
@@ -22,3 +22,29 @@ def test_a_clock_that_was_set_back_keeps_no_draw_waiting() -> None:
     draws.took(2, 6_400.0)
     assert draws.take(6_400.0) == []
     assert draws.take(6_400.0 + UNSEEN_AFTER_S) == [2]
+
+
+def test_an_open_may_be_heard_of_before_its_draw() -> None:
+    draws = UnseenDraws()
+    draws.heard_ahead(1, 100.0)
+    draws.took(1, 100.0 + AHEAD_S / 2)
+    draws.took(1, 100.0 + AHEAD_S / 2)
+    assert draws.take(200.0) == [1], "one open is that of one draw"
+
+
+def test_an_open_long_before_a_draw_is_somebody_elses() -> None:
+    draws = UnseenDraws()
+    draws.heard_ahead(1, 100.0)
+    draws.took(1, 100.0 + 2 * AHEAD_S)
+    draws.heard_ahead(2, 300.0)
+    draws.took(2, 200.0)
+    assert draws.take(400.0) == [1, 2]
+
+
+def test_only_the_last_opens_are_remembered() -> None:
+    draws = UnseenDraws()
+    for key in range(AHEAD_MOST + 1):
+        draws.heard_ahead(key, 100.0)
+    draws.took(0, 100.0)
+    draws.took(1, 100.0)
+    assert draws.take(200.0) == [0]

@@ -1,13 +1,16 @@
 """A pool of makers: processes that make views, so that no image can hurt or hold up a process of the mount.
 
 Threads call `make` and wait there. A maker that does not answer within its time is killed, and one that dies (of an
-image, or because somebody killed it) is replaced; both times the image is tried once more by a new maker. Processes are
-started when they are needed first. The pool may be made before a fork and used behind it.
+image, or because somebody killed it) is replaced; both times the image is tried once more by a new maker. It is not if
+the maker had the processor for half of its time: then it was busy with the image, which is remembered, so that such an
+image holds up the others once. Processes are started when they are needed first. The pool may be made before a fork and
+used behind it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 import select
@@ -15,6 +18,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import OrderedDict
+from pathlib import Path
 
 from spiderfs.views.messages import ANSWER, MADE, request
 from spiderfs.views.recipe import Recipe
@@ -25,12 +30,18 @@ _MEMORY_BYTES = 1 << 30
 # Decoding 50 megapixels takes a second of a free core.
 PATIENCE_S = 10.0
 _ATTEMPTS = 2
+# The images that take too long are remembered by their content, the last ones of them.
+_BUSY_SHARE, _REMEMBERED = 0.5, 1024
 # What a maker has to map at least, so that a view of a small original has room to be larger than the original.
 _LEAST_SLOT_BYTES = 1 << 20
 
 
 class MakerLost(Exception):
     """The makers of one image died, or did not answer; the text says which."""
+
+
+class TakesTooLong(MakerLost):
+    """A maker was busy with the image for all of its time."""
 
 
 class MakerPool:
@@ -43,6 +54,8 @@ class MakerPool:
         self._free = threading.Semaphore(makers)
         # The maker that worked last works next: its memory is in the processor's cache.
         self._idle: list[_Maker] = []
+        # Images and recipes that take too long, and what was said of them.
+        self._too_long: OrderedDict[tuple[bytes, Recipe], str] = OrderedDict()
 
     @property
     def pids(self) -> list[int]:
@@ -51,12 +64,21 @@ class MakerPool:
 
     def make(self, original: bytes, recipe: Recipe) -> bytes | Unmade:
         """What `making.make` gives; raises MakerLost if that cannot be found out. Waits for a free maker."""
+        self._refuse_too_long(original, recipe)
         with self._free:
+            # Another thread may have found out meanwhile.
+            self._refuse_too_long(original, recipe)
             for attempt in range(_ATTEMPTS):
                 # A maker that has waited may have been killed meanwhile, which says nothing of this image.
                 maker = (self._waiting() if attempt == 0 else None) or self._new()
                 try:
                     made = maker.make(original, recipe, self._patience_s)
+                except TakesTooLong as exc:
+                    maker.end()
+                    self._too_long[_digest(original), recipe] = str(exc)
+                    if len(self._too_long) > _REMEMBERED:
+                        self._too_long.popitem(last=False)
+                    raise
                 except MakerLost:
                     maker.end()
                     if attempt == _ATTEMPTS - 1:
@@ -68,6 +90,11 @@ class MakerPool:
                     self._idle.append(maker)
                     return made
         raise AssertionError("the last attempt returns or raises")
+
+    def _refuse_too_long(self, original: bytes, recipe: Recipe) -> None:
+        said = self._too_long.get((_digest(original), recipe)) if self._too_long else None
+        if said is not None:
+            raise TakesTooLong(said)
 
     def close(self) -> None:
         """End all makers that wait."""
@@ -86,6 +113,10 @@ class MakerPool:
             return _Maker(self._slot_bytes, self._most_pixels)
         except OSError as exc:
             raise MakerLost(f"no maker can be started ({exc.strerror})") from exc
+
+
+def _digest(original: bytes) -> bytes:
+    return hashlib.blake2b(original, digest_size=16).digest()
 
 
 class _Maker:
@@ -113,6 +144,7 @@ class _Maker:
 
     def make(self, original: bytes, recipe: Recipe, patience_s: float) -> bytes | Unmade:
         self._memory[: len(original)] = original
+        busy_before_s = self._busy_s()
         try:
             self._requests.write(request(len(original), recipe))
         except BrokenPipeError as exc:
@@ -122,6 +154,9 @@ class _Maker:
         until = time.monotonic() + patience_s
         while not answers.poll(max(0.0, until - time.monotonic()) * 1000):
             if time.monotonic() >= until:
+                busy_s = self._busy_s() - busy_before_s
+                if busy_s > _BUSY_SHARE * patience_s > 0:
+                    raise TakesTooLong(f"its maker did not answer within {patience_s:g} s, {busy_s:.1f} of them busy")
                 raise MakerLost(f"its maker did not answer within {patience_s:g} s")
         # A pipe gives these few bytes whole (pipe(7)).
         answer = self._answers.read(ANSWER.size)
@@ -133,6 +168,14 @@ class _Maker:
             # Give the memory of a long file back.
             self._memory.madvise(mmap.MADV_REMOVE)
         return made
+
+    def _busy_s(self) -> float:
+        """For how long the maker has had a processor; 0 if the kernel does not tell."""
+        try:
+            # The first of three numbers is in nanoseconds (proc_pid_schedstat(5)).
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text("ascii").split()[0]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
 
     def end(self) -> None:
         """Kill the process and wait until it is gone."""

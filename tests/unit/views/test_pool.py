@@ -11,7 +11,7 @@ import pytest
 from images import image_file, opened, picture
 
 from spiderfs.views.making import make
-from spiderfs.views.pool import MakerLost, MakerPool
+from spiderfs.views.pool import MakerLost, MakerPool, TakesTooLong
 from spiderfs.views.recipe import Recipe
 from spiderfs.views.unmade import Unmade
 
@@ -100,6 +100,30 @@ def test_two_makers_that_do_not_answer_are_an_error() -> None:
         with pytest.raises(MakerLost, match="did not answer within 0 s"):
             pool.make(image_file(), RECIPE)
         assert pool.pids == []
+    finally:
+        pool.close()
+
+
+def test_an_image_that_takes_too_long_holds_up_the_others_once() -> None:
+    """A progressive JPEG whose last scan comes thousands of times: each takes as long as the whole image."""
+    once = image_file(image=picture(4000, 4000), quality=30, progressive=True)
+    last, end = once.rfind(b"\xff\xda"), once.rfind(b"\xff\xd9")
+    slow = once[:end] + once[last:end] * ((LONGEST - end) // (end - last) - 1) + once[end:]
+    pool = MakerPool(1, LONGEST, MOST)
+    try:
+        content = image_file()
+        view = pool.make(content, RECIPE)
+        (first,) = pool.pids
+        pool._patience_s = 0.5
+        with pytest.raises(TakesTooLong, match=r"did not answer within 0.5 s, 0\.[2-9] of them busy"):
+            pool.make(slow, RECIPE)
+        assert pool.pids == [], "no second maker has tried"
+        pool._patience_s = 10.0
+        assert pool.make(content, RECIPE) == view
+        (second,) = pool.pids
+        with pytest.raises(TakesTooLong, match="within 0.5 s"):
+            pool.make(slow, RECIPE)
+        assert pool.pids == [second] != [first]
     finally:
         pool.close()
 

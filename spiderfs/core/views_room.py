@@ -30,5 +30,10 @@ class ViewsRoom:
         return int(samples_bytes * self.share)
 
 
-NO_VIEWS = ViewsRoom(0.0, lambda key: False)
+def _no_view(key: Key) -> bool:
+    return False
+
+
+# A function of the module, since engines are pickled (benchmarks/training/full_size.py keeps them between slices).
+NO_VIEWS = ViewsRoom(0.0, _no_view)
 """For mounts whose root shows one form."""

@@ -95,7 +95,9 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signa
         "    time.sleep(1000)\n"
     )
     with mounted(source, tmp_path / "m") as mount:
-        words = [SPIDERFS, "profile", mount.point, "--loader", "my_training:make"]
+        # Whoever started the tests may ignore some of these signals, as nohup does.
+        defaults = ["env", "--default-signal=INT,TERM,HUP"]
+        words = [*defaults, SPIDERFS, "profile", mount.point, "--loader", "my_training:make"]
         profile = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             asleep = tmp_path / "asleep"

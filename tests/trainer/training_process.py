@@ -11,6 +11,13 @@ from typing import Any
 PATIENCE_S = 120.0
 
 
+def _run(main: Callable[..., None], *arguments: object) -> None:
+    # Workers of its loaders would be forks of one more server by default. Such a server lives as long as they do, and
+    # they as long as it does, so both would outlive a training that is killed.
+    multiprocessing.set_start_method("fork", force=True)
+    main(*arguments)
+
+
 class TrainingProcess:
     """A process that runs `main(connection, *arguments)`; what it sends through its connection is heard here."""
 
@@ -19,7 +26,7 @@ class TrainingProcess:
         # Not fork: a test's process has threads.
         context = multiprocessing.get_context("forkserver")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=main, args=(theirs, *arguments))
+        self._process = context.Process(target=_run, args=(main, theirs, *arguments))
         with theirs:
             self._process.start()
 

@@ -63,8 +63,8 @@ def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> 
                 before = fetched(mount)
         # Two epochs cannot do with less than 0.76, as landing takes a part of the cache. With plans alone it is 1.2.
         assert (fetched(mount) - before) / (EPOCHS - 1) < 1.0
-    # A replay follows the plans of both jobs, and saves a good part of what can be saved. That is little: the second
-    # job reads a sample soon after the first one, so LRU has it. The cache spares a quarter of each later epoch.
+    # A replay follows the plans of both jobs. What that saves cannot be said: the nearer the jobs are to each other,
+    # the more LRU has of what the second one reads. But it fetches little more than three quarters of later epochs.
     trace = read_trace(path)
     assert len({news.course_id for _, news in trace.rank_news() if isinstance(news, Handed)}) == 2
     without, with_plans = (
@@ -72,7 +72,8 @@ def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> 
         for plans in (False, True)
     )
     least = FILES * SIZE * (1 + 0.75 * (EPOCHS - 1))
-    assert without - with_plans > 0.25 * (without - least)
+    assert with_plans != without
+    assert least <= with_plans < 1.1 * least
 
 
 def test_no_sample_is_lost_or_repeated_when_processes_die(source: Path, tmp_path: Path) -> None:

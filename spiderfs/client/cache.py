@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 from spiderfs.errors import StoreCorrupt, StoreDamaged, StoreError
 from spiderfs.shared.attached_trainers import published_trainers
@@ -44,6 +44,7 @@ from spiderfs.vfs.rules import Believed, Settings, believed, directories_to_pass
 
 # How often changed options and trainers are looked for: as often as workers do.
 FOLLOW_S = 0.02
+_What = TypeVar("_What")
 # Directories that are remembered; when there are more, all of them are forgotten at once.
 _DIRECTORIES = 65536
 
@@ -228,35 +229,30 @@ class Cache:
 
         Raises StoreDamaged for a record that fails its checksum, and Gone.
         """
-        try:
-            moment = time.monotonic()
-            if moment >= self._follow_at:
-                self._follow()
-                self._follow_at = moment + FOLLOW_S
-            return self._serve(path, time.time())
-        except StoreDamaged:
-            raise
-        except (StoreError, StoreCorrupt, OSError) as exc:
-            raise Gone(str(exc)) from exc
+        return self._looked_up(self._serve, path)
 
     def kept(self, inode: int) -> bytes | None:
         """The bytes that lie under an inode, for a caller who knows what they are; None if there are none.
 
         Raises StoreDamaged for a record that fails its checksum, and Gone.
         """
+        return self._looked_up(self._store.content.copy, inode)
+
+    def _looked_up(self, look_up: Callable[[_What], bytes | None], what: _What) -> bytes | None:
+        """What is found with the mount's terms as they are now."""
         try:
             moment = time.monotonic()
             if moment >= self._follow_at:
                 self._follow()
                 self._follow_at = moment + FOLLOW_S
-            return self._store.content.copy(inode)
+            return look_up(what)
         except StoreDamaged:
             raise
         except (StoreError, StoreCorrupt, OSError) as exc:
             raise Gone(str(exc)) from exc
 
-    def _serve(self, path: bytes, now: float) -> bytes | None:
-        settings = self._settings
+    def _serve(self, path: bytes) -> bytes | None:
+        settings, now = self._settings, time.time()
         directory, _, name = path.rpartition(b"/")
         parent = self._directory(directory, now)
         dentry = self._catalogue.find(parent.inode, name) if parent else None

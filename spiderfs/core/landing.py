@@ -11,4 +11,5 @@ LANDING_FILES = 4
 
 
 def landing_room(capacity_bytes: int, share: float = LANDING_SHARE) -> int:
+    """The bytes that are left free of a cache of so many."""
     return min(int(capacity_bytes * share), LANDING_MAX_BYTES)

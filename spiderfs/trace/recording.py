@@ -48,10 +48,10 @@ def noted_in(recording: Recording | None, number_of: Callable[[str], int] = int)
     return lambda hint: recording.hint(time.time(), hint, number_of)
 
 
-def news_noted_in(recording: Recording | None, number_of: Callable[[str], int]) -> Callable[[RankNews], None]:
-    """The same for what ranks tell of their plans."""
+def news_noted_in(recording: Recording | None, number_of: Callable[[str], int]) -> Callable[[RankNews], None] | None:
+    """The same for what ranks tell of their plans; None without a recording, for plans are long."""
     if recording is None:
-        return lambda news: None
+        return None
     return lambda news: recording.rank_news(time.time(), news, number_of)
 
 

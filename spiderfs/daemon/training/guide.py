@@ -41,8 +41,8 @@ class Guide:
     plans: Plans
     pinboard: Pinboard
     redirects: RedirectPublisher
-    note: Callable[[RankNews], None]
-    """Hears what ranks tell of their plans."""
+    note: Callable[[RankNews], None] | None
+    """Hears what ranks tell of their plans; None if nobody does."""
     until_names_are_asked: Callable[[], Awaitable[None]]
     """To be awaited when a trainer comes that may be given stand-ins: before its plans are followed, if it says so."""
 
@@ -88,23 +88,24 @@ class Guide:
         course = self.trainers.course_of(trainer, samples.name)
         number = self.trainers.number_of(trainer)
         await self.plans.take(number, samples.name, course.list, plan)
-        if self.plans.followed:
+        if self.note is not None and self.plans.followed:
             keys = course.list.inodes[course.list.one_of_file[plan.order]]
             self.note(Planned(number, course.course_id, plan.epoch, plan.position, plan.begun, keys))
 
     def come(self, trainer: Trainer, progress: Progress) -> None:
         number = self.trainers.number_of(trainer)
         self.plans.come(number, progress)
-        if self.plans.followed:
+        if self.note is not None and self.plans.followed:
             course = self.trainers.course_of(trainer, progress.list)
             self.note(Come(number, course.course_id, progress.epoch, progress.dispatched, progress.taken))
 
     def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
         rank = (self.trainers.number_of(trainer), question.list)
         course = self.trainers.course_of(trainer, question.list)
-        keys = course.list.inodes[course.list.one_of_file[question.dispatched]]
-        first = question.position - len(keys)
-        self.note(Handed(rank[0], course.course_id, question.epoch, first, keys))
+        if self.note is not None:
+            keys = course.list.inodes[course.list.one_of_file[question.dispatched]]
+            first = question.position - len(keys)
+            self.note(Handed(rank[0], course.course_id, question.epoch, first, keys))
         return self.plans.exchange(rank, trainer.job_id, course.list, question)
 
     async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
@@ -134,6 +135,7 @@ class Guide:
         number = self.trainers.number_of(trainer)
         self.scoring.forget_reads(number)
         self.plans.trainer_left(number)
-        self.note(Left(number))
+        if self.note is not None:
+            self.note(Left(number))
         self.trainers.detach(trainer)
         await self.pinboard.trainer_left(trainer)

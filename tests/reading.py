@@ -137,8 +137,14 @@ def write_files(source: Path, sizes: Mapping[str, int], seed: int = 0) -> dict[s
     wanted = {}
     for name, size in sizes.items():
         content = random.randbytes(size)
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(content)
+        write_contents(source, {name: content})
         make_older(source / name)
         wanted[name] = digest(content)
     return wanted
+
+
+def write_contents(source: Path, contents: Mapping[str, bytes]) -> None:
+    """Make these files, by their names, and the directories above them."""
+    for name, content in contents.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(content)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from mounting import Mounted, children, eventually, is_running, mounted
 from PIL import Image
+from reading import write_contents
 
 from spiderfs.views.making import make
 from spiderfs.views.recipe import READY, Recipe
@@ -46,9 +47,7 @@ def view_of(content: bytes, view: str) -> bytes:
 def source(tmp_path: Path) -> Path:
     source = tmp_path / "source"
     others = {"half.jpg": HALF, "labels.csv": b"name,label\n", "empty.jpg": b"", "large.bin": bytes(LONGEST) + b"end"}
-    for name, content in (PHOTOS | others).items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(content)
+    write_contents(source, PHOTOS | others)
     os.symlink("train/0/0.jpg", source / "link.jpg")
     return source
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
+from reading import write_contents
 
 from spiderfs.client import Client
 from spiderfs.core.partition import Split
@@ -39,9 +40,7 @@ OPTIONS = {"view": "small", "views": "small:bmp:24", "policy": "minio"}
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     source = tmp_path / "source"
-    for name, content in PHOTOS.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(content)
+    write_contents(source, PHOTOS)
     return source
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from mounting import Mounted, children, eventually, mounted
-from reading import write_files
+from reading import write_contents, write_files
 
 from spiderfs.views.making import make
 from spiderfs.views.recipe import READY, Recipe
@@ -53,9 +53,7 @@ OTHERS = {
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     source = tmp_path / "source"
-    for name, content in (PHOTOS | OTHERS).items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(content)
+    write_contents(source, PHOTOS | OTHERS)
     write_files(source, {"large.bin": LARGE_BYTES})
     return source
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from composing import Compose
 from torch import nn
 from torch.utils.data import (
     ConcatDataset,
@@ -46,16 +47,6 @@ class Noise:
         self.runs += 1
         drawn = self.scale * (torch.rand(1).item() + np.random.rand() + random.random())
         return {**sample, "image": sample["image"] + drawn} if isinstance(sample, dict) else sample + drawn
-
-
-class Compose:
-    def __init__(self, transforms: list[Any]) -> None:
-        self.transforms = transforms
-
-    def __call__(self, sample: Any) -> Any:
-        for transform in self.transforms:
-            sample = transform(sample)
-        return sample
 
 
 class Numbers(Dataset[Any]):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from composing import Compose
 from mounting import Mounted, eventually, mounted
 from torch.utils.data import DataLoader, Dataset
 
@@ -39,16 +40,6 @@ class Noise:
 
 class LastNoise(Noise):
     runs = 0
-
-
-class Compose:
-    def __init__(self, transforms: list[Any]) -> None:
-        self.transforms = transforms
-
-    def __call__(self, sample: Any) -> Any:
-        for transform in self.transforms:
-            sample = transform(sample)
-        return sample
 
 
 class Numbers(Dataset[Any]):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from known_losses import Training
 from mounting import eventually, mounted
-from reading import read_afresh
+from reading import read_afresh, write_contents
 from torch.utils.data import DataLoader, Dataset
 
 import trainer_hook
@@ -49,9 +49,7 @@ class Files(Dataset[Any]):
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     source = tmp_path / "source"
-    for name, content in PHOTOS.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(content)
+    write_contents(source, PHOTOS)
     return source
 
 

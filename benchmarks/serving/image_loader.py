@@ -6,9 +6,9 @@
 
 A PyTorch DataLoader with two workers reads every image once in an epoch, in a new order: Pillow decodes it, and crops,
 resizes and flips it as torchvision's RandomResizedCrop(224) and RandomHorizontalFlip do. Nothing is trained. The images
-are of ImageNet's size, 500 x 375 and some 110 kB: those of --data enlarged, or made up, with noise either way. "view"
-is an immutable mount that shows a view of each image, so its loader decodes another form. "buffered" is the same mount,
-and a loader that says how large the buffer of a file is: without that, the open() of Python before 3.14 asks the mount
+have ImageNet's size: the photos of --data, or images that are made up (benchmarks/common/images.py). "view" is an
+immutable mount that shows a view of each image, so its loader decodes another form. "buffered" is the same mount, and a
+loader that says how large the buffer of a file is: without that, the open() of Python before 3.14 asks the mount
 whether the file is a terminal. Systems take turns epoch by epoch. Each has served every image once before, so its cache
 and the page cache are warm. A ratio is the median of the ratios within a round. "CPU" is the processor time of the
 loader's workers and the daemon together, which other load on the machine changes less than it changes the rate.
@@ -26,10 +26,8 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from rich.console import Console
@@ -37,18 +35,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.common.augmentation import as_bytes, mirrored
 from benchmarks.common.command import add_data, add_names, add_numbers, command_line
+from benchmarks.common.images import HELP, make_images
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent
 from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import PEERS, Mounted, install_missing, mounted
 from benchmarks.serving.readers import read_all
-from spiderfs.testing import make_older
 
-SIZE = (500, 375)
-QUALITY = 90
-NOISE = 26.0  # standard deviation; with it a JPEG of this size and quality has some 110 kB
-NOISES = 16  # made once, since to draw one takes longer than all else
 CROP = 224
 CROPPED_SHARE, ASPECTS, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # RandomResizedCrop's defaults
 BATCH = 64
@@ -107,32 +101,6 @@ def crop_of(width: int, height: int) -> tuple[int, int, int, int]:
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
     return left, top, left + side, top + side
-
-
-def make_images(root: Path, data: Path | None, count: int) -> list[str]:
-    """JPEG files below `root`, 500 to a directory; returns their names."""
-    generator = np.random.default_rng(0)
-    noises = [generator.normal(0, NOISE, (SIZE[1], SIZE[0], 3)).astype(np.int16) for _ in range(NOISES)]
-    found = [] if data is None else sorted(path for path in data.rglob("*") if path.suffix in (".jpg", ".jpeg", ".png"))
-    if data is not None and not found:
-        raise RuntimeError(f"{data} holds no .jpg, .jpeg or .png: name another directory, or leave --data out")
-    chosen = random.Random(0).sample(found, min(count, len(found)))
-    names = []
-    for number in range(count):
-        if chosen:
-            with Image.open(chosen[number % len(chosen)]) as file:
-                picture = file.convert("RGB")
-        else:
-            picture = Image.fromarray(generator.integers(0, 256, (6, 8, 3), dtype=np.uint8))
-        pixels = np.asarray(picture.resize(SIZE, Image.Resampling.BICUBIC), dtype=np.int16)
-        noise = np.roll(noises[number % NOISES], number, axis=(0, 1))
-        name = f"{number // 500:03d}/{number:06d}.jpg"
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8)).save(path, quality=QUALITY)
-        make_older(path)
-        names.append(name)
-    return names
 
 
 def images_of(peer: Mounted, names: list[str]) -> Images:
@@ -223,7 +191,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def main() -> int:
     parser = command_line(__doc__)
-    add_data(parser, "enlarge the images below DIR, in place of images that are made up")
+    add_data(parser, HELP)
     add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
     default = ("native", "spiderfs", "immutable")
     add_names(parser, "--peers", PEERS, "systems beside native (default spiderfs,immutable)", default=default)

@@ -33,10 +33,11 @@ from torch.utils.data import DataLoader, Dataset
 import trainer_hook
 from benchmarks.common import augmentation
 from benchmarks.common.command import add_data, add_numbers, command_line
+from benchmarks.common.images import HELP, make_images
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent, mounted
 from benchmarks.common.results import machine, plain_table, save, wide_console
-from benchmarks.serving.image_loader import BATCH, CROP, LOADER_WORKERS, make_images
+from benchmarks.serving.image_loader import BATCH, CROP, LOADER_WORKERS
 
 TABLE_WIDTH = 90
 SHORTER_SIDE = 256
@@ -174,7 +175,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def main() -> int:
     parser = command_line(__doc__)
-    add_data(parser, "enlarge the images below DIR, in place of images that are made up")
+    add_data(parser, HELP)
     add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
     arguments = parser.parse_args()
 

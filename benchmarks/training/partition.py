@@ -34,10 +34,11 @@ from rich.console import Console
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmarks.common.command import add_data, add_names, add_numbers, command_line
+from benchmarks.common.images import HELP, make_images
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent, mounted
 from benchmarks.common.results import machine, plain_table, save, wide_console
-from benchmarks.serving.image_loader import Images, make_images
+from benchmarks.serving.image_loader import Images
 from spiderfs.core.landing import LANDING_FILES, LANDING_SHARE
 from spiderfs.core.partition import FormSizes, Split
 from spiderfs.profiling.measure import Speeds, Wanted, measure
@@ -299,7 +300,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def main() -> int:
     parser = command_line(__doc__)
-    add_data(parser, "enlarge the images below DIR, in place of images that are made up")
+    add_data(parser, HELP)
     add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
     add_names(parser, "--settings", SETTINGS, "settings (default all)", default=SETTINGS)
     arguments = parser.parse_args()

@@ -64,6 +64,11 @@ class Trainers:
         """The numbers of all trainers that are attached."""
         return set(self._numbers.values())
 
+    @property
+    def teaching(self) -> set[int]:
+        """The numbers of the trainers that teach a list: those that send batches, and may be given stand-ins."""
+        return {self._numbers[trainer] for trainer, _ in self._teaches}
+
     def attached(self) -> list[Trainer]:
         """All trainers, in the order in which they attached."""
         return list(self._numbers)

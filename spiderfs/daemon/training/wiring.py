@@ -170,9 +170,9 @@ class Training:
 
     def note(self, accesses: Sequence[Access]) -> None:
         """Learn from workers' events what readers got; the engine has seen these events already."""
-        # Events of a trainer may come after it has left, but no batch comes for them any more.
-        attached = self.trainers.numbers
-        self.scoring.note(access for access in accesses if access.trainer in attached)
+        # Reads wait for their batches: none comes for those of a trainer that only plans, or that has left.
+        teaching = self.trainers.teaching
+        self.scoring.note(access for access in accesses if access.trainer in teaching)
         self.accounts.note(map(self._with_origin_bytes, accesses))
         self._cache.apply(self.teaching.schedule_changed())
 

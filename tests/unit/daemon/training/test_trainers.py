@@ -57,8 +57,10 @@ def test_workers_know_who_will_be_given_stand_ins_before_anything_is_taught(tmp_
     train, other = course(5, [10, 11]), course(6, [12])
     trainers.declare(one, "train", train, False)
     assert known() == (False,)
+    assert trainers.teaching == set()
     trainers.declare(one, "validation", other, True)
     assert known() == (True,)
+    assert trainers.teaching == {1}
     trainers.declare(one, "validation", other, False)
     assert known() == (False,)
     trainers.teach(one, "train")

@@ -90,9 +90,9 @@ class Harness:
         found: list[int] = course.list.inodes.tolist()
         return found
 
-    async def declare(self) -> Declared:
+    async def declare(self, teaches: bool = False) -> Declared:
         await self.training.guide.attached(self.trainer)
-        return await self.training.guide.samples(self.trainer, self.list)
+        return await self.training.guide.samples(self.trainer, replace(self.list, teaches=teaches))
 
     async def batch(
         self, rng: np.random.Generator, indices: list[int], losses: npt.NDArray[np.float16] | None = None
@@ -200,9 +200,8 @@ def test_where_nobody_will_be_given_stand_ins_nothing_is_waited_for(
 ) -> None:
     async def test(harness: Harness) -> None:
         harness.names_asked = False
-        harness.list = replace(harness.list, teaches=True)
         began = time.monotonic()
-        await harness.declare()
+        await harness.declare(teaches=True)
         assert time.monotonic() < began + 0.9
         (attached,) = published_trainers(harness.trainers_file)
         assert attached.teaches == (policy == "spider")
@@ -312,7 +311,7 @@ def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
 
 def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(harness: Harness) -> None:
-        await harness.declare()
+        await harness.declare(teaches=True)
         filed: list[list[int]] = []
         (course,) = harness.training.courses
         scorer = course.scoring_for("graph", 8, harness.training.scoring._options)
@@ -335,14 +334,15 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
     run(tmp_path, test)
 
 
-def test_reads_of_a_trainer_that_has_left_are_not_remembered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("teaches", [False, True])
+def test_reads_of_a_trainer_that_sends_no_batch_are_not_remembered(tmp_path: Path, teaches: bool) -> None:
     """Workers' events may come after their trainer has gone, and its number is given to another one much later."""
 
     async def test(harness: Harness) -> None:
-        await harness.declare()
+        await harness.declare(teaches)
         inode, reads = harness.inodes[0], harness.training.scoring._served_samples
         harness.training.note([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
-        assert reads.on_the_way(1) == 1
+        assert reads.on_the_way(1) == teaches
         await harness.training.guide.detached(harness.trainer)
         harness.training.note([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
         assert reads.on_the_way(1) == 0
@@ -372,7 +372,7 @@ LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)
 
 def test_losses_are_filed_under_what_was_served(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        await harness.declare()
+        await harness.declare(teaches=True)
         harness.training.note([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
         await harness.batch(np.random.default_rng(1), [3, 4, 5, 6], LOSSES)
         score = harness.cache.engine.score

@@ -39,6 +39,7 @@ from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES, Records
 from spiderfs.vfs.catalogue import TABLES, Catalogue
+from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.views.pool import MakerPool
@@ -197,7 +198,8 @@ def create_context(options: Options) -> MountContext:
     return MountContext(
         options=options,
         layout=layout,
-        source=open_source(os.fspath(options.source), faults, hidden=DIRECTORY),
+        # A source that is a mount of spiderfs has control files too.
+        source=open_source(os.fspath(options.source), faults, CONTROL_DIRECTORY, DIRECTORY),
         counters=SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW),
         forms=forms,
         partition=partition,

@@ -1,4 +1,4 @@
-"""A source without one entry of its root."""
+"""A source without some entries of its root."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from spiderfs.sources.source import Source, SourceStat
 
 
 class HidingSource:
-    """`inner`, without the entry `hidden` of its root; what lies below that entry can still be read by its path."""
+    """`inner`, without the entries `hidden` of its root; what lies below them can still be read by its path."""
 
-    def __init__(self, inner: Source, hidden: bytes) -> None:
+    def __init__(self, inner: Source, *hidden: bytes) -> None:
         self._inner = inner
         self._hidden = hidden
         self.readlink, self.listxattr, self.getxattr = inner.readlink, inner.listxattr, inner.getxattr
         self.read, self.statvfs, self.close = inner.read, inner.statvfs, inner.close
 
     def stat(self, path: bytes) -> SourceStat:
-        if path == self._hidden:
+        if path in self._hidden:
             raise SourceNotFound(f"{os.fsdecode(path)} is not shown")
         return self._inner.stat(path)
 
     def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
         entries = self._inner.scan(path)
-        return entries if path else (entry for entry in entries if entry[0] != self._hidden)
+        return entries if path else (entry for entry in entries if entry[0] not in self._hidden)

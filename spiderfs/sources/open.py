@@ -30,14 +30,14 @@ class OpenedSource(NamedTuple):
         self.everything.close()
 
 
-def open_source(named: str, faults: FaultState, hidden: bytes) -> OpenedSource:
+def open_source(named: str, faults: FaultState, *hidden: bytes) -> OpenedSource:
     """Open the source with this name; raises ConfigError if there is no such source.
 
-    `faults` make it slow and unreliable. Readers of the mount are not shown the entry `hidden` of its root.
+    `faults` make it slow and unreliable. Readers of the mount are not shown the entries `hidden` of its root.
     """
     scheme, _, _ = named.rpartition("://")
     if scheme not in OPENERS:
         raise ConfigError(f"{named} is a source of a kind that spiderfs does not know: name a directory")
     opened = OPENERS[scheme](named)
     everything = SlowSource(opened, faults)
-    return OpenedSource(everything, HidingSource(everything, hidden), faults, opened.root_fd)
+    return OpenedSource(everything, HidingSource(everything, *hidden), faults, opened.root_fd)

@@ -116,7 +116,9 @@ async def bare_filesystem(
     lister = Lister(catalogue, client)
     run = RunLayout(directory)
     fetch_lock = Interlock(run.fetch_lock)
-    fetcher = Fetcher(client, content, fetch_lock, Episode(run.full_disk), counters, alone=alone, views=views)
+    fetcher = Fetcher(
+        client, content, fetch_lock, Episode(run.full_disk), counters, alone=alone, wall_clock=wall_clock, views=views
+    )
     redirects = Redirects(records, PendingReads())
     make_control: Callable[..., Control] = Control
     make_filesystem: Callable[..., Filesystem] = Filesystem

@@ -208,8 +208,10 @@ class Filesystem:
     def _entry(self, dentry: Dentry, left: float) -> Entry:
         timeout_s = left if left > 0.0 else 0.0
         if dentry.settles_at and is_provisional(dentry.settles_at, now := self._now()):
-            # Once the version has settled, the kernel is to know it under its own number.
-            attributes = self._attributes(dentry.inode | PROVISIONAL, dentry.stat, FOREVER_S)
+            # Once the version has settled, the kernel is to know it under its own number. Until then the file itself is
+            # shown, also if its view was made before the clock was set back.
+            original = dentry.stat._replace(size=dentry.stat.version.size)
+            attributes = self._attributes(dentry.inode | PROVISIONAL, original, FOREVER_S)
             return Entry(attributes, min(timeout_s, dentry.settles_at - now))
         ttl_s = self._directory_attributes_ttl_s if stat.S_ISDIR(dentry.stat.mode) else FOREVER_S
         return Entry(self._attributes(dentry.inode, dentry.stat, ttl_s), timeout_s)

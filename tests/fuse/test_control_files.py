@@ -64,6 +64,20 @@ def lasting(
         yield found
 
 
+def test_a_source_with_control_files_of_its_own_hides_none_of_the_mount(tmp_path: Path) -> None:
+    """As a mount of spiderfs has: whoever lists the root must not give the kernel that directory for this one."""
+    write_files(tmp_path / "source", {".spiderfs/stats": 5, ".spiderfs/other": 5, "file": 5, "below/.spiderfs": 5})
+    with mounted(tmp_path / "source", tmp_path / "m") as mount:
+        for _ in range(2):
+            assert b"mount point" in mount.control("stats").read_bytes()
+            assert not mount.control("other").exists()
+            assert set(os.listdir(mount.point)) - {".spiderfs"} == {"file", "below"}
+            subprocess.run(["ls", "-l", mount.point], check=True, capture_output=True, timeout=60)
+        assert len((mount.point / "below/.spiderfs").read_bytes()) == 5
+        mount.control("warm").write_text("**\n")
+        eventually(lambda: mount.control("warm").read_text().startswith("idle: 2 files found"))
+
+
 def read_files(mount: Mounted, *names: str) -> None:
     """Read files past the kernel's pages, so that an immutable mount hears of it too."""
     for name in names or SIZES:

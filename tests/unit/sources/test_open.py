@@ -12,7 +12,7 @@ from spiderfs.errors import ConfigError, SourceNotFound, SourceUnavailable
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.open import OpenedSource, open_source
 
-HIDDEN = b".packages"
+HIDDEN, OTHER = b".packages", b".other"
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     (root / "below").mkdir(parents=True)
     (root / "below" / HIDDEN.decode()).touch()
+    (root / OTHER.decode()).touch()
     (root / HIDDEN.decode()).mkdir()
     (root / HIDDEN.decode() / "one").write_bytes(b"bytes")
     return root
@@ -27,22 +28,23 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def source(root: Path, tmp_path: Path) -> Iterator[OpenedSource]:
-    source = open_source(str(root), FaultState.create(tmp_path / "faults"), HIDDEN)
+    source = open_source(str(root), FaultState.create(tmp_path / "faults"), HIDDEN, OTHER)
     yield source
     source.close()
     source.faults.close()
 
 
-def test_one_entry_of_the_root_is_not_shown(source: OpenedSource) -> None:
+def test_some_entries_of_the_root_are_not_shown(source: OpenedSource) -> None:
     assert [name for name, _ in source.shown.scan(b"")] == [b"below"]
     assert [name for name, _ in source.shown.scan(b"below")] == [HIDDEN], "a user's file of that name"
-    with pytest.raises(SourceNotFound):
-        source.shown.stat(HIDDEN)
+    for name in (HIDDEN, OTHER):
+        with pytest.raises(SourceNotFound):
+            source.shown.stat(name)
     assert stat.S_ISDIR(source.shown.stat(b"").mode)
 
 
 def test_the_mount_itself_sees_everything(source: OpenedSource) -> None:
-    assert {name for name, _ in source.everything.scan(b"")} == {b"below", HIDDEN}
+    assert {name for name, _ in source.everything.scan(b"")} == {b"below", HIDDEN, OTHER}
     path = HIDDEN + b"/one"
     assert source.everything.read(path, 0, 5, source.everything.stat(path).version) == b"bytes"
 

@@ -391,6 +391,30 @@ def test_who_has_opened_a_young_version_reads_the_original_when_its_view_was_mad
     run(tmp_path, test, Forms({"v": Recipe("bmp", 64)}, "v"))
 
 
+def test_a_version_that_is_young_again_has_the_size_of_the_original(tmp_path: Path) -> None:
+    """The clock was set back after the view was made: the file is shown as it is, and all of it."""
+
+    async def main() -> None:
+        source, content, ahead_s = MemorySource(), MemoryContent(), 3600.0
+        source.add(b"x", b"content of x", mtime_ns=time.time_ns())
+        content.set_capacity(1 << 20)
+        forms = Forms({"v": Recipe("bmp", 64)}, "v")
+        shown = ViewSource(source, forms, Makers(), SETTINGS.sample_max_bytes, lambda name: None)
+        async with bare_filesystem(
+            shown, content, MemoryRecords(TABLES), tmp_path, settings=SETTINGS, forms=forms,
+            wall_clock=lambda: time.time() + ahead_s,
+        ) as bare:  # fmt: skip
+            await bare.filesystem.opendir(ROOT_INODE)
+            entry = await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)
+            assert entry.attributes.size == len(VIEW)
+            ahead_s = 0.0
+            entry = await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)
+            assert entry.attributes.inode & PROVISIONAL
+            assert entry.attributes.size == len(b"content of x")
+
+    trio.run(main)
+
+
 def test_what_is_pushed_ahead_is_no_stand_in(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         x, h = await harness.lookup(b"x"), await harness.lookup(b"h")

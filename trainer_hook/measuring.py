@@ -13,11 +13,12 @@ but other processes had the cores, is left out.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import logging
 import os
-import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from trainer_hook.mount_store import MountStore
+from trainer_hook.mount_store import Unusable as NoMount
 from trainer_hook.partial_store import Missing, PartialStore
 
 log = logging.getLogger("trainer_hook")
@@ -37,6 +40,9 @@ _ORDER_SEED = 0
 # The first steps of a device compile, and find out which algorithms are fast.
 _STEPS_BEFORE = 2
 _SCHEDULED = Path("/proc/thread-self/schedstat")
+_PR_SET_PDEATHSIG = 1
+# The name of what is kept, and more generations of it than there are passes.
+_STORE, _GENERATIONS = "measuring", 1 << 10
 
 
 class Unusable(Exception):
@@ -86,28 +92,104 @@ def _ran_or_queued_s() -> float:
 _clock = _Clock()
 
 
-class _Chosen(Dataset[Any]):
-    """Some samples of a data set; with a store, as it has kept them, and kept there if it has not."""
+class _Kept:
+    """Samples as the loader gives them, kept by a mount as `refurbish` has it keep them; or else in memory."""
 
-    def __init__(self, whole: Any, indices: list[int], store: PartialStore | None) -> None:
+    def __init__(self, mount: str | None, samples: int) -> None:
+        self._store: MountStore | PartialStore
+        self._mount = mount
+        try:
+            if mount is None:
+                raise NoMount("there is none")
+            self._store = MountStore(Path(mount), [mount] * samples, _STORE, 0)
+        except NoMount:
+            self._use_memory()
+        self._generation = 0
+
+    def _use_memory(self) -> None:
+        self._mount, self._store = None, PartialStore.in_memory()
+
+    def all_put(self, indices: list[int]) -> bool:
+        """Go on with what was put; if the mount has not taken all of it, with nothing, in memory, and returns False."""
+        if self._mount is not None and self._section()["entries"] < len(indices):
+            self.close()
+            self._use_memory()
+            return False
+        self._generation += 1
+        return True
+
+    def sample_bytes(self, indices: list[int]) -> int:
+        """What these samples take, all together."""
+        if self._mount is not None:
+            section = self._section()
+            return round(len(indices) * section["bytes"] / section["entries"])
+        assert isinstance(self._store, PartialStore)
+        return sum((self._store.directory / str(index)).stat().st_size for index in indices)
+
+    def _section(self) -> dict[str, int]:
+        stats = json.loads(Path(f"{self._mount}/.spiderfs/stats.json").read_bytes())
+        section: dict[str, int] = stats["sections"]["partials"]
+        return section
+
+    def begin(self) -> None:
+        """Do what a worker does once: it connects to the mount, and opens its cache."""
+        if isinstance(self._store, MountStore):
+            with contextlib.suppress(NoMount):
+                self._store.connect()
+        with contextlib.suppress(Missing):
+            self.get(0)
+
+    def get(self, index: int) -> Any:
+        """The sample as it was put in the last pass that put some; raises Missing."""
+        return self._store.get(index, self._number(index))
+
+    def put(self, index: int, sample: Any) -> None:
+        """Keep a sample in the place of its earlier generation."""
+        self._store.put(index, self._number(index) + 1, sample)
+
+    def _number(self, index: int) -> int:
+        # A mount tells samples apart by their files, and a loader does not tell of which file a sample is made.
+        return index * _GENERATIONS + self._generation
+
+    def end(self) -> None:
+        """Wait until the mount has what this process has put."""
+        if isinstance(self._store, MountStore):
+            self._store.settle()
+
+    def close(self) -> None:
+        """Delete what was kept; the mount is deleted as a whole."""
+        self._store.close()
+
+
+class _Chosen(Dataset[Any]):
+    """Some samples of a data set; with `kept`, as they are kept there, and kept in the next generation if `anew`."""
+
+    def __init__(self, whole: Any, indices: list[int], kept: _Kept | None, anew: bool) -> None:
         self._whole = whole
         self._indices = indices
-        self._store = store
+        self._kept = kept
+        self._anew = anew
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def __getitem__(self, number: int) -> Any:
         index = self._indices[number]
-        with _clock.working():
-            if self._store is None:
+        if self._kept is None:
+            with _clock.working():
                 return self._whole[index]
+        if number == 0:
+            self._kept.begin()
+        with _clock.working():
             try:
-                return self._store.get(index, 0)
+                sample = self._kept.get(index)
             except Missing:
                 sample = self._whole[index]
-                self._store.put(index, 0, sample)
-                return sample
+            if self._anew:
+                self._kept.put(index, sample)
+        if number == len(self) - 1:
+            self._kept.end()
+        return sample
 
 
 class _Collate:
@@ -128,7 +210,8 @@ class _Collate:
 class Measuring:
     """The passes over one loader. Raises Unusable if it has no samples that can be asked for by their indices."""
 
-    def __init__(self, loader: Any, step: Callable[[Any], object] | None) -> None:
+    def __init__(self, loader: Any, step: Callable[[Any], object] | None, mount: str | None = None) -> None:
+        """`mount` keeps samples as the loader gives them; None: they are kept in memory."""
         if not isinstance(loader, DataLoader):
             raise Unusable(f"a {type(loader).__name__} is no torch.utils.data.DataLoader: have the function return one")
         if isinstance(loader.dataset, IterableDataset):
@@ -143,7 +226,8 @@ class Measuring:
         self._batch = 1 if sampler is None else len(next(iter(sampler)))
         generator = torch.Generator().manual_seed(_ORDER_SEED)
         self._order = torch.randperm(samples, generator=generator).tolist()
-        self._store: PartialStore | None = None
+        self._mount = mount
+        self._kept: _Kept | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -154,14 +238,18 @@ class Measuring:
             "steps": self._step is not None,
         }
 
-    def measure(self, first: int, count: int, kept: bool) -> Pass:
-        """A pass over the samples at these places of the order; with `kept`, as the loader gives them at the end."""
+    def measure(self, first: int, count: int, kept: str) -> Pass:
+        """A pass over the samples at these places of the order.
+
+        With `kept` "no", the loader makes them; with "read", they come as it has given them in an earlier pass, and
+        with "anew" they are kept once more then, or for the first time.
+        """
         global _clock
         loader, chosen = self._loader, self._order[first : first + count]
-        if kept and self._store is None:
-            self._store = PartialStore.in_memory()
-        store = self._store if kept else None
-        dataset = _Chosen(loader.dataset, chosen, store)
+        if kept != "no" and self._kept is None:
+            self._kept = _Kept(self._mount, len(self._order))
+        keeper = None if kept == "no" else self._kept
+        dataset = _Chosen(loader.dataset, chosen, keeper, kept == "anew")
         arguments: dict[str, Any] = {"num_workers": 0}
         if loader.num_workers:
             arguments = {"num_workers": 1, "multiprocessing_context": loader.multiprocessing_context}
@@ -177,9 +265,9 @@ class Measuring:
             if len(self._batches) <= _STEPS_BEFORE:
                 self._batches.append(batch)
         main_cpu_s = time.process_time() - cpu_s if loader.num_workers else 0.0
-        size = 0
-        if store is not None:
-            size = sum((store.directory / str(index)).stat().st_size for index in chosen)
+        if keeper is not None and kept == "anew" and not keeper.all_put(chosen):
+            return self.measure(first, count, kept)
+        size = 0 if keeper is None else keeper.sample_bytes(chosen)
         return Pass(len(chosen), time.perf_counter() - begin_s, worker_cpu_s, max(0.0, waited_s), main_cpu_s, size)
 
     def steps(self, count: int) -> float:
@@ -196,8 +284,8 @@ class Measuring:
 
     def close(self) -> None:
         """Delete what was kept."""
-        if self._store is not None:
-            shutil.rmtree(self._store.directory, ignore_errors=True)
+        if self._kept is not None:
+            self._kept.close()
 
 
 def _wait_for_device() -> None:
@@ -231,10 +319,10 @@ def loader_of(make: Callable[[str], Any], directory: str) -> Measuring:
     except Exception as exc:
         raise Unusable(f"the function failed for the directory {directory}: {_in_words(exc)}") from exc
     if not isinstance(made, tuple):
-        return Measuring(made, None)
+        return Measuring(made, None, directory)
     if len(made) != 2 or not callable(made[1]):
         raise Unusable("the function gives a tuple that is not (loader, step), where step takes a batch")
-    return Measuring(*made)
+    return Measuring(*made, directory)
 
 
 def _in_words(exc: Exception) -> str:
@@ -252,6 +340,8 @@ def _answer(measuring: Measuring, asked: dict[str, Any]) -> dict[str, Any]:
 def main(named: str) -> None:
     """Answer until standard input ends, or until there is nothing to measure."""
     measuring = None
+    # Who asks may be killed while the training's code runs, which never looks for the end of the questions.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     with os.fdopen(os.dup(0)) as questions, os.fdopen(os.dup(1), "w", buffering=1) as answers:
         # What the training reads and prints is none of either: who asks it something would wait for ever.
         with open(os.devnull, "rb") as nothing:

@@ -136,6 +136,10 @@ class MountStore:
         if self._line is not None and self._line.pid == os.getpid():
             self._line.close()
 
+    def connect(self) -> None:
+        """Connect this process, as its first `put` would; raises Unusable."""
+        self._connected()
+
     def get(self, index: int, generation: int) -> Any:
         """What was put there; raises Missing."""
         try:

@@ -19,7 +19,7 @@ from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from spiderfs.profiling.measure import Speeds
+    from spiderfs.profiling.measure import Speeds, Wanted
     from spiderfs.profiling.profile import Form, Profile
 
 _MB = 1e6
@@ -53,6 +53,18 @@ _MB = 1e6
 @click.option(
     "--total", type=click.IntRange(min=1), help="How many samples the training has, if the loader gives only some."
 )
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Predict for so many machines like this one that train together, each with such a mount.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    help="How many samples a second the steps of a machine take, if the function returns no step.",
+)
 @click.option("--planned", is_flag=True, help="The training publishes plans, so no worker waits for the source.")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
@@ -68,6 +80,8 @@ def profile(
     samples: int,
     uses: float,
     total: int | None,
+    nodes: int,
+    rate: float | None,
     planned: bool,
     json_path: Path | None,
     plot_path: Path | None,
@@ -81,7 +95,7 @@ def profile(
     """
     from rich.console import Console
 
-    from spiderfs.profiling.measure import Wanted, measure
+    from spiderfs.profiling.measure import Wanted
     from spiderfs.profiling.private_mount import settings_in
     from spiderfs.profiling.record import Record, save
 
@@ -92,23 +106,10 @@ def profile(
         options, stats = settings_in(read_control(mount, "config")), read_stats(mount)
     except OSError as exc:
         raise explained(mount, exc) from exc
-    wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses, total)
+    wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses, total, nodes, rate)
     size = float(stats["capacity_bytes"]) if capacity is None else _size(capacity)
     console = Console(highlight=False, soft_wrap=True)
-    with _ended_by_signals(), console.status("Measuring") as status:
-        try:
-            speeds, found = measure(
-                options,
-                Path(options["cache_dir"]).parent,
-                size,
-                wanted,
-                lambda what: status.update(f"Measuring {what}"),
-            )
-        except OSError as exc:
-            raise UsageError(
-                f"reading beside the mount failed at {exc.filename} ({exc.strerror}): see that this user can read all"
-                f" of {options['source']}"
-            ) from exc
+    speeds, found = _measured(options, size, wanted, console)
     _show_speeds(speeds, console)
     if found is not None:
         _show_profile(found, console)
@@ -120,6 +121,22 @@ def profile(
         assert found is not None
         _plot(found, plot_path)
     save(Record.of(speeds, found), CacheLayout(Path(options["cache_dir"])).profile)
+
+
+def _measured(
+    options: dict[str, str], cache_bytes: float, wanted: Wanted, console: Console
+) -> tuple[Speeds, Profile | None]:
+    from spiderfs.profiling.measure import measure
+
+    above = Path(options["cache_dir"]).parent
+    with _ended_by_signals(), console.status("Measuring") as status:
+        try:
+            return measure(options, above, cache_bytes, wanted, lambda what: status.update(f"Measuring {what}"))
+        except OSError as exc:
+            raise UsageError(
+                f"reading beside the mount failed at {exc.filename} ({exc.strerror}): see that this user can read all"
+                f" of {options['source']}"
+            ) from exc
 
 
 @contextmanager
@@ -183,10 +200,11 @@ def _show_profile(found: Profile, console: Console) -> None:
     from rich import box
     from rich.table import Table
 
+    machines = f" of each of {found.nodes} machines (n)" if found.nodes > 1 else ""
     steps = "not given" if found.step_s is None else f"{found.device_rate:,.0f} samples/s (T_GPU)"
     console.print(
         f"loader: {found.samples:,} samples (N_total), batches of {found.batch}, {found.workers} workers on"
-        f" {found.cores} cores; steps: {steps}\ncache: {found.cache_bytes / _MB:,.1f} MB (S_mem)"
+        f" {found.cores} cores{machines}; steps: {steps}\ncache: {found.cache_bytes / _MB:,.1f} MB (S_mem)"
         + (f"; augmented samples are used {found.uses:g} times" if found.uses > 1 else "")
     )
     table = Table(
@@ -198,6 +216,7 @@ def _show_profile(found: Profile, console: Console) -> None:
     rows += [("encoded (E)", found.encoded.sample_bytes, found.encoded.cost)]
     rows += [(f"decoded (D): {view}", form.sample_bytes, form.cost) for view, form in found.views.items()]
     rows += [("augmented (A)", found.augmented.sample_bytes, found.augmented.cost)]
+    rows += [("  made and kept anew", found.augmented.sample_bytes, found.making)]
     for name, size, cost in rows:
         times = [f"{1000 * seconds:.2f}" for seconds in cost]
         table.add_row(name, f"{size / 1000:.1f}", f"{size / found.encoded.sample_bytes:.2f}", *times)
@@ -255,7 +274,7 @@ def _report(options: dict[str, str], speeds: Speeds, found: Profile | None) -> d
         "reads": {view: reads._asdict() for view, reads in speeds.reads.items()},
     }
     if found is not None:
-        plain = ("cache_bytes", "cores", "samples", "workers", "batch", "step_s", "planned", "uses")
+        plain = ("cache_bytes", "cores", "samples", "workers", "batch", "step_s", "planned", "uses", "nodes")
         report |= {name: getattr(found, name) for name in plain}
         report["forms"] = {
             "uncached": found.uncached._asdict(),
@@ -263,6 +282,7 @@ def _report(options: dict[str, str], speeds: Speeds, found: Profile | None) -> d
             **{view: _form(form) for view, form in found.views.items()},
             "augmented": _form(found.augmented),
         }
+        report["keeping"] = found.keeping._asdict()
         report["predicted"] = {view or NO_VIEW: _splits(found, view) for view in _tables(found)}
     return report
 

@@ -13,3 +13,8 @@ LANDING_FILES = 4
 def landing_room(capacity_bytes: int, share: float = LANDING_SHARE) -> int:
     """The bytes that are left free of a cache of so many."""
     return min(int(capacity_bytes * share), LANDING_MAX_BYTES)
+
+
+def landing_of(share_bytes: int, largest_bytes: int, capacity_bytes: int) -> int:
+    """The bytes that are left free if so many are wanted, and the largest file has so many."""
+    return min(max(share_bytes, LANDING_FILES * largest_bytes), capacity_bytes // 2)

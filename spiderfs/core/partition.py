@@ -8,7 +8,7 @@ form has. Two models say how many samples a second a training gets then:
   throughputs of the four places, weighted by how many samples lie in each.
 - `bottleneck` is the minimum over all resources of what a resource can do, divided by what a sample is expected to ask
   of it. A loader's worker is such a resource, whose CPU time and waits add up, because it prepares one sample after the
-  other. And an augmented sample asks for more than its use: after `uses` uses it is made again, from storage.
+  other. And an augmented sample asks for more than its use: after `uses` uses it is made again, from storage, and kept.
 
 Where one resource is the limit in each place, the mean is optimistic: of samples of which half come at 100 a second
 and half at 10, each takes 55 ms on average, which is 18 a second; the mean says 55. Where the limits are different
@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _SPLIT = re.compile(r"([0-9]{1,3})-([0-9]{1,3})-([0-9]{1,3})", re.ASCII)
+# What is fetched has to land somewhere, and a training's other samples want some room.
+MOST_AUGMENTED = 0.9
 # A sample that is always shown as a view and finds no room is made anew at each use, while room that views leave is
 # filled with originals. The mean of 256 sizes is off by some 2 %.
 _SURELY = 0.97
@@ -101,6 +103,23 @@ def view_share(split: Split, cache_bytes: float, landing_bytes: float, samples: 
     # Each sample is drawn by itself, so their number varies as a binomial one does: by 17 % of 30, by 0.3 % of 100,000.
     varies = _DEVIATIONS * math.sqrt(fit * (1 - fit / samples))
     return max(0.0, fit - varies) / samples
+
+
+def samples_held(split: Split, cache_bytes: float, landing_bytes: float, samples: float, sizes: FormSizes) -> Places:
+    """How many of `samples` a mount with this split holds in each place.
+
+    That is less than equations 2 to 8 say: a mount leaves room for landing, and shows so many views as surely fit
+    (`view_share`). Originals take what the other forms leave.
+    """
+    share = min(split.augmented, MOST_AUGMENTED)
+    augmented = min(samples, share * cache_bytes / sizes.augmented)
+    shown = samples * view_share(split, cache_bytes, landing_bytes, samples, sizes)
+    # Loaders augment originals first: what is shown as a view takes less time already.
+    decoded = min(samples - augmented, shown)
+    taken_bytes = augmented * sizes.augmented + (decoded * sizes.decoded if decoded else 0.0)
+    room_bytes = max(0.0, cache_bytes - landing_bytes - taken_bytes)
+    encoded = min(samples - (augmented + decoded), room_bytes / sizes.encoded)
+    return Places(augmented, decoded, encoded, max(0.0, samples - augmented - decoded - encoded))
 
 
 @dataclass(frozen=True)
@@ -182,6 +201,9 @@ class Demand(NamedTuple):
     """CPU seconds of processes that share the cores with the workers: the mount's, and the training's main process."""
 
 
+_NOTHING = Demand()
+
+
 class Demands(NamedTuple):
     """What a sample asks for that is found in each place."""
 
@@ -214,18 +236,23 @@ class Prediction(NamedTuple):
     """The field of `Capacities` that allows no more."""
 
 
-def bottleneck(counts: Places, demands: Demands, capacities: Capacities, uses: float = 1.0) -> Prediction:
+def bottleneck(
+    counts: Places, demands: Demands, capacities: Capacities, uses: float = 1.0, keeping: Demand = _NOTHING
+) -> Prediction:
     """The samples a second of a training whose samples are found in these places.
 
-    Each augmented sample is used `uses` times, by as many jobs or in as many epochs, and then made again from storage.
+    Each augmented sample is used `uses` times, by as many jobs or in as many epochs, and then made again from storage;
+    `keeping` is what it asks for then besides, to be kept.
     """
     total = sum(counts)
     shares = [count / total for count in counts]
     # A use of an augmented sample brings a part of its next making with it.
-    shares[-1] += counts.augmented / total / uses
+    made = counts.augmented / total / uses
+    shares[-1] += made
 
     def expected(of: Callable[[Demand], float]) -> float:
-        return sum(share * of(demand) for share, demand in zip(shares, demands, strict=True))
+        asked = sum(share * of(demand) for share, demand in zip(shares, demands, strict=True))
+        return asked + made * of(keeping)
 
     asked = {
         "workers": expected(lambda demand: demand.cpu_s + demand.wait_s),

@@ -48,6 +48,7 @@ from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
+from spiderfs.profiling.chosen_partition import NextPartition
 from spiderfs.sources.client import Read
 from spiderfs.store.store import ContentKey
 from spiderfs.trace.recording import noted_in, recording_to
@@ -176,6 +177,7 @@ class Manager:
             ),
             training.policy_changed,
         )
+        self._next_partition = NextPartition(layout.profile)
         self._table = self._control_table(options)
         self._reserve_failed = False
 
@@ -226,6 +228,7 @@ class Manager:
             source_reachable=self._context.counters.source_reachable(),
             forms=self._cached_forms(),
             partition=self._context.partition,
+            next_partition=self._next_partition.found(self._options.current),
         )
 
     def _cached_forms(self) -> Mapping[str, int]:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from spiderfs.core.partition import Split
+from spiderfs.core.partition import MOST_AUGMENTED, Split
 from spiderfs.errors import ConfigError
 from spiderfs.options.mount_strings import options_in
 from spiderfs.options.paths import check_paths, check_source_answers, default_cache_dir
@@ -64,8 +64,6 @@ __all__ = [
 ARGUMENTS = ("source", "mountpoint")
 
 LIVE: dict[str, Any] = {"live": True}
-# What is fetched has to land somewhere, and a training's other samples want some room.
-MOST_PARTIALS = 0.9
 # Nobody writes a longer file of options; the limit ends the reading of a device such as /dev/zero.
 _TOML_BYTES = 1 << 20
 
@@ -150,7 +148,7 @@ class Options(BaseModel):
     partials_share: Number = Field(
         default=0.5,
         ge=0,
-        le=MOST_PARTIALS,
+        le=MOST_AUGMENTED,
         description="share of the capacity that partly augmented samples may take, which loaders keep there"
         " (trainer_hook.refurbish)",
         examples=[0.5],

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from spiderfs.core.landing import LANDING_FILES, landing_room
-from spiderfs.core.partition import FormSizes, Split, view_share
+from spiderfs.core.partition import MOST_AUGMENTED, FormSizes, Split, view_share
 from spiderfs.errors import ConfigError
-from spiderfs.options.model import AUTO, MOST_PARTIALS, ONE_FORM, Options
+from spiderfs.options.model import AUTO, ONE_FORM, Options
+from spiderfs.profiling.profile import landing_bytes
 from spiderfs.profiling.record import Record, load
 from spiderfs.views.recipe import NO_VIEW
 
@@ -46,9 +47,36 @@ def chosen_partition(options: Options, record_path: Path) -> Partition:
     if split.decoded and record is not None and view is not None:
         capacity = _capacity_bytes(options, record)
         sizes = FormSizes(record.sample_bytes[NO_VIEW], record.sample_bytes[view], 0.0)
-        landing = max(landing_room(capacity), LANDING_FILES * int(max(sizes)))
-        share = view_share(split, capacity, landing, record.samples, sizes)
-    return Partition(split, share, min(split.augmented, MOST_PARTIALS))
+        share = view_share(split, capacity, landing_bytes(capacity, sizes), record.samples, sizes)
+    return Partition(split, share, min(split.augmented, MOST_AUGMENTED))
+
+
+class NextPartition:
+    """The partition that a mount would have if it were mounted now: see `chosen_partition`."""
+
+    def __init__(self, record_path: Path) -> None:
+        self._record_path = record_path
+        self._of: tuple[object, ...] = ()
+        self._found: Partition | None = None
+
+    def found(self, options: Options) -> Partition | None:
+        """None if a mount with these options would need another profile.
+
+        Where a profile or an option is new, this takes some tenths of a second for forms=auto.
+        """
+        try:
+            status = os.stat(self._record_path)
+            written = status.st_ino, status.st_mtime_ns
+        except OSError:
+            written = 0, 0
+        of = (*written, options.forms, options.view, options.capacity, options.partials_share)
+        if of != self._of:
+            self._of = of
+            try:
+                self._found = chosen_partition(options, self._record_path)
+            except ConfigError:
+                self._found = None
+        return self._found
 
 
 def _capacity_bytes(options: Options, record: Record) -> int:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from spiderfs.errors import UsageError
@@ -36,6 +37,14 @@ class Pass:
     cost: Cost
     kept_bytes: float
     """Bytes of a sample as the loader has given it, if it was kept so."""
+
+
+class Kept(Enum):
+    """Which samples a pass takes: as the loader makes them, as it has given them before, or these, to be kept anew."""
+
+    NO = "no"
+    READ = "read"
+    ANEW = "anew"
 
 
 class LoaderProcess:
@@ -81,10 +90,10 @@ class Loader:
     mount: PrivateMount
     facts: LoaderFacts
 
-    def measure(self, first: int, count: int, kept: bool = False) -> Pass:
-        """A pass over samples from the `first` on; with `kept`, as the loader has given them in the pass before."""
+    def measure(self, first: int, count: int, kept: Kept = Kept.NO) -> Pass:
+        """A pass over samples from the `first` on."""
         before_s = self.mount.cpu_s()
-        told = self.process.ask(first=first, count=count, kept=kept)
+        told = self.process.ask(first=first, count=count, kept=kept.value)
         mount_s = self.mount.cpu_s() - before_s
         samples = told["samples"]
         return Pass(

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spiderfs.errors import UsageError
-from spiderfs.profiling.loader_process import Loader, Pass, loader_process
+from spiderfs.profiling.loader_process import Kept, Loader, Pass, loader_process
 from spiderfs.profiling.private_mount import private_mount
-from spiderfs.profiling.profile import Form, Profile, Reads, SourceSpeed
+from spiderfs.profiling.profile import Cost, Form, Profile, Reads, SourceSpeed
 from spiderfs.profiling.source_speed import cached_reads, count_files, files_below, source_speed
 from spiderfs.views.recipe import NO_VIEW
 
@@ -19,7 +19,7 @@ from spiderfs.views.recipe import NO_VIEW
 _FILES, _READ_AGAIN = 2_000, 64
 _STEPS = 20
 # Of passes over what is cached the fastest counts, because others may have used the cores meanwhile.
-_PASSES = 2
+_PASSES = 3
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Wanted:
     """What to measure: the loader as `module:function`, the views, and how many samples at most.
 
     `total` is how many samples the training has; None: those of the loader, or of the source if there is no loader.
+    `rate` is how many samples a second its steps take, if the loader comes without a step.
     """
 
     loader: str | None
@@ -35,6 +36,8 @@ class Wanted:
     planned: bool
     uses: float
     total: int | None = None
+    nodes: int = 1
+    rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,15 +91,16 @@ def _originals(loader: Loader, speeds: Speeds, cache_bytes: float, wanted: Wante
     _warm_up(loader, first)
     uncached = loader.measure(first, count).cost
     encoded = _fastest(loader, first, count)
-    step_s = loader.step_s(_STEPS) if facts.steps else None
+    step_s = loader.step_s(_STEPS) if facts.steps else None if wanted.rate is None else facts.batch / wanted.rate
     sample_bytes = loader.mount.bytes_of_a_sample()
     if not sample_bytes:
         raise UsageError(
             "the loader has read nothing from the mount: let its function give a loader of files with content below the"
             " directory that it gets"
         )
-    loader.measure(first, count, kept=True)
-    augmented = _fastest(loader, first, count, kept=True)
+    loader.measure(first, count, Kept.ANEW)  # makes them
+    augmented = _fastest(loader, first, count, Kept.READ)
+    kept_anew = _fastest(loader, first, count, Kept.ANEW).cost
     return Profile(
         cache_bytes=cache_bytes,
         cores=len(os.sched_getaffinity(0)),
@@ -108,8 +112,10 @@ def _originals(loader: Loader, speeds: Speeds, cache_bytes: float, wanted: Wante
         uncached=uncached,
         encoded=Form(sample_bytes, speeds.reads[NO_VIEW], encoded.cost),
         augmented=Form(augmented.kept_bytes, None, augmented.cost),
+        keeping=_difference(kept_anew, augmented.cost),
         planned=wanted.planned,
         uses=wanted.uses,
+        nodes=wanted.nodes,
     )
 
 
@@ -131,6 +137,11 @@ def _warm_up(loader: Loader, samples: int) -> None:
         loader.measure(0, samples)
 
 
-def _fastest(loader: Loader, first: int, count: int, kept: bool = False) -> Pass:
+def _difference(more: Cost, less: Cost) -> Cost:
+    # What is kept is sent, and not waited for, unless sample follows on sample as here.
+    return Cost(max(0.0, more.cpu_s - less.cpu_s), 0.0, max(0.0, more.other_cpu_s - less.other_cpu_s))
+
+
+def _fastest(loader: Loader, first: int, count: int, kept: Kept = Kept.NO) -> Pass:
     passes = [loader.measure(first, count, kept) for _ in range(_PASSES)]
     return min(passes, key=lambda taken: taken.cost.cpu_s + taken.cost.wait_s)

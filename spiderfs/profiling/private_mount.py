@@ -1,13 +1,21 @@
-"""A mount beside another one, with the same source and settings and a cache of its own that is empty at first."""
+"""A mount beside another one, with the same source and settings and a cache of its own that is empty at first.
+
+Its supervisor is a child of the process that measures, and goes with it: when that ends, however it ends, the kernel
+sends SIGTERM to the supervisor (PR_SET_PDEATHSIG), which unmounts and deletes the cache.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +31,10 @@ _SETTINGS = (
 )  # fmt: skip
 # More than is ever read here, so that nothing is evicted. It is a limit, no room that is taken.
 _CAPACITY = "64GiB"
-_COMMAND = (sys.executable, "-c", "from spiderfs.cli.main import main; main()")
+_PROGRAM = "from spiderfs.cli.main import main; from spiderfs.profiling.private_mount import serve; serve(main)"
 _PATIENCE_S = 60.0
+_LOOK_S = 0.01
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -69,22 +79,68 @@ def private_mount(options: Mapping[str, str], above: Path, view: str) -> Iterato
     chosen |= {"view": view, "cache_dir": str(scratch / "cache"), "log_file": str(scratch / "log"), "policy": "minio"}
     chosen["capacity"] = _CAPACITY
     given = ",".join(f"{name}={value}".replace(",", "\\,") for name, value in chosen.items())
+    words = ["mount", "--foreground", options["source"], str(root), "-o", given]
     try:
         root.mkdir()
-        _spiderfs("mount", options["source"], str(root), "-o", given)
-        yield PrivateMount(root, json.loads((root / ".spiderfs/stats.json").read_bytes())["pid"])
-    finally:
+        # Ctrl-C reaches all processes of a terminal's group; this one ends when whoever measures has seen to the rest.
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(os.getpid()), str(scratch), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         try:
-            _spiderfs("umount", str(root))
-        except MountError:
-            unmount_or_detach(root)
+            _wait_until_readable(process, root)
+            yield PrivateMount(root, process.pid)
+        finally:
+            _end(process)
+    finally:
+        # If the process was killed, nobody has done it yet.
+        unmount_or_detach(root)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _spiderfs(*words: str) -> None:
+def _wait_until_readable(process: subprocess.Popen[str], root: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while process.poll() is None:
+        # Until the mount is there, the directory is empty; until its manager is at work, it does not answer for this.
+        try:
+            json.loads((root / ".spiderfs/stats.json").read_bytes())
+        except (OSError, ValueError) as exc:
+            if time.monotonic() > deadline:
+                raise MountError(f"a mount to measure by was not ready in {_PATIENCE_S:.0f} s") from exc
+            time.sleep(_LOOK_S)
+        else:
+            return
+    assert process.stderr is not None
+    raise MountError(f"a mount to measure by failed: {process.stderr.read().strip().removeprefix('spiderfs: ')}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
     try:
-        done = subprocess.run([*_COMMAND, *words], capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
-    except subprocess.TimeoutExpired as exc:
-        raise MountError(f"spiderfs {words[0]} of a mount to measure by did not end in {_PATIENCE_S:.0f} s") from exc
-    if done.returncode:
-        raise MountError(f"a mount to measure by failed: {done.stderr.strip().removeprefix('spiderfs: ')}")
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def serve(main: Callable[[], object]) -> None:
+    """Run the command that the last arguments of this program are, and delete a directory when it has ended.
+
+    The first two arguments are the process with which this one ends, and the directory.
+    """
+    parent, scratch = int(sys.argv[1]), Path(sys.argv[2])
+    del sys.argv[1:3]
+    # Until the supervisor waits for this signal, it ends the program as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        if os.getppid() == parent:
+            main()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

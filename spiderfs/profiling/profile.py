@@ -6,9 +6,11 @@ loader gives, as it was kept. A sample that is in no form is read from the sourc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from spiderfs.core.landing import landing_of, landing_room
 from spiderfs.core.partition import (
     Capacities,
     Cluster,
@@ -21,7 +23,7 @@ from spiderfs.core.partition import (
     best_split,
     bottleneck,
     mean_throughput,
-    samples_in,
+    samples_held,
 )
 
 # The splits that are shown beside the best one: the pure ones, and halves (the paper's figure 8).
@@ -74,7 +76,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Profile:
-    """All that was measured, and for which training: `uses` as in `bottleneck`, `planned` if it publishes plans."""
+    """All that was measured, and for which training.
+
+    `uses` is as in `bottleneck`, `planned` whether it publishes plans. It runs on `nodes` machines like this one, each
+    with such a cache, loader and steps of its own, and all with one source.
+    """
 
     cache_bytes: float
     cores: int
@@ -86,13 +92,21 @@ class Profile:
     uncached: Cost
     encoded: Form
     augmented: Form
+    keeping: Cost
+    """What it takes to put a sample into the cache as the loader gives it, beside making it."""
     views: dict[str, Form] = field(default_factory=dict)
     planned: bool = False
     uses: float = 1.0
+    nodes: int = 1
+
+    @property
+    def making(self) -> Cost:
+        """What it takes to make an augmented sample, and to keep it."""
+        return Cost(*(one + other for one, other in zip(self.uncached, self.keeping, strict=True)))
 
     @property
     def device_rate(self) -> float:
-        """Samples a second that the training's steps take."""
+        """Samples a second that the training's steps take on each node."""
         return self.batch / self.step_s if self.step_s else NO_LIMIT
 
     def sizes(self, view: str | None) -> FormSizes:
@@ -100,7 +114,13 @@ class Profile:
         return FormSizes(self.encoded.sample_bytes, decoded, self.augmented.sample_bytes)
 
     def counts(self, split: Split, view: str | None) -> Places:
-        return samples_in(split, self.cache_bytes, self.samples, self.sizes(view))
+        """How many samples a node finds in each place: it draws from all of them, whatever the others have cached."""
+        return self._counts(view)(split)
+
+    def _counts(self, view: str | None) -> Callable[[Split], Places]:
+        sizes = self.sizes(view)
+        landing = landing_bytes(self.cache_bytes, sizes)
+        return lambda split: samples_held(split, self.cache_bytes, landing, self.samples, sizes)
 
     def demands(self, view: str | None) -> Demands:
         """What a sample asks for in each place; with a plan nobody waits for the source, which only has to keep up."""
@@ -115,38 +135,54 @@ class Profile:
     def _demand(self, cost: Cost) -> Demand:
         # Without workers, the process that takes the steps makes the samples too, one after the other.
         step_s = 0.0 if self.workers or self.step_s is None else self.step_s / self.batch
-        return Demand(cost.cpu_s, cost.wait_s + step_s, other_cpu_s=cost.other_cpu_s)
+        return _asked(cost._replace(wait_s=cost.wait_s + step_s))
 
     def capacities(self) -> Capacities:
         return Capacities(
-            workers=max(1, self.workers),
-            cores=self.cores,
-            device_rate=self.device_rate if self.workers else NO_LIMIT,
+            workers=self.nodes * max(1, self.workers),
+            cores=self.nodes * self.cores,
+            device_rate=self.nodes * self.device_rate if self.workers else NO_LIMIT,
             storage_bandwidth=self.source.bytes_per_s,
         )
 
     def cluster(self, view: str | None) -> Cluster:
-        """The parameters of equations 1 to 7 on this machine; nothing goes over a network card or PCIe that counts."""
+        """The parameters of equations 1 to 7 for such machines; no network card and no PCIe is a limit."""
         running = min(max(1, self.workers), self.cores)
         augment = self.views[view].cost.cpu_s if view is not None else self.uncached.cpu_s
         reads = [form.reads.bytes_per_s for form in (self.encoded, *self.views.values()) if form.reads is not None]
         return Cluster(
-            nodes=1,
+            nodes=self.nodes,
             gpu_rate=self.device_rate,
             augment_rate=running / augment,
             decode_augment_rate=running / self.encoded.cost.cpu_s,
             pcie_bandwidth=NO_LIMIT,
             nic_bandwidth=NO_LIMIT,
-            cache_bandwidth=max(reads, default=NO_LIMIT),
+            cache_bandwidth=self.nodes * max(reads, default=NO_LIMIT),
             storage_bandwidth=self.source.bytes_per_s,
         )
 
     def predicted(self, split: Split, view: str | None) -> Prediction:
         """By the law of the bottleneck."""
-        return bottleneck(self.counts(split, view), self.demands(view), self.capacities(), self.uses)
+        return self._law(view)(split)
+
+    def _law(self, view: str | None) -> Callable[[Split], Prediction]:
+        demands, capacities, keeping = self.demands(view), self.capacities(), _asked(self.keeping)
+        counts = self._counts(view)
+        return lambda split: bottleneck(counts(split), demands, capacities, self.uses, keeping)
 
     def by_equation_9(self, split: Split, view: str | None) -> float:
         return mean_throughput(self.cluster(view), self.sizes(view), split, self.cache_bytes, self.samples)
 
     def best(self, view: str | None) -> Split:
-        return best_split(lambda split: self.predicted(split, view).samples_per_s)
+        law = self._law(view)
+        return best_split(lambda split: law(split).samples_per_s)
+
+
+def landing_bytes(cache_bytes: float, sizes: FormSizes) -> int:
+    """What a cache of so many bytes leaves free for originals and views that come."""
+    largest = max(size for size in sizes[:2] if size < NO_LIMIT)
+    return landing_of(landing_room(int(cache_bytes)), int(largest), int(cache_bytes))
+
+
+def _asked(cost: Cost) -> Demand:
+    return Demand(cost.cpu_s, cost.wait_s, other_cpu_s=cost.other_cpu_s)

@@ -77,6 +77,7 @@ def _profile(told: dict[str, Any]) -> Profile:
         "uncached": Cost(*told["uncached"]),
         "encoded": _form(told["encoded"]),
         "augmented": _form(told["augmented"]),
+        "keeping": Cost(*told["keeping"]),
         "views": views,
     }
     return Profile(**{**told, **rest})

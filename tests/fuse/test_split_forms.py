@@ -134,7 +134,7 @@ def test_a_pure_split_that_has_room_for_all_is_a_mount_of_that_form(
 
 
 # A worker takes twenty times as long for an original as for a view, and the source is far away.
-FREE, SLOW = Cost(0.001, 0.0, 0.0), Cost(0.020, 0.0, 0.0)
+FREE, SLOW, FAR = Cost(0.001, 0.0, 0.0), Cost(0.020, 0.0, 0.0), Cost(0.001, 0.020, 0.0)
 PROFILE = Profile(
     cache_bytes=1e12,
     cores=4,
@@ -146,6 +146,7 @@ PROFILE = Profile(
     uncached=Cost(0.020, 0.010, 0.0),
     encoded=Form(ORIGINALS_BYTES / len(PHOTOS), None, SLOW),
     augmented=Form(1e6, None, FREE),
+    keeping=FREE,
     views={"small": Form(VIEWS_BYTES / len(PHOTOS), None, FREE)},
 )
 
@@ -162,6 +163,39 @@ def test_auto_takes_the_best_split_of_the_profile_for_this_capacity(source: Path
         forms = shown(mount)
         assert list(forms.values()).count("small") > len(PHOTOS) / 3
         assert mount.control("config").read_text().count("\nforms=auto ") == 1
+
+
+def test_a_mount_keeps_its_forms_and_says_what_the_next_one_would_take(source: Path, place: Path) -> None:
+    record_path = CacheLayout(place / "cache").profile
+    record = load(record_path)
+    assert record is not None
+    save(replace(record, profile=PROFILE), record_path)
+
+    def row(mount: Mounted) -> str:
+        text = mount.control("stats").read_text()
+        return next((line for line in text.splitlines() if line.strip().startswith("when remounted")), "")
+
+    with mounted(source, place, capacity=CAPACITY, forms="auto", **OPTIONS) as mount:
+        forms, share = shown(mount), mount.stats()["view_share"]
+        assert (mount.stats()["next_split"], row(mount)) == ("0-100-0", "")
+        mount.change("capacity", 2 * CAPACITY)
+        roomy = replace(PROFILE, cache_bytes=2.0 * CAPACITY).best("small")
+        assert (mount.stats()["next_split"], roomy.decoded < 1) == (str(roomy), True)
+        assert f" {roomy}, " in row(mount)
+        mount.change("capacity", CAPACITY)
+        assert row(mount) == ""
+        # Now decoding costs nothing, and the source is what is waited for.
+        save(replace(record, profile=replace(PROFILE, encoded=PROFILE.views["small"], uncached=FAR)), record_path)
+        assert "100-0-0" in row(mount)
+        stats = mount.stats()
+        assert (stats["split"], stats["next_split"], stats["view_share"]) == ("0-100-0", "100-0-0", share)
+        assert shown(mount) == forms
+        record_path.unlink()
+        assert mount.stats()["next_split"] is None
+        save(replace(record, profile=replace(PROFILE, encoded=PROFILE.views["small"], uncached=FAR)), record_path)
+    with mounted(source, place, capacity=CAPACITY, forms="auto", **OPTIONS) as mount:
+        assert (mount.stats()["split"], row(mount)) == ("100-0-0", "")
+        assert set(shown(mount).values()) == {"original"}
 
 
 def test_what_needs_a_profile_says_how_to_take_one(source: Path, tmp_path: Path, place: Path) -> None:

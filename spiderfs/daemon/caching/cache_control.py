@@ -20,7 +20,7 @@ from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import HasHubs, HubLimits
 from spiderfs.core.hints import Budget, Hint, Lost
-from spiderfs.core.landing import LANDING_FILES, landing_room
+from spiderfs.core.landing import landing_of, landing_room
 from spiderfs.core.partials import PARTIALS, Partials
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.restocked import Restocked
@@ -205,7 +205,7 @@ class CacheControl:
             mean_bytes = self.engine.used_bytes // len(self.engine.members)
             most = landing_room(self._capacity_bytes, LANDING_MOST_SHARE)
             share = min(min(share, self._expected_files * mean_bytes) + self._lost_files * mean_bytes, most)
-        return min(max(share, LANDING_FILES * self._largest_bytes), self._capacity_bytes // 2)
+        return landing_of(share, self._largest_bytes, self._capacity_bytes)
 
     def set_capacity(self, capacity_bytes: int) -> None:
         """Evict down to this capacity now.

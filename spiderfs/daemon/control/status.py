@@ -33,6 +33,8 @@ class MountStatus:
     forms: Mapping[str, int]
     """How many samples are cached in which form."""
     partition: Partition
+    next_partition: Partition | None
+    """That of a mount with these options and the profile as it is now; None if it would need another profile."""
 
     def gauges(self) -> dict[str, float]:
         """The metrics of `metrics.GAUGES`."""

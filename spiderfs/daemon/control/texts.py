@@ -17,7 +17,7 @@ from spiderfs.daemon.training.trainer import TrainerStatus
 from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size
-from spiderfs.views.recipe import ORIGINAL
+from spiderfs.views.recipe import NO_VIEW, ORIGINAL
 
 
 def one_line(name: str) -> str:
@@ -92,7 +92,13 @@ def _split_rows(status: MountStatus) -> list[tuple[str, str]]:
     if split is None:
         return []
     originals, views, augmented = (f"{share:.0%}" for share in split)
-    return [("split", f"{split}: {originals} of the capacity for originals, {views} views, {augmented} augmented")]
+    rows = [("split", f"{split}: {originals} of the capacity for originals, {views} views, {augmented} augmented")]
+    # Samples keep their forms as long as a mount lasts.
+    new = status.next_partition
+    if new is not None and new != status.partition:
+        of_samples = f", {new.view_share:.1%} of the files as views" if status.options.view != NO_VIEW else ""
+        rows.append(("  when remounted", f"{new.split}{of_samples}, by the capacity and the profile as they are now"))
+    return rows
 
 
 def _capacity(status: MountStatus) -> str:
@@ -161,6 +167,7 @@ def stats_json(status: MountStatus) -> bytes:
         "view": options.view,
         "forms": dict(status.forms),
         "split": None if status.partition.split is None else str(status.partition.split),
+        "next_split": None if (new := status.next_partition) is None or new.split is None else str(new.split),
         "view_share": status.partition.view_share if options.shown_form != ORIGINAL else 0.0,
         "source_bytes": status.survey.source_bytes if status.survey.done else None,
         "sections": {

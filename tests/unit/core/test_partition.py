@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spiderfs.core.partition import (
+    MOST_AUGMENTED,
     Capacities,
     Cluster,
     Demand,
@@ -23,6 +24,7 @@ from spiderfs.core.partition import (
     bottleneck,
     gradient_bytes,
     mean_throughput,
+    samples_held,
     samples_in,
     splits,
     throughputs,
@@ -64,6 +66,19 @@ def test_each_sample_is_in_one_place_and_the_cache_holds_them(
     assert sum(counts) == pytest.approx(samples)
     kept = counts.encoded * sizes.encoded + counts.decoded * sizes.decoded + counts.augmented * sizes.augmented
     assert kept <= cache_bytes * (1 + 1e-9) + 1e-9
+
+
+@given(SPLITS, st.floats(0, 1e12), st.floats(0, 0.5), st.floats(1, 1e7), SIZES)
+def test_a_mount_holds_each_sample_in_one_place_and_leaves_room_for_landing(
+    split: Split, cache_bytes: float, landing: float, samples: float, sizes: FormSizes
+) -> None:
+    landing_bytes = landing * cache_bytes
+    counts = samples_held(split, cache_bytes, landing_bytes, samples, sizes)
+    assert min(counts) >= 0
+    assert sum(counts) == pytest.approx(samples)
+    policys = counts.encoded * sizes.encoded + counts.decoded * sizes.decoded
+    kept = policys + counts.augmented * sizes.augmented
+    assert kept <= max(cache_bytes - landing_bytes, MOST_AUGMENTED * cache_bytes) * (1 + 1e-9) + 1e-6
 
 
 @given(CLUSTERS, SIZES, SPLITS, st.floats(0, 1e12), st.floats(1, 1e7))

@@ -17,9 +17,9 @@ from spiderfs.profiling.source_speed import files_below, source_speed
 from spiderfs.views.recipe import NO_VIEW
 
 # Originals of 100 kB that take a worker 4 ms to decode; a view of twice the bytes that takes 1 ms. The source is 20 ms
-# away and brings 500 originals a second. The cache has room for half of the originals.
+# away and brings 500 originals a second. The cache has room for half of the originals, and for what lands.
 MADE_UP = Profile(
-    cache_bytes=50e6,
+    cache_bytes=50e6 / 0.95,
     cores=4,
     source=SourceSpeed(0.020, 8, 50e6),
     samples=1000,
@@ -29,6 +29,7 @@ MADE_UP = Profile(
     uncached=Cost(0.004, 0.020, 0.001),
     encoded=Form(100e3, Reads(10, 1_000_000, 0.01), Cost(0.004, 0.0, 0.0)),
     augmented=Form(150e3, None, Cost(0.001, 0.0, 0.0)),
+    keeping=Cost(0.0, 0.0, 0.0),
     views={"bmp256": Form(200e3, None, Cost(0.001, 0.0, 0.0))},
 )
 ENCODED, DECODED, AUGMENTED = Split(1, 0, 0), Split(0, 1, 0), Split(0, 0, 1)
@@ -48,30 +49,57 @@ def test_a_slow_source_wants_originals_and_a_slow_processor_views() -> None:
 
 def test_with_plans_only_the_bandwidth_of_the_source_counts() -> None:
     planned = replace(MADE_UP, planned=True).predicted(DECODED, "bmp256")
-    # A quarter of the samples is decoded; the rest takes 4 ms each of two workers.
-    assert planned.samples_per_s == pytest.approx(2 / (0.25 * 0.001 + 0.75 * 0.004))
+    # Nearly a quarter of the samples is decoded; the rest takes 4 ms each of two workers.
+    counts = MADE_UP.counts(DECODED, "bmp256")
+    decoded = counts.decoded / 1000
+    assert 0.2 < decoded < 0.25
+    assert planned.samples_per_s == pytest.approx(2 / (decoded * 0.001 + (1 - decoded) * 0.004))
     narrow = replace(MADE_UP, planned=True, source=SourceSpeed(0.020, 8, 10e6)).predicted(DECODED, "bmp256")
     assert narrow.bottleneck == "storage_bandwidth"
-    assert narrow.samples_per_s == pytest.approx(10e6 / 100e3 / 0.75)
+    assert narrow.samples_per_s == pytest.approx(10e6 / 100e3 / (counts.storage / 1000))
 
 
 def test_augmented_samples_are_worth_nothing_if_they_are_used_once() -> None:
-    nothing = replace(MADE_UP, cache_bytes=0.0).predicted(AUGMENTED, None).samples_per_s
-    assert MADE_UP.predicted(AUGMENTED, None).samples_per_s < nothing
-    used = replace(MADE_UP, uses=5.0, cache_bytes=150e6).predicted(AUGMENTED, None)
+    # They leave a twentieth of the cache for originals.
+    little = replace(MADE_UP, cache_bytes=0.05 * MADE_UP.cache_bytes / 0.95).predicted(ENCODED, None).samples_per_s
+    assert MADE_UP.predicted(AUGMENTED, None).samples_per_s < little
+    used = replace(MADE_UP, uses=5.0, cache_bytes=200e6).predicted(AUGMENTED, None)
     assert used.samples_per_s == pytest.approx(2 / (0.001 + 0.024 / 5))
+
+
+def test_what_it_takes_to_keep_an_augmented_sample_is_shared_by_its_uses() -> None:
+    kept = replace(MADE_UP, uses=5.0, cache_bytes=200e6, keeping=Cost(0.002, 0.0, 0.010))
+    assert kept.predicted(AUGMENTED, None).samples_per_s == pytest.approx(2 / (0.001 + 0.026 / 5))
+    crowded = replace(kept, cores=1).predicted(AUGMENTED, None)
+    assert crowded == (pytest.approx(1 / (0.001 + (0.004 + 0.001 + 0.002 + 0.010) / 5)), "cores")
+    assert kept.predicted(ENCODED, None) == replace(kept, keeping=MADE_UP.keeping).predicted(ENCODED, None)
+
+
+def test_machines_bring_cores_and_caches_and_share_the_source() -> None:
+    alone, four = MADE_UP, replace(MADE_UP, nodes=4)
+    rates = [found.predicted(ENCODED, None).samples_per_s for found in (alone, four)]
+    assert rates[1] == pytest.approx(4 * rates[0])
+    assert four.counts(ENCODED, None) == alone.counts(ENCODED, None)
+    # Half of the samples come from a source that brings 500 a second to all of them together.
+    many = replace(MADE_UP, nodes=40).predicted(ENCODED, None)
+    assert many == (pytest.approx(1000), "storage_bandwidth")
+    stepping = replace(four, step_s=1.0, cache_bytes=1e9).predicted(ENCODED, None)
+    assert stepping == (pytest.approx(40), "device_rate")
+    cluster = four.cluster("bmp256")
+    assert (cluster.nodes, cluster.cache_bandwidth) == (4, pytest.approx(400e6))
+    assert replace(four, cache_bytes=50e6).by_equation_9(ENCODED, "bmp256") == pytest.approx(0.5 * 2000 + 0.5 * 500)
 
 
 def test_steps_are_a_limit_and_add_up_with_the_samples_where_there_are_no_workers() -> None:
     slow = replace(MADE_UP, step_s=1.0)
     assert slow.predicted(ENCODED, None) == (pytest.approx(10), "device_rate")
-    alone = replace(slow, workers=0, cache_bytes=100e6).predicted(ENCODED, None)
+    alone = replace(slow, workers=0, cache_bytes=200e6).predicted(ENCODED, None)
     assert alone == (pytest.approx(1 / (0.1 + 0.004)), "workers")
 
 
 def test_processes_beside_the_workers_take_cores_too() -> None:
     crowded = replace(MADE_UP, cores=1, encoded=replace(MADE_UP.encoded, cost=Cost(0.004, 0.0, 0.006)))
-    assert replace(crowded, cache_bytes=100e6).predicted(ENCODED, None) == (pytest.approx(100), "cores")
+    assert replace(crowded, cache_bytes=200e6).predicted(ENCODED, None) == (pytest.approx(100), "cores")
 
 
 def test_without_a_view_no_room_is_given_to_decoded_samples() -> None:
@@ -85,6 +113,20 @@ def test_the_parameters_of_the_equations_are_those_of_the_paper() -> None:
     assert cluster.cache_bandwidth == pytest.approx(100e6)
     # Half of the samples at 500 a second, half as fast as the source brings them, which is as fast.
     assert MADE_UP.by_equation_9(ENCODED, "bmp256") == pytest.approx(500)
+
+
+def test_a_cache_holds_less_than_the_equations_say() -> None:
+    pure, mixed = (MADE_UP.counts(split, "bmp256") for split in (ENCODED, Split(0.4, 0.3, 0.3)))
+    assert pure == (0, 0, pytest.approx(500), pytest.approx(500))
+    landing = 0.05 * MADE_UP.cache_bytes
+    assert mixed.augmented == pytest.approx(0.3 * MADE_UP.cache_bytes / 150e3)
+    fit = 0.97 * 3 / 7 * (0.7 * MADE_UP.cache_bytes - landing) / 200e3
+    assert mixed.decoded == pytest.approx(fit - 2 * (fit * (1 - fit / 1000)) ** 0.5, rel=1e-3)
+    room = 0.7 * MADE_UP.cache_bytes - landing - mixed.decoded * 200e3
+    assert mixed.encoded == pytest.approx(room / 100e3, rel=1e-3)
+    # Some of the capacity stays for what is fetched, and where all are augmented, what is left is for originals.
+    assert MADE_UP.counts(AUGMENTED, None).augmented == pytest.approx(0.9 * MADE_UP.cache_bytes / 150e3)
+    assert replace(MADE_UP, cache_bytes=400e6).counts(AUGMENTED, None).augmented == 1000
 
 
 def test_options_are_read_from_the_control_file() -> None:
@@ -127,3 +169,25 @@ def test_a_loader_that_reads_nothing_of_the_mount_is_refused() -> None:
     speeds = Speeds(SourceSpeed(0.01, 1, 1e6), {NO_VIEW: Reads(1, 1, 1.0)}, 8)
     with pytest.raises(UsageError, match="has read nothing from the mount"):
         _originals(loader, speeds, 1e6, Wanted("train:make", (), 4, False, 1.0))
+
+
+class InSteps(Answers):
+    """A loader whose worker takes 1 s for a sample, 0.5 s for one that was kept, and 0.25 s more to keep it."""
+
+    def ask(self, **question: object) -> dict[str, object]:
+        worker_s = {"no": 4.0, "read": 2.0, "anew": 3.0}[str(question["kept"])]
+        return {"samples": 4, "worker_cpu_s": worker_s, "worker_wait_s": 0.0, "main_cpu_s": 0.0, "kept_bytes": 40}
+
+
+class Read(NothingRead):
+    def stats(self) -> dict[str, int]:
+        return {"used_bytes": 400, "entries": 4}
+
+
+def test_what_keeping_takes_is_told_from_reading_and_a_rate_stands_for_a_step() -> None:
+    loader = Loader(InSteps(), Read(Path("/mnt"), 1), LoaderFacts(8, 1, 4, False))
+    speeds = Speeds(SourceSpeed(0.01, 1, 1e6), {NO_VIEW: Reads(1, 1, 1.0)}, 8)
+    found = _originals(loader, speeds, 1e6, Wanted("train:make", (), 4, False, 1.0, rate=50.0, nodes=3))
+    assert (found.encoded.cost.cpu_s, found.augmented.cost.cpu_s, found.keeping.cpu_s) == (1.0, 0.5, 0.25)
+    assert found.augmented.sample_bytes == 10
+    assert (found.device_rate, found.nodes) == (50, 3)

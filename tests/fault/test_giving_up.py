@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mounting import PATIENCE_S, detach, eventually, mounted, mounts_at
+from pauses import SHORT_PAUSES
 from reading import digest, readers, together, write_files
 
 SPIDERFS = Path(sys.executable).with_name("spiderfs")
@@ -47,13 +48,11 @@ def test_a_mount_that_cannot_begin_fails_and_names_its_log(tmp_path: Path) -> No
 
 @pytest.mark.both_bindings
 @pytest.mark.both_modes
-def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(
-    tmp_path: Path, spiderfs_after: Callable[[str], None], short_pauses: str
-) -> None:
+def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    spiderfs_after(short_pauses)
-    with mounted(source, tmp_path / "m", allowed=(r".* ended \(signal 9\)", "giving up, the log .* says why")) as mount:
+    allowed = (r".* ended \(signal 9\)", "giving up, the log .* says why")
+    with mounted(source, tmp_path / "m", allowed=allowed, first=SHORT_PAUSES) as mount:
         for deaths in range(1, 21):
             worker = mount.workers()[0]
             os.kill(worker, signal.SIGKILL)
@@ -71,14 +70,11 @@ def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(
 
 @pytest.mark.both_bindings
 @pytest.mark.both_modes
-def test_a_mount_whose_workers_die_at_once_ends_and_its_readers_get_an_error(
-    tmp_path: Path, spiderfs_after: Callable[[str], None], short_pauses: str
-) -> None:
+def test_a_mount_whose_workers_die_at_once_ends_and_its_readers_get_an_error(tmp_path: Path) -> None:
     source, dying = tmp_path / "source", tmp_path / "dying"
     source.mkdir()
     wanted = write_files(source, {"one": 5_000})
-    spiderfs_after(
-        f"""{short_pauses}
+    first = f"""{SHORT_PAUSES}
 import os
 from spiderfs.daemon import supervisor
 
@@ -91,9 +87,8 @@ def dying(*arguments):
 
 supervisor.work = dying
 """
-    )
     allowed = (r"worker 0 ended \((signal 9|exit 3)\)", "20 workers in a row died.* giving up, the log .* says why")
-    with mounted(source, tmp_path / "m", allowed=allowed) as mount:
+    with mounted(source, tmp_path / "m", allowed=allowed, first=first) as mount:
         dying.touch()
         os.kill(mount.workers()[0], signal.SIGKILL)
         with readers(1, mount.point, wanted, rounds=1) as reader:
@@ -107,15 +102,12 @@ supervisor.work = dying
 
 @pytest.mark.both_bindings
 @pytest.mark.both_modes
-def test_deaths_without_number_end_no_mount_that_answers_between_them(
-    tmp_path: Path, spiderfs_after: Callable[[str], None], short_pauses: str
-) -> None:
+def test_deaths_without_number_end_no_mount_that_answers_between_them(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     wanted = write_files(source, {f"{number}": 20_000 + number for number in range(8)})
-    spiderfs_after(short_pauses)
     allowed = (r"worker 0 ended \(signal 9\)", r"the manager ended \(signal 9\)")
-    with mounted(source, tmp_path / "m", allowed=allowed, ttl=0.01) as mount:
+    with mounted(source, tmp_path / "m", allowed=allowed, ttl=0.01, first=SHORT_PAUSES) as mount:
         began = time.monotonic()
         with readers(2, mount.point, wanted) as some:
             for death in range(1, 25):
@@ -137,12 +129,7 @@ def test_deaths_without_number_end_no_mount_that_answers_between_them(
 @pytest.mark.both_modes
 @pytest.mark.parametrize(("workers", "after_s"), [(1, 0.0), (2, 0.1)])
 def test_a_request_at_which_each_worker_dies_is_answered_with_an_error(
-    binding: str,
-    tmp_path: Path,
-    spiderfs_after: Callable[[str], None],
-    short_pauses: str,
-    workers: int,
-    after_s: float,
+    binding: str, tmp_path: Path, workers: int, after_s: float
 ) -> None:
     """The others, some of which wait for the source when the worker dies, get their bytes."""
     source = tmp_path / "source"
@@ -152,8 +139,7 @@ def test_a_request_at_which_each_worker_dies_is_answered_with_an_error(
     request, method = (
         ("READ", "UnopenedFilesystem.read_unopened") if binding == "immutable" else ("OPEN", "Filesystem.open")
     )
-    spiderfs_after(
-        f"""{short_pauses}
+    first = f"""{SHORT_PAUSES}
 import os
 import trio
 from spiderfs.vfs.filesystem import Filesystem
@@ -169,10 +155,9 @@ async def deadly(self, inode, *more):
 
 {method} = deadly
 """
-    )
     allowed = (r"worker \d ended \(signal 9\)", f"{request} of inode .*: 10 workers have died at this request")
     options = {"ttl": 0.01, "capacity": "64KiB", "policy": "lru", "source__latency_ms": 20}
-    with mounted(source, tmp_path / "m", workers=workers, allowed=allowed, **options) as mount:
+    with mounted(source, tmp_path / "m", workers=workers, allowed=allowed, first=first, **options) as mount:
         with readers(4, mount.point, wanted) as some:
             with pytest.raises(OSError) as caught:  # noqa: PT011
                 (mount.point / "deadly").read_bytes()
@@ -219,12 +204,19 @@ def little_memory() -> Iterator[Path]:
 
 
 def test_a_mount_with_too_little_memory_goes_on(
-    tmp_path: Path, little_memory: Path, spiderfs_after: Callable[[str], None]
+    tmp_path: Path, little_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new worker that got all requests of the one that ran out of memory would die too, and so would the mount."""
     (tmp_path / "source").mkdir()
     wanted = write_files(tmp_path / "source", {f"{number:02d}": 7 << 20 for number in range(16)})
-    spiderfs_after(f"import os; open('{little_memory}/cgroup.procs', 'w').write(str(os.getpid()))")
+    # A program of its own: of a fork, what it shares with the process that was forked would not be counted.
+    program = tmp_path / "spiderfs"
+    program.write_text(
+        f"#!{sys.executable}\nfrom spiderfs.cli.main import main\n"
+        f"import os; open('{little_memory}/cgroup.procs', 'w').write(str(os.getpid()))\nmain()\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr("mounting.SPIDERFS", program)
     deaths = (
         "worker 0 ended",
         "the manager ended",
@@ -242,13 +234,12 @@ def test_a_mount_with_too_little_memory_goes_on(
         assert mount.metric("worker_restarts") > 0
 
 
-def test_a_process_that_does_not_begin_is_started_again(tmp_path: Path, spiderfs_after: Callable[[str], None]) -> None:
+def test_a_process_that_does_not_begin_is_started_again(tmp_path: Path) -> None:
     """Such a process waits, for example, for a lock of the store whose holder died without releasing it."""
     source, hang = tmp_path / "source", tmp_path / "hang"
     source.mkdir()
     wanted = write_files(source, {"one": 5_000})
-    spiderfs_after(
-        f"""
+    first = f"""
 import os, time
 from spiderfs.daemon import supervisor
 
@@ -263,8 +254,8 @@ def hanging_once(*arguments):
 
 supervisor.work = hanging_once
 """
-    )
-    with mounted(source, tmp_path / "m", allowed=(r"worker 0 ended \(signal 9\)", "has not begun")) as mount:
+    allowed = (r"worker 0 ended \(signal 9\)", "has not begun")
+    with mounted(source, tmp_path / "m", allowed=allowed, first=first) as mount:
         hang.touch()
         os.kill(mount.workers()[0], signal.SIGKILL)
         with readers(1, mount.point, wanted, rounds=1) as reader:

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 from mounting import PATIENCE_S, Mounted, children, eventually, is_running, mounted, mounts_at, run_spiderfs
+from pauses import SHORT_PAUSES
 from reading import readers, together, write_files
 
 pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
@@ -40,21 +40,13 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("workers", "latency_ms"), [(1, 0), (2, 0), (2, 10)])
-def test_killed_workers_cost_no_reader_a_byte(
-    source: Path,
-    tmp_path: Path,
-    workers: int,
-    latency_ms: int,
-    spiderfs_after: Callable[[str], None],
-    short_pauses: str,
-) -> None:
+def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, workers: int, latency_ms: int) -> None:
     """With a slow source a killed worker always leaves requests behind; else it dies during or between them."""
     wanted = write_files(source, SIZES)
     random = Random(workers)
     kills = 15
-    spiderfs_after(short_pauses)
     options = {"ttl": 0.05, "capacity": "8MiB", "policy": "lru", "source__latency_ms": latency_ms}
-    with mounted(source, tmp_path / "m", workers=workers, allowed=RESTARTS, **options) as mount:
+    with mounted(source, tmp_path / "m", workers=workers, allowed=RESTARTS, first=SHORT_PAUSES, **options) as mount:
         with readers(8, mount.point, wanted) as all_readers:
             for _ in range(kills):
                 before = mount.metric("opens")

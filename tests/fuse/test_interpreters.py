@@ -85,17 +85,19 @@ def environment_with(wheel: Path, interpreter: Path, minor: int) -> Path:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = (os.fspath(interpreter), project["dependencies"], project["optional-dependencies"]["mount"])
     wanted = hashlib.sha256(repr(asked).encode()).hexdigest()
+    # What is imported compiles itself; most of what is installed is not.
+    pip = (venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
     with open(VENVS / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        pip = (venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        if not stamp.exists() or stamp.read_text() != wanted:
+        if stamp.exists() and stamp.read_text() == wanted:
+            run(*pip, "--no-deps", "--force-reinstall", wheel, within_s=INSTALL_S)
+        else:
             run(interpreter, "-m", "venv", "--clear", venv, within_s=INSTALL_S)
             # As anybody installs it, but for the versions; pip's own word, so that hnswlib is built with them too.
             pins = VENVS / "constraints"
             pins.write_text("".join(f"{pin}\n" for pin in pins_of(LOCK)))
             run(*pip, f"{wheel}[mount]", within_s=INSTALL_S, PIP_CONSTRAINT=str(pins))
             stamp.write_text(wanted)
-        run(*pip, "--no-deps", "--force-reinstall", wheel, within_s=INSTALL_S)
     return venv / "bin"
 
 

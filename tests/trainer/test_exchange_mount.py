@@ -18,7 +18,7 @@ from spiderfs.options.units import Capacity
 from spiderfs.simulation.compare import compare
 from spiderfs.trace.format import read_trace
 
-FILES, SIZE = 1_000, 12_000
+FILES, SIZE = 500, 12_000
 OPTIONS: dict[str, object] = {"capacity": "25%", "policy": "lru", "source__latency_ms": 2}
 EPOCHS = 3
 

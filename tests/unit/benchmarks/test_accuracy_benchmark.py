@@ -16,6 +16,7 @@ from spiderfs.core.hints import WarmUp
 from spiderfs.trace.format import TraceWriter, read_trace
 
 SAMPLES, CLASSES = 480, 4
+SIDE = 8
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def pool(in_process: ModuleType) -> Any:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(SAMPLES) % CLASSES
     colours = torch.randn(CLASSES, 3, 1, 1, generator=generator)
-    images = colours[labels] + 0.5 * torch.randn(SAMPLES, 3, 32, 32, generator=generator)
+    images = colours[labels] + 0.5 * torch.randn(SAMPLES, 3, SIDE, SIDE, generator=generator)
     held_out = in_process.Data(Path(), [], 0, images[:100], labels[:100], CLASSES)
     return in_process.Pool(images, labels, [700 + 7 * (sample % 50) for sample in range(SAMPLES)], held_out)
 

@@ -12,6 +12,7 @@ from benchmarks.training import in_process, two_jobs
 from benchmarks.training.training import Data
 
 SAMPLES, CLASSES, EPOCHS = 256, 4, 3
+SIDE = 8
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def pool() -> Any:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(SAMPLES) % CLASSES
     colours = torch.randn(CLASSES, 3, 1, 1, generator=generator)[labels]
-    images = colours + 0.5 * torch.randn(SAMPLES, 3, 32, 32, generator=generator)
+    images = colours + 0.5 * torch.randn(SAMPLES, 3, SIDE, SIDE, generator=generator)
     held_out = Data(Path(), [], 0, images[:64], labels[:64], CLASSES)
     return in_process.Pool(images, labels, [700] * SAMPLES, held_out)
 

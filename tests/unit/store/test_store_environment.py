@@ -298,8 +298,7 @@ def test_a_restart_with_100000_entries_takes_under_two_seconds(tmp_path: Path) -
     content = LmdbContent(created(tmp_path / "content"))
     counters = SharedCounters(1).row(0)
     content.set_capacity(1 << 30)
-    for inode in range(1, RESTART_ENTRIES + 1):
-        content.land(ContentKey(inode), b"payload of %d" % inode)
+    content.land_all([(ContentKey(inode), b"payload of %d" % inode) for inode in range(1, RESTART_ENTRIES + 1)])
     content.apply((), [Keep(ContentKey(inode), "samples", 1.0) for inode in range(1, RESTART_ENTRIES + 1)])
     before = CacheControl(content, "lru", 0.5, counters)
     before.restore(1 << 30, None)

@@ -33,8 +33,8 @@ from spiderfs.policies import POLICIES
 from spiderfs.policies.minio import MinIO
 from spiderfs.simulation.replay import Replay, policy_for, replay
 
-# Sampling noise of a ratio over 20,000 warm accesses is 0.0035 at most (one standard deviation).
-SAMPLES_PER_EPOCH = 4_000
+# Sampling noise of a ratio over 10,000 warm accesses is 0.005 at most (one standard deviation).
+SAMPLES_PER_EPOCH = 2_000
 PERMUTATION_EPOCHS = 6
 WEIGHTED_EPOCHS = 12
 WEIGHTED_COLD_EPOCHS = 4

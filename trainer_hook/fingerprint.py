@@ -2,8 +2,9 @@
 
 It is the hash of the pickled data set with its first transforms, of the source files of all classes and functions in
 it, and of the versions of the libraries that decode and transform. The whole data set counts, because a sample is made
-of its label too, and of whatever else the data set goes by. What cannot be pickled, or whose source is no file, gets a
-name that nobody else has.
+of its label too, and of whatever else the data set goes by. States of random generators do not count, because what they
+draw for a sample follows from its seed (`seeding.py`). What cannot be pickled, or whose source is no file, gets a name
+that nobody else has.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import uuid
 from pathlib import Path
 from typing import Any
+
+from trainer_hook.seeding import GENERATORS
 
 # What decodes and transforms, as far as it is installed.
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "opencv-python-headless", "albumentations")
@@ -41,7 +44,7 @@ class _Pickler(pickle.Pickler):
         # This is asked of each object that pickle does not know by itself, and of classes and functions.
         kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
         self.modules |= {str(one.__module__) for one in getattr(kind, "__mro__", (kind,)) if one is not object}
-        return NotImplemented
+        return (str, (kind.__qualname__,)) if isinstance(value, GENERATORS) else NotImplemented
 
 
 def fingerprint(dataset: Any, *told: Any) -> str:

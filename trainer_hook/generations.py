@@ -16,6 +16,8 @@ This module is pure: numpy alone, and no state but its arguments.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -27,10 +29,11 @@ _PLACES, _ORDER = 0, 1
 class Generations:
     """The schedule of `samples` samples, of which `kept` are used `reuse` times each; all else follows from `seed`."""
 
-    def __init__(self, samples: int, reuse: int, kept: int, seed: int) -> None:
+    def __init__(self, samples: int, reuse: int, kept: int, seed: int, order: int = 0) -> None:
+        """Schedules that differ in `order` alone draw the same generations in another order."""
         self.samples = samples
         self._reuse = reuse
-        self._seed = seed
+        self._order_seed = [seed, _ORDER] if order == 0 else [seed, _ORDER, order]
         places = np.random.default_rng([seed, _PLACES]).permutation(samples)
         self._is_kept: npt.NDArray[np.bool_] = places < kept
         # Neighbouring places are renewed in different epochs, so each epoch renews a `reuse`-th of any part.
@@ -54,17 +57,22 @@ class Generations:
     def order(self, epoch: int, rank: int = 0, world_size: int = 1) -> Indices:
         """The samples that a rank draws in an epoch: each once over all ranks, and renewed ones evenly spread.
 
-        Of any n draws in a row, the share that is renewed is that of the epoch, give or take one draw. The order is
-        random among the renewed and among the others. All ranks have equally many draws; if the samples cannot be dealt
-        out so, as few as possible, drawn at random, are left out of this epoch.
+        Of any n draws in a row, the share that is renewed is that of the epoch, give or take one draw; those that are
+        renewed for later epochs, and those that are never kept, are evenly spread among them. The order is random
+        within each of these kinds. All ranks have equally many draws; if the samples cannot be dealt out so, as few as
+        possible, drawn at random, are left out of this epoch.
         """
-        rng = np.random.default_rng([self._seed, _ORDER, epoch])
+        rng = np.random.default_rng([*self._order_seed, epoch])
         shuffled = rng.permutation(self.samples)[: self.samples // world_size * world_size]
-        renewed = self.renewed(epoch)
-        first = renewed[shuffled]
-        dealt = np.concatenate([shuffled[first], shuffled[~first]])[rank::world_size]
-        makes = int(np.count_nonzero(renewed[dealt]))
-        return spread(dealt[:makes], dealt[makes:])
+        renewed, kept = self.renewed(epoch)[shuffled], self._is_kept[shuffled]
+        kinds = (shuffled[renewed & kept], shuffled[renewed & ~kept], shuffled[~renewed])
+        # Dealt out one kind after the other, each kind is equally many samples for each rank, give or take one.
+        ends = np.cumsum([0, *map(len, kinds)])
+        dealt = np.concatenate(kinds)
+        due, unkept, others = (
+            dealt[begin + (rank - begin) % world_size : end : world_size] for begin, end in itertools.pairwise(ends)
+        )
+        return spread(spread(due, unkept), others)
 
 
 def spread(some: Indices, others: Indices) -> Indices:

@@ -24,10 +24,23 @@ from typing import Any
 import numpy as np
 
 from spiderfs.client import Client
-from spiderfs.protocol import Decoder, Error, Keep, Message, Ok, PartialSamples, ProtocolError, Room, encode
+from spiderfs.protocol import (
+    Decoder,
+    Error,
+    Keep,
+    Message,
+    Ok,
+    PartialSamples,
+    ProtocolError,
+    Room,
+    Turn,
+    Turns,
+    encode,
+)
 from spiderfs.protocol.partials import partial_inode, sealed_file
 from trainer_hook.mounts import DEFAULT_PATIENCE, connect, find_mount, socket_finder
 from trainer_hook.partial_store import Missing, pickled, unpickled
+from trainer_hook.refurbish_sampler import Draw
 
 log = logging.getLogger("trainer_hook")
 
@@ -45,7 +58,7 @@ class Unusable(Exception):
 class Line:
     """One process's connection to the mount, through which it puts samples; raises Unusable where there is none."""
 
-    def __init__(self, path: Path, store: str, wanted_bytes: float) -> None:
+    def __init__(self, path: Path, begun: PartialSamples) -> None:
         self.pid = os.getpid()
         self._decoder = Decoder()
         self._answers: list[Message | ProtocolError] = []
@@ -56,7 +69,7 @@ class Line:
         except OSError as exc:
             raise Unusable(str(exc)) from exc
         try:
-            self._stream.sendall(encode(PartialSamples("trainer_hook", store, wanted_bytes)))
+            self._stream.sendall(encode(begun))
             answer = self._next(DEFAULT_PATIENCE.connect_s)
         except (OSError, ProtocolError) as exc:
             self.close()
@@ -91,9 +104,25 @@ class Line:
         while self._unanswered and (
             answer := self._next(max(0.0, deadline - time.monotonic()) if self._unanswered > most else 0.0)
         ):
-            self._unanswered -= 1
-            if not isinstance(answer, Ok):
-                self.refusals.append(answer.text if isinstance(answer, Error) else answer.TYPE)
+            self._note(answer)
+
+    def turns(self, indices: Sequence[int], generation: int, wait_s: float) -> Turns:
+        """Ask which generations to use next; raises OSError and ProtocolError if the connection is of no more use."""
+        deadline = time.monotonic() + wait_s
+        self._stream.sendall(encode(Turn(np.array([generation], np.uint64), np.array(indices, np.uint32))))
+        while answer := self._next(max(0.0, deadline - time.monotonic())):
+            if isinstance(answer, Turns):
+                return answer
+            if not self._unanswered:
+                raise ProtocolError(answer.text if isinstance(answer, Error) else f"it answered {answer.TYPE}")
+            self._note(answer)
+        raise TimeoutError("it does not answer")
+
+    def _note(self, answer: Message) -> None:
+        """Note the answer to something that was put."""
+        self._unanswered -= 1
+        if not isinstance(answer, Ok):
+            self.refusals.append(answer.text if isinstance(answer, Error) else answer.TYPE)
 
     def _next(self, wait_s: float) -> Message | None:
         """The next answer; None if there is none in so many seconds."""
@@ -118,9 +147,15 @@ class MountStore:
     Usable in loader workers, by fork or as a copy: each process has a connection of its own.
     """
 
-    def __init__(self, mount: Path, paths: Sequence[str], name: str, wanted_bytes: float) -> None:
-        """Raises Unusable if the mount cannot keep them; `room_bytes` is what it has room for."""
-        self._mount, self._paths, self._name, self._wanted_bytes = mount, paths, name, wanted_bytes
+    def __init__(
+        self, mount: Path, paths: Sequence[str], name: str, wanted_bytes: float, job: str | None = None
+    ) -> None:
+        """Raises Unusable if the mount cannot keep them; `room_bytes` is what it has room for.
+
+        `job` is that of the training if it shares them with others (`turns`).
+        """
+        self._mount, self._paths, self._name = mount, paths, name
+        self._begun = PartialSamples("trainer_hook", name, wanted_bytes, job, None if job is None else len(paths))
         self._line: Line | None = None
         self._client: Client | None = None
         self._retry_at, self._pause_s = 0.0, DEFAULT_PATIENCE.first_pause_s
@@ -152,21 +187,43 @@ class MountStore:
             raise Missing
         return unpickled(payload)
 
-    def put(self, index: int, generation: int, sample: Any) -> None:
-        """Keep a sample in place of its earlier generation, if there is room; raises as `pickled` does."""
+    def put(self, index: int, generation: int, sample: Any, replaces: int | None = None) -> None:
+        """Keep a sample in place of its generation `replaces`, if there is room; raises as `pickled` does."""
         payload = pickled(sample)
         try:
             line = self._connected()
             if len(payload) > line.most_bytes:
                 self._say_once(f"{len(payload)} bytes, and sample_max_bytes={line.most_bytes}")
                 return
-            inodes = [self._inode(index, number) for number in (generation, generation - 1) if number >= 0]
-            line.put(payload, inodes)
+            numbers = (generation,) if replaces is None else (generation, replaces)
+            line.put(payload, [self._inode(index, number) for number in numbers])
             self._tell(line)
         except Unusable:
             pass
         except (OSError, ProtocolError) as exc:
             self._lose(exc)
+
+    def turns(self, indices: Sequence[int], generation: int) -> list[Draw]:
+        """The samples with the generations that the job is to use next.
+
+        New ones, which it is to keep, are `generation`. Without an answer all are new, and none is kept.
+        """
+        try:
+            line = self._connected()
+            answer = line.turns(indices, generation, _WAIT_S)
+            self._tell(line)
+            if len(answer.generations) == len(answer.replaces) == len(indices):
+                return [
+                    Draw(index, number, number == generation, replaced or None)
+                    for index, number, replaced in zip(
+                        indices, answer.generations.tolist(), answer.replaces.tolist(), strict=True
+                    )
+                ]
+        except Unusable:
+            pass
+        except (OSError, ProtocolError) as exc:
+            self._lose(exc)
+        return [Draw(index, generation, keeps=False) for index in indices]
 
     def settle(self) -> None:
         """Wait a moment until the mount has answered for all that this process has put."""
@@ -187,7 +244,7 @@ class MountStore:
             if time.monotonic() < self._retry_at:
                 raise Unusable
             try:
-                self._line = Line(socket_finder(self._mount, None)(), self._name, self._wanted_bytes)
+                self._line = Line(socket_finder(self._mount, None)(), self._begun)
             except (OSError, Unusable) as exc:
                 self._lose(exc)
                 raise Unusable(str(exc)) from exc

@@ -84,8 +84,8 @@ class PartialStore:
             raise Missing from exc
         return unpickled(memoryview(content)[_HEAD.size :])
 
-    def put(self, index: int, generation: int, sample: Any) -> None:
-        """Keep a sample in place of its earlier generation, if there is room; raises as `pickled` does."""
+    def put(self, index: int, generation: int, sample: Any, replaces: int | None = None) -> None:
+        """Keep a sample in place of any earlier generation, if there is room; raises as `pickled` does."""
         content = pickled(sample)
         path = self._path(index)
         # Another process may be writing the same sample.

@@ -5,42 +5,77 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler
 
 from trainer_hook.generations import Generations
 from trainer_hook.ranks import rank_and_world
 
 
 class Draw(int):
-    """An index of a data set, with the generation of the sample that is wanted."""
+    """An index of a data set, with the generation of the sample that is wanted.
+
+    If `keeps`, the sample is kept for later uses, in the place of the generation `replaces`.
+    """
 
     generation: int
+    keeps: bool
+    replaces: int | None
 
-    def __new__(cls, index: int, generation: int) -> Draw:
+    def __new__(cls, index: int, generation: int, keeps: bool = True, replaces: int | None = None) -> Draw:
         draw = super().__new__(cls, index)
-        draw.generation = generation
+        draw.generation, draw.keeps, draw.replaces = generation, keeps, replaces
         return draw
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Draw, (int(self), self.generation)
+        return Draw, (int(self), self.generation, self.keeps, self.replaces)
 
 
-class RefurbishSampler(Sampler[int]):
-    """Draws each sample once an epoch, so that each batch has the same share of samples that are made anew."""
+class RefurbishSampler(DistributedSampler[int]):
+    """Draws each sample once an epoch, so that each batch has the same share of samples that are made anew.
 
-    def __init__(self, generations: Generations) -> None:
+    Its epochs are dealt out to the ranks of the training, so programs that look for a DistributedSampler leave it be.
+    """
+
+    # Nothing of what torch's sampler does is needed, and its attributes would be fixed before the ranks are known.
+    def __init__(self, generations: Generations, ranks: tuple[int, int] | None = None) -> None:
+        """`ranks` is this rank and the number of ranks, if they are others than torch.distributed says."""
         self._generations = generations
-        self._next = 0
+        self._ranks = ranks
+        self._next, self._taken = 0, 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Draw this epoch next; without this call the epochs come in order."""
-        self._next = epoch
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """The rank whose share of each epoch is drawn."""
+        return (self._ranks or rank_and_world())[0]
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """The number of ranks."""
+        return (self._ranks or rank_and_world())[1]
+
+    def set_epoch(self, epoch: int, taken: int | None = None) -> None:
+        """Draw this epoch next; without this call the epochs come in order.
+
+        `taken` says how many samples of it this rank has trained on already: a training that goes on in the middle of
+        an epoch gets the others. If the epoch is the one that comes next anyhow, what was said of it before counts.
+        """
+        if taken is not None and not 0 <= taken <= len(self):
+            raise ValueError(f"taken={taken}: an epoch has {len(self)} samples for each rank")
+        if taken is not None or epoch != self._next:
+            self._next, self._taken = epoch, taken or 0
 
     def __len__(self) -> int:
-        return self._generations.samples // rank_and_world()[1]
+        return self._generations.samples // self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        epoch, self._next = self._next, self._next + 1
+        if self._ranks is not None and rank_and_world()[1] not in (1, self._ranks[1]):
+            raise RuntimeError(
+                f"the loader was refurbished for {self._ranks[1]} ranks, and the training has {rank_and_world()[1]}:"
+                " call refurbish after torch.distributed.init_process_group"
+            )
+        epoch, taken = self._next, self._taken
+        self._next, self._taken = epoch + 1, 0
         generation = self._generations.of_epoch(epoch)
-        for index in self._generations.order(epoch, *rank_and_world()).tolist():
-            yield Draw(index, int(generation[index]))
+        for index in self._generations.order(epoch, self.rank, self.num_replicas)[taken:].tolist():
+            number = int(generation[index])
+            yield Draw(index, number, self._generations.is_kept(index), number - 1 if number else None)

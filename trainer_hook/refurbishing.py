@@ -4,23 +4,24 @@ The transforms of a data set are split. What the first part makes of a sample is
 second part runs at each use, so no two uses see the same image. `generations.py` says which generation of a sample an
 epoch uses. The sampler draws numbers that carry their generation (`Draw`); to everybody else, hooks and plans too,
 they are indices.
+
+With `reuse="jobs"` it is several trainings that use a sample, each once (Seneca's augmented form). Then the mount says
+which generation each of them uses next (`spiderfs/core/turns.py`), and loader workers ask for a batch at a time.
 """
 
 from __future__ import annotations
 
-import copy
+import hashlib
 import logging
 import math
 import os
-import random
+import uuid
 import weakref
-from collections.abc import Callable, Sized
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-import numpy as np
-import torch
-from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -28,21 +29,20 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
-    Subset,
 )
 
 from trainer_hook.fingerprint import fingerprint
 from trainer_hook.generations import Generations
 from trainer_hook.mount_store import MountStore, Unusable, mount_of
 from trainer_hook.partial_store import Missing, PartialStore, pickled
-from trainer_hook.ranks import from_first_rank, rank_and_world
+from trainer_hook.ranks import from_all_ranks, from_first_rank, rank_and_world
 from trainer_hook.refurbish_sampler import Draw, RefurbishSampler
-from trainer_hook.rehearsal import generators_kept
 from trainer_hook.sample_list import samples_of
+from trainer_hook.seeding import drawn_by
+from trainer_hook.splitting import Functions, Half, Split
 
 log = logging.getLogger("trainer_hook")
 
-Transform = Callable[[Any], Any]
 Store = PartialStore | MountStore
 # So many samples are made to learn how large partial samples are; by so much they may be larger in the mean.
 _TRIED, _MARGIN = 8, 1.05
@@ -52,21 +52,35 @@ _ARGUMENTS = (
     "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "pin_memory_device",
     "in_order",
 )  # fmt: skip
+# `reuse` of samples that jobs share.
+JOBS: Literal["jobs"] = "jobs"
+
+
+@dataclass(frozen=True)
+class Making:
+    """How samples are made half way: by which split, and by which random numbers."""
+
+    split: Split
+    seed: int
+
+    def half_way(self, index: int, generation: int) -> Half:
+        """A sample half way, drawn by what its generation says."""
+        with drawn_by((self.seed, index, generation), self.split.firsts):
+            return self.split.half_way(index)
 
 
 class RefurbishedDataset(Dataset[Any]):
-    """A data set whose samples are kept half way: `partial` gives them half way, `final` goes the rest of it.
+    """A data set whose samples are kept half way.
 
-    Everything else that is asked of it is answered by the data set that it is made of.
+    Everything else that is asked of it is answered by the data set that it is made of. `job` is that of the training if
+    it shares samples with others.
     """
 
-    def __init__(self, whole: Any, partial: Any, final: Transform, store: Store, keeps: Generations, seed: int):
+    def __init__(self, whole: Any, making: Making, store: Store, job: str | None = None) -> None:
         self._whole = whole
-        self._partial = partial
-        self._final = final
+        self._making = making
         self._store = store
-        self._generations = keeps
-        self._seed = seed
+        self._job = job
 
     def __getattr__(self, name: str) -> Any:
         # A copy that is being unpickled has no attributes yet.
@@ -81,25 +95,47 @@ class RefurbishedDataset(Dataset[Any]):
         # An index without a generation comes from nobody's sampler; it is a sample as it always was.
         if not isinstance(index, Draw):
             return self._whole[index]
-        return _applied(self._final, self._half_way(index))
+        return self._making.split.finish(self._half_way(index))
 
-    def _half_way(self, draw: Draw) -> Any:
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of a batch, as torch's loaders ask for them."""
+        if self._job is not None:
+            indices = self._in_turn(self._job, indices)
+        return [self[index] for index in indices]
+
+    def _half_way(self, draw: Draw) -> Half:
         index, generation = int(draw), draw.generation
         try:
-            return self._store.get(index, generation)
+            half: Half = self._store.get(index, generation)
         except Missing:
-            pass
-        sample = _made(self._partial, index, generation, self._seed)
-        if self._generations.is_kept(index):
-            self._store.put(index, generation, sample)
-        return sample
+            half = self._making.half_way(index, generation)
+            if draw.keeps:
+                self._store.put(index, generation, half, draw.replaces)
+        return half
+
+    def _in_turn(self, job: str, indices: Sequence[int]) -> Sequence[int]:
+        """The same draws with the generations that this job is to use next."""
+        draws = [index for index in indices if isinstance(index, Draw)]
+        if len(draws) < len(indices):
+            return indices
+        assert isinstance(self._store, MountStore)
+        # Where samples are used once, the generation of a draw is the epoch.
+        new = _number(job, draws[0].generation)
+        shared = iter(self._store.turns([int(draw) for draw in draws if draw.keeps], new))
+        return [next(shared) if draw.keeps else Draw(draw, new, keeps=False) for draw in draws]
+
+
+def _number(job: str, epoch: int) -> int:
+    """The number of the generations that a job makes in an epoch: from 1 on, and below 2^63."""
+    digest = hashlib.blake2b(f"{job} {epoch}".encode(), digest_size=8).digest()
+    return 1 | int.from_bytes(digest, "little") >> 1
 
 
 def refurbish(
     loader: DataLoader[Any],
     *,
-    split: int | tuple[Transform, Transform],
-    reuse: int = 2,
+    split: int | Functions,
+    reuse: int | Literal["jobs"] = 2,
     seed: int = 0,
     kept: float = 1.0,
     store: str | os.PathLike[str] | None = None,
@@ -111,64 +147,96 @@ def refurbish(
     anew in each batch, and each sample comes once an epoch. If ranks cannot have equally many samples, fewer than one
     for each rank are left out of an epoch.
 
-    `split` counts the transforms of a pipeline: the data set's `transform`, which is a list, an nn.Sequential, or has
-    a list `transforms`, as Compose has. For any other `transform` give two functions, `(partial, final)`: `partial`
-    takes its place, and `final` gets what the data set returns, without the label if that is a tuple. A data set that
-    returns mappings gets its final transforms applied to the mapping as a whole. Of a Subset the `transform` is that of
-    the data set in it.
+    `split` counts the transforms of a pipeline: the data set's `transform` (or `transforms`, or what `set_transform`
+    was given), which is a list, an nn.Sequential, or a Compose. For any other pipeline give two functions,
+    `(partial, final)`: `partial` takes the pipeline's place, and `final` is called as it is called, with what `partial`
+    returned. A data set may put that anywhere into its sample: a tuple, a mapping, both of two views. If it changes it
+    first, `final` gets what the data set returns, without the label if that is a tuple. The data sets in a Subset and a
+    ConcatDataset are split each by itself.
 
     `kept` is the share of the samples that is reused; the others are made anew in each epoch. If the files of the data
     set lie in a mount of this user's, they are kept in the mount's cache, as many of them as its option
     `partials_share` has room for. Otherwise they are kept in memory (`/dev/shm`), where the ranks of one machine share
     them. With `store` they are kept in this directory, which is left as it is at the end: a later training that makes
     the same of the same files, which must not have changed, finds them there. The random draws of the
-    partial transforms follow from `seed`, the sample and its generation (for the generators of torch, numpy and
-    Python; not for generators of a transform's own). So a training that resumes goes on with
-    `loader.sampler.set_epoch`, and what was lost is made again as it was.
+    partial transforms follow from `seed`, the sample and its generation: those of the generators of torch, numpy,
+    Python and OpenCV, and of generators that are attributes of a transform. So a training that resumes goes on with
+    `loader.sampler.set_epoch(epoch, taken)`, and what was lost is made again as it was.
 
-    Raises ValueError for a loader that does not shuffle, or whose sampler repeats samples.
+    With `reuse="jobs"` trainings on one mount that call this alike (same files, transforms, and arguments) share what
+    is kept: each of them uses it once, and who comes next makes it anew. Each has an order of its own. Without such a
+    mount this is `loader` itself.
+
+    Raises ValueError for a loader that does not shuffle or repeats samples, and for what cannot be split so.
     """
-    if reuse < 1:
-        raise ValueError(f"reuse={reuse}: give at least 1, which is standard training")
-    if not 0 < kept <= 1:
-        raise ValueError(f"kept={kept}: give the share of the samples that is reused, above 0 and at most 1")
+    _check(reuse, kept, store)
     if reuse == 1:
         return loader
-    _check(loader)
+    ranks = _ranks(loader)
     whole: Any = loader.dataset
-    partial, first, final = _split(whole, split)
-    samples = len(whole)
-    keeper, kept = _store(store, whole, partial, fingerprint(partial, first, seed, reuse), seed, kept)
-    generations = Generations(samples, reuse, round(kept * samples), seed)
-    dataset = RefurbishedDataset(whole, partial, final, keeper, generations, seed)
+    making = Making(Split(whole, split), seed)
+    name = fingerprint(making.split.partial, seed, reuse)
+    job, order = None, 0
+    if reuse == JOBS:
+        job = from_first_rank(uuid.uuid4().hex)
+        # Ranks that begin later could not know the job.
+        order, ranks = int(job, 16), ranks or rank_and_world()
+    try:
+        keeper, kept = _store(store, whole, making, name, kept, job)
+    except Unusable as exc:
+        log.warning("no augmented samples are shared with other trainings, as %s: this is standard training", exc)
+        return loader
+    uses = 1 if reuse == JOBS else reuse
+    generations = Generations(len(whole), uses, round(kept * len(whole)), seed, order)
+    refurbished = _like(loader, RefurbishedDataset(whole, making, keeper, job), RefurbishSampler(generations, ranks))
+    weakref.finalize(refurbished, keeper.close)
+    return refurbished
+
+
+def _check(reuse: Any, kept: float, store: Any) -> None:
+    if reuse != JOBS and (isinstance(reuse, str) or reuse < 1):
+        raise ValueError(f'reuse={reuse!r}: give at least 1, which is standard training, or "jobs"')
+    if not 0 < kept <= 1:
+        raise ValueError(f"kept={kept}: give the share of the samples that is reused, above 0 and at most 1")
+    if reuse == JOBS and store is not None:
+        raise ValueError('reuse="jobs" shares samples through a mount: leave out store')
+
+
+def _like(loader: DataLoader[Any], dataset: RefurbishedDataset, sampler: RefurbishSampler) -> DataLoader[Any]:
+    """A loader of another data set with the arguments of this one."""
     arguments = {name: getattr(loader, name) for name in _ARGUMENTS if hasattr(loader, name)}
     if not loader.num_workers:
         # With these, torch refuses a loader without workers.
         for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
             arguments.pop(name, None)
-    refurbished = DataLoader(dataset, sampler=RefurbishSampler(generations), **arguments)
-    weakref.finalize(refurbished, keeper.close)
-    return refurbished
+    return DataLoader(dataset, sampler=sampler, **arguments)
 
 
 def _store(
-    given: str | os.PathLike[str] | None, whole: Any, partial: Any, name: str, seed: int, kept: float
+    given: str | os.PathLike[str] | None, whole: Any, making: Making, name: str, kept: float, job: str | None
 ) -> tuple[Store, float]:
-    """The store, and the share of the samples that it is to keep: all ranks are given that of the first."""
+    """The store, and the share of the samples that it is to keep: all ranks are given that of the first.
+
+    Raises Unusable if there is no mount by which a job could share samples.
+    """
     # Where transforms have no name that others would find, each rank has made up one.
-    name, in_mount = from_first_rank(name), None
+    name, in_mount, why_not = from_first_rank(name), None, ""
     if given is not None:
         Path(given).mkdir(mode=0o700, parents=True, exist_ok=True)
         return PartialStore(Path(given), name=name), kept
     try:
-        in_mount, kept = _mount_store(whole, partial, name, seed, kept)
+        in_mount, kept = _mount_store(whole, making, name, kept, job)
     except Unusable as exc:
-        log.info("partly augmented samples are kept in memory, as %s", exc)
+        why_not = str(exc)
     first_in_mount, kept = from_first_rank((in_mount is not None, kept))
-    if in_mount is not None and first_in_mount:
+    shares = job is None or all(from_all_ranks(in_mount is not None))
+    if in_mount is not None and first_in_mount and shares:
         return in_mount, kept
     if in_mount is not None:
         in_mount.close()
+    if job is not None:
+        raise Unusable(why_not or "another rank has no mount for them")
+    log.info("partly augmented samples are kept in memory, as %s", why_not or "the first rank has no mount for them")
     if first_in_mount:
         return PartialStore.in_memory(), kept
     return _in_shared_memory(), kept
@@ -187,7 +255,7 @@ def _in_shared_memory() -> PartialStore:
     return PartialStore(directory, os.getpid())
 
 
-def _mount_store(whole: Any, partial: Any, name: str, seed: int, kept: float) -> tuple[MountStore, float]:
+def _mount_store(whole: Any, making: Making, name: str, kept: float, job: str | None) -> tuple[MountStore, float]:
     """The mount's cache as the store, and the share of the samples that it has room for; raises Unusable."""
     try:
         paths = [os.path.abspath(os.fsdecode(path)) for path, _ in samples_of(whole)]
@@ -197,9 +265,9 @@ def _mount_store(whole: Any, partial: Any, name: str, seed: int, kept: float) ->
     if len(paths) != samples:
         raise Unusable(f"the data set has {samples} samples and names {len(paths)} files")
     mount = mount_of(paths)
-    tried = {index: _made(partial, index, 0, seed) for index in range(0, samples, max(1, samples // _TRIED))}
+    tried = {index: making.half_way(index, 0) for index in range(0, samples, max(1, samples // _TRIED))}
     each_bytes = _MARGIN * sum(len(pickled(sample)) for sample in tried.values()) / len(tried)
-    store = MountStore(mount, paths, name, math.ceil(kept * samples * each_bytes))
+    store = MountStore(mount, paths, name, math.ceil(kept * samples * each_bytes), job)
     room = store.room_bytes / each_bytes / samples
     try:
         _try_out(store, *next(iter(tried.items())))
@@ -213,9 +281,9 @@ def _mount_store(whole: Any, partial: Any, name: str, seed: int, kept: float) ->
     return store, min(room, kept)
 
 
-def _try_out(store: MountStore, index: int, sample: Any) -> None:
+def _try_out(store: MountStore, index: int, half: Half) -> None:
     """Put a sample, and read it; raises Unusable if that does not work."""
-    store.put(index, 0, sample)
+    store.put(index, 0, half)
     store.settle()
     try:
         store.get(index, 0)
@@ -223,85 +291,27 @@ def _try_out(store: MountStore, index: int, sample: Any) -> None:
         raise Unusable("what was put into the mount's cache could not be read") from None
 
 
-def _made(partial: Any, index: int, generation: int, seed: int) -> Any:
-    """A partial sample, drawn by what its generation says."""
-    with generators_kept():
-        _seed_all(seed, index, generation)
-        return partial[index]
-
-
-def _check(loader: DataLoader[Any]) -> None:
+def _ranks(loader: DataLoader[Any]) -> tuple[int, int] | None:
+    """This rank and the number of ranks, if the loader's sampler says so; raises ValueError for other samplers."""
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise ValueError(
+            f"{type(loader).__name__} is no DataLoader of torch, or draws in its own way: refurbish the DataLoader that"
+            " it is made of, before it is prepared or wrapped"
+        )
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError("an iterable data set has no indices to reuse samples by: use a data set with __getitem__")
+    if isinstance(loader.dataset, RefurbishedDataset):
+        raise ValueError("this loader is refurbished already")
     if type(loader.batch_sampler) is not BatchSampler:
         raise ValueError("this loader has a batch sampler of its own: give batch_size and shuffle=True instead")
     sampler, dataset = loader.sampler, cast(Sized, loader.dataset)
     if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset):
-        return
+        return None
     if isinstance(sampler, DistributedSampler) and sampler.shuffle:
-        return
+        if rank_and_world()[1] == 1:
+            return sampler.rank, sampler.num_replicas
+        return None
     raise ValueError(
         f"{type(sampler).__name__} may repeat or leave out samples, or does not shuffle: give the loader shuffle=True,"
         " or a DistributedSampler that shuffles"
     )
-
-
-def _split(dataset: Any, split: int | tuple[Transform, Transform]) -> tuple[Any, Transform, Transform]:
-    """The data set with the first transforms alone, these as one function, and the other transforms as another."""
-    partial = copy.copy(dataset)
-    if isinstance(dataset, Subset):
-        partial.dataset, first, rest = _split(dataset.dataset, split)
-        return partial, first, rest
-    if not hasattr(dataset, "transform"):
-        raise ValueError(
-            f"{type(dataset).__name__} has no `transform`, in the place of which its first part could be put: refurbish"
-            " a loader of a data set that has one, or of a Subset of it"
-        )
-    pipeline = dataset.transform
-    first, rest = split if isinstance(split, tuple) else _parts(pipeline, split)
-    partial.transform = first
-    # torchvision's data sets keep the same transform a second time, beside that of the label.
-    both = getattr(dataset, "transforms", None)
-    if both is not None and getattr(both, "transform", None) is pipeline:
-        partial.transforms = copy.copy(both)
-        partial.transforms.transform = first
-    return partial, first, rest
-
-
-def _parts(pipeline: Any, split: int) -> tuple[Transform, Transform]:
-    steps = pipeline if isinstance(pipeline, list | tuple | nn.Sequential) else getattr(pipeline, "transforms", None)
-    if steps is None or not hasattr(steps, "__len__"):
-        raise ValueError(
-            f"{type(pipeline).__name__} is no list of transforms: give two functions as split=(partial, final)"
-        )
-    if not 0 < split <= len(steps):
-        raise ValueError(
-            f"split={split}: there are {len(steps)} transforms; say how many of them come before the split"
-        )
-    return Chain(list(steps)[:split]), Chain(list(steps)[split:])
-
-
-class Chain:
-    """Transforms that are applied one after the other."""
-
-    def __init__(self, transforms: list[Transform]) -> None:
-        self.transforms = transforms
-
-    def __call__(self, sample: Any) -> Any:
-        for transform in self.transforms:
-            sample = transform(sample)
-        return sample
-
-
-def _applied(final: Transform, sample: Any) -> Any:
-    if isinstance(sample, tuple | list):
-        whole = [final(sample[0]), *sample[1:]]
-        return sample._make(whole) if hasattr(sample, "_make") else type(sample)(whole)
-    return final(sample)
-
-
-def _seed_all(*numbers: int) -> None:
-    words = np.random.SeedSequence(numbers).generate_state(4, np.uint64).tolist()
-    torch.default_generator.manual_seed(words[0] >> 1)
-    np.random.seed([word & 0xFFFFFFFF for word in words[1:3]])
-    random.seed(words[3])

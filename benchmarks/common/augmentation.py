@@ -69,7 +69,7 @@ def as_numbers(image: Image.Image) -> Tensor:
     return as_bytes(image).float() / 255 - 0.5
 
 
-class Pipeline:
+class Compose:
     """Steps one after another."""
 
     def __init__(self, transforms: Sequence[Callable[..., Any]]) -> None:

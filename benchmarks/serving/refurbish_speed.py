@@ -103,7 +103,7 @@ def loader_of(paths: list[str], reuse: Reuse | None, scratch: Path) -> DataLoade
         augmentation.as_bytes,
     ]
     loader: DataLoader[Any] = DataLoader(
-        Pictures(paths, augmentation.Pipeline(steps)),
+        Pictures(paths, augmentation.Compose(steps)),
         batch_size=BATCH,
         shuffle=True,
         num_workers=LOADER_WORKERS,

@@ -126,7 +126,7 @@ def loader_of(pool: Pool, configuration: Configuration, seed: int) -> DataLoader
     layers = [augmentation.Layer() for _ in range(configuration.layers)]
     steps: list[Any] = [*layers, augmentation.Crop(PIXELS, PADDING), augmentation.mirrored, augmentation.as_numbers]
     labels = [label for _, label in pool.data.training]
-    dataset = Pictures(pool.images, labels, augmentation.Pipeline(steps))
+    dataset = Pictures(pool.images, labels, augmentation.Compose(steps))
     loader: DataLoader[Any] = DataLoader(dataset, BATCH, shuffle=True)
     return trainer_hook.refurbish(loader, split=configuration.split, reuse=configuration.reuse, seed=seed)
 

@@ -27,6 +27,8 @@ from spiderfs.protocol.messages import (
     Samples,
     Scores,
     ScoresRequest,
+    Turn,
+    Turns,
     WarmUp,
     Warn,
 )
@@ -60,6 +62,8 @@ __all__ = [
     "Samples",
     "Scores",
     "ScoresRequest",
+    "Turn",
+    "Turns",
     "WarmUp",
     "Warn",
     "encode",

@@ -335,18 +335,24 @@ class PartialSamples(Message):
     """The first message of a loader that keeps partly augmented samples in the cache, in place of `hello`.
 
     `store` names what it keeps: the transforms that make it, and their seed. Processes that give the same name share
-    `wanted_bytes`, if there is as much room. It is answered by `room`.
+    `wanted_bytes`, if there is as much room. It is answered by `room`. Jobs that share a list of `samples` samples, so
+    that each uses a partial sample once, name themselves as `job`.
     """
 
     TYPE = "partials"
-    SCALARS: ClassVar = {"client": str, "store": str, "wanted_bytes": float}
+    SCALARS: ClassVar = {"client": str, "store": str, "wanted_bytes": float, "job": str, "samples": int}
     client: str
     store: str
     wanted_bytes: float
+    job: str | None = None
+    samples: int | None = None
 
     def check(self, limits: Limits) -> None:
         demand(_is_job(self.store), f"store {self.store!r:.40}: give a name of 1 to {JOB_MAX_BYTES} bytes, no spaces")
         demand(0 <= self.wanted_bytes <= MOST_BYTES, f"wanted_bytes {self.wanted_bytes}: 0 to {MOST_BYTES}")
+        demand(self.job is None or _is_job(self.job), f"job {self.job!r:.40}: give an id as in hello")
+        demand((self.job is None) == (self.samples is None), "give job and samples, or neither")
+        demand(self.samples is None or 0 < self.samples <= limits.samples, f"{self.samples} samples", "too-large")
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,6 +371,23 @@ class Keep(Message):
 
     def check(self, limits: Limits) -> None:
         demand(1 <= len(self.inodes) <= 2, f"{len(self.inodes)} inodes: 1 or 2")
+
+
+@dataclass(frozen=True, eq=False)
+class Turn(Message):
+    """Ask which generations of these partial samples the job is to use next.
+
+    Those that it has to make are the one in `generation`, which is above 0. It is answered by `turns`.
+    """
+
+    TYPE = "turn"
+    ARRAYS: ClassVar = {"generation": Field("<u8", 1), "indices": Field("<u4", 1)}
+    generation: Array
+    indices: Array
+
+    def check(self, limits: Limits) -> None:
+        demand(len(self.generation) == 1 and bool(self.generation[0]), "give one generation, of 1 or more")
+        demand(len(self.indices) <= limits.batch, f"{len(self.indices)} samples: at most {limits.batch}", "too-large")
 
 
 @dataclass(frozen=True, eq=False)
@@ -478,11 +501,24 @@ class Room(Message):
     most_bytes: int
 
 
+@dataclass(frozen=True, eq=False)
+class Turns(Message):
+    """The answer to `turn`: the generation of each sample, and of new ones that whose place they take (0: none)."""
+
+    TYPE = "turns"
+    ARRAYS: ClassVar = {"generations": Field("<u8", 1), "replaces": Field("<u8", 1)}
+    generations: Array
+    replaces: Array
+
+    def check(self, limits: Limits) -> None:
+        demand(len(self.generations) == len(self.replaces), "two numbers for each sample")
+
+
 MESSAGES: Mapping[str, type[Message]] = {
     kind.TYPE: kind
     for kind in (
         *(Hello, Samples, Batch, EpochEnd, Plan, Progress, Exchange, ScoresRequest, CachedRequest, Pin, WarmUp),
-        *(PartialSamples, Keep, Goodbye),
-        *(Ok, Error, Warn, Scores, Cached, Pinned, Given, Room),
+        *(PartialSamples, Keep, Turn, Goodbye),
+        *(Ok, Error, Warn, Scores, Cached, Pinned, Given, Room, Turns),
     )
 }

@@ -24,6 +24,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     Subset,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -298,10 +299,67 @@ def test_a_subset_is_split_where_its_transform_is() -> None:
 
 
 def test_a_data_set_without_a_transform_is_refused() -> None:
-    both = ConcatDataset([numbers()[0], numbers()[0]])
-    for split in (1, (abs, abs)):
-        with pytest.raises(ValueError, match="ConcatDataset has no `transform`"):
-            trainer_hook.refurbish(loader_of(both), split=split)
+    plain = TensorDataset(torch.zeros(SAMPLES))
+    for dataset in (plain, ConcatDataset([numbers()[0], plain])):
+        for split in (1, (abs, abs)):
+            with pytest.raises(ValueError, match="TensorDataset has no `transform`"):
+                trainer_hook.refurbish(loader_of(dataset), split=split)
+
+
+def test_data_sets_one_after_the_other_are_split_each_by_itself() -> None:
+    (one, first, last), (other, second, final) = numbers(), numbers()
+    loader = trainer_hook.refurbish(loader_of(ConcatDataset([one, other])), split=1)
+    for epoch in (1, 2):
+        assert sorted(label for label, _ in epoch_of(loader)) == sorted([*range(SAMPLES)] * 2)
+        assert (last.runs, final.runs) == (epoch * SAMPLES, epoch * SAMPLES)
+    assert first.runs + second.runs == 3 * SAMPLES
+
+
+def test_a_training_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    def drawn(*resumed: int) -> list[list[tuple[int, float]]]:
+        dataset, _, last = numbers()
+        last.scale = 0.0
+        loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=2, seed=4, store=tmp_path / str(resumed))
+        if resumed:
+            loader.sampler.set_epoch(*resumed)  # type: ignore[attr-defined]
+            # As Lightning does before each epoch.
+            loader.sampler.set_epoch(resumed[0])  # type: ignore[attr-defined]
+        return [epoch_of(loader) for _ in range(3)]
+
+    whole, resumed = drawn(), drawn(1, 2 * BATCH)
+    assert resumed[0] == whole[1][2 * BATCH :]
+    assert resumed[1] == whole[2]
+    sampler = trainer_hook.refurbish(loader_of(numbers()[0]), split=1).sampler
+    with pytest.raises(ValueError, match="an epoch has 40 samples"):
+        sampler.set_epoch(0, SAMPLES + 1)  # type: ignore[attr-defined]
+
+
+def test_ranks_are_those_of_the_distributed_sampler() -> None:
+    dataset = numbers()[0]
+    drawn = []
+    for rank in range(3):
+        ranks: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=3, rank=rank)
+        loader = trainer_hook.refurbish(DataLoader(dataset, BATCH, sampler=ranks), split=1)
+        # Programs that deal samples out to ranks themselves leave such a sampler alone.
+        assert isinstance(loader.sampler, DistributedSampler)
+        assert (loader.sampler.rank, loader.sampler.num_replicas, len(loader.sampler)) == (rank, 3, SAMPLES // 3)
+        drawn += [label for label, _ in epoch_of(loader)]
+    assert len(set(drawn)) == len(drawn) == SAMPLES // 3 * 3
+
+
+class OwnLoader(DataLoader[Any]):
+    """As those that Accelerate and others make of a loader."""
+
+    def __iter__(self) -> Any:
+        return super().__iter__()
+
+
+def test_what_is_no_plain_loader_or_refurbished_already_is_refused() -> None:
+    dataset = numbers()[0]
+    with pytest.raises(ValueError, match="OwnLoader is no DataLoader of torch"):
+        trainer_hook.refurbish(OwnLoader(dataset, BATCH, shuffle=True), split=1)
+    with pytest.raises(ValueError, match="refurbished already"):
+        trainer_hook.refurbish(trainer_hook.refurbish(loader_of(dataset), split=1), split=1)
 
 
 def test_a_training_that_was_killed_leaves_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

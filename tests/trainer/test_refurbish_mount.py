@@ -9,61 +9,23 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from composing import Compose
 from mounting import Mounted, eventually, mounted
-from torch.utils.data import DataLoader, Dataset
+from noisy_files import BATCH, NUMBERS, SAMPLES, LastNoise, Noise, Numbers, write_numbers
+from torch.utils.data import DataLoader
 
 import trainer_hook
 from trainer_hook.fingerprint import fingerprint
 from trainer_hook.mount_store import MountStore, Unusable, mount_of
 from trainer_hook.partial_store import Missing, PartialStore
 
-SAMPLES, BATCH, NUMBERS = 40, 10, 1000
 PARTIAL_BYTES = 8 * NUMBERS
-
-
-class Noise:
-    """A transform that adds a random number, and counts how often it ran in this process."""
-
-    runs = 0
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def __call__(self, sample: Any) -> Any:
-        type(self).runs += 1
-        return sample + self.scale * torch.rand(1).item()
-
-
-class LastNoise(Noise):
-    runs = 0
-
-
-class Numbers(Dataset[Any]):
-    """Sample i is what its file holds: 1,000 times the number 1000 i; its label is i."""
-
-    def __init__(self, root: Path, last: float = 1.0) -> None:
-        self.samples = [(str(root / f"{index:03d}.npy"), index) for index in range(SAMPLES)]
-        self.transform = Compose([Noise(100), LastNoise(last)])
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
-        path, label = self.samples[index]
-        return self.transform(torch.from_numpy(np.load(path))), label
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    source.mkdir()
-    for index in range(SAMPLES):
-        np.save(source / f"{index:03d}.npy", np.full(NUMBERS, 1000.0 * index))
-    return source
+    write_numbers(tmp_path / "source")
+    return tmp_path / "source"
 
 
 @pytest.fixture(autouse=True)
@@ -109,12 +71,12 @@ def test_workers_share_what_each_of_them_has_made(source: Path, tmp_path: Path) 
         assert mount.metric("partials_refused") == mount.metric("hook_malformed") == 0
         # A worker that is spawned has a copy of the store.
         copy = pickle.loads(pickle.dumps(store_of(loader)))
-        number = int(loader.dataset._generations.of_epoch(3)[3])  # type: ignore[attr-defined]
-        made, label = copy.get(3, number)
+        number = int(loader.sampler._generations.of_epoch(3)[3])  # type: ignore[attr-defined]
+        seams, (made, label) = copy.get(3, number)
         assert (float(made[0]), label) == (epochs[3][3], 3)
-        copy.put(3, number + 1, (made + 1, label))
+        copy.put(3, number + 1, (seams, (made + 1, label)), number)
         copy.settle()
-        assert float(copy.get(3, number + 1)[0][0]) == epochs[3][3] + 1
+        assert float(copy.get(3, number + 1)[1][0][0]) == epochs[3][3] + 1
         with pytest.raises(Missing):
             copy.get(3, number)
         copy.close()
@@ -125,7 +87,7 @@ def test_a_small_cache_keeps_a_part_that_stays_the_same(source: Path, tmp_path: 
     # Room for some half of the samples, in a tenth of the cache.
     with mounted(source, tmp_path, capacity=f"{5 * SAMPLES * PARTIAL_BYTES}", partials_share=0.1) as mount:
         loader = refurbished(mount.point)
-        kept = sum(loader.dataset._generations.is_kept(index) for index in range(SAMPLES))  # type: ignore[attr-defined]
+        kept = sum(loader.sampler._generations.is_kept(index) for index in range(SAMPLES))  # type: ignore[attr-defined]
         assert SAMPLES // 4 < kept <= SAMPLES // 2
         epoch_of(loader)
         later = [made_in_an_epoch(loader) for _ in range(4)]

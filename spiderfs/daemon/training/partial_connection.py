@@ -4,6 +4,9 @@ Such a connection begins with `partials` in place of `hello`. Each `keep` comes 
 file that has the sample's bytes (unix(7), SCM_RIGHTS). They are looked at, copied and kept one after another, and each
 is answered in its turn; so a connection holds one sample in memory. What is wrong with a message or its descriptor is
 answered, counted, and harms nobody else. Descriptors that come where none is expected are closed at once.
+
+Jobs that share what they keep ask by `turn` which generations to use next (`core/turns.py`). Who has had what is
+forgotten when the last of them has gone.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from dataclasses import dataclass
 import trio
 
 from spiderfs.core.partials import Partials
+from spiderfs.core.turns import MOST_JOBS
+from spiderfs.core.turns import Turns as SharedTurns
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import ProtocolError, SpiderfsError
-from spiderfs.protocol import Decoder, Error, Goodbye, Keep, Limits, Message, Ok, PartialSamples, Room
+from spiderfs.protocol import Decoder, Error, Goodbye, Keep, Limits, Message, Ok, PartialSamples, Room, Turn, Turns
 from spiderfs.protocol.partials import FIRST_PARTIAL, read_sealed
 from spiderfs.store.store import Content, ContentKey
 
@@ -42,19 +47,49 @@ class PartialKeeper:
         self._content = content
         self._cache = cache
         self._connections: Counter[str] = Counter()
+        self._turns: dict[str, SharedTurns] = {}
+        self._jobs: Counter[tuple[str, str]] = Counter()
         self._landing: set[int] = set()
         self.most_bytes = most_bytes
 
-    def begin(self, store: str, wanted_bytes: int) -> int:
-        """A process that keeps samples under this name begins; returns how many bytes all of this name may fill."""
-        self._connections[store] += 1
-        return self._section.begin(store, wanted_bytes)
+    def begin(self, begun: PartialSamples) -> int:
+        """A process that keeps samples begins; returns how many bytes all that give the same name may fill.
 
-    def end(self, store: str) -> None:
-        self._connections[store] -= 1
-        if not self._connections[store]:
-            del self._connections[store]
-            self._section.end(store)
+        Raises ProtocolError for a job that cannot share them with those that do.
+        """
+        if begun.job is not None and begun.samples is not None:
+            turns = self._turns.get(begun.store) or SharedTurns(begun.samples)
+            if turns.samples != begun.samples:
+                raise ProtocolError(f"{begun.samples} samples, and {turns.samples} of the other jobs")
+            if not turns.join(begun.job):
+                raise ProtocolError(f"{MOST_JOBS} jobs share these samples already", "too-many")
+            self._turns[begun.store] = turns
+            self._jobs[begun.store, begun.job] += 1
+        self._connections[begun.store] += 1
+        return self._section.begin(begun.store, int(begun.wanted_bytes))
+
+    def end(self, begun: PartialSamples) -> None:
+        """A process that has begun leaves."""
+        if begun.job is not None:
+            self._jobs[begun.store, begun.job] -= 1
+            if not self._jobs[begun.store, begun.job]:
+                del self._jobs[begun.store, begun.job]
+                self._turns[begun.store].leave(begun.job)
+                if not self._turns[begun.store].jobs:
+                    del self._turns[begun.store]
+        self._connections[begun.store] -= 1
+        if not self._connections[begun.store]:
+            del self._connections[begun.store]
+            self._section.end(begun.store)
+
+    def turns(self, begun: PartialSamples, turn: Turn) -> Turns:
+        """Which generations a job is to use next; raises ProtocolError."""
+        shared = self._turns.get(begun.store)
+        if begun.job is None or shared is None:
+            raise ProtocolError("turn is for a loader that has named its job", "order")
+        if len(turn.indices) and int(turn.indices.max()) >= shared.samples:
+            raise ProtocolError(f"sample {int(turn.indices.max())} of {shared.samples}", "index")
+        return Turns(*shared.take(begun.job, turn.indices, int(turn.generation[0])))
 
     @property
     def _section(self) -> Partials:
@@ -100,14 +135,19 @@ class PartialConnection:
 
     async def run(self, begun: PartialSamples) -> None:
         """Serve the connection until the loader leaves, or has made too many mistakes."""
-        room_bytes = self.keeper.begin(begun.store, int(begun.wanted_bytes))
+        try:
+            room_bytes = self.keeper.begin(begun)
+        except ProtocolError as exc:
+            self.count("hook_malformed", 1)
+            await self.answer(Error(exc.code, str(exc)))
+            return
         try:
             await self.answer(Room(float(room_bytes), self.keeper.most_bytes))
-            await self._serve()
+            await self._serve(begun)
         finally:
-            self.keeper.end(begun.store)
+            self.keeper.end(begun)
 
-    async def _serve(self) -> None:
+    async def _serve(self, begun: PartialSamples) -> None:
         decoder, errors = Decoder(self.limits), 0
         descriptors: list[int] = []
         try:
@@ -124,7 +164,7 @@ class PartialConnection:
                     try:
                         if isinstance(message, Goodbye):
                             return
-                        await self._act(message, descriptors)
+                        await self._act(begun, message, descriptors)
                     except ProtocolError as exc:
                         errors += 1
                         self.count("hook_malformed" if exc.code != "full" else "partials_refused", 1)
@@ -160,12 +200,15 @@ class PartialConnection:
                 descriptors += numbers
         return bytes(data)
 
-    async def _act(self, message: Message | ProtocolError, descriptors: list[int]) -> None:
+    async def _act(self, begun: PartialSamples, message: Message | ProtocolError, descriptors: list[int]) -> None:
         mine = [*descriptors]
         descriptors.clear()
         try:
             if isinstance(message, ProtocolError):
                 raise message
+            if isinstance(message, Turn) and not mine:
+                await self.answer(self.keeper.turns(begun, message))
+                return
             if not isinstance(message, Keep):
                 raise ProtocolError(f"{message.TYPE} is not for a loader to say", "order")
             if len(mine) != 1:

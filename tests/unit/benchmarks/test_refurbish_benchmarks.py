@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.common.augmentation import DISTORTIONS, MAGNITUDE, STRONGEST, Crop, Pipeline, Resize, as_bytes, mirrored
+from benchmarks.common.augmentation import DISTORTIONS, MAGNITUDE, STRONGEST, Compose, Crop, Resize, as_bytes, mirrored
 from benchmarks.training.refurbish_accuracy import Run, gained
 
 
@@ -27,7 +27,7 @@ def test_randaugment_has_fourteen_distortions_that_keep_an_images_size(image):
 
 def test_a_pipeline_resizes_crops_and_mirrors(image):
     random.seed(0)
-    made = Pipeline([Resize(15), Crop(12, padding=2), mirrored, as_bytes])(image)
+    made = Compose([Resize(15), Crop(12, padding=2), mirrored, as_bytes])(image)
     assert made.shape == (3, 12, 12)
 
 

@@ -36,6 +36,8 @@ from spiderfs.protocol import (
     Ok,
     PartialSamples,
     Room,
+    Turn,
+    Turns,
     encode,
 )
 from spiderfs.protocol.partials import FIRST_PARTIAL, sealed_file
@@ -45,17 +47,19 @@ from spiderfs.testing import MemoryContent, RecordingSink
 PATIENCE_S = 10.0
 CAPACITY, MOST = 20_000, 4_000
 FIRST = FIRST_PARTIAL + 7
+# Samples that jobs share.
+SHARED = 10
 OPENED: list[socket.socket] = []
 
 
 class Loader:
-    def __init__(self, path: Path, wanted_bytes: float = 1e9, store: str = "store") -> None:
+    def __init__(self, path: Path, wanted_bytes: float = 1e9, store: str = "store", job: str | None = None) -> None:
         self.stream = socket.socket(socket.AF_UNIX)
         OPENED.append(self.stream)
         self.stream.settimeout(PATIENCE_S)
         self.stream.connect(str(path))
         self._decoder, self._waiting = Decoder(), []
-        self.stream.sendall(encode(PartialSamples("test", store, wanted_bytes)))
+        self.stream.sendall(encode(PartialSamples("test", store, wanted_bytes, job, SHARED if job else None)))
 
     def answer(self) -> Message | None:
         while not self._waiting:
@@ -77,6 +81,12 @@ class Loader:
             os.close(fd)
         return self.answer()
 
+    def turn(self, generation: int, *indices: int) -> list[tuple[int, int]]:
+        self.send(turn(generation, *indices), [])
+        answer = self.answer()
+        assert isinstance(answer, Turns), answer
+        return list(zip(answer.generations.tolist(), answer.replaces.tolist(), strict=True))
+
     def refused(self, words: str) -> None:
         answer = self.answer()
         assert isinstance(answer, Error), answer
@@ -85,6 +95,10 @@ class Loader:
 
 def keep(size: int, *inodes: int) -> Keep:
     return Keep(size, np.array(inodes or [FIRST], np.uint64))
+
+
+def turn(generation: int, *indices: int) -> Turn:
+    return Turn(np.array([generation], np.uint64), np.array(indices, np.uint32))
 
 
 class Daemon:
@@ -96,7 +110,7 @@ class Daemon:
         self.cache = CacheControl(self.content, "lru", 0.5, SharedCounters(1).row(0))
         self.cache.restore(CAPACITY, None)
         self.counted: Counter[str] = Counter()
-        keeper = PartialKeeper(self.content, self.cache, MOST) if knows_partials else None
+        self.keeper = keeper = PartialKeeper(self.content, self.cache, MOST) if knows_partials else None
         limits = ServerLimits(malformed=20)
         self._server = HookServer(RecordingSink(), self._count, limits, partials=keeper)
 
@@ -107,8 +121,8 @@ class Daemon:
     def kept(self) -> dict[int, int]:
         return {member.key.inode: member.size for member in self.content.members() if member.section == PARTIALS}
 
-    def loader(self, wanted_bytes: float = 1e9, store: str = "store") -> Loader:
-        loader = Loader(self.path, wanted_bytes, store)
+    def loader(self, wanted_bytes: float = 1e9, store: str = "store", job: str | None = None) -> Loader:
+        loader = Loader(self.path, wanted_bytes, store, job)
         answer = loader.answer()
         assert isinstance(answer, Room), answer
         loader.room_bytes = answer.room_bytes  # type: ignore[attr-defined]
@@ -354,3 +368,44 @@ def test_a_daemon_that_knows_nothing_of_partial_samples_says_so():
         answer = Loader(daemon.path).answer()
         assert isinstance(answer, Error)
         assert answer.code == "unknown"
+
+
+def test_jobs_that_share_samples_are_told_which_generation_is_next(daemon: Daemon):
+    one, also_one, two = (daemon.loader(job=job) for job in ("one", "one", "two"))
+    assert one.turn(5, 0, 9) == [(5, 0), (5, 0)]
+    assert isinstance(one.keep(bytes(100), FIRST), Ok)
+    assert two.turn(6, 9, 8) == [(5, 0), (6, 0)]
+    assert also_one.turn(7, 9) == [(7, 5)]
+    # A job has gone with its last process.
+    also_one.stream.close()
+    assert one.turn(8, 9) == [(8, 7)]
+    other = daemon.loader(store="other", job="one")
+    assert other.turn(5, 9) == [(5, 0)]
+    for loader in (one, two):
+        loader.stream.close()
+    assert daemon.keeper is not None
+    until(lambda: "store" not in daemon.keeper._turns)
+    assert daemon.loader(job="three").turn(9, 8) == [(9, 0)]
+
+
+def test_turns_that_make_no_sense_are_refused(daemon: Daemon):
+    alone, shares = daemon.loader(), daemon.loader(store="shared", job="one")
+    alone.send(turn(1, 0), [])
+    alone.refused("named its job")
+    shares.send(turn(1, 0, SHARED), [])
+    shares.refused(f"sample {SHARED} of {SHARED}")
+    fd = os.open("/dev/null", os.O_RDONLY)
+    shares.send(turn(1, 0), [fd])
+    shares.refused("not for a loader")
+    os.close(fd)
+    assert shares.turn(1, 0) == [(1, 0)]
+    # As many jobs as there is place for, and one of another list.
+    others = [daemon.loader(store="shared", job=str(number)) for number in range(63)]
+    Loader(daemon.path, 1, "shared", "another").refused("64 jobs share these")
+    other = socket.socket(socket.AF_UNIX)
+    OPENED.append(other)
+    other.connect(str(daemon.path))
+    other.sendall(encode(PartialSamples("test", "shared", 1, "one", SHARED + 1)))
+    assert f"{SHARED} of the other jobs" in Decoder().feed(other.recv(1000))[0].text  # type: ignore[union-attr]
+    assert others[0].turn(2, 0) == [(1, 0)]
+    assert daemon.counted["hook_malformed"] == 5

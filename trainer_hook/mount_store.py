@@ -152,7 +152,7 @@ class MountStore:
     ) -> None:
         """Raises Unusable if the mount cannot keep them; `room_bytes` is what it has room for.
 
-        `job` is that of the training if it shares them with others (`turns`).
+        A sample may have `most_bytes`. `job` is that of the training if it shares them with others (`turns`).
         """
         self._mount, self._paths, self._name = mount, paths, name
         self._begun = PartialSamples("trainer_hook", name, wanted_bytes, job, None if job is None else len(paths))
@@ -161,7 +161,7 @@ class MountStore:
         self._retry_at, self._pause_s = 0.0, DEFAULT_PATIENCE.first_pause_s
         self._has_said = False
         self._line = self._connected()
-        self.room_bytes = self._line.room_bytes
+        self.room_bytes, self.most_bytes = self._line.room_bytes, self._line.most_bytes
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_line": None, "_client": None}

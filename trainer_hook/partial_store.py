@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import logging
 import os
 import pickle
@@ -17,6 +18,8 @@ import struct
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import torch
 
 log = logging.getLogger("trainer_hook")
 
@@ -108,10 +111,24 @@ class PartialStore:
         return self.directory / str(index)
 
 
+class _Pickler(pickle.Pickler):
+    """Pickles of a tensor that shows a part of another one that part alone: a crop is not kept with its image."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.requires_grad or value.layout != torch.strided:
+            return NotImplemented
+        if value.untyped_storage().nbytes() == value.nbytes:
+            return NotImplemented
+        part: Any = value.clone()
+        return part.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
 def pickled(sample: Any) -> bytes:
     """A sample as it is kept; raises ValueError for one that cannot be pickled."""
+    content = io.BytesIO()
     try:
-        return pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+        _Pickler(content, protocol=pickle.HIGHEST_PROTOCOL).dump(sample)
+        return content.getvalue()
     except Exception as exc:
         raise ValueError(
             f"a sample cannot be kept as it is here ({exc}): have it be something that can be pickled, for refurbish by"

@@ -266,10 +266,16 @@ def _mount_store(whole: Any, making: Making, name: str, kept: float, job: str | 
         raise Unusable(f"the data set has {samples} samples and names {len(paths)} files")
     mount = mount_of(paths)
     tried = {index: making.half_way(index, 0) for index in range(0, samples, max(1, samples // _TRIED))}
-    each_bytes = _MARGIN * sum(len(pickled(sample)) for sample in tried.values()) / len(tried)
+    sizes = [len(pickled(half)) for half in tried.values()]
+    each_bytes = _MARGIN * sum(sizes) / len(sizes)
     store = MountStore(mount, paths, name, math.ceil(kept * samples * each_bytes), job)
     room = store.room_bytes / each_bytes / samples
     try:
+        if max(sizes) > store.most_bytes:
+            raise Unusable(
+                f"one of them has {max(sizes):,} bytes, and {mount} takes sample_max_bytes={store.most_bytes}: split"
+                " where samples are smaller, before they become floating-point numbers for example"
+            )
         _try_out(store, *next(iter(tried.items())))
         if round(min(room, kept) * samples) == 0:
             raise Unusable(f"the cache of {mount} has no room for them: give it more capacity, or partials_share")

@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 
 import trainer_hook
-from trainer_hook.partial_store import Missing, PartialStore
+from trainer_hook.partial_store import Missing, PartialStore, pickled
 from trainer_hook.refurbish_sampler import Draw
 from trainer_hook.refurbishing import RefurbishedDataset
 from trainer_hook.sample_list import declaration
@@ -432,3 +432,14 @@ def test_batches_are_even() -> None:
         counts[number] = first.runs - before
         before = first.runs
     assert set(counts.values()) <= {2, 3}
+
+
+def test_a_crop_is_kept_without_its_image() -> None:
+    image = torch.arange(3 * 200 * 200, dtype=torch.uint8).view(3, 200, 200)
+    crop = image[:, 50:60, 50:60]
+    kept = pickled((crop, {"again": crop}))
+    assert len(kept) < 2 * crop.numel() + 1000 < image.numel()
+    back, again = pickle.loads(kept)
+    assert torch.equal(back, crop)
+    assert again["again"] is back
+    assert torch.equal(pickle.loads(pickled(image)), image)

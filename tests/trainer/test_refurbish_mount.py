@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import pickle
 import signal
@@ -176,3 +177,17 @@ def test_a_name_stands_for_what_makes_a_sample(tmp_path: Path) -> None:
     assert len(names) == 7
     # Nobody can tell what a lambda does.
     assert fingerprint(one, lambda sample: sample) != fingerprint(one, lambda sample: sample)
+
+
+def test_samples_that_are_too_large_for_the_mount_are_kept_in_memory(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        mounted(source, tmp_path, capacity="4MB", sample_max_bytes=PARTIAL_BYTES + 200) as mount,
+        caplog.at_level(logging.INFO),
+    ):
+        loader = refurbished(mount.point)
+        assert isinstance(store_of(loader), PartialStore)
+        assert f"sample_max_bytes={PARTIAL_BYTES + 200}: split where samples are smaller" in caplog.text
+        epoch_of(loader)
+        assert made_in_an_epoch(loader) == SAMPLES // 2

@@ -72,17 +72,19 @@ class Split:
         if _is_hugging_face(dataset):
             return dataset.with_transform(self._first(dataset.format["format_kwargs"]["transform"], ROW))
         partial = copy.copy(dataset)
-        for name in _NAMES:
-            pipeline = getattr(dataset, name, None)
-            if pipeline is not None:
-                first = self._first(pipeline)
-                setattr(partial, name, first)
-                # torchvision's data sets keep the same transform a second time, beside that of the label.
-                both = getattr(dataset, "transforms", None)
-                if name == "transform" and both is not None and getattr(both, "transform", None) is pipeline:
-                    partial.transforms = copy.copy(both)
-                    partial.transforms.transform = first
-                return partial
+        name = next((name for name in _NAMES if getattr(dataset, name, None) is not None), None)
+        if name is None and isinstance(self._split, tuple) and hasattr(dataset, _NAMES[0]):
+            # A data set that has a place for a transform and none in it.
+            name = _NAMES[0]
+        if name is not None:
+            pipeline = getattr(dataset, name)
+            setattr(partial, name, self._first(pipeline))
+            # torchvision's data sets keep the same transform a second time, beside that of the label.
+            both = getattr(dataset, "transforms", None)
+            if name == "transform" and both is not None and getattr(both, "transform", None) is pipeline:
+                partial.transforms = copy.copy(both)
+                partial.transforms.transform = partial.transform
+            return partial
         if isinstance(dataset, Subset):
             partial.dataset = self._partial(dataset.dataset)
         elif isinstance(dataset, ConcatDataset):

@@ -176,6 +176,10 @@ def test_what_is_changed_after_the_transform_is_refused_and_left_to_two_function
             both_halves(Made(Compose(STEPS), lambda transform, image: (image, 7)), split)
 
 
+def test_two_functions_may_come_where_no_transform_is() -> None:
+    assert both_halves(Made(None), (STEPS[0], STEPS[1])) == (["a"], ["ab"])
+
+
 class RandomApply(nn.Module):
     """As torchvision's: all of its transforms, or none."""
 

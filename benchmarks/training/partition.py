@@ -131,7 +131,7 @@ class Partitioned(Dataset[torch.Tensor]):
             else:
                 return kept
         made = self._images[index]
-        self._store.put(index, generation, made)
+        self._store.put(index, generation, made, generation - 1 if generation else None)
         return made
 
 

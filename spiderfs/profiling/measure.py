@@ -18,7 +18,8 @@ from spiderfs.views.recipe import NO_VIEW
 # Files whose names and bytes are read to see how fast they come.
 _FILES, _READ_AGAIN = 2_000, 64
 _STEPS = 20
-# Of passes over what is cached the fastest counts, because others may have used the cores meanwhile.
+# Of so many equal passes the fastest counts, because others may have used the cores meanwhile. What is not cached needs
+# a mount for each.
 _PASSES = 3
 
 
@@ -60,12 +61,17 @@ def measure(
     """
     with ExitStack() as stack:
         process = loader = None
+        uncached: list[Pass] = []
         if wanted.loader is not None:
             say("the loader")
             process = stack.enter_context(loader_process(wanted.loader))
-            mount = stack.enter_context(private_mount(options, above, NO_VIEW))
-            files_below(mount.root, _FILES)  # their names are known to a mount that has been read before
-            loader = process.open(mount)
+            for number in range(_PASSES):
+                with ExitStack() as only:
+                    last = number == _PASSES - 1
+                    mount = (stack if last else only).enter_context(private_mount(options, above, NO_VIEW))
+                    files_below(mount.root, _FILES)  # their names are known to a mount that has been read before
+                    loader = process.open(mount)
+                    uncached.append(_uncached(loader, wanted))
         say("the source")
         with private_mount(options, above, NO_VIEW) as mount:
             files = files_below(mount.root, _FILES)
@@ -75,7 +81,7 @@ def measure(
             samples = wanted.total or (count_files(mount.root) if loader is None else loader.facts.samples)
             speeds = Speeds(source, {NO_VIEW: cached_reads(files[:_READ_AGAIN], 1)}, samples)
         say("originals")
-        found = None if loader is None else _originals(loader, speeds, cache_bytes, wanted)
+        found = None if loader is None else _originals(loader, _fastest(uncached).cost, speeds, cache_bytes, wanted)
         for view in wanted.views:
             say(f"the view {view}")
             with private_mount(options, above, view) as mount:
@@ -85,12 +91,16 @@ def measure(
     return speeds, found
 
 
-def _originals(loader: Loader, speeds: Speeds, cache_bytes: float, wanted: Wanted) -> Profile:
-    """A profile without views."""
-    facts, (first, count) = loader.facts, _samples(loader, wanted.samples)
+def _uncached(loader: Loader, wanted: Wanted) -> Pass:
+    first, count = _samples(loader, wanted.samples)
     _warm_up(loader, first)
-    uncached = loader.measure(first, count).cost
-    encoded = _fastest(loader, first, count)
+    return loader.measure(first, count)
+
+
+def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: float, wanted: Wanted) -> Profile:
+    """A profile without views, by a loader whose samples are cached; `uncached` is what they took before that."""
+    facts, (first, count) = loader.facts, _samples(loader, wanted.samples)
+    encoded = _repeated(loader, first, count)
     step_s = loader.step_s(_STEPS) if facts.steps else None if wanted.rate is None else facts.batch / wanted.rate
     sample_bytes = loader.mount.bytes_of_a_sample()
     if not sample_bytes:
@@ -99,8 +109,8 @@ def _originals(loader: Loader, speeds: Speeds, cache_bytes: float, wanted: Wante
             " directory that it gets"
         )
     loader.measure(first, count, Kept.ANEW)  # makes them
-    augmented = _fastest(loader, first, count, Kept.READ)
-    kept_anew = _fastest(loader, first, count, Kept.ANEW).cost
+    augmented = _repeated(loader, first, count, Kept.READ)
+    kept_anew = _repeated(loader, first, count, Kept.ANEW).cost
     return Profile(
         cache_bytes=cache_bytes,
         cores=len(os.sched_getaffinity(0)),
@@ -123,7 +133,7 @@ def _decoded(loader: Loader, reads: Reads, wanted: Wanted) -> Form:
     first, count = _samples(loader, wanted.samples)
     _warm_up(loader, first)
     loader.measure(first, count)  # makes the views
-    return Form(loader.mount.bytes_of_a_sample(), reads, _fastest(loader, first, count).cost)
+    return Form(loader.mount.bytes_of_a_sample(), reads, _repeated(loader, first, count).cost)
 
 
 def _samples(loader: Loader, wanted: int) -> tuple[int, int]:
@@ -142,6 +152,9 @@ def _difference(more: Cost, less: Cost) -> Cost:
     return Cost(max(0.0, more.cpu_s - less.cpu_s), 0.0, max(0.0, more.other_cpu_s - less.other_cpu_s))
 
 
-def _fastest(loader: Loader, first: int, count: int, kept: Kept = Kept.NO) -> Pass:
-    passes = [loader.measure(first, count, kept) for _ in range(_PASSES)]
+def _repeated(loader: Loader, first: int, count: int, kept: Kept = Kept.NO) -> Pass:
+    return _fastest([loader.measure(first, count, kept) for _ in range(_PASSES)])
+
+
+def _fastest(passes: list[Pass]) -> Pass:
     return min(passes, key=lambda taken: taken.cost.cpu_s + taken.cost.wait_s)

@@ -168,7 +168,7 @@ def test_a_loader_that_reads_nothing_of_the_mount_is_refused() -> None:
     loader = Loader(Answers(), NothingRead(Path("/mnt"), 1), LoaderFacts(8, 1, 4, False))
     speeds = Speeds(SourceSpeed(0.01, 1, 1e6), {NO_VIEW: Reads(1, 1, 1.0)}, 8)
     with pytest.raises(UsageError, match="has read nothing from the mount"):
-        _originals(loader, speeds, 1e6, Wanted("train:make", (), 4, False, 1.0))
+        _originals(loader, Cost(1.0, 0.0, 0.0), speeds, 1e6, Wanted("train:make", (), 4, False, 1.0))
 
 
 class InSteps(Answers):
@@ -187,7 +187,9 @@ class Read(NothingRead):
 def test_what_keeping_takes_is_told_from_reading_and_a_rate_stands_for_a_step() -> None:
     loader = Loader(InSteps(), Read(Path("/mnt"), 1), LoaderFacts(8, 1, 4, False))
     speeds = Speeds(SourceSpeed(0.01, 1, 1e6), {NO_VIEW: Reads(1, 1, 1.0)}, 8)
-    found = _originals(loader, speeds, 1e6, Wanted("train:make", (), 4, False, 1.0, rate=50.0, nodes=3))
+    found = _originals(
+        loader, Cost(1.0, 0.0, 0.0), speeds, 1e6, Wanted("train:make", (), 4, False, 1.0, rate=50.0, nodes=3)
+    )
     assert (found.encoded.cost.cpu_s, found.augmented.cost.cpu_s, found.keeping.cpu_s) == (1.0, 0.5, 0.25)
     assert found.augmented.sample_bytes == 10
     assert (found.device_rate, found.nodes) == (50, 3)

@@ -17,7 +17,9 @@ from reading import readers, together, write_files
 
 from spiderfs.shared.layout import DATA_FILE, RESERVE_FILE, CacheLayout
 
-SIZES = {f"{number:03d}": 40_000 for number in range(40)} | {"large": (9 << 20) + 5}
+SIZES = {f"{number:03d}": 40_000 for number in range(40)} | {"large": (2 << 20) + 5}
+# What is longer is read in blocks; by default 8 MiB.
+LIMIT: dict[str, object] = {"sample_max_bytes": "1MiB"}
 DAMAGE = (
     "the cache is damaged",
     "a page of the cache is gone",
@@ -76,10 +78,13 @@ def test_a_store_damaged_between_mounts_serves_no_wrong_byte(
 ) -> None:
     wanted = write_files(source, SIZES)
     cache = tmp_path / "cache"
-    with mounted(source, tmp_path / "m", cache=cache) as mount, readers(1, mount.point, wanted, rounds=1) as one:
+    with (
+        mounted(source, tmp_path / "m", cache=cache, **LIMIT) as mount,
+        readers(1, mount.point, wanted, rounds=1) as one,
+    ):
         assert together(one).wrong == []
     DAMAGES[damage](CacheLayout(cache).store / what / DATA_FILE)
-    with mounted(source, tmp_path / "m", cache=cache, workers=2, allowed=DAMAGE) as mount:
+    with mounted(source, tmp_path / "m", cache=cache, workers=2, allowed=DAMAGE, **LIMIT) as mount:
         with readers(2, mount.point, wanted, rounds=2) as some:
             seen = together(some)
         assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
@@ -100,7 +105,7 @@ def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
     source: Path, tmp_path: Path, what: str, damage: str
 ) -> None:
     wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "m", workers=2, capacity="16MiB", ttl=0.2, allowed=DAMAGE) as mount:
+    with mounted(source, tmp_path / "m", workers=2, capacity="16MiB", ttl=0.2, allowed=DAMAGE, **LIMIT) as mount:
         with readers(2, mount.point, wanted) as some:
             eventually(lambda: mount.metric("opens") > 2 * len(wanted))
             DAMAGES[damage](CacheLayout(mount.cache).store / what / DATA_FILE)
@@ -160,7 +165,7 @@ FULL = (
 @pytest.mark.both_modes
 def test_a_full_disk_costs_the_cache_and_no_read(source: Path, tmp_path: Path, workers: int) -> None:
     """The disk has room for the reserve for names (32 MiB), and less room than the files need."""
-    wanted = write_files(source, {f"{number:03d}": 200_000 for number in range(150)} | {"large": 20 << 20})
+    wanted = write_files(source, {f"{number:03d}": 100_000 for number in range(150)} | {"large": 9 << 20})
     with small_disk(tmp_path / "disk", "48M") as disk:
         cache = disk / "cache"
         with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=FULL) as mount:

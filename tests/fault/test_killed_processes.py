@@ -21,9 +21,11 @@ pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
 FILES = 60
 # Small files, a file as long as the kernel's largest READ, and a file that is read in blocks.
 SIZES = {f"dir{number % 3}/{number}": 3_000 + number * 997 for number in range(FILES)} | {
-    "large": (9 << 20) + 17,
+    "large": (2 << 20) + 17,
     "medium": 1 << 20,
 }
+# What is longer is read in blocks. By default that is 8 MiB, of which readers would do little else than read.
+LIMIT: dict[str, object] = {"sample_max_bytes": "1MiB"}
 # A read waits for a new worker (fork and start: 0.1 s idle, 1 s on two busy cores) some times over, when it is killed
 # again before it has answered. Beyond this it is a hang.
 LONGEST_READ_S = 15.0
@@ -45,7 +47,7 @@ def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, work
     wanted = write_files(source, SIZES)
     random = Random(workers)
     kills = 15
-    options = {"ttl": 0.05, "capacity": "8MiB", "policy": "lru", "source__latency_ms": latency_ms}
+    options = LIMIT | {"ttl": 0.05, "capacity": "3MiB", "policy": "lru", "source__latency_ms": latency_ms}
     with mounted(source, tmp_path / "m", workers=workers, allowed=RESTARTS, first=SHORT_PAUSES, **options) as mount:
         with readers(8, mount.point, wanted) as all_readers:
             for _ in range(kills):
@@ -67,7 +69,7 @@ def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, work
 def test_a_worker_ends_with_its_reading_process(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, SIZES)
     allowed = (r"worker 0 ended \(exit 1\)", "the process ends")
-    with mounted(source, tmp_path / "m", allowed=allowed, capacity="6MiB", source__latency_ms=10) as mount:
+    with mounted(source, tmp_path / "m", allowed=allowed, capacity="2MiB", source__latency_ms=10, **LIMIT) as mount:
         with readers(4, mount.point, wanted) as all_readers:
             for round_ in range(3):
                 (worker,) = mount.workers()
@@ -84,7 +86,7 @@ def test_a_worker_ends_with_its_reading_process(source: Path, tmp_path: Path) ->
 
 def test_the_manager_may_die(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "m", workers=2, allowed=RESTARTS, capacity="6MiB", policy="lru") as mount:
+    with mounted(source, tmp_path / "m", workers=2, allowed=RESTARTS, capacity="2MiB", policy="lru", **LIMIT) as mount:
         with readers(4, mount.point, wanted) as all_readers:
             for round_ in range(2):
                 eventually(lambda: mount.metric("admitted") > 0)
@@ -108,7 +110,7 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
 ) -> None:
     wanted = write_files(source, SIZES)
     cache = tmp_path / "cache"
-    with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as mount:
+    with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED], **LIMIT) as mount:
         pids = [*mount.workers(), mount.manager()]
         with readers(4, mount.point, wanted) as all_readers:
             mount.supervisor.signal(signal.SIGKILL)
@@ -126,7 +128,7 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
             os.statvfs(mount.point)
         assert caught.value.errno == errno.ENOTCONN
         assert "its daemon is dead" in run_spiderfs("status").stdout
-        with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as again:
+        with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED], **LIMIT) as again:
             assert mounts_at(again.point) == 1
             with readers(2, again.point, wanted, rounds=1) as all_readers:
                 seen = together(all_readers)
@@ -151,7 +153,7 @@ def test_no_worker_freezes_when_requests_vanish(source: Path, tmp_path: Path, wo
     """Readers that are killed remove their requests from the queue between a worker's poll and its read(2)."""
     wanted = write_files(source, SIZES)
     paths = [name for name in wanted if name != "large"][:8]
-    with mounted(source, tmp_path / "m", workers=workers, ttl=0.01) as mount:
+    with mounted(source, tmp_path / "m", workers=workers, ttl=0.01, **LIMIT) as mount:
         pids = mount.workers()
         with readers(2, mount.point, wanted) as all_readers:
             for _ in range(25):
@@ -187,7 +189,7 @@ def _all_workers_idle(mount: Mounted) -> bool:
 @pytest.mark.parametrize("workers", [1, 4])
 def test_no_read_waits_long_under_light_or_heavy_load(source: Path, tmp_path: Path, workers: int) -> None:
     wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "m", workers=workers, ttl=0.01, read_ahead=2) as mount:
+    with mounted(source, tmp_path / "m", workers=workers, ttl=0.01, read_ahead=2, **LIMIT) as mount:
         with readers(1, mount.point, wanted, rounds=3) as light:
             seen = together(light)
         assert (seen.wrong, seen.errors) == ([], [])

@@ -7,6 +7,7 @@ back, but goes on from what the training and the numbers make it.
 
 from __future__ import annotations
 
+import enum
 import functools
 import random
 import sys
@@ -23,7 +24,10 @@ from trainer_hook.rehearsal import generators_kept
 Generator = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 # What has no generator in it, and may be large.
-_LEAVES = (str, bytes, int, float, type, types.ModuleType, np.ndarray, torch.Tensor, type(None))
+_LEAVES = (str, bytes, int, float, type, enum.Enum, types.ModuleType, np.ndarray, torch.Tensor, type(None))
+# What every module of torch has for itself, but for the table of the modules in it. With these, and with enumerations,
+# a look at five transforms of torchvision took 190 microseconds in place of 40.
+_OF_MODULES = frozenset(vars(torch.nn.Module())) - {"_modules"}
 # A transform with more in it than this keeps data, and is looked at no further. A look takes a microsecond for each.
 _MOST_LOOKED_AT = 2000
 
@@ -78,6 +82,8 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, types.FunctionType):
         cells = (cell for cell in value.__closure__ or () if cell != types.CellType())
         return [cell.cell_contents for cell in cells] + list(value.__defaults__ or ())
+    if isinstance(value, torch.nn.Module):
+        return [inner for name, inner in vars(value).items() if name not in _OF_MODULES]
     return list(getattr(value, "__dict__", {}).values())
 
 

@@ -357,7 +357,17 @@ def test_generators_of_a_transforms_own_follow_from_the_sample_too() -> None:
     assert states == [generator.bit_generator.state for generator in one.transforms[0].generators[:1]]
     # They lie where Python lets them lie.
     rng = np.random.default_rng()
-    for transform in (lambda image: rng.random(), lambda image, rng=rng: rng.random(), rng.normal):
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._rng = np.random.default_rng()
+
+        def forward(self, _: Any) -> Any:
+            return self._rng.random()
+
+    module = nn.Sequential(nn.Sequential(nn.Identity(), Inner()))
+    for transform in (lambda image: rng.random(), lambda image, rng=rng: rng.random(), rng.normal, module):
         dataset = Made(Compose([transform, Step("b")]), lambda t, image: (t(1), 7))
         _, drawn = halves_of(dataset)
         assert np.array_equal([half[0] for half in drawn], [half[0] for half in halves_of(dataset)[1]])

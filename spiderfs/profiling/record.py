@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import tempfile
 from dataclasses import asdict, dataclass
@@ -65,8 +66,11 @@ def load(path: Path) -> Record | None:
         told = json.loads(path.read_bytes())
         profile = told["profile"]
         sizes = {str(name): float(size) for name, size in told["sample_bytes"].items()}
-        return Record(int(told["samples"]), sizes, None if profile is None else _profile(profile))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        samples = int(told["samples"])
+        if samples < 1 or NO_VIEW not in sizes or not all(0 < size < math.inf for size in sizes.values()):
+            return None
+        return Record(samples, sizes, None if profile is None else _profile(profile))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -16,7 +16,8 @@ from fnmatch import fnmatchcase
 from spiderfs.views.recipe import ORIGINAL
 from spiderfs.views.tree import VIEWS_DIRECTORY
 
-_CONTROL_NAME = os.fsdecode(VIEWS_DIRECTORY.partition(b"/")[0])
+_CONTROL_PATH = VIEWS_DIRECTORY.partition(b"/")[0]
+_CONTROL_NAME = os.fsdecode(_CONTROL_PATH)
 
 
 class Pattern:
@@ -103,8 +104,11 @@ class Selection:
 
 
 def _with_directories(path: bytes) -> Iterator[bytes]:
-    """A path and all directories above it, with the root (an empty path) as the last."""
+    """A path and all directories above it, with the root (an empty path) as the last.
+
+    The root does not stand for what lies below the directory of views: these are its files in other forms.
+    """
     yield path
-    while path:
+    while path and path != _CONTROL_PATH:
         path = path.rpartition(b"/")[0]
         yield path

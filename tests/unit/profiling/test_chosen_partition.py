@@ -71,7 +71,21 @@ def test_auto_takes_the_best_split_for_the_capacity(path: Path) -> None:
 
 
 @pytest.mark.parametrize("forms", ["auto", "50-50-0"])
-@pytest.mark.parametrize("content", [None, b"", b"\xff", b"[]", b'{"samples": 1, "sample_bytes": {}, "profile": null}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"\xff",
+        b"[]",
+        b"[" * 20_000,
+        b'{"samples": 1, "sample_bytes": {}, "profile": null}',
+        b'{"samples": 1, "sample_bytes": {"bmp256": 1}, "profile": null}',
+        b'{"samples": 0, "sample_bytes": {"none": 1, "bmp256": 1}, "profile": null}',
+        b'{"samples": 1e400, "sample_bytes": {"none": 1, "bmp256": 1}, "profile": null}',
+        b'{"samples": 1, "sample_bytes": {"none": 0, "bmp256": NaN}, "profile": null}',
+    ],
+)
 def test_without_a_readable_profile_the_command_is_named(tmp_path: Path, forms: str, content: bytes | None) -> None:
     path = tmp_path / "profile.json"
     if content is not None:

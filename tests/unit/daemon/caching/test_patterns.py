@@ -109,6 +109,20 @@ def test_a_selection_of_paths_and_globs() -> None:
     assert b"any" in Selection([b""], [])
 
 
+@pytest.mark.parametrize("text", [b"/", MOUNT, MOUNT + b"/.spiderfs/views/small"])
+def test_the_root_does_not_mean_its_files_in_other_forms(text: bytes) -> None:
+    selection = Selection([Pattern(text, MOUNT, "small").path], [])
+    for path in (b"a/b", b".spiderfsx/a"):
+        assert path in selection
+        assert selection.may_have_below(path)
+    assert b".spiderfs/views/other/a" not in selection
+    assert not selection.may_have_below(b".spiderfs/views/other")
+    selection = Selection([b".spiderfs/views/other"], [])
+    assert b".spiderfs/views/other/a" in selection
+    assert selection.may_have_below(b".spiderfs/views/other")
+    assert not selection.may_have_below(b"")
+
+
 PART = st.sampled_from([b"a", b"b", b"ab", b"a*", b"*", b"?", b"[ab]", b"**"])
 NAME = st.sampled_from([b"a", b"b", b"ab", b"ba", b"c", b"\xff"])
 GLOBS = {b"a*": b"a[^/]*", b"*": b"[^/]*", b"?": b"[^/]", b"[ab]": b"[ab]"}

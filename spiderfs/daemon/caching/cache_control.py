@@ -60,8 +60,8 @@ class CacheStatus:
 
     @property
     def samples(self) -> int:
-        """How many files are cached as a whole."""
-        return self.entries - (self.sections[BLOCKS].entries if BLOCKS in self.sections else 0)
+        """How many files are cached as a whole, and partial samples that are landing."""
+        return self.entries - sum(self.sections[name].entries for name in (BLOCKS, PARTIALS) if name in self.sections)
 
 
 class CacheControl:

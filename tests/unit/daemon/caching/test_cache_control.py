@@ -441,6 +441,8 @@ def test_partial_samples_take_their_room_from_the_policy():
     # Five samples make 2,500, and landing has room for four records of 1,000, which is most of the other half.
     assert len(harness.cache.engine.members) == 2
     assert harness.cache.score(ContentKey(FIRST_PARTIAL + 3)) == 0
+    # Partial samples are cached in no form of a file.
+    assert harness.cache.status().samples == harness.cache.status().entries - 5 == 2
     harness.cache.reconcile()
     assert len(harness.cache.partials) == 5
     harness.cache.set_capacity(4_000)

@@ -7,11 +7,12 @@
 A PyTorch DataLoader with two workers reads every image once in an epoch, in a new order: Pillow decodes it, and crops,
 resizes and flips it as torchvision's RandomResizedCrop(224) and RandomHorizontalFlip do. Nothing is trained. The images
 have ImageNet's size: the photos of --data, or images that are made up (benchmarks/common/images.py). "view" is an
-immutable mount that shows a view of each image, so its loader decodes another form. "buffered" is the same mount, and a
-loader that says how large the buffer of a file is: without that, the open() of Python before 3.14 asks the mount
-whether the file is a terminal. Systems take turns epoch by epoch. Each has served every image once before, so its cache
-and the page cache are warm. A ratio is the median of the ratios within a round. "CPU" is the processor time of the
-loader's workers and the daemon together, which other load on the machine changes less than it changes the rate.
+immutable mount that shows a view of each image, so its loader decodes another form; "local" has copies of these views
+on the local disk, which are as fast as a mount of them can be. "buffered" is the same mount, and a loader that says how
+large the buffer of a file is: without that, the open() of Python before 3.14 asks the mount whether the file is a
+terminal. Systems take turns epoch by epoch. Each has served every image once before, so its cache and the page cache
+are warm. A ratio is the median of the ratios within a round. "CPU" is the processor time of the loader's workers and
+the daemon together, which other load on the machine changes less than it changes the rate.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import math
 import multiprocessing
 import os
 import random
+import shutil
 import statistics
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,6 +106,12 @@ def crop_of(width: int, height: int) -> tuple[int, int, int, int]:
     return left, top, left + side, top + side
 
 
+def copy_files(root: Path, names: list[str], into: Path) -> None:
+    for name in names:
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / name, into / name)
+
+
 def images_of(peer: Mounted, names: list[str]) -> Images:
     paths = [os.path.join(peer.root, name) for name in names]
     return Images(paths, BUFFER_BYTES if peer.name.endswith(BUFFERED) else -1)
@@ -169,6 +178,9 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             # A socket's path has 107 bytes at most.
             peer = stack.enter_context(mounted("immutable", source, scratch / view, f"view={view}"))
             peers.append(replace(peer, name=f"view {view}"))
+            copies = scratch / "copies" / view
+            copy_files(peer.root, names, copies)
+            peers.append(Mounted(f"local {view}", copies, None))
         for peer in [peer for peer in peers if peer.name in TARGETS]:
             peers.append(replace(peer, name=peer.name + BUFFERED))
         stack.callback(end_loader_workers)  # as long as they live, the mounts are busy

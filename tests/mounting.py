@@ -82,6 +82,11 @@ def options_of(binding: str) -> dict[str, object]:
     return {"binding": "kernel", "immutable": "on"} if binding == "immutable" else {"binding": binding}
 
 
+def refused_by_modes(binding: str) -> bool:
+    """Whether this user cannot open files to write: in an immutable mount the modes say who may, and root overrides."""
+    return options_of(binding).get("immutable") == "on" and os.geteuid() != 0
+
+
 class Process:
     """A process that is not our child, held by a descriptor, so that its pid can never mean another process."""
 

@@ -86,7 +86,8 @@ def samples_in(split: Split, cache_bytes: float, samples: float, sizes: FormSize
     """
     augmented = min(samples, split.augmented * cache_bytes / sizes.augmented)
     decoded = min(samples - augmented, split.decoded * cache_bytes / sizes.decoded)
-    encoded = min(samples - (augmented + decoded), split.encoded * cache_bytes / sizes.encoded)
+    # Where all are in the first two, their sum may be rounded to a bit more.
+    encoded = max(0.0, min(samples - (augmented + decoded), split.encoded * cache_bytes / sizes.encoded))
     return Places(augmented, decoded, encoded, max(0.0, samples - augmented - decoded - encoded))
 
 
@@ -118,7 +119,7 @@ def samples_held(split: Split, cache_bytes: float, landing_bytes: float, samples
     decoded = min(samples - augmented, shown)
     taken_bytes = augmented * sizes.augmented + (decoded * sizes.decoded if decoded else 0.0)
     room_bytes = max(0.0, cache_bytes - landing_bytes - taken_bytes)
-    encoded = min(samples - (augmented + decoded), room_bytes / sizes.encoded)
+    encoded = max(0.0, min(samples - (augmented + decoded), room_bytes / sizes.encoded))
     return Places(augmented, decoded, encoded, max(0.0, samples - augmented - decoded - encoded))
 
 

@@ -105,7 +105,10 @@ def test_a_stopped_pusher_is_replaced_and_one_that_waits_for_the_source_is_not(s
             assert len(mount.logged("does nothing")) == 1
 
 
-@pytest.mark.parametrize("how", ["umount2", "spiderfs umount", "SIGTERM"])
+_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may call umount2")
+
+
+@pytest.mark.parametrize("how", [pytest.param("umount2", marks=_ROOT), "spiderfs umount", "SIGTERM"])
 def test_the_mount_ends_while_pushes_wait(source: Path, tmp_path: Path, how: str) -> None:
     with mounted(source, tmp_path / "m", **OPTIONS, first=DRAINING_SOON) as mount, pushing(mount):
         pids = descendants(mount.supervisor.pid)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spiderfs.core.partition import (
@@ -58,6 +58,7 @@ CAPACITIES = st.builds(Capacities, st.floats(1, 64), st.floats(1, 64), rate, *[b
 
 
 @given(SPLITS, st.floats(0, 1e12), st.floats(1, 1e7), SIZES)
+@example(Split(0.0, 0.55, 0.45), 859973556529.0, 1529908.0350600418, FormSizes(1.0, 1.0, 803994.0703125))
 def test_each_sample_is_in_one_place_and_the_cache_holds_them(
     split: Split, cache_bytes: float, samples: float, sizes: FormSizes
 ) -> None:

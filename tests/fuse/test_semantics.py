@@ -175,7 +175,7 @@ def test_the_example_prints_what_the_document_says(example: Example, environment
             for word, other in _REFUSED.items():
                 output = output.replace(word, other)
         expected = doctest.Example(step.command, output)
-        assert checker.check_output(step.output, got, doctest.ELLIPSIS), (
+        assert checker.check_output(output, got, doctest.ELLIPSIS), (
             f"$ {step.command}\n{checker.output_difference(expected, got, doctest.ELLIPSIS)}\nall: {printed}"
         )
 

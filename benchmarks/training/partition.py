@@ -279,23 +279,23 @@ def of_originals(row: Row, rows: list[Row]) -> float:
     return statistics.median(one / other for one, other in zip(row.measured, rows[0].measured, strict=True))
 
 
-def show(name: str, rows: list[Row], console: Console) -> None:
+def show(name: str, rows: list[Row], figures: dict[str, float], console: Console) -> None:
     table = plain_table(f"{name}: images/s", "E-D-A", "measured", "least", "most", "law", "eq. 9")
     for row in rows:
-        figures = (row.median, min(row.measured), max(row.measured), row.predicted, row.equation_9)
+        rates = (row.median, min(row.measured), max(row.measured), row.predicted, row.equation_9)
         title = f"auto: {row.split}" if row is rows[-1] else row.split
-        table.add_row(title, *(f"{figure:,.0f}" for figure in figures))
+        table.add_row(title, *(f"{rate:,.0f}" for rate in rates))
     console.print(table)
     if name == SENECA:
-        for what, row in (("the law's", rows[-1]), ("equation 9's", rows[1])):
-            console.print(f"{what} split, times originals alone: {of_originals(row, rows):.2f} (paper: {PAPER})")
+        for what, figure in (("the law's", "law_of_originals"), ("equation 9's", "equation_9_of_originals")):
+            console.print(f"{what} split, times originals alone: {figures[figure]:.2f} (paper: {PAPER})")
         return
-    for what, figure, least in (
-        ("Pearson of the law", pearson(rows, "predicted"), LEAST_PEARSON),
-        ("auto of the best", auto_of_best(rows), LEAST_AUTO),
+    for what, share, least in (
+        ("Pearson of the law", figures["pearson"], LEAST_PEARSON),
+        ("auto of the best", figures["auto_of_best"], LEAST_AUTO),
     ):
-        console.print(f"{what}: {figure:.3f}, >= {least}: {'reached' if figure >= least else 'missed'}")
-    console.print(f"Pearson of equation 9: {pearson(rows, 'equation_9'):.3f}\n")
+        console.print(f"{what}: {share:.3f}, >= {least}: {'reached' if share >= least else 'missed'}")
+    console.print(f"Pearson of equation 9: {figures['pearson_of_equation_9']:.3f}\n")
 
 
 def judged(name: str, rows: list[Row]) -> dict[str, float]:
@@ -318,11 +318,12 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         names = make_images(source, arguments.data, extent.images)
         for name in arguments.settings:
             profile, rows = measure_setting(SETTINGS[name], source, names, scratch / "m", extent)
-            show(name, rows, console)
+            figures = judged(name, rows)
+            show(name, rows, figures, console)
             settings[name] = {
                 **asdict(SETTINGS[name]),
                 "splits": [asdict(row) for row in rows],
-                **judged(name, rows),
+                **figures,
                 "profile": asdict(profile),
             }
     return {"machine": machine(), "images": extent.images, "settings": settings}

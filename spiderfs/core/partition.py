@@ -86,9 +86,15 @@ def samples_in(split: Split, cache_bytes: float, samples: float, sizes: FormSize
     """
     augmented = min(samples, split.augmented * cache_bytes / sizes.augmented)
     decoded = min(samples - augmented, split.decoded * cache_bytes / sizes.decoded)
+    return _rest_encoded(samples, augmented, decoded, split.encoded * cache_bytes / sizes.encoded)
+
+
+def _rest_encoded(samples: float, augmented: float, decoded: float, room: float) -> Places:
+    """Of the samples that are in neither form, so many as originals as there is room for, and the others in storage."""
     # Where all are in the first two, their sum may be rounded to a bit more.
-    encoded = max(0.0, min(samples - (augmented + decoded), split.encoded * cache_bytes / sizes.encoded))
-    return Places(augmented, decoded, encoded, max(0.0, samples - augmented - decoded - encoded))
+    rest = max(0.0, samples - (augmented + decoded))
+    encoded = min(rest, room)
+    return Places(augmented, decoded, encoded, rest - encoded)
 
 
 def view_share(split: Split, cache_bytes: float, landing_bytes: float, samples: float, sizes: FormSizes) -> float:
@@ -119,8 +125,7 @@ def samples_held(split: Split, cache_bytes: float, landing_bytes: float, samples
     decoded = min(samples - augmented, shown)
     taken_bytes = augmented * sizes.augmented + (decoded * sizes.decoded if decoded else 0.0)
     room_bytes = max(0.0, cache_bytes - landing_bytes - taken_bytes)
-    encoded = max(0.0, min(samples - (augmented + decoded), room_bytes / sizes.encoded))
-    return Places(augmented, decoded, encoded, max(0.0, samples - augmented - decoded - encoded))
+    return _rest_encoded(samples, augmented, decoded, room_bytes / sizes.encoded)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ source hangs, and cannot be killed (`process_table.ended_status`).
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import logging
 import math
@@ -43,6 +42,7 @@ from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.fuse.bindings import mount
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import mounts
+from spiderfs.linux.parent_death import end_with_parent
 from spiderfs.linux.process_table import ended_status
 from spiderfs.options.model import Options
 from spiderfs.shared.layout import CacheLayout
@@ -69,7 +69,6 @@ START_S = 10.0
 CRASHES, CRASHES_WITHIN_S = 4, 60.0
 # Deaths by these may come from a page of the store that is not there.
 _CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
-_PR_SET_PDEATHSIG = 1
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
@@ -191,8 +190,7 @@ class Supervisor:
         if pid:
             self._children[pid] = index
             return
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:
+        if not end_with_parent(supervisor):
             os._exit(1)
         if index == MANAGER:
             self._kernel.leave()

@@ -6,7 +6,6 @@ sends SIGTERM to the supervisor (PR_SET_PDEATHSIG), which unmounts and deletes t
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 from spiderfs.errors import MountError
 from spiderfs.linux.cpu_clocks import tree_cpu_seconds
 from spiderfs.linux.mounts import unmount_or_detach
+from spiderfs.linux.parent_death import end_with_parent
 
 # What decides how fast samples come, and nothing that names a file or a port of the mount beside.
 _SETTINGS = (
@@ -34,7 +34,6 @@ _CAPACITY = "64GiB"
 _PROGRAM = "from spiderfs.cli.main import main; from spiderfs.profiling.private_mount import serve; serve(main)"
 _PATIENCE_S = 60.0
 _LOOK_S = 0.01
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -138,9 +137,8 @@ def serve(main: Callable[[], object]) -> None:
     del sys.argv[1:3]
     # Until the supervisor waits for this signal, it ends the program as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
-        if os.getppid() == parent:
+        if end_with_parent(parent, signal.SIGTERM):
             main()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -21,7 +21,6 @@ The reading process ends with its parent (PR_SET_PDEATHSIG, and the end of the p
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import math
 import mmap
@@ -37,11 +36,11 @@ import outcome
 import trio
 
 from spiderfs.errors import SourceUnavailable
+from spiderfs.linux.parent_death import end_with_parent
 from spiderfs.linux.process_table import ended_status
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import Source, Version, joined_time, split_time
 
-_PR_SET_PDEATHSIG = 1
 _NUMBER = struct.Struct("<I")
 # Request: offset, length, the version's size and mtime (seconds, nanoseconds); bytes of the path, of what a delivery
 # begins with, and of its answer. Reply: how many bytes, and of what kind they are.
@@ -108,8 +107,7 @@ class ReadProcess:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                if os.getppid() == parent:
+                if end_with_parent(parent):
                     os.close(self._requests)
                     os.close(self._replies)
                     before()

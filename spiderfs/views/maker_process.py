@@ -7,18 +7,16 @@ parent, takes no more memory than it is given, and gives way to all other proces
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import resource
-import signal
 import sys
 
+from spiderfs.linux.parent_death import end_with_parent
 from spiderfs.views.making import make
 from spiderfs.views.messages import ANSWER, MADE, REQUEST_BYTES, parse_request
 from spiderfs.views.unmade import Unmade
 
-_PR_SET_PDEATHSIG = 1
 # Readers and the mount go first: nice(2) says that this is the lowest of 20 steps.
 _NICE = 19
 
@@ -26,8 +24,7 @@ _NICE = 19
 def main(arguments: list[str]) -> None:
     """`arguments`: the memory file's descriptor and length, address space in bytes, most pixels, parent."""
     memory_fd, slot_bytes, memory_bytes, most_pixels, parent = map(int, arguments)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not end_with_parent(parent):
         return
     os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
+from profiled import note_sizes
 from reading import write_contents
 
 from spiderfs.client import Client
 from spiderfs.core.partition import Split
 from spiderfs.profiling.profile import Cost, Form, Profile, SourceSpeed
-from spiderfs.profiling.record import Record, load, save
+from spiderfs.profiling.record import load, save
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, Recipe
@@ -47,11 +48,8 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Where a mount has been profiled."""
-    place = tmp_path / "m"
-    (place / "cache").mkdir(parents=True, mode=0o700)
-    sizes = {NO_VIEW: ORIGINALS_BYTES / len(PHOTOS), "small": VIEWS_BYTES / len(PHOTOS)}
-    save(Record(len(PHOTOS), sizes, None), CacheLayout(place / "cache").profile)
-    return place
+    note_sizes(tmp_path / "m", len(PHOTOS), {NO_VIEW: ORIGINALS_BYTES, "small": VIEWS_BYTES})
+    return tmp_path / "m"
 
 
 def shown(mount: Mounted) -> dict[str, str]:

@@ -12,12 +12,11 @@ import torch
 from composing import Compose
 from mounting import Mounted, eventually, mounted
 from PIL import Image
+from profiled import note_sizes
 from reading import write_contents
 from torch.utils.data import DataLoader, Dataset
 
 import trainer_hook
-from spiderfs.profiling.record import Record, save
-from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, Recipe
 from trainer_hook.mount_store import MountStore
@@ -68,11 +67,8 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Where a mount has been profiled."""
-    place = tmp_path / "m"
-    (place / "cache").mkdir(parents=True, mode=0o700)
-    sizes = {NO_VIEW: ORIGINALS_BYTES / len(PHOTOS), "small": VIEWS_BYTES / len(PHOTOS)}
-    save(Record(len(PHOTOS), sizes, None), CacheLayout(place / "cache").profile)
-    return place
+    note_sizes(tmp_path / "m", len(PHOTOS), {NO_VIEW: ORIGINALS_BYTES, "small": VIEWS_BYTES})
+    return tmp_path / "m"
 
 
 def refurbished(mount: Mounted, workers: int = 0) -> DataLoader[Any]:

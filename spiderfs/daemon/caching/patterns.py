@@ -13,11 +13,11 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.views.recipe import ORIGINAL
 from spiderfs.views.tree import VIEWS_DIRECTORY
 
-_CONTROL_PATH = VIEWS_DIRECTORY.partition(b"/")[0]
-_CONTROL_NAME = os.fsdecode(_CONTROL_PATH)
+_CONTROL_NAME = os.fsdecode(CONTROL_DIRECTORY)
 
 
 class Pattern:
@@ -109,6 +109,6 @@ def _with_directories(path: bytes) -> Iterator[bytes]:
     The root does not stand for what lies below the directory of views: these are its files in other forms.
     """
     yield path
-    while path and path != _CONTROL_PATH:
+    while path and path != CONTROL_DIRECTORY:
         path = path.rpartition(b"/")[0]
         yield path

@@ -17,6 +17,7 @@ from spiderfs.daemon.training.trainer import TrainerStatus
 from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size
+from spiderfs.profiling.chosen_partition import Partition
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL
 
 
@@ -101,6 +102,10 @@ def _split_rows(status: MountStatus) -> list[tuple[str, str]]:
     return rows
 
 
+def _split_text(partition: Partition | None) -> str | None:
+    return None if partition is None or partition.split is None else str(partition.split)
+
+
 def _capacity(status: MountStatus) -> str:
     capacity = round_size(status.cache.capacity_bytes)
     if status.options.capacity.unit == "bytes":
@@ -166,8 +171,8 @@ def stats_json(status: MountStatus) -> bytes:
         "entries": cache.entries,
         "view": options.view,
         "forms": dict(status.forms),
-        "split": None if status.partition.split is None else str(status.partition.split),
-        "next_split": None if (new := status.next_partition) is None or new.split is None else str(new.split),
+        "split": _split_text(status.partition),
+        "next_split": _split_text(status.next_partition),
         "view_share": status.partition.view_share if options.shown_form != ORIGINAL else 0.0,
         "source_bytes": status.survey.source_bytes if status.survey.done else None,
         "sections": {

@@ -41,7 +41,7 @@ class Trainers:
         """Whether workers have been told that some trainer may be given stand-ins, now or when it has come further."""
 
     def attach(self, trainer: Trainer) -> None:
-        taken = self.numbers
+        taken = set(self._numbers.values())
         while (number := self._last_number % _MAX_NUMBER + 1) in taken:
             self._last_number = number
         self._last_number = self._numbers[trainer] = number
@@ -58,11 +58,6 @@ class Trainers:
 
     def number_of(self, trainer: Trainer) -> int:
         return self._numbers[trainer]
-
-    @property
-    def numbers(self) -> set[int]:
-        """The numbers of all trainers that are attached."""
-        return set(self._numbers.values())
 
     @property
     def teaching(self) -> set[int]:

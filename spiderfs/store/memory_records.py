@@ -36,7 +36,10 @@ class MemoryRecords:
 
     def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         first = bisect_left(self._order[table], start)
-        return [(key, self._rows[table][key]) for key in self._order[table][first : first + limit]]
+        rows = self._rows[table]
+        # Another thread may just be putting or deleting a row.
+        found = ((key, rows.get(key)) for key in self._order[table][first : first + limit])
+        return [(key, value) for key, value in found if value is not None]
 
     def count(self, table: str) -> int:
         return len(self._rows[table])

@@ -13,15 +13,15 @@ for one worker may have to be listed again for another.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import mmap
-import struct
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-import xxhash
-
 from spiderfs.errors import StoreError, StoreFull
+from spiderfs.shared.recent_records import RecentRecords
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Left, Row
@@ -34,49 +34,36 @@ T = TypeVar("T")
 # listing, which is worse.
 MOST_ROWS = 1_000_000
 INODES = "inode"
+# Memory for as many rows of inodes as those with paths of 860 bytes; it is used as far as there are rows.
+SHARED_BYTES = 512 << 20
+# Rows that go to the disk first when it may take rows again; each time that it does, twice as many follow.
+_FIRST_ROWS = 16
 
 
 class SharedRows:
-    """A hash table of rows that processes share; make it before forking them.
-
-    Each key has one slot of 512 bytes, which it shares with other keys. A row overwrites whatever is in its slot, and a
-    row that does not fit is dropped.
-    """
-
-    _SLOTS, _SLOT_BYTES = 1 << 16, 512
-    # The checksum shows that another process is writing the row, or has written another row over it.
-    _HEAD = struct.Struct("<QH")
+    """Rows that processes share, and the flag that there are any; make it before forking them."""
 
     def __init__(self) -> None:
-        # A page of this memory takes no room before something is written to it.
-        self._map = mmap.mmap(-1, (self._SLOTS + 1) * self._SLOT_BYTES)
+        self._rows = RecentRecords(SHARED_BYTES)
+        self._flag = mmap.mmap(-1, 1)
 
     @property
     def in_use(self) -> bool:
         """Whether some process has names in memory that others do not have."""
-        return self._map[-1] != 0
+        return self._flag[0] != 0
 
     @in_use.setter
     def in_use(self, value: bool) -> None:
-        self._map[-1] = value
+        self._flag[0] = value
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Put a row into its slot, unless its value is too long."""
-        if self._HEAD.size + len(value) <= self._SLOT_BYTES:
-            at = self._at(key)
-            head = self._HEAD.pack(xxhash.xxh3_64_intdigest(key + value), len(value))
-            self._map[at : at + len(head) + len(value)] = head + value
+        """Keep a row; only more bytes of newer rows than SHARED_BYTES push it out."""
+        # A name that is looked up again and again must not push others out.
+        if self.get(key) != value:
+            self._rows.put(key, value)
 
     def get(self, key: bytes) -> bytes | None:
-        at = self._at(key)
-        slot = self._map[at : at + self._SLOT_BYTES]
-        checksum, length = self._HEAD.unpack_from(slot)
-        value = slot[self._HEAD.size : self._HEAD.size + length]
-        return value if checksum == xxhash.xxh3_64_intdigest(key + value) else None
-
-    def _at(self, key: bytes) -> int:
-        slot: int = xxhash.xxh3_64_intdigest(key) % self._SLOTS
-        return slot * self._SLOT_BYTES
+        return self._rows.get(key)
 
 
 class SpareRecords:
@@ -89,10 +76,11 @@ class SpareRecords:
         self._spare: MemoryRecords | None = None if disk else MemoryRecords(self._tables)
         # Keys of rows that were deleted, and that the disk still has.
         self._deleted: set[tuple[str, bytes]] = set()
+        self._writing = threading.Lock()
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        if self._spare is not None:
-            row = self._spare.get(table, key)
+        if (spare := self._spare) is not None:
+            row = spare.get(table, key)
             if row is not None or (table, key) in self._deleted:
                 return row
         row = self._ask(lambda disk: disk.get(table, key), None)
@@ -105,16 +93,18 @@ class SpareRecords:
 
     def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
         rows = list(rows)
-        if self._disk is not None:
-            try:
-                self._disk.put([*self._held(), *rows] if self._spare is not None else rows, leave, unless)
-            except StoreError as exc:
-                self._fails(exc)
-            else:
-                self._works()
-                return
-        if unless is None or not unless():
-            self._keep(rows, leave)
+        # One thread at a time moves rows between memory and disk.
+        with self._writing:
+            if self._disk is not None:
+                try:
+                    if self._spare is not None:
+                        self._give_back(self._disk, self._spare, {(table, key) for table, key, _ in rows})
+                    self._disk.put(rows, leave, unless)
+                    return
+                except StoreError as exc:
+                    self._fails(exc)
+            if unless is None or not unless():
+                self._keep(rows, leave)
 
     def scan(self, table: str, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         if self._spare is None:
@@ -151,12 +141,24 @@ class SpareRecords:
             log.debug("%s: names are asked for at the source", exc)
             return unknown
 
-    def _held(self) -> list[Row]:
-        assert self._spare is not None
-        kept: list[Row] = [
-            (table, key, value) for table in self._tables for key, value in self._spare.scan(table, b"", MOST_ROWS)
-        ]
-        return [*((table, key, None) for table, key in self._deleted), *kept]
+    def _give_back(self, disk: LmdbRecords, spare: MemoryRecords, first: set[tuple[str, bytes]]) -> None:
+        """Write the rows in memory to the disk, `first` these, in batches that begin small; raises StoreError.
+
+        So what a disk without room has to refuse at each look-up does not grow with the rows that wait.
+        """
+        limit = _FIRST_ROWS
+        wanted = {(table, key) for table, key in first if spare.get(table, key) is not None} | (first & self._deleted)
+        while True:
+            for table in self._tables:
+                wanted.update((table, key) for key, _ in spare.scan(table, b"", max(limit - len(wanted), 0)))
+            wanted.update(itertools.islice(self._deleted, max(limit - len(wanted), 0)))
+            if not wanted:
+                break
+            disk.put([(table, key, spare.get(table, key)) for table, key in wanted])
+            spare.put([(table, key, None) for table, key in wanted])
+            self._deleted -= wanted
+            wanted, limit = set(), 2 * limit
+        self._works()
 
     def _keep(self, rows: list[Row], leave: Left | None) -> None:
         assert self._spare is not None
@@ -178,8 +180,6 @@ class SpareRecords:
             self._spare = MemoryRecords(self._tables)
 
     def _works(self) -> None:
-        if self._spare is not None:
-            log.warning("the disk of the cache takes names again")
-            self._spare = None
-            self._deleted = set()
-            self._shared.in_use = False
+        log.warning("the disk of the cache takes names again")
+        self._spare = None
+        self._shared.in_use = False

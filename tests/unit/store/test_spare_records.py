@@ -25,6 +25,10 @@ class Disk(MemoryRecords):
     writes: Exception | None = None
     reads: Exception | None = None
 
+    def __init__(self, tables: Iterable[str]) -> None:
+        super().__init__(tables)
+        self.asked_for: list[int] = []
+
     def get(self, table: str, key: bytes) -> bytes | None:
         self._ask()
         return super().get(table, key)
@@ -38,6 +42,8 @@ class Disk(MemoryRecords):
         return super().scan(table, start, limit)
 
     def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
+        rows = list(rows)
+        self.asked_for.append(len(rows))
         if self.writes:
             raise self.writes
         super().put(rows, leave, unless)
@@ -94,7 +100,39 @@ def test_what_an_inode_means_is_known_to_the_other_processes() -> None:
     one.put([(INODES, b"inode", b"row"), ("dentry", b"name", b"row"), (INODES, b"long", bytes(600))])
     assert shared.in_use
     assert other.get(INODES, b"inode") == b"row"
-    assert other.get(INODES, b"long") is other.get(INODES, b"never") is other.get("dentry", b"name") is None
+    assert other.get(INODES, b"long") == bytes(600)
+    assert other.get(INODES, b"never") is other.get("dentry", b"name") is None
+
+
+def test_no_row_of_an_inode_is_lost_to_the_other_processes() -> None:
+    shared = SharedRows()
+    one, other = over(None, shared), over(None, shared)
+    rows = {b"%08d" % number: b"%d " % number * 250 for number in range(5000)}
+    for key, value in rows.items():
+        one.put([(INODES, key, value)])
+    assert all(other.get(INODES, key) == value for key, value in rows.items())
+
+
+def test_a_write_that_the_disk_refuses_costs_no_more_when_many_rows_wait() -> None:
+    disk = Disk(TABLES)
+    disk.writes = StoreError("no space left on the device")
+    records = over(disk)
+    for number in range(1000):
+        records.put([("dentry", b"%08d" % number, b"row")])
+    assert max(disk.asked_for) < 50
+    disk.writes = None
+    records.put([("dentry", b"last", b"row")])
+    assert disk.count("dentry") == 1001, "the disk has them all"
+
+
+def test_rows_wait_on_in_memory_when_a_write_is_not_wanted_any_more() -> None:
+    disk = Disk(TABLES)
+    disk.writes = StoreError("no space left on the device")
+    records = over(disk)
+    records.put([("dentry", b"a", b"1")])
+    disk.writes = None
+    records.put([("dentry", b"b", b"2")], unless=lambda: True)
+    assert records.scan("dentry", b"", 10) == [(b"a", b"1")]
 
 
 def test_a_disk_that_cannot_be_read_is_one_that_knows_nothing() -> None:

@@ -38,6 +38,7 @@ from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES, Records
+from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.vfs.pending_reads import PendingReads
@@ -72,7 +73,7 @@ class MountContext:
     resent: ResentRequests
     names_asked: NamesAsked
     pending_reads: PendingReads = field(default_factory=PendingReads)
-    brought: PendingReads = field(default_factory=PendingReads)
+    brought: Brought = field(default_factory=Brought)
     pusher_threads: PusherThreads = field(default_factory=PusherThreads)
     pushed_samples: PushedSamples = field(default_factory=PushedSamples)
     spare_nodes: SharedRows = field(default_factory=SharedRows)

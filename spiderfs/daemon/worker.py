@@ -92,6 +92,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         alone=context.options.workers == 1,
         caught_up=reading.caught_up,
         views=views,
+        brought=context.brought,
     )
     redirects = Redirects(records, context.pending_reads, pushed=context.pushed_samples)
     options = published_options(layout.run, context.options)

@@ -113,7 +113,7 @@ class Operations:
     async def release(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         (handle,) = wire.unpacked(wire.HANDLE, body)
         self._closed(inode)
-        await self._fs.release(handle)
+        await self._fs.release(handle, inode)
         return b""
 
     def _closed(self, inode: int) -> None:

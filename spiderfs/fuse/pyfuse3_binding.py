@@ -208,8 +208,9 @@ class Answers(pyfuse3.Operations):
 
     @_answering
     async def release(self, fh: int) -> None:
-        self._handles.close(self._inodes.pop(fh, fh))
-        await self._fs.release(fh)
+        inode = self._inodes.pop(fh, fh)
+        self._handles.close(inode)
+        await self._fs.release(fh, inode)
 
     @_answering
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:

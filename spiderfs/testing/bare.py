@@ -22,6 +22,7 @@ from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Source
 from spiderfs.store.store import Content, Records
 from spiderfs.vfs.answer_types import EventSink
+from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.control_files import Control, ControlChannel, UnopenedControl
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
@@ -116,8 +117,17 @@ async def bare_filesystem(
     lister = Lister(catalogue, client)
     run = RunLayout(directory)
     fetch_lock = Interlock(run.fetch_lock)
+    brought = Brought()
     fetcher = Fetcher(
-        client, content, fetch_lock, Episode(run.full_disk), counters, alone=alone, wall_clock=wall_clock, views=views
+        client,
+        content,
+        fetch_lock,
+        Episode(run.full_disk),
+        counters,
+        alone=alone,
+        wall_clock=wall_clock,
+        views=views,
+        brought=brought,
     )
     redirects = Redirects(records, PendingReads())
     make_control: Callable[..., Control] = Control
@@ -139,7 +149,7 @@ async def bare_filesystem(
             fetcher=fetcher,
             read_ahead=ReadAhead(nursery, fetcher, counters, READ_AHEAD_BLOCKS),
             redirects=redirects,
-            brought=PendingReads(),
+            brought=brought,
             control=make_control(control or NoManager(), run, os.getuid(), worker=0),
             events=events,
             counters=counters,

@@ -7,7 +7,10 @@ fetch counts against its patience, as if it waited for the source. A fetch is on
 on with the bytes while they are put into the store (`landing.py`).
 
 The fetched bytes also stay in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
-where the store had no room for them or has already let them go.
+where the store had no room for them or has already let them go. What READs at other workers may want and cannot find in
+the store lies in memory that all workers share (`brought.py`).
+
+The module is long because one has to see in one place where the bytes of a fetch may lie.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import Version
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
+from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.landing import ENTRY_BYTES, GATHER_S, Landing, Outcome
@@ -157,6 +161,7 @@ class Fetcher:
         caught_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         wall_clock: Callable[[], float] = time.time,
         views: ShownViews | None = None,
+        brought: Brought | None = None,
     ) -> None:
         """`alone`: no other process answers the READs of a file that this one has opened.
 
@@ -164,6 +169,7 @@ class Fetcher:
         `views`: the mount shows views, which are fetched in place of files that are read as a whole.
         """
         self._views = views
+        self._brought = brought or Brought()
         self.caught_up = caught_up
         self._now = wall_clock
         self._client = client
@@ -196,6 +202,8 @@ class Fetcher:
         if payload is None:
             passing = self._transit.get(key)
             payload = None if passing is None else memoryview(passing)[offset : None if size is None else offset + size]
+        if payload is None:
+            payload = self._brought.piece(key, offset, size)
         return None if payload is None else memoryview(payload)
 
     def beginning(self, key: ContentKey, size: int) -> memoryview | bytes | None:
@@ -236,9 +244,11 @@ class Fetcher:
             self._failed(exc)
             return 0
 
-    def passing(self, key: ContentKey) -> bytes | None:
-        """The bytes of a record that this process has fetched lately, wherever they are now."""
-        return self._transit.get(key)
+    def passing(self, key: ContentKey, offset: int, size: int) -> memoryview | bytes | None:
+        """A piece of what was fetched lately by this process, or by any process for one open alone."""
+        if (passing := self._transit.get(key)) is not None:
+            return memoryview(passing)[offset : offset + size]
+        return self._brought.piece(key, offset, size)
 
     def on_its_way(self, key: ContentKey) -> Fetched | None:
         """The bytes that were fetched for this key and have yet to reach the store."""
@@ -317,7 +327,10 @@ class Fetcher:
         payload = await read()
         if node.settles_at == math.inf:
             # The inode here is the handle of one open (`provisional_files.py`), so nobody else finds the bytes there.
-            self._transit.put(key, payload)
+            # The blocks of a large file would push out those of all others.
+            kept = not key.block and self._brought.keep(key, payload)
+            if not kept:
+                self._transit.put(key, payload)
         return Fetched(payload, UNSTORED)
 
     async def _fetch_once(self, key: ContentKey, read: Callable[[], Awaitable[bytes]], patience: Patience) -> Fetched:
@@ -351,9 +364,9 @@ class Fetcher:
             # Held until the record is in the store, for that is what other processes wait for.
             if key not in self._on_their_way:
                 self._interlock.let_go(key)
-        if not self._alone:
-            # The READ that follows the OPEN may come to another process.
-            await fetched.settled()
+        # The READ that follows the OPEN may come to another process.
+        if not self._alone and await fetched.settled() != FETCHED:
+            self._brought.keep(key, payload)
         return fetched
 
     def _landed_by_another(self, key: ContentKey) -> Fetched | None:

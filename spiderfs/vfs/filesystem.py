@@ -9,6 +9,8 @@ still be written to (`provisional_files.py`), fetching (`fetcher.py`), directori
 A file handle is the inode itself, so any worker can answer any request. Only control files wait for the manager. A
 failing cache is never the reader's error: the bytes then come from the source. A name vanishes only when the source
 itself says "does not exist"; while the source is unreachable, names are answered from what is known.
+
+The module is long because it has one method for each question of the kernel.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import Content, ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
+from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import PROVISIONAL, Catalogue, Dentry, Node, join
 from spiderfs.vfs.control_files import (
     CONTROL_INODE,
@@ -51,7 +54,6 @@ from spiderfs.vfs.large_files import LargeFiles
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import OnDemand
 from spiderfs.vfs.own_directories import OwnDirectories, no_entry, without_inode
-from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.provisional_files import ProvisionalFiles
 from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
@@ -83,7 +85,7 @@ class Filesystem:
         fetcher: Fetcher,
         read_ahead: ReadAhead,
         redirects: Redirects,
-        brought: PendingReads,
+        brought: Brought,
         control: Control,
         events: EventSink,
         counters: Counters,
@@ -92,7 +94,7 @@ class Filesystem:
         scattered: Callable[[], bool] = lambda: False,
         views: ShownViews | None = None,
     ) -> None:
-        """`brought`: see `ProvisionalFiles`. `scattered`: whether other processes may know names unknown here.
+        """`brought`: the fetcher has the same. `scattered`: whether other processes may know names unknown here.
 
         `settings` may be replaced at any time. `views`: the mount shows views; the fetcher has the same.
         """
@@ -121,7 +123,9 @@ class Filesystem:
         self.large_files = LargeFiles(
             catalogue, content, client, fetcher, self._on_demand, read_ahead, redirects, events, counters, wall_clock
         )
+        self._brought = brought
         self._provisional_files = ProvisionalFiles(
+            catalogue,
             fetcher,
             self._on_demand,
             self._small_files,
@@ -150,7 +154,8 @@ class Filesystem:
         if len(name) > NAME_MAX:
             raise NameTooLong(f"{len(name)} bytes")
         known = self._catalogue.find(parent, name)
-        if known is not None:
+        again = self._brought.opens_again(caller.pid)
+        if known is not None and not again:
             left = self._left_s(known.checked_at)
             if left > 0:
                 return await self._answer(known, left, parent, caller)
@@ -167,7 +172,7 @@ class Filesystem:
             if known is None:
                 raise
             return self._stale_entry(known)
-        if known is not None and known.checked_at == 0 and found is not None:
+        if found is not None and (again or (known is not None and known.checked_at == 0)):
             directory = self._catalogue.node(parent).path
             found = await self._provisional_files.bring_along(directory, found, caller, ask)
         if found is None:
@@ -311,7 +316,19 @@ class Filesystem:
             return Opened(await self._control.open(inode, flags, caller.uid), direct_io=True)
         if flags & _WRITING:
             raise ReadOnly("spiderfs is read-only")
-        node = self._catalogue.node(inode)
+        try:
+            node = self._catalogue.node(inode)
+            opened = await self._open_file(node, inode, caller, delivery)
+        except Stale:
+            brought = self._provisional_files.open_brought(inode, caller)
+            if brought is None:
+                self._brought.open_failed(caller.pid)
+                raise
+            opened = brought
+        self._brought.open_succeeded(caller.pid)
+        return opened
+
+    async def _open_file(self, node: Node, inode: int, caller: Caller, delivery: Delivery | None) -> Opened:
         if not node.is_regular:
             raise IsADirectory(os.fsdecode(node.path))
         if inode & PROVISIONAL:
@@ -334,7 +351,7 @@ class Filesystem:
         self._counters.add("reads")
         piece: memoryview | bytes | None
         if inode & PROVISIONAL:
-            piece = await self._provisional_files.read(self._catalogue.node(inode), handle, offset, size)
+            piece = await self._provisional_files.read(inode, handle, offset, size)
         else:
             piece = self._fetcher.local(ContentKey(handle), offset, size)
             if piece is None:
@@ -344,9 +361,12 @@ class Filesystem:
         self._counters.add("read_bytes", len(piece))
         return piece
 
-    async def release(self, handle: int) -> None:
+    async def release(self, handle: int, inode: int = 0) -> None:
+        """`inode` as for `read`."""
         if is_control_handle(handle):
             await self._control.release(handle)
+        elif inode & PROVISIONAL:
+            self._brought.close(handle)
 
     async def write(self, handle: int, data: bytes) -> int:
         if not is_control_handle(handle):

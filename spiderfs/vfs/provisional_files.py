@@ -3,14 +3,13 @@
 The kernel is told of such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
 than until it has settled; the next look-up then gives the inode itself. The bytes that one open reads of the version
 are kept from the store, from the pages that the kernel keeps of the settled version, and from every other open: the
-open's handle is a random number, and its fetched bytes lie in transit under that number. Everywhere else (events, lists
-of samples, redirects) the version is its inode.
+open's handle is a random number, and all workers find its bytes under that number (`brought.py`). Everywhere else
+(events, lists of samples, redirects) the version is its inode.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import stat
 import time
 from collections.abc import Awaitable, Callable
@@ -20,41 +19,36 @@ from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.metrics import Counters
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, Opened
-from spiderfs.vfs.catalogue import PROVISIONAL, Dentry, Node, join
+from spiderfs.vfs.brought import Brought
+from spiderfs.vfs.catalogue import Catalogue, Dentry, Node, join
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.large_files import LargeFiles
 from spiderfs.vfs.on_demand import OnDemand
-from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, is_provisional
 from spiderfs.vfs.small_files import SmallFiles
 
-# How often a file may change while it is looked up, and within how many seconds the open follows for which the look-up
-# has read the file.
-_CHANGES, _BROUGHT_S = 8, 1.0
-# Handles with further bits are those of control files.
-_HANDLE_BITS = 62
+# How often a file may change while it is looked up.
+_CHANGES = 8
 
 
 class ProvisionalFiles:
-    """The provisional versions as one worker serves them.
-
-    `brought` says which handle an open has to get if its look-up has read the file already.
-    `settings` answers with those that hold now.
-    """
+    """The provisional versions as one worker serves them; `settings` answers with those that hold now."""
 
     def __init__(
         self,
+        catalogue: Catalogue,
         fetcher: Fetcher,
         on_demand: OnDemand,
         small_files: SmallFiles,
         large_files: LargeFiles,
         redirects: Redirects,
-        brought: PendingReads,
+        brought: Brought,
         counters: Counters,
         settings: Callable[[], Settings],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self._catalogue = catalogue
         self._fetcher = fetcher
         self._on_demand = on_demand
         self._small_files = small_files
@@ -70,8 +64,7 @@ class ProvisionalFiles:
     ) -> Dentry | None:
         """Read a small file as part of its look-up, until what was looked up and what was read are one version.
 
-        For a file that has just changed while it was being opened. The kernel then looks the name up and opens it once
-        more, and never a third time; so if the file changed between these two, its reader would get an error.
+        For a file that has just changed while it was being opened (`brought.py`).
         """
         dentry: Dentry | None = found
         for _ in range(_CHANGES):
@@ -79,33 +72,47 @@ class ProvisionalFiles:
                 break
             if not 0 < dentry.stat.size <= self._settings().sample_max_bytes:
                 break
+            if self._brought.noted(caller.pid, dentry.inode):
+                break  # by the first of two look-ups
             node = Node(dentry.inode, join(directory, dentry.name), dentry.stat, dentry.settles_at)
-            young = is_provisional(node.settles_at, self._now())
-            if young:
-                node = _for_one_open(node, random.getrandbits(_HANDLE_BITS))
+            handle = self._brought.new_handle()
+            if is_provisional(node.settles_at, self._now()):
+                node = _for_one_open(node, handle)
             try:
-                await self._fetcher.bring(node)
-                if young:
-                    self._brought.put(caller.pid, node.inode, dentry.inode | PROVISIONAL, time.monotonic())
-                break
+                fetched = await self._fetcher.bring(node)
             except (SourceNotFound, SourceChanged):
                 dentry = await look_again()
             except SourceUnavailable:
                 break  # The open will meet the same error, and report it.
+            else:
+                if node.inode == handle or self._brought.keep(ContentKey(handle), fetched.payload):
+                    self._brought.note(caller.pid, dentry.inode, handle)
+                break
         return dentry
+
+    def open_brought(self, inode: int, caller: Caller) -> Opened | None:
+        """An open of what the thread's look-up has read of this version, if the bytes are still there."""
+        node = self._catalogue.known(inode)
+        handle = None if node is None else self._brought.take(caller.pid, node.inode)
+        if node is None or handle is None or self._fetcher.passing(ContentKey(handle), 0, 1) is None:
+            return None
+        self._counters.add("opens")
+        trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
+        self._small_files.note_fetched(node, caller.pid, trainer, wanted, self._now(), UNSTORED)
+        return Opened(handle, direct_io=False, keeps_pages=False)
 
     async def open(self, node: Node, caller: Caller) -> Opened:
         """Read the file for this open alone."""
-        # The bytes that this thread's look-up has read are for this open alone, whichever worker answers it.
-        brought = self._brought.take(caller.pid, node.inode | PROVISIONAL, time.monotonic() - _BROUGHT_S)
-        handle = random.getrandbits(_HANDLE_BITS) if brought is None else brought
+        handle = self._brought.new_handle()
         if node.stat.size > self._settings().sample_max_bytes:
             self._large_files.open(node, caller)
             return Opened(handle, direct_io=False, keeps_pages=False)
         trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
         started, asked_s = time.perf_counter(), self._now()
-        if node.stat.size and self._fetcher.passing(ContentKey(handle)) is None:
+        if node.stat.size:
             await self._on_demand.fetch(_for_one_open(node, handle))
+        if (unused := self._brought.take(caller.pid, node.inode)) is not None:
+            self._brought.close(unused)
         self._counters.add("opens")
         self._counters.observe("open_miss_seconds", time.perf_counter() - started)
         if wanted != node.inode:
@@ -113,15 +120,14 @@ class ProvisionalFiles:
         self._small_files.note_fetched(node, caller.pid, trainer, wanted, asked_s, UNSTORED)
         return Opened(handle, direct_io=False, keeps_pages=False)
 
-    async def read(self, node: Node, handle: int, offset: int, size: int) -> memoryview | bytes:
-        """A piece of the version as one open sees it."""
-        node = _for_one_open(node, handle)
-        if node.stat.size > self._settings().sample_max_bytes:
-            return await self._large_files.read(node, offset, size)
-        payload = self._fetcher.passing(ContentKey(handle))
-        if payload is None:
-            return await self._small_files.read(node, offset, size)
-        return memoryview(payload)[offset : offset + size]
+    async def read(self, inode: int, handle: int, offset: int, size: int) -> memoryview | bytes:
+        """A piece of the version as one open sees it; `inode` is that of the version, or as the kernel knows it."""
+        # Asked first: the catalogue may have forgotten the version.
+        if (piece := self._fetcher.passing(ContentKey(handle), offset, size)) is not None:
+            return piece
+        node = _for_one_open(self._catalogue.node(inode), handle)
+        files = self._large_files if node.stat.size > self._settings().sample_max_bytes else self._small_files
+        return await files.read(node, offset, size)
 
 
 def _for_one_open(node: Node, handle: int) -> Node:

@@ -191,15 +191,14 @@ class UnopenedFilesystem(Filesystem):
     async def _read_provisional(self, inode: int, offset: int, size: int, caller: Caller) -> memoryview | bytes:
         """Read a version for all that open it before it settles: their handle is the number that the kernel knows."""
         self._counters.add("reads")
-        node = self._catalogue.node(inode)
         is_pushed = offset == 0 and caller.pid in self._pusher_threads
         where = UNREAD
         try:
-            piece = await self._provisional_files.read(node, inode, offset, size)
+            piece = await self._provisional_files.read(inode, inode, offset, size)
             where = UNSTORED
         finally:
             if is_pushed:
-                self._small_files.note_pushed(node, where)
+                self._small_files.note_pushed(self._catalogue.node(inode), where)
         return piece
 
     async def _pushed_read(self, inode: int, offset: int, size: int, delivery: Delivery | None) -> memoryview | None:

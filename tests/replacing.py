@@ -1,0 +1,141 @@
+"""Files that a writer replaces by rename all the time, and readers that compare what they get.
+
+Each content says of which file and generation it is, so bytes of two generations in one read show.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import mmap
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+PAGE = mmap.PAGESIZE
+
+
+def content_of(name: str, generation: int, most_bytes: int) -> bytes:
+    """The content of a generation: its size says which one, and each of its pieces does."""
+    piece = b"%s %d|" % (name.encode(), generation)
+    size = len(piece) + generation * 7919 % most_bytes
+    return (piece * (size // len(piece) + 1))[:size]
+
+
+def is_whole(name: str, content: bytes, most_bytes: int) -> bool:
+    """Whether this is one generation of this file, from its first byte to its last."""
+    head, _, number = content.partition(b"|")[0].rpartition(b" ")
+    return head == name.encode() and number.isdigit() and content == content_of(name, int(number), most_bytes)
+
+
+def _plain(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
+def _in_pieces(path: str) -> bytes:
+    os.stat(path)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        # From the end to the beginning, so that read-ahead does not bring all of it at once.
+        pieces = [os.pread(fd, PAGE, at) for at in reversed(range(0, size, PAGE))]
+        return b"".join(reversed(pieces))
+    finally:
+        os.close(fd)
+
+
+def _mapped(path: str) -> bytes:
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        return bytes(mapped)
+
+
+WAYS: dict[str, Callable[[str], bytes]] = {"read": _plain, "stat, open, pread": _in_pieces, "mmap": _mapped}
+
+
+class Outcome:
+    """What the readers have met: reads that were right, errors by kind, and reads of no single generation."""
+
+    def __init__(self) -> None:
+        self.right = 0
+        self.errors: collections.Counter[str] = collections.Counter()
+        self.mixed: list[str] = []
+
+    def __str__(self) -> str:
+        return f"{self.right} reads were right, {dict(self.errors)}, {len(self.mixed)} were mixed: {self.mixed[:3]}"
+
+
+@contextmanager
+def replaced(source: Path, names: list[str], most_bytes: int, pause_s: float) -> Iterator[None]:
+    """Replace these files by rename, one after the other, until the context ends."""
+    ended = threading.Event()
+
+    def replace(generation: int) -> None:
+        for name in names:
+            (source / f".{name}.new").write_bytes(content_of(name, generation, most_bytes))
+            os.rename(source / f".{name}.new", source / name)
+            if ended.wait(pause_s):
+                return
+
+    def replace_on() -> None:
+        generation = 0
+        while not ended.is_set():
+            generation += 1
+            replace(generation)
+
+    replace(0)
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(replace_on)
+        try:
+            yield
+        finally:
+            ended.set()
+        writer.result()
+
+
+def read_on(point: Path, names: list[str], most_bytes: int, readers: int, reads: int) -> Outcome:
+    """Have so many processes read these files in all ways, each so many times.
+
+    They are processes because one that meets an error in what it has mapped is killed.
+    """
+    given = json.dumps([os.fspath(point), names, most_bytes, reads])
+    command = [sys.executable, "-S", __file__, given]
+    running = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE) for number in range(readers)]
+    outcome = Outcome()
+    for process in running:
+        said, _ = process.communicate()
+        if process.returncode:
+            outcome.errors[f"a reader ended with {process.returncode}"] += 1
+            continue
+        right, errors, mixed = json.loads(said)
+        outcome.right += right
+        outcome.errors.update(errors)
+        outcome.mixed += mixed
+    return outcome
+
+
+def _read_them(point: str, names: list[str], most_bytes: int, reads: int, reader: int) -> Outcome:
+    outcome, ways = Outcome(), list(WAYS.items())
+    for turn in range(reads):
+        name = names[(turn * 7 + reader * 3) % len(names)]
+        way, function = ways[(turn + reader) % len(ways)]
+        try:
+            content = function(os.path.join(point, name))
+        except OSError as exc:
+            outcome.errors[f"{way}: {exc.strerror}"] += 1
+            continue
+        if is_whole(name, content, most_bytes):
+            outcome.right += 1
+        else:
+            outcome.mixed.append(f"{way} of {name}: {content[:40]!r} and {content[-40:]!r}")
+    return outcome
+
+
+if __name__ == "__main__":
+    done = _read_them(*json.loads(sys.argv[1]), int(sys.argv[2]))
+    print(json.dumps([done.right, done.errors, done.mixed]))

@@ -58,8 +58,10 @@ class Brought:
 
     def opens_again(self, thread: int) -> bool:
         """Whether a look-up of this thread is to read the file too."""
+        if not (noted_at := self._noted_at[0]):
+            return False
         since = time.monotonic() - _AGAIN_S
-        return self._noted_at[0] >= since > 0 and self._notes.look(thread, since) is not None
+        return noted_at >= since and self._notes.look(thread, since) is not None
 
     def open_succeeded(self, thread: int) -> None:
         """Forget that an open of this thread had failed: what it looks up next is another affair."""

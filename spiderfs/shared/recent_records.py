@@ -34,10 +34,9 @@ class RecentRecords:
         """`limit_bytes` is the size of the ring; a record may take a quarter of it."""
         self._limit = limit_bytes
         self._ring_at = _WORD.size * (1 + _SLOTS)
-        size = self._ring_at + limit_bytes
-        self._file = os.memfd_create("spiderfs-records")
-        os.ftruncate(self._file, size)
-        self._map = mmap.mmap(self._file, size)
+        # No file, because a limit on the size of files (ulimit -f) may be less than this.
+        self._map = mmap.mmap(-1, self._ring_at + limit_bytes)
+        self._file = os.memfd_create("spiderfs-records")  # for its lock alone
         # The first word is the next position; position 0 means that there is none.
         self._words = memoryview(self._map)[: self._ring_at].cast("Q")
         self._words[0] = _ALIGNED

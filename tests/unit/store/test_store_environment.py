@@ -25,7 +25,7 @@ from spiderfs.store.store import ContentKey, Keep
 
 PAGE = 4096
 PATIENCE_S = 20.0
-RESTART_ENTRIES, RESTART_MAX_S = 100_000, 2.0
+RESTART_ENTRIES, PLAIN_LOOPS, RESTART_MAX = 100_000, 10, 6.0
 
 
 def payload(inode: int, size: int = 20_000) -> bytes:
@@ -293,7 +293,7 @@ def test_a_reservation_is_renewed_only_when_it_is_half_used(tmp_path: Path) -> N
 # -- starting again
 
 
-def test_a_restart_with_100000_entries_takes_under_two_seconds(tmp_path: Path) -> None:
+def test_a_restart_with_100000_entries_takes_about_two_seconds_at_most(tmp_path: Path) -> None:
     environment.claim(tmp_path)
     content = LmdbContent(created(tmp_path / "content"))
     counters = SharedCounters(1).row(0)
@@ -305,20 +305,22 @@ def test_a_restart_with_100000_entries_takes_under_two_seconds(tmp_path: Path) -
     state = before.saved_state()
     content.close()
 
-    # The processor's time counts, because other programs may have the processor meanwhile. It is the best of three,
-    # because those programs also take from the processor's caches.
+    # Compared with a plain loop over as many entries, because a machine with much else to do is slow at both. It is the
+    # best of three.
     for attempt in range(1, 4):
         started_s = time.process_time()
+        for _ in range(PLAIN_LOOPS):
+            assert len({b"%d" % number: (number, 1.0) for number in range(RESTART_ENTRIES)}) == RESTART_ENTRIES
+        plain_s = time.process_time() - started_s
         assert environment.claim(tmp_path) is None
-        walked_s = time.process_time()
         content = LmdbContent(tmp_path / "content")
         cache = CacheControl(content, "lru", 0.5, counters)
         cache.restore(1 << 30, state)
-        took_s = time.process_time() - started_s
-        print(f"restart with {RESTART_ENTRIES} entries: {took_s:.2f} s, of which the walk {walked_s - started_s:.2f} s")
+        took_s = time.process_time() - started_s - plain_s
+        print(f"restart with {RESTART_ENTRIES} entries: {took_s:.2f} s; {PLAIN_LOOPS} plain loops: {plain_s:.2f} s")
         assert len(cache.engine.members) == RESTART_ENTRIES
         assert cache.engine.used_bytes == content.usage().kept_bytes
         content.close()
-        if took_s < RESTART_MAX_S:
+        if took_s < RESTART_MAX * plain_s:
             break
         assert attempt < 3, "not once in time"

@@ -16,6 +16,15 @@ pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
 
 SIZES = {f"{number:03d}": 20_000 for number in range(40)} | {"large": (9 << 20) + 5}
 GONE = "has gone: the cache is made anew"
+# The supervisor may look while the directory is being deleted, a worker may fetch a block just while the directory of
+# blocks is gone, and the manager may need room for names.
+ALLOWED = [
+    GONE,
+    "cannot be made anew",
+    "set them again",
+    "reading from the source instead",
+    "no room to keep for names",
+]
 # How soon the supervisor notices: by default 2 s.
 LOOKING_OFTEN = "from spiderfs.daemon import supervisor; supervisor.LOOK_S = 0.2"
 
@@ -59,9 +68,7 @@ CASES = [
 @pytest.mark.parametrize(("loss", "workers"), CASES)
 def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss: str, workers: int) -> None:
     wanted = write_files(source, SIZES)
-    # A worker may fetch a block just while the directory of blocks is gone, and the manager may need room for names.
-    allowed = [GONE, "set them again", "reading from the source instead", "no room to keep for names"]
-    with mounted(source, tmp_path / "m", workers=workers, ttl=0.2, allowed=allowed, first=LOOKING_OFTEN) as mount:
+    with mounted(source, tmp_path / "m", workers=workers, ttl=0.2, allowed=ALLOWED, first=LOOKING_OFTEN) as mount:
         with readers(2, mount.point, wanted) as some:
             eventually(lambda: mount.metric("opens") > len(wanted), what="reads before")
             LOSSES[loss](mount.cache)
@@ -97,14 +104,7 @@ def publish(run, options, real=supervisor.publish_options):
 
 supervisor.publish_options = publish
 """
-    allowed = [
-        GONE,
-        "cannot be made anew",
-        "set them again",
-        "reading from the source instead",
-        "no room to keep for names",
-    ]
-    with mounted(source, tmp_path / "m", cache=cache, ttl=0.2, allowed=allowed, first=first) as mount:
+    with mounted(source, tmp_path / "m", cache=cache, ttl=0.2, allowed=ALLOWED, first=first) as mount:
         assert (mount.point / "one").read_bytes() == (source / "one").read_bytes()
         deleting.touch()
         delete(cache)

@@ -49,6 +49,7 @@ from spiderfs.protocol import Batch, Hello
 from spiderfs.scorer.index import normalised
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions
+from spiderfs.shared.attached_trainers import publish_trainers
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.records import LmdbRecords
 from spiderfs.testing import MemoryContent, MemorySource
@@ -160,9 +161,9 @@ def _serve(
         cache = CacheControl(MemoryContent(), "spider", 0.5, counters)
         cache.restore(0, None)
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
-        files = place / "trainers", place / "scores"
+        places = partial(publish_trainers, place / "trainers"), place / "scores"
         told = lambda: None, lambda: True
-        training = Training(catalogue, lister, records, cache, counters, *files, options, None, *told)
+        training = Training(catalogue, lister, records, cache, counters, *places, options, None, *told)
         parts = {field.name: getattr(training.guide, field.name) for field in fields(Guide)}
         guide = FilledGuide(**parts)
         server = HookServer(guide, counters.add)

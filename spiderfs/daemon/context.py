@@ -26,6 +26,7 @@ from spiderfs.packages.directory import DIRECTORY
 from spiderfs.profiling.chosen_partition import Partition, chosen_partition
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
 from spiderfs.shared.names_asked import NamesAsked
+from spiderfs.shared.notice import Notice
 from spiderfs.shared.pushed_samples import PushedSamples
 from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
@@ -72,6 +73,7 @@ class MountContext:
     control_listener: socket.socket
     resent: ResentRequests
     names_asked: NamesAsked
+    notice: Notice
     pending_reads: PendingReads = field(default_factory=PendingReads)
     brought: Brought = field(default_factory=Brought)
     pusher_threads: PusherThreads = field(default_factory=PusherThreads)
@@ -159,7 +161,15 @@ class MountContext:
             max_concurrent=options.fetches,
         )
         shown, rng = TreeSource(self.source.shown, self.forms), random.Random()
-        return SourceClient(shown, limits, rng=rng, on_event=counters.add, read=read, timeouts=self.timeouts)
+        return SourceClient(
+            shown,
+            limits,
+            rng=rng,
+            on_event=counters.add,
+            on_reachable=counters.set_source_reachable,
+            read=read,
+            timeouts=self.timeouts,
+        )
 
     def open_content(self) -> LmdbContent:
         """Open the store, only for reading if its disk cannot be written; raises StoreError if there is no store."""
@@ -209,6 +219,7 @@ def create_context(options: Options) -> MountContext:
         control_listener=listener,
         resent=ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER),
         names_asked=NamesAsked(options.workers),
+        notice=Notice(options.workers),
     )
 
 

@@ -49,6 +49,7 @@ from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
 from spiderfs.profiling.chosen_partition import NextPartition
+from spiderfs.shared.attached_trainers import publish_trainers
 from spiderfs.sources.client import Read
 from spiderfs.store.store import ContentKey
 from spiderfs.trace.recording import noted_in, recording_to
@@ -129,7 +130,7 @@ class Manager:
             records,
             cache,
             counters,
-            run.trainers,
+            context.notice.after(partial(publish_trainers, run.trainers)),
             layout.scores,
             options,
             recording,
@@ -165,7 +166,7 @@ class Manager:
         self._access_log = AccessLog(run, options.access_log, catalogue.path_of)
         self._options = LiveOptions(
             options,
-            partial(publish_options, run),
+            context.notice.after(partial(publish_options, run)),
             (
                 self._capacity.change,
                 lambda changed: cache.limit_hubs(_hub_limits(changed)),
@@ -332,7 +333,6 @@ class Manager:
         while True:
             self._events.flush()
             self._access_log.write()
-            self._counters.set_source_reachable(self._client.reachable)
             await trio.sleep(LOG_INTERVAL_S)
 
     # -- upkeep

@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import trio
 
@@ -20,10 +19,7 @@ from spiderfs.daemon.published_options import published_options, settings_of
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Kernel, Serving
 from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
-from spiderfs.metrics import Counters
 from spiderfs.shared.attached_trainers import published_trainers
-from spiderfs.shared.editions import edition_of
-from spiderfs.sources.client import SourceClient
 from spiderfs.vfs.control_files import Control, UnopenedControl
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.filesystem import Filesystem
@@ -34,10 +30,6 @@ from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
 log = logging.getLogger(__name__)
 
-# So much later than it happened the manager may hear of an access, or `session.PASS_INTERVAL_S` more. A flush is a
-# write of 48 bytes per access.
-FLUSH_INTERVAL_S = 0.02
-OPTIONS_INTERVAL_S = 0.25
 TIDY_INTERVAL_S = 1.0
 
 
@@ -147,9 +139,9 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         nursery.start_soon(reading.attend)
         nursery.start_soon(reading.watch)
         nursery.start_soon(client.watch)
-        nursery.start_soon(_report, events, client, counters)
-        nursery.start_soon(_follow, layout.run.options, OPTIONS_INTERVAL_S, follow_options)
-        nursery.start_soon(_follow, layout.run.trainers, FLUSH_INTERVAL_S, follow_trainers)
+        nursery.start_soon(events.flush_in_time)
+        published = {layout.run.options: follow_options, layout.run.trainers: follow_trainers}
+        nursery.start_soon(context.notice.follow, index, published)
         # Several workers do not know of each other's handles; and where no open is asked for, nobody knows of any.
         passthrough = None
         if context.options.workers == 1 and not immutable and kernel.descriptor is not None:
@@ -164,26 +156,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
     # The store is not closed: a thread that was given up on may still come back from the source and write to it.
 
 
-async def _report(events: EventWriter, client: SourceClient, counters: Counters) -> None:
-    while True:
-        events.flush()
-        counters.set_source_reachable(client.reachable)
-        await trio.sleep(FLUSH_INTERVAL_S)
-
-
 async def _tidy(passthrough: Passthrough) -> None:
     while True:
         await trio.sleep(TIDY_INTERVAL_S)
         passthrough.tidy()
-
-
-async def _follow(path: Path, interval_s: float, take_over: Callable[[], None]) -> None:
-    """Take over what the manager publishes in a file: at once, and whenever it has been replaced."""
-    seen = None
-    while True:
-        # The file of trainers comes with the manager, which may still be starting.
-        there = edition_of(path)
-        if there != seen:
-            seen = there
-            take_over()
-        await trio.sleep(interval_s)

@@ -76,7 +76,8 @@ class SourceClient:
 
     `on_event` gets 'source_requests' for every attempt, 'source_retries' for every attempt after a call's first, and
     'source_timeouts' or 'source_errors' for every call that the source did not answer. If `read` is given, it reads in
-    place of a thread of this process. All clients of a mount share `timeouts`.
+    place of a thread of this process. `on_reachable` hears at once, and at each change, whether the source is
+    reachable. All clients of a mount share `timeouts`.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class SourceClient:
         *,
         rng: random.Random,
         on_event: Callable[[str], None],
+        on_reachable: Callable[[bool], None] = lambda reachable: None,
         read: Read | None = None,
         timeouts: RecentTimeouts | None = None,
     ) -> None:
@@ -99,6 +101,9 @@ class SourceClient:
         # The probe has a thread of its own, because hanging calls may hold all others.
         self._probe_thread = WorkerThreads(1)
         self._unreachable = trio.Event()
+        self._on_reachable = on_reachable
+        # What the process had to say whose place this one takes.
+        on_reachable(True)
         self._answers = 0
 
     @property
@@ -230,8 +235,10 @@ class SourceClient:
         self._answers += 1
         if self._unreachable.is_set():
             self._unreachable = trio.Event()
+            self._on_reachable(True)
 
     def _not_answered(self, patience: Patience) -> None:
         # An answer to anybody since this call began says that the source is there, and only this call was unlucky.
         if self._answers == patience.answers:
             self._unreachable.set()
+            self._on_reachable(False)

@@ -14,6 +14,8 @@ import select
 import time
 from operator import attrgetter
 
+import trio
+
 from spiderfs.core.events import ACCESS_RECORD, Access, unpacked
 from spiderfs.metrics import Counters
 
@@ -22,6 +24,10 @@ PIPE_BYTES = 1 << 20  # the limit for ordinary users, /proc/sys/fs/pipe-max-size
 BATCH_EVENTS = select.PIPE_BUF // ACCESS_RECORD.size
 # As many as the manager acts on in one transaction of the store.
 READ_EVENTS = 1024
+
+# So much later than it happened the manager may hear of an access, or `session.PASS_INTERVAL_S` more. A flush is a
+# write of 48 bytes per access.
+FLUSH_INTERVAL_S = 0.02
 
 _time_s = attrgetter("time_s")
 
@@ -36,12 +42,13 @@ def open_pipe() -> tuple[int, int]:
 
 
 class EventWriter:
-    """A worker's end; the caller flushes now and then, and `note` does so when a batch is full."""
+    """A worker's end: `note` passes a full batch on, and `flush_in_time` one that does not become full."""
 
     def __init__(self, fd: int, counters: Counters) -> None:
         self._fd = fd
         self._counters = counters
         self._batch: list[bytes] = []
+        self._noted = trio.Event()
 
     def note(
         self,
@@ -56,7 +63,18 @@ class EventWriter:
     ) -> None:
         at_s = at_s or time.time()
         self._batch.append(ACCESS_RECORD.pack(at_s, inode, wanted or inode, size, block, pid, trainer, where))
-        if len(self._batch) >= BATCH_EVENTS:
+        waiting = len(self._batch)
+        if waiting == 1:
+            self._noted.set()
+        elif waiting >= BATCH_EVENTS:
+            self.flush()
+
+    async def flush_in_time(self) -> None:
+        """For ever: pass events on FLUSH_INTERVAL_S after the first of them; it wakes nobody while there are none."""
+        while True:
+            await self._noted.wait()
+            await trio.sleep(FLUSH_INTERVAL_S)
+            self._noted = trio.Event()
             self.flush()
 
     def flush(self) -> None:

@@ -12,13 +12,12 @@ state belongs to the manager's event loop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 from spiderfs.daemon.training.course import Course
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.linux.process_table import started_at
-from spiderfs.shared.attached_trainers import Attached, publish_trainers
+from spiderfs.shared.attached_trainers import Attached
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +26,12 @@ _MAX_NUMBER = 0xFFFF
 
 
 class Trainers:
-    def __init__(self, file: Path, has_stand_ins: Callable[[], bool]) -> None:
-        """`has_stand_ins` says whether the policy has any; call `publish` when it says something else."""
-        self._file = file
+    def __init__(self, publish: Callable[[Iterable[Attached]], None], has_stand_ins: Callable[[], bool]) -> None:
+        """`publish` writes the list for workers, and raises OSError if it cannot.
+
+        `has_stand_ins` says whether the policy has any; call `self.publish` when it says something else.
+        """
+        self._publish = publish
         self._has_stand_ins = has_stand_ins
         self._numbers: dict[Trainer, int] = {}
         self._last_number = 0
@@ -122,7 +124,7 @@ class Trainers:
             except OSError:
                 log.debug("trainer %d has ended", trainer.pid)
         try:
-            publish_trainers(self._file, rows)
+            self._publish(rows)
         except OSError as exc:
             log.warning("workers do not learn of trainers (%s): their plans and stand-ins rest", exc.strerror)
             rows = []

@@ -16,7 +16,7 @@ Each part is given what it needs of the others when it is made, and can be made 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
+from spiderfs.shared.attached_trainers import Attached
 from spiderfs.store.store import Records
 from spiderfs.trace.format import Kind
 from spiderfs.trace.recording import Recording, news_noted_in, noted_in
@@ -56,7 +57,7 @@ class Training:
         records: Records,
         cache: CacheControl,
         counters: Counters,
-        trainers_file: Path,
+        publish_trainers: Callable[[Iterable[Attached]], None],
         scores_directory: Path,
         options: Options,
         recording: Recording | None,
@@ -72,7 +73,7 @@ class Training:
         self.teaching = Teaching(
             cache.engine, cache.size_of, _teaching_options(options), noted_in(recording, self.courses.number_of)
         )
-        self.trainers = Trainers(trainers_file, lambda: self.teaching.has_stand_ins)
+        self.trainers = Trainers(publish_trainers, lambda: self.teaching.has_stand_ins)
         self.scoring = BatchScoring(cache, self.teaching, self.courses, counters, scores_directory, options, recording)
         self.redirects = RedirectPublisher(self.teaching, records, self.courses)
         self.declared_lists = DeclaredLists(

@@ -6,9 +6,18 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from spiderfs.core.events import FETCHED, HIT
-from spiderfs.daemon.pipes.event_pipe import BATCH_EVENTS, READ_EVENTS, EventWriter, open_pipe, read_events
+from spiderfs.daemon.pipes.event_pipe import (
+    BATCH_EVENTS,
+    FLUSH_INTERVAL_S,
+    READ_EVENTS,
+    EventWriter,
+    open_pipe,
+    read_events,
+)
 from spiderfs.metrics import SharedCounters
 
 
@@ -106,3 +115,31 @@ def test_many_writers_never_tear_a_record(pipe: tuple[int, int]) -> None:
         assert numbers == sorted(set(numbers)), "one writer's events stay in order"
     assert len(found) + counters.totals()["events_dropped"] == 4 * each
     assert len(found) > 0
+
+
+def test_a_batch_that_does_not_become_full_is_passed_on_in_time_and_nobody_wakes_without_one(
+    pipe: tuple[int, int],
+) -> None:
+    async def main() -> None:
+        writer = EventWriter(pipe[1], SharedCounters(1).row(0))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.flush_in_time)
+            # The clock of the test jumps to when somebody wants to wake: here it is the test alone.
+            await trio.sleep(1e6)
+            assert read_events(pipe[0]) == []
+            for turn in range(3):
+                writer.note(turn, 0, HIT, 0)
+                writer.note(turn, 0, HIT, 1)
+                await trio.sleep(FLUSH_INTERVAL_S / 2)
+                assert read_events(pipe[0]) == []
+                await trio.sleep(FLUSH_INTERVAL_S)
+                assert len(read_events(pipe[0])) == 2
+            # What was full has gone, and what came after it goes in time.
+            for number in range(BATCH_EVENTS + 1):
+                writer.note(number, 0, HIT, 0)
+            assert len(read_events(pipe[0])) == BATCH_EVENTS
+            await trio.sleep(2 * FLUSH_INTERVAL_S)
+            assert len(read_events(pipe[0])) == 1
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))

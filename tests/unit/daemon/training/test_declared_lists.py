@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.errors import ProtocolError
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Hello
+from spiderfs.shared.attached_trainers import publish_trainers
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import MemoryContent, MemorySource, RecordingPolicy, sample_list
@@ -75,7 +77,10 @@ class Harness:
         self.policy = RecordingPolicy()
         cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
         cache.engine.change_policy(self.policy)
-        self.courses, self.trainers = Courses(), Trainers(directory / "trainers", lambda: False)
+        self.courses, self.trainers = (
+            Courses(),
+            Trainers(partial(publish_trainers, directory / "trainers"), lambda: False),
+        )
         scoring: Any = Scoring()
         redirects: Any = Redirects()
         self.scoring, self.redirects = scoring, redirects

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from spiderfs.daemon.training import trainers as module
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.protocol import Hello
-from spiderfs.shared.attached_trainers import published_trainers
+from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
 from spiderfs.testing import course
 
 
@@ -19,8 +21,12 @@ def trainer(pid: int | None = None) -> Trainer:
     return Trainer(os.getpid() if pid is None else pid, os.getuid(), Hello("test", "test"))
 
 
+def published_below(directory: Path, has_stand_ins: Callable[[], bool] = lambda: True) -> Trainers:
+    return Trainers(partial(publish_trainers, directory / "trainers"), has_stand_ins)
+
+
 def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(tmp_path: Path) -> None:
-    trainers, one = Trainers(tmp_path / "trainers", lambda: True), trainer()
+    trainers, one = published_below(tmp_path), trainer()
 
     def known() -> list[tuple[int, int, tuple[int, ...]]]:
         return [(found.number, found.pid, found.course_numbers) for found in published_trainers(tmp_path / "trainers")]
@@ -46,7 +52,7 @@ def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(
 
 def test_workers_know_who_will_be_given_stand_ins_before_anything_is_taught(tmp_path: Path) -> None:
     has_stand_ins = True
-    trainers, one = Trainers(tmp_path / "trainers", lambda: has_stand_ins), trainer()
+    trainers, one = published_below(tmp_path, lambda: has_stand_ins), trainer()
 
     def known() -> tuple[bool, ...]:
         found = tuple(known.teaches for known in published_trainers(tmp_path / "trainers"))
@@ -80,7 +86,7 @@ def test_workers_know_who_will_be_given_stand_ins_before_anything_is_taught(tmp_
 def test_workers_do_not_hear_of_trainers_that_the_kernel_cannot_name_or_that_have_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainers = Trainers(tmp_path / "trainers", lambda: True)
+    trainers = published_below(tmp_path)
     for pid in (0, 1 << 22):
         foreign = trainer(pid)
         trainers.attach(foreign)
@@ -90,7 +96,11 @@ def test_workers_do_not_hear_of_trainers_that_the_kernel_cannot_name_or_that_hav
 
 
 def test_a_file_belongs_to_a_list_of_its_own_trainer(tmp_path: Path) -> None:
-    trainers, one, other = Trainers(tmp_path / "trainers", lambda: True), trainer(), trainer()
+    trainers, one, other = (
+        published_below(tmp_path),
+        trainer(),
+        trainer(),
+    )
     trainers.attach(one)
     trainers.attach(other)
     trainers.declare(one, "train", course(1, [10, 11]), False)
@@ -105,7 +115,7 @@ def test_a_file_belongs_to_a_list_of_its_own_trainer(tmp_path: Path) -> None:
 
 def test_numbers_fit_into_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_NUMBER", 3)
-    trainers, numbers = Trainers(tmp_path / "trainers", lambda: True), []
+    trainers, numbers = published_below(tmp_path), []
     for _ in range(5):
         one = trainer()
         trainers.attach(one)
@@ -116,7 +126,7 @@ def test_numbers_fit_into_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_no_two_trainers_have_one_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_NUMBER", 3)
-    trainers, numbers = Trainers(tmp_path / "trainers", lambda: True), []
+    trainers, numbers = published_below(tmp_path), []
     trainers.attach(trainer())
     for _ in range(4):
         one = trainer()

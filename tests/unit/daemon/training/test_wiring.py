@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions
-from spiderfs.shared.attached_trainers import published_trainers
+from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
 from spiderfs.simulation.rescoring import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
@@ -74,7 +75,7 @@ class Harness:
             records,
             self.cache,
             counters,
-            self.trainers_file,
+            partial(publish_trainers, self.trainers_file),
             directory / "scores",
             options,
             recording,

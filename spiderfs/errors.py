@@ -6,8 +6,8 @@
     │   └── MountError (EBUSY)         the mount point or the cache directory cannot be used
     ├── SourceError (EIO)
     │   ├── SourceNotFound (ENOENT)    the source answered that the name does not exist
+    │   │   └── SourceNotADirectory (ENOTDIR)  what was taken for a directory on the way to it is none
     │   ├── SourceDenied (EACCES)      the source refuses this user
-    │   ├── SourceNotADirectory (ENOTDIR)
     │   ├── SourceChanged (ESTALE)     the file is no longer the version that was asked for
     │   ├── ViewFailed (EIO)           a view of the file exists, and cannot be made now
     │   └── SourceUnavailable (EIO)    the source did not answer; the call is repeated, the file is not taken for gone
@@ -70,12 +70,12 @@ class SourceNotFound(SourceError):
     errno = errno.ENOENT
 
 
+class SourceNotADirectory(SourceNotFound):
+    errno = errno.ENOTDIR
+
+
 class SourceDenied(SourceError):
     errno = errno.EACCES
-
-
-class SourceNotADirectory(SourceError):
-    errno = errno.ENOTDIR
 
 
 class SourceChanged(SourceError):

@@ -379,12 +379,18 @@ class Catalogue:
             return ORIGINAL
         return self.forms.place(row[_STAT.size :]).form
 
-    def expire(self, parent: int, name: bytes) -> None:
-        """Make the next look-up of `name` ask the source."""
-        known = self.find(parent, name)
-        if known is not None:
-            row = _dentry_row(known._replace(checked_at=0.0))
-            self._records.put([("dentry", _DENTRY_KEY.pack(parent, known.position), row)])
+    def expire(self, path: bytes, whole: bool = False) -> None:
+        """Make the next look-up of the last name of `path` ask the source; `whole`: of each of its names."""
+        rows: list[Row] = []
+        root = self.forms.place(path).root
+        while path != root:
+            parent, name = self.parent_of(path)
+            known = self.find(parent, name)
+            if known is not None:
+                row = _dentry_row(known._replace(checked_at=0.0))
+                rows.append(("dentry", _DENTRY_KEY.pack(parent, known.position), row))
+            path = path.rpartition(b"/")[0] if whole else root
+        self._records.put(rows)
 
     def parent_of(self, path: bytes) -> tuple[int, bytes]:
         """The inode of the directory that `path` lies in, and its last name."""

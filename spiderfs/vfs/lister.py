@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 
 import trio
 
-from spiderfs.errors import SourceError, SourceNotADirectory, SourceNotFound, SourceUnavailable, Stale
+from spiderfs.errors import SourceError, SourceNotFound, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.vfs.catalogue import ROOT_INODE, VIEWS_INODE, Catalogue, Dentry, Node, join
@@ -84,10 +84,10 @@ class Lister:
             found = await self._flights.run(("stat", node.inode), lambda: self._client.stat(node.path))
         except SourceUnavailable:
             return node
-        except (SourceNotFound, SourceNotADirectory) as exc:
-            raise Stale(f"{os.fsdecode(node.path)} is no longer a directory") from exc
+        except SourceNotFound as exc:
+            raise await self._gone(node) from exc
         if not stat.S_ISDIR(found.mode):
-            raise Stale(f"{os.fsdecode(node.path)} is no longer a directory")
+            raise await self._gone(node)
         return Node(node.inode, node.path, found)
 
     async def complete(self, node: Node, ttl_s: float) -> None:
@@ -109,8 +109,13 @@ class Lister:
         except SourceUnavailable:
             if listing is None:
                 raise
-        except (SourceNotFound, SourceNotADirectory) as exc:
-            raise Stale(f"{os.fsdecode(node.path)} is gone") from exc
+        except SourceNotFound as exc:
+            raise await self._gone(node) from exc
+
+    async def _gone(self, node: Node) -> Stale:
+        """The error for a directory that is none any more; the next look-up of its path asks the source."""
+        await trio.to_thread.run_sync(self._catalogue.expire, node.path, True)
+        return Stale(f"{os.fsdecode(node.path)} is no longer a directory")
 
     async def _scan(self, node: Node) -> None:
         now = self._now()

@@ -8,7 +8,7 @@ import time
 
 import trio
 
-from spiderfs.errors import SourceChanged, SourceNotFound, Stale, StoreError
+from spiderfs.errors import SourceChanged, SourceError, SourceNotADirectory, SourceNotFound, Stale, StoreError
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
@@ -40,7 +40,7 @@ class OnDemand:
         try:
             fetched = await self._fetcher.bring(node, block, delivery, patience)
         except (SourceNotFound, SourceChanged) as exc:
-            raise await self.stale(node) from exc
+            raise await self.stale(node, exc) from exc
         if is_read:
             self._count_stall(started)
         return fetched
@@ -51,7 +51,7 @@ class OnDemand:
         try:
             piece = await self._client.read(node.path, offset, size, node.version)
         except (SourceNotFound, SourceChanged) as exc:
-            raise await self.stale(node) from exc
+            raise await self.stale(node, exc) from exc
         self._counters.add("origin_reads")
         self._counters.add("origin_bytes", size)
         self._count_stall(started)
@@ -69,12 +69,11 @@ class OnDemand:
         if not self._catalogue.still_names(node):
             raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
 
-    async def stale(self, node: Node) -> Stale:
+    async def stale(self, node: Node, exc: SourceError) -> Stale:
         """The error for a version that the source no longer has; the next look-up of its name asks the source."""
         self._counters.add("stale_handles")
-        parent, name = self._catalogue.parent_of(node.path)
         try:
-            await trio.to_thread.run_sync(self._catalogue.expire, parent, name)
+            await trio.to_thread.run_sync(self._catalogue.expire, node.path, isinstance(exc, SourceNotADirectory))
         except StoreError as exc:
             log.warning("%s: an old name may be shown until it expires", exc)
         return Stale(f"{os.fsdecode(node.path)} has changed at the source")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,3 +30,47 @@ def test_a_file_that_is_replaced_all_the_time_is_read_without_errors(
         assert not outcome.errors, outcome
         assert not outcome.mixed, outcome
         assert outcome.right == 8 * 250
+
+
+def _large(path: Path) -> bytes:
+    try:
+        return path.read_bytes()[:8]
+    except OSError as exc:
+        # Where it is read in blocks, the open asks the source nothing; the next open gets the new file.
+        if exc.errno != errno.ESTALE:
+            raise
+        return path.read_bytes()[:8]
+
+
+def _listed(train: Path) -> bytes:
+    return b" ".join(sorted(os.listdir(os.fsencode(train))))
+
+
+@pytest.mark.parametrize(
+    ("uncached", "found"),
+    [
+        (lambda train: (train / "0/known").read_bytes(), b"v2 known"),
+        (lambda train: (train / "0/new").read_bytes(), b"v2 new"),
+        (lambda train: _large(train / "0/large"), b"v2 large"),
+        (_listed, b"0 1"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"sample_max_bytes": "64KiB"}])
+def test_a_directory_that_becomes_a_link_is_followed_at_once(
+    tmp_path: Path, options: dict[str, object], uncached: Callable[[Path], bytes], found: bytes
+) -> None:
+    source = tmp_path / "source"
+    for version, names in (("train", ["0/known", "0/large"]), ("v2", ["0/known", "0/large", "0/new", "1/other"])):
+        for name in names:
+            path = source / version / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            size = 200_000 if "large" in name else 0
+            path.write_bytes(f"{version.replace('train', 'v1')} {path.name}".encode().ljust(size))
+    with mounted(source, tmp_path / "place", ttl="1h", dir_ttl="1h", **options) as mount:  # type: ignore[arg-type]
+        train = mount.point / "train"
+        for path in (train / "0/known", train / "0/large"):
+            path.stat()
+        os.rename(source / "train", source / "v1")
+        os.symlink("v2", source / "train")
+        assert uncached(train) == found
+        assert os.readlink(train) == "v2"

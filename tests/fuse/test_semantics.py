@@ -91,6 +91,7 @@ _MANAGER = pytest.mark.kernel_binding("the manager does not know which binding s
 OTHERWISE = (
     "an-inode-is-a-version-1",
     "an-inode-is-a-version-3",
+    "an-inode-is-a-version-4",
     "versions-that-have-just-come-about-1",
     "open-files-1",
     "read-only-2",

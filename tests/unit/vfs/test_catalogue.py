@@ -175,8 +175,8 @@ def test_a_name_that_is_gone_is_forgotten_and_its_version_is_not(catalogue: Cata
 
 def test_an_expired_name_is_to_be_asked_for_again(catalogue: Catalogue) -> None:
     dentry = catalogue.record(ROOT_INODE, b"a", FILE, 100.0)
-    catalogue.expire(ROOT_INODE, b"a")
-    catalogue.expire(ROOT_INODE, b"never")
+    catalogue.expire(b"a")
+    catalogue.expire(b"never")
     assert catalogue.find(ROOT_INODE, b"a") == dentry._replace(checked_at=0.0)
 
 

@@ -7,9 +7,9 @@ the store is no collective call: a rank that never attaches keeps nobody waiting
 
 from __future__ import annotations
 
+import itertools
 import logging
 import uuid
-from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -25,11 +25,8 @@ _AGREE_S = 60.0
 # Of a random UUID: if one mount ever sees a thousand jobs, two of them have the same id with a chance of 2 in 10^9.
 _ID_DIGITS = 12
 
-# What to do about a rank 0 that begins no job of its kind.
-_ADVICE = {"job": "attach on rank 0 too, or give all ranks one job=", "plan": "plan on rank 0 too"}
-
-_begun: Counter[str] = Counter()
-"""How many jobs of each kind this process has begun; all ranks count alike."""
+_attached = itertools.count(1)
+"""The number of the next call of `attach` in this process; all ranks count alike."""
 
 
 @dataclass(frozen=True)
@@ -70,30 +67,45 @@ class Job:
         )
 
 
-def agreed_id(given: str | None, kind: str, timeout_s: float = _AGREE_S) -> str:
-    """The id of a job that begins now: the one that is given here, or rank 0's; waits for rank 0 for a while.
+def hooks_job(given: str | None, current: str | None = None, timeout_s: float = _AGREE_S) -> str:
+    """The id of the job of a hook that is attached now; waits for rank 0 for a while. All ranks attach in one order.
 
-    All ranks begin the jobs of one `kind` in the same order.
+    `given` is the user's, and `current` that of the hooks which this process has already.
     """
-    own = given or uuid.uuid4().hex[:_ID_DIGITS]
-    rank, world_size = rank_and_world()
-    if world_size == 1:
+    key = f"spiderfs job {next(_attached)}"
+    own = given or current
+    if rank_and_world()[0] and own is not None:
+        # Rank 0 has been given, or keeps, the same one.
         return own
-    _begun[kind] += 1
-    key = f"spiderfs {kind} {_begun[kind]}"
+    return _of_rank_0(key, own, "attach on rank 0 too, or give all ranks one job=", timeout_s)
+
+
+def plans_job(timeout_s: float = _AGREE_S) -> str:
+    """The id of the job of a training that has plans alone: one as long as its ranks run; waits for rank 0 for a while.
+
+    Ranks may end their connections at other times, as that depends on when each frees its loaders.
+    """
+    return _of_rank_0("spiderfs plans", None, "plan on rank 0 too", timeout_s)
+
+
+def _of_rank_0(key: str, own: str | None, advice: str, timeout_s: float) -> str:
+    """The id that rank 0 leaves under `key`: `own`, or one of an earlier call, or a new one."""
+    rank, world_size = rank_and_world()
+    new = uuid.uuid4().hex[:_ID_DIGITS]
+    if world_size == 1:
+        return own or new
     try:
         store = torch.distributed.distributed_c10d._get_default_store()
         if rank == 0:
-            store.set(key, own)
-        elif given is None:
-            store.wait([key], timedelta(seconds=timeout_s))
-            own = store.get(key).decode()
+            return store.compare_set(key, "", own or new).decode()
+        store.wait([key], timedelta(seconds=timeout_s))
+        return store.get(key).decode()
     except RuntimeError as exc:
         log.warning(
             "rank %d is a training of its own for the mount, as rank 0 did not say in %.0f s which one it is (%s): %s",
             rank,
             timeout_s,
             str(exc).partition("\n")[0],
-            _ADVICE[kind],
+            advice,
         )
-    return own
+        return own or new

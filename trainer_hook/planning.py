@@ -18,7 +18,7 @@ from trainer_hook.boundary import Boundary
 from trainer_hook.client import QUEUE_BATCHES, Client
 from trainer_hook.exchanging import refuse_repetition, takes_part
 from trainer_hook.following import Follower, drawing_loader
-from trainer_hook.jobs import Job, agreed_id
+from trainer_hook.jobs import Job, hooks_job, plans_job
 from trainer_hook.mounts import find_mount, socket_finder
 from trainer_hook.planner import Planner
 from trainer_hook.sample_list import Declaration, Sample, declaration
@@ -48,8 +48,9 @@ class _Connection:
     def begin(self, job: Job, client_name: str) -> None:
         """A hook is attached: its job is this process's job from now on. Raises ValueError if others have another."""
         before = vars(self.hello)
+        agreed = hooks_job(job.id, self.hello.job if self.taught else None)
         if not self.taught:
-            self.hello = job.hello(client_name, agreed_id(job.id, "job"))
+            self.hello = job.hello(client_name, agreed)
         elif job.id in (None, self.hello.job):
             told = {name: value for name, value in vars(job).items() if name != "id" and value}
             if told:
@@ -121,8 +122,7 @@ def introduce(
         # If the last user was a hook that was freed just now, the connection has ended with it.
         connection = _connections.get(key)
     if connection is None:
-        planned = job or Job()
-        hello = planned.hello(client_name, agreed_id(planned.id, "plan" if job is None else "job"))
+        hello = Job().hello(client_name, plans_job()) if job is None else job.hello(client_name, hooks_job(job.id))
         client = Client(socket_finder(directory, socket), hello, queue_batches=queue_batches)
         connection = _connections[key] = _Connection(client, hello)
     else:

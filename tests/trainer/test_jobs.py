@@ -19,7 +19,7 @@ from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.protocol import VERSION, Batch, Decoder, EpochEnd, Error, Hello, Plan, encode
 from trainer_hook import Client, Declaration, attach, plan
-from trainer_hook.jobs import agreed_id
+from trainer_hook.jobs import hooks_job
 from trainer_hook.mounts import Patience, socket_finder
 
 QUICK = Patience(first_pause_s=0.01, longest_pause_s=0.05)
@@ -250,15 +250,57 @@ def _attach_on_the_first_rank_only(rank: int, mount: str) -> None:
         attach(mount, Network(), loader()).close()
     else:
         # The other way round: rank 0 begins no second job.
-        agreed_id(None, "job", timeout_s=5)
-        assert agreed_id("given", "job") == "given"
-        assert len(agreed_id(None, "job", timeout_s=0.2)) == 12
+        hooks_job(None, timeout_s=5)
+        assert hooks_job("given") == "given"
+        assert len(hooks_job(None, timeout_s=0.2)) == 12
 
 
 def test_a_hook_of_rank_0_alone_waits_for_nobody(daemon: HookDaemon) -> None:
     in_two_ranks(_attach_on_the_first_rank_only, daemon.mount)
     (hello,) = hellos(daemon, 1)
     assert (hello.rank, hello.world_size) == (0, 2)
+
+
+def _plan_anew_each_epoch(holds: int, rank: int, mount: str) -> None:
+    join_two_ranks(rank, mount)
+    held: list[Any] = []
+    for _ in range(3):
+        batches = loader()
+        planned = plan(mount, batches)
+        for _ in batches:
+            pass
+        torch.distributed.barrier()
+        # The other rank frees its loader, and its plan ends with it.
+        held += [batches] if rank == holds else []
+        del batches, planned
+        gc.collect()
+
+
+def _attach_anew_each_epoch(rank: int, mount: str) -> None:
+    join_two_ranks(rank, mount)
+    kept = None if rank else (first := loader(), attach(mount, Network(), first, split="kept"))
+    if rank:
+        attach(mount, Network(), loader(), split="kept").close()
+    for _ in range(3):
+        hook = attach(mount, Network(), loader())
+        torch.distributed.barrier()
+        hook.close()
+    del kept
+
+
+def _first_holds(rank: int, mount: str) -> None:
+    _plan_anew_each_epoch(0, rank, mount)
+
+
+def _second_holds(rank: int, mount: str) -> None:
+    _plan_anew_each_epoch(1, rank, mount)
+
+
+@pytest.mark.parametrize("train", [_first_holds, _second_holds, _attach_anew_each_epoch])
+def test_ranks_stay_one_job_if_one_of_them_keeps_its_connection_longer(daemon: HookDaemon, train: Any) -> None:
+    in_two_ranks(train, daemon.mount)
+    until(lambda: len(dict.fromkeys(trainer for trainer, _ in daemon.sink.lists)) >= 4)
+    assert len({hello.job for hello in hellos(daemon, 4)}) == 1
 
 
 @contextlib.contextmanager

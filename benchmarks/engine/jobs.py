@@ -233,7 +233,7 @@ class FetchingAhead(Exchanging):
             if sample + 1 not in self.engine.members and sample not in self._landed:
                 self.shared.fetching(sample)
                 return sample
-        due = self.shared.due(self.setting.ready)
+        due = self.shared.due(lambda _: self.setting.ready)
         if due is None or not self.engine.would_keep(due[1] + 1, 1):
             return None
         self.shared.fetching(due[1])

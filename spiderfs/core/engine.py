@@ -286,6 +286,14 @@ class Engine:
             for other in changed:
                 self._foresight.changed(other)
 
+    def unseen(self, now_s: float, trainer: Hashable | None) -> list[tuple[Hashable, Key]]:
+        """The samples that a trainer, or any (None), took and whose opens nobody heard of, with their trainers."""
+        believed = self.schedule.believed
+        found = self.schedule.unseen(now_s, trainer)
+        if self.schedule.believed is not believed:
+            self._replanned()
+        return found
+
     def share(self, name: Hashable, shared: SharedList) -> None:
         """Jobs may exchange samples of this list from now on."""
         self.owed.add(name, shared, self._members)

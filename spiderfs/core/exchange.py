@@ -335,16 +335,16 @@ class SharedList:
 
     # -- what to fetch ahead -----------------------------------------------------------------------------------------
 
-    def due(self, ready: int) -> tuple[Hashable, int] | None:
+    def due(self, ready: Callable[[Hashable], int]) -> tuple[Hashable, int] | None:
         """The sample to fetch next, and for whom: one owed to the most ranks, and neither cached nor coming.
 
-        It is one that is owed to the rank with the fewest candidates, if that has less than `ready`; None if each rank
-        has so many, or nothing is left to fetch. The caller fetches it (`fetching`) only if the cache has room that no
-        promise holds, and that no more ranks are owed.
+        It is one that is owed to the rank with the fewest candidates, if that has less than `ready(rank)`; None if each
+        rank has so many, or nothing is left to fetch. The caller fetches it (`fetching`) only if the cache has room
+        that no promise holds, and that no more ranks are owed.
         """
         if not self.active:
             return None
-        short = [(rank_id, rank) for rank_id, rank in self.ranks.items() if len(rank.candidates) < ready]
+        short = [(rank_id, rank) for rank_id, rank in self.ranks.items() if len(rank.candidates) < ready(rank_id)]
         for rank_id, rank in sorted(short, key=lambda one: len(one[1].candidates)):
             for owing in reversed(self._wanting.numbers()):
                 for _ in range(_DRAWS):

@@ -13,7 +13,8 @@ has a file's pages, nobody hears of it (`unseen_draws.py`).
 A plan may be wrong: another order, or a list whose indices mean other files. So the opens that are seen are compared
 with what is in hand. An open of a sample whose next position is far beyond that counts against the plan. An open of a
 sample that is no longer pending says nothing. When too few opens follow the plan, the plan is no longer believed; it is
-believed again when enough opens follow it.
+believed again when enough opens follow it. Nor is it believed when samples are taken and none is opened, as by a data
+set that keeps its files in memory; unless the kernel opens files without asking.
 
 If a later epoch reads each sample once, only its positions within `look_ahead` count as uses. Such an epoch fetches the
 same number of bytes whatever the cache holds when it begins. But if the cache held the samples that the epoch reads
@@ -29,6 +30,7 @@ The module is long because one reader and the table of all readers are only unde
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator
 
@@ -51,9 +53,13 @@ SINCE_TOLD_SHARE = 1 / 4
 FOLLOWED_WEIGHT = 1 / 128
 # A plan is no longer believed when that share falls below the first number, and again when it exceeds the second.
 BELIEVED_BELOW, BELIEVED_AGAIN = 0.5, 0.8
-# A plan is proven after so many opens, if at least so large a share of them followed it: until then it may name files
-# that nobody reads.
+# A plan is proven after so many opens of an epoch, if at least so large a share followed it: until then it may name
+# files that nobody reads.
 PROVEN_OPENS, PROVEN_SHARE = 32, 0.9
+UNPROVEN_SAMPLES = 64
+"""So many positions from an epoch's start may be fetched before it is proven. A wrong plan costs no more than that."""
+# A plan is not believed after so many unseen draws with no open between them.
+UNOPENED_MOST = 64
 # Opens of samples of which the epoch has no more are of the next one, if they come within so many seconds before that
 # begins. Sorting a long plan takes a part of a second, and it may wait behind the batches of some seconds.
 EARLY_S, EARLY_MOST = 10.0, 4096
@@ -69,8 +75,9 @@ PAUSE_FACTOR = 4
 class PlannedReader:
     """How far one reader has come in its epoch, and whether its opens follow its plan."""
 
-    def __init__(self, epoch: PlannedEpoch, now_s: float) -> None:
+    def __init__(self, epoch: PlannedEpoch, now_s: float, opens_are_heard: bool = True) -> None:
         self.epoch = epoch
+        self._opens_are_heard = opens_are_heard
         self.exchanges = False
         """Whether its samples change places with others before they are dispatched (`exchange.py`)."""
         self.later: list[PlannedEpoch] = []
@@ -91,8 +98,10 @@ class PlannedReader:
         """The share of opens that follow the plan, as a moving mean."""
         self.believed = True
         self.proven = False
-        """Whether enough opens have followed the plan to fetch far ahead by it."""
+        """Whether enough opens have followed the epoch's plan to fetch far ahead by it."""
+        self._epochs_proven = 0
         self._judged = 0
+        self._unopened = 0
         self._opens_since_told = 0
         self.pace_s = FIRST_PACE_S
         """Seconds from one position to the next."""
@@ -116,6 +125,8 @@ class PlannedReader:
         mistaken = any(ahead.number == epoch.number and not ahead.same_draws(epoch) for ahead in self.later)
         known = [] if mistaken or epoch.number < self.epoch.number else self.later
         self.later = [ahead for ahead in known if ahead.number > epoch.number]
+        if self._opens_are_heard and epoch.number != self.epoch.number:
+            self.proven, self._judged = False, 0
         self.epoch = next(drawn_ahead, epoch)
         self.dispatched = self.taken = self.reached = self._first_pending = epoch.start
         self.in_hand = 0
@@ -165,6 +176,7 @@ class PlannedReader:
         self.opens += 1
         self._opens_since_told += 1
         self.late += late
+        self._unopened = 0
         if self._unseen.heard(key, now_s):
             self._judge(True)
             return []
@@ -197,7 +209,25 @@ class PlannedReader:
 
     def unseen(self, now_s: float) -> list[Key]:
         """The samples that were taken since the last call and whose opens were not heard of, once for each draw."""
-        return self._unseen.take(now_s)
+        found = self._unseen.take(now_s)
+        self._unopened += len(found)
+        if self._opens_are_heard and self._unopened >= UNOPENED_MOST:
+            self.believed = self.proven = False
+            self._judged = 0
+        return found
+
+    @property
+    def fetched_to(self) -> int:
+        """The first position, counted as in `coming`, that must not be fetched ahead yet, as the plan is not proven.
+
+        The next epoch is fetched far ahead once a second one was proven: till then the data set may keep its files in
+        memory.
+        """
+        if not self.proven:
+            return self.epoch.start + UNPROVEN_SAMPLES
+        if self._opens_are_heard and self._epochs_proven < 2:
+            return len(self.epoch) + UNPROVEN_SAMPLES
+        return sys.maxsize
 
     def next_use_s(self, key: Key) -> float | None:
         """When the reader will next need the file in the cache; None if no plan says so."""
@@ -320,6 +350,7 @@ class PlannedReader:
         elif self.followed_share > BELIEVED_AGAIN:
             self.believed = True
         if self._judged >= PROVEN_OPENS and self.followed_share >= PROVEN_SHARE:
+            self._epochs_proven += not self.proven
             self.proven = True
 
     def _keep_pace(self, now_s: float) -> None:
@@ -340,6 +371,8 @@ class Schedule:
     """The plans of all trainers. A trainer that reads several lists is one reader for each of them."""
 
     def __init__(self) -> None:
+        self.opens_are_heard = True
+        """Whether each open is told; in an immutable mount the kernel opens files without asking."""
         self.readers: dict[tuple[Hashable, str], PlannedReader] = {}
         """By trainer and name of the list."""
         self._of_trainer: dict[Hashable, list[PlannedReader]] = {}
@@ -358,7 +391,7 @@ class Schedule:
         """The trainer begins this epoch of the list `name`, or goes on with it, at its start position."""
         reader = self.readers.get((trainer, name))
         if reader is None:
-            reader = self.readers[trainer, name] = PlannedReader(epoch, now_s)
+            reader = self.readers[trainer, name] = PlannedReader(epoch, now_s, self.opens_are_heard)
             reader.opened_before((key, at_s) for owner, key, at_s in self._opened_before if owner == trainer)
         else:
             reader.begin(epoch, now_s)
@@ -380,8 +413,11 @@ class Schedule:
 
     def unseen(self, now_s: float, of: Hashable | None = None) -> list[tuple[Hashable, Key]]:
         """What `PlannedReader.unseen` gives, with the trainer of each sample; of one trainer, or of all."""
-        readers = ((trainer, reader) for (trainer, _), reader in self.readers.items() if of in (None, trainer))
-        return [(trainer, key) for trainer, reader in readers for key in reader.unseen(now_s)]
+        readers = [(trainer, reader) for (trainer, _), reader in self.readers.items() if of in (None, trainer)]
+        found = [(trainer, key) for trainer, reader in readers for key in reader.unseen(now_s)]
+        if any(reader.believed != (reader in self._believed) for _, reader in readers):
+            self._believe()
+        return found
 
     def follow_with(self, trainer: Hashable, name: str, epoch: PlannedEpoch, now_s: float) -> None:
         """The trainer will read this epoch of the list `name` later."""

@@ -27,6 +27,9 @@ class Task:
     replacement: bool = False
     reads: str = "right"
     """The files that the data set reads: those of its list, or those of other samples ("wrong")."""
+    keeps: bool = False
+    """Whether the data set reads each file once, and keeps it in memory."""
+    share: bool = False
 
 
 class Files(Dataset[Any]):
@@ -38,11 +41,15 @@ class Files(Dataset[Any]):
             [self.samples[index][0] for index in order] if task.reads == "wrong" else [path for path, _ in self.samples]
         )
 
+        self.keeps, self.kept = task.keeps, dict[int, bytes]()
+
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        content = Path(self.read[index]).read_bytes()
+        content = self.kept.get(index) or Path(self.read[index]).read_bytes()
+        if self.keeps:
+            self.kept[index] = content
         assert content.startswith(Path(self.read[index]).name.encode())
         return index, len(content)
 
@@ -59,7 +66,7 @@ def main(connection: Connection, task: Task) -> None:
         num_workers=task.workers,
         persistent_workers=task.persistent,
     )
-    with trainer_hook.plan(task.point, loader):
+    with trainer_hook.plan(task.point, loader, share=task.share):
         for batches in task.epochs:
             taken = 0
             for indices, _ in itertools.islice(loader, batches):

@@ -15,8 +15,8 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from training_process import TrainingProcess, training_process
 
+from spiderfs.core.schedule import UNPROVEN_SAMPLES
 from spiderfs.core.unseen_draws import UNSEEN_AFTER_S
-from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES
 
 pytestmark = [pytest.mark.both_modes]
 
@@ -164,6 +164,23 @@ def test_a_list_whose_samples_are_other_files_is_found_out(source: Path, tmp_pat
             loader.go_on()
             loader.epoch()
         assert mount.metric("prefetched") == brought
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_data_set_that_keeps_its_files_in_memory_is_not_fetched_for_again(
+    source: Path, tmp_path: Path, share: bool
+) -> None:
+    with (
+        mounted(source, tmp_path / "m", source__latency_ms=1, capacity="20%") as mount,
+        loading(mount, epochs=[None] * 3, workers=0, keeps=True, step_s=0.01, share=share) as loader,
+    ):
+        assert loader.epoch() == FILES
+        first = mount.metric("origin_reads")
+        for _ in range(2):
+            loader.go_on()
+            assert loader.epoch() == FILES
+        # Some samples of the first epoch are fetched again for the second one, which has begun to be fetched ahead.
+        assert mount.metric("origin_reads") - first <= UNPROVEN_SAMPLES
 
 
 def test_a_manager_that_is_killed_hears_how_far_the_training_is(source: Path, tmp_path: Path) -> None:

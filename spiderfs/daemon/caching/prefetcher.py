@@ -37,9 +37,6 @@ from spiderfs.vfs.fetcher import Fetcher
 
 log = logging.getLogger(__name__)
 
-# So many positions from an epoch's start are fetched before it is known whether the plan is followed. A wrong plan
-# costs no more than that.
-UNPROVEN_SAMPLES = 64
 # After so long all samples are looked at again: some have left the cache, and for others there is room now.
 _LOOK_AGAIN_S = 0.25
 # For so long a file that could not be fetched is left to its reader.
@@ -254,9 +251,8 @@ class Prefetcher:
         for reader in self._schedule.believed:
             # What comes after that may yet change places with what is cached.
             limit = reader.look_ahead = 0 if reader.exchanges else way.window(reader)
-            if not reader.proven:
-                # Count from the epoch's start: the reader goes on in a wrong plan, too.
-                limit = min(limit, reader.epoch.start + UNPROVEN_SAMPLES - reader.reached)
+            # Not from where the reader is: it goes on in a wrong plan, too.
+            limit = min(limit, reader.fetched_to - reader.reached)
             readers[reader] = self._cursor(reader).coming(reader, limit)
         heads = {reader: next(coming, None) for reader, coming in readers.items()}
         for _ in range(_AT_A_TIME):
@@ -283,7 +279,14 @@ class Prefetcher:
         page cache alone nobody would be given it, and it would be fetched again.
         """
         engine, way = self._cache.engine, self._fetch
-        ready = max(1, min(_READY, len(engine.members) // 100))
+        most = max(1, min(_READY, len(engine.members) // 100))
+
+        def ready(rank_id: Hashable) -> int:
+            reader = self._schedule.readers.get(rank_id)  # type: ignore[call-overload]
+            if reader is None or not reader.believed:
+                return 0
+            return most if reader.proven else min(most, reader.fetched_to - reader.reached)
+
         for shared in engine.owed.lists.values():
             for _ in range(way.concurrency.limit):
                 if not way.has_room():

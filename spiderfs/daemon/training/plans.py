@@ -49,6 +49,8 @@ class Plans:
         self._size_of = size_of
         self._sample_max_bytes = options.sample_max_bytes
         self.sharing = Sharing(cache.engine, random.Random().random, self._cacheable)
+        # In an immutable mount the kernel opens files without asking.
+        cache.engine.schedule.opens_are_heard = not options.immutable
         self.followed = options.plan
         """Whether plans are followed: the option `plan`."""
 
@@ -107,7 +109,7 @@ class Plans:
 
     def _tell_unseen(self, now_s: float, trainer: int | None = None) -> None:
         found: list[tuple[int, int]] = []
-        for number, inode in self._cache.engine.schedule.unseen(now_s, trainer):
+        for number, inode in self._cache.engine.unseen(now_s, trainer):
             assert isinstance(number, int)
             assert isinstance(inode, int)
             found.append((number, inode))

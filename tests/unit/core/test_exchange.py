@@ -222,7 +222,7 @@ def test_what_was_fetched_in_vain_is_due_again() -> None:
 
 
 def due_of(shared: SharedList, ready: int) -> Any:
-    found = shared.due(ready)
+    found = shared.due(lambda _: ready)
     return None if found is None else found[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from unittest.mock import patch
 
 import hypothesis.strategies as st
@@ -18,6 +19,8 @@ from spiderfs.core.schedule import (
     FIRST_PACE_S,
     LATER_EPOCHS,
     PROVEN_OPENS,
+    UNOPENED_MOST,
+    UNPROVEN_SAMPLES,
     PlannedReader,
     Schedule,
 )
@@ -526,6 +529,43 @@ def test_a_plan_is_proven_by_opens_that_follow_it() -> None:
     assert not reader.proven
     reader.opened(PROVEN_OPENS, 0.0, False)
     assert reader.proven
+
+
+def test_each_epoch_is_proven_where_opens_are_heard() -> None:
+    files = list(range(1, 1001))
+    reached = []
+    for heard in (True, False):
+        reader = PlannedReader(of_files(0, files), 0.0, heard)
+        for epoch in range(3):
+            if epoch:
+                reader.begin(of_files(epoch, files), 0.0)
+            before = reader.fetched_to
+            for file in files:
+                reader.come(file, file - 1, 0.0)
+                reader.opened(file, 0.0, False)
+            reached.append((before, reader.fetched_to))
+    first, then = (UNPROVEN_SAMPLES, 1000 + UNPROVEN_SAMPLES), (UNPROVEN_SAMPLES, sys.maxsize)
+    assert reached == [first, then, then, (UNPROVEN_SAMPLES, sys.maxsize), *[(sys.maxsize, sys.maxsize)] * 2]
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_samples_that_are_taken_and_not_opened_speak_against_a_plan_where_opens_are_heard(heard: bool) -> None:
+    plans = Schedule()
+    plans.opens_are_heard = heard
+    plans.begin(7, "train", of_files(0, list(range(1, 1001))), 0.0)
+    for file in range(1, 101):
+        plans.come(7, "train", 0, file, file - 1, 0.0)
+        plans.opened(7, file, 0.0, False)
+    plans.come(7, "train", 0, 100 + UNOPENED_MOST, 99 + UNOPENED_MOST, 1.0)
+    assert len(plans.unseen(2.0 + UNSEEN_AFTER_S)) == UNOPENED_MOST - 1
+    assert plans.active
+    plans.come(7, "train", 0, 100 + UNOPENED_MOST, 100 + UNOPENED_MOST, 2.0)
+    assert len(plans.unseen(3.0 + UNSEEN_AFTER_S)) == 1
+    assert plans.active == (not heard)
+    # An open that follows it speaks for it again.
+    plans.opened(7, 101 + UNOPENED_MOST, 4.0, False)
+    assert plans.active
+    assert plans.readers[7, "train"].proven == (not heard)
 
 
 def test_a_sorted_plan_is_disbelieved_when_its_files_are_read_shuffled() -> None:

@@ -19,10 +19,10 @@ from spiderfs.core.events import FETCHED, HIT, REFUSED, Access
 from spiderfs.core.exchange import SharedList
 from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
-from spiderfs.core.schedule import PROVEN_OPENS, PlannedReader
+from spiderfs.core.schedule import PROVEN_OPENS, UNPROVEN_SAMPLES, PlannedReader
 from spiderfs.daemon.caching.bringing import Bell, Brought, Done, Verdict
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.prefetcher import UNPROVEN_SAMPLES, Prefetcher
+from spiderfs.daemon.caching.prefetcher import Prefetcher
 from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options

@@ -1,23 +1,41 @@
 """The boundary between a training's code and the hook's: if the hook fails, that is logged once and the training goes
 on.
 
-Every call from the training's code into the hook's goes through `Boundary.enter`.
+Every call from the training's code into the hook's goes through `Boundary.enter`. What a signal handler of the training
+raises meanwhile comes through: a job that is told to end must end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import ParamSpec, TypeVar
 
 log = logging.getLogger("trainer_hook")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def by_signal_handler(exc: Exception) -> bool:
+    """Whether a signal handler of the program has raised this, at a time when our code ran: it is not our failure.
+
+    Python calls a handler with the frame that it interrupts, and nothing else gives a function its caller's frame.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(exc.__traceback__)]
+    return any(_is_given(frame, interrupted) for interrupted, frame in itertools.pairwise(frames))
+
+
+def _is_given(frame: FrameType, interrupted: FrameType) -> bool:
+    given = list(frame.f_locals.values())
+    return any(value is interrupted for one in given for value in (one if isinstance(one, tuple) else (one,)))
 
 
 class Boundary:
@@ -48,7 +66,9 @@ class Boundary:
             return None
         try:
             return ours(*args, **named)
-        except Exception:
+        except Exception as exc:
+            if by_signal_handler(exc):
+                raise
             self.broken = True
             log.warning(
                 "the spiderfs hook has failed: the training goes on without it; please report the error below",

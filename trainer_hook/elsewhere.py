@@ -35,9 +35,9 @@ _KNOWN_PACKAGES = {
     "transformers",
     "typing",
 }
-# Instances of the classes of these packages count as constant, except for those in `_STATE`.
+# Instances of the classes of these packages count as constant, except for those in `STATE`.
 _CONSTANT_PACKAGES = _KNOWN_PACKAGES | {"numpy"} | sys.stdlib_module_names
-_STATE = (
+STATE = (
     torch.Generator,
     np.random.Generator,
     np.random.RandomState,
@@ -73,7 +73,7 @@ def shared_state(sampler: Any) -> str | None:
 
 
 def _is_state(value: Any) -> bool:
-    if isinstance(value, (*_STATE, *_RUNS)):
+    if isinstance(value, (*STATE, *_RUNS)):
         return True
     if isinstance(value, type | ModuleType | FunctionType | Dataset | Enum | tuple):
         return False

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from trainer_hook.boundary import by_signal_handler
 from trainer_hook.capture import Capture, Seen
 
 log = logging.getLogger("trainer_hook")
@@ -59,7 +60,9 @@ class Evaluation:
         try:
             with _as_it_was(self._model), torch.no_grad():
                 parts = [self._part(indices[first : first + _BATCH]) for first in range(0, len(indices), _BATCH)]
-        except Exception:
+        except Exception as exc:
+            if by_signal_handler(exc):
+                raise
             # An error here must not stop the training, which goes on with the losses that it knows.
             log.exception("samples cannot be evaluated between epochs")
             self._usable = False

@@ -101,6 +101,7 @@ class Planner:
         self._samples = samples
         self._name = name
         self._index_sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._dataset = loader.dataset
         self.sampler = _spider_sampler(loader)
         self._rehearses = self.sampler is None and not draw_ahead
         self._next_epoch = NextEpoch(loader, self._index_sampler)
@@ -187,7 +188,7 @@ class Planner:
             return self._draw(iteration, iter(()), None)
         rehearsal = None
         if self._publish and self._rehearses:
-            rehearsal = self._boundary.enter(Rehearsal, self._index_sampler)
+            rehearsal = self._boundary.enter(Rehearsal, self._index_sampler, self._dataset)
         return self._draw(iteration, iter(self._index_sampler), rehearsal)
 
     def _draw(self, iteration: object, drawing: Iterator[Any], rehearsal: Rehearsal | None) -> Iterator[Any]:
@@ -363,7 +364,7 @@ class Planner:
         except (TypeError, NotImplementedError):
             log.warning("the loader's sampler has no length, so its epochs are not planned")
             return False
-        reason = why_not(self._index_sampler) if self._rehearses else None
+        reason = why_not(self._index_sampler, self._dataset) if self._rehearses else None
         if reason is not None:
             log.warning("the loader's epochs are not planned, for a plan must not change what is drawn: %s", reason)
         return reason is None

@@ -6,8 +6,9 @@ the generators as it would have left them without one.
 
 The copy has copies of the sampler's own generators. The global generators of torch (on the CPU), NumPy and Python are
 put back into their states afterwards. The copy shares data sets, models and loaders with the sampler, because these may
-be large. `why_not` recognises a sampler that draws by other state that it shares with its copy, for example by a list
-or a generator of its module, and one that runs a model or a loader: such a sampler is not rehearsed.
+be large; of data sets that are no torch `Dataset`, the loader's own, and what samplers call so. `why_not` recognises a
+sampler that draws by other state that it shares with its copy, for example by a list or a generator of its module, and
+one that runs a model or a loader: such a sampler is not rehearsed.
 """
 
 from __future__ import annotations
@@ -25,30 +26,34 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from trainer_hook.elsewhere import shared_state
+from trainer_hook.boundary import by_signal_handler
+from trainer_hook.elsewhere import STATE, shared_state
 
 
-def why_not(sampler: Any) -> str | None:
-    """The reason why this sampler cannot be rehearsed; None if it can be."""
+def why_not(sampler: Any, dataset: Any) -> str | None:
+    """The reason why this sampler of a loader with this data set cannot be rehearsed; None if it can be."""
     for part in _parts(sampler):
         shared = shared_state(part)
         if shared is not None:
             return f"{type(part).__name__} draws by {shared}, which a copy of it shares"
     try:
-        _copied(sampler)
+        _copied(sampler, dataset)
     except Exception as exc:
+        if by_signal_handler(exc):
+            raise
         return f"{type(sampler).__name__} cannot be copied ({exc})"
     return None
 
 
 class Rehearsal:
-    """A rehearsal of one epoch of `sampler`; to be made when the loader makes its own iterator of the sampler.
+    """A rehearsal of one epoch of a loader's `sampler`; to be made when the loader makes its own iterator of it.
 
     The methods raise whatever the sampler raises.
     """
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Any, dataset: Any) -> None:
         self._original = sampler
+        self._dataset = dataset
         self._drawing: Iterator[Any] | None = None
         # A sampler whose `__iter__` is a generator does nothing before the first draw; others may draw now.
         if not inspect.isgeneratorfunction(type(sampler).__iter__):
@@ -63,7 +68,7 @@ class Rehearsal:
             return list(itertools.islice(self._drawing, most))
 
     def _begin(self) -> None:
-        self.sampler = _copied(self._original)
+        self.sampler = _copied(self._original, self._dataset)
         """The copy; after `draw` it is in the state that the sampler will have at the end of the epoch."""
         with generators_kept():
             self._drawing = iter(self.sampler)
@@ -81,8 +86,9 @@ def generators_kept() -> Iterator[None]:
         random.setstate(states[2])
 
 
-def _copied(sampler: Any) -> Any:
-    shared = [value for part in _parts(sampler) for value in _attributes(part) if _is_shared(value)]
+def _copied(sampler: Any, dataset: Any) -> Any:
+    named = [(part, name, value) for part in _parts(sampler) for name, value in _attributes(part).items()]
+    shared = [value for part, name, value in named if value is dataset or _is_shared(part, name, value)]
     return copy.deepcopy(sampler, {id(value): value for value in shared})
 
 
@@ -90,15 +96,20 @@ def _parts(sampler: Any) -> list[Any]:
     """A sampler and the samplers that it is made of."""
     parts = [sampler]
     for part in parts:
-        for value in _attributes(part):
+        for value in _attributes(part).values():
             if isinstance(value, Sampler) and not any(value is known for known in parts):
                 parts.append(value)
     return parts
 
 
-def _attributes(sampler: Any) -> list[Any]:
-    return list(getattr(sampler, "__dict__", {}).values())
+def _attributes(sampler: Any) -> dict[str, Any]:
+    return dict(getattr(sampler, "__dict__", {}))
 
 
-def _is_shared(value: Any) -> bool:
-    return isinstance(value, Dataset | DataLoader | nn.Module)
+def _is_shared(part: Sampler[Any], name: str, value: Any) -> bool:
+    if isinstance(value, Dataset | DataLoader | nn.Module):
+        return True
+    # torch's samplers only ask for its length. Another sampler may keep a list there that it shuffles.
+    return name in ("data_source", "dataset") and (
+        type(part).__module__.startswith("torch.") or not isinstance(value, STATE)
+    )

@@ -6,8 +6,10 @@ import gc
 import itertools
 import logging
 import random
+import signal
 import weakref
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +323,120 @@ def test_a_sampler_that_shares_its_generator_with_a_copy_is_not_planned(
             assert f"a plan must not change what is drawn: {reason}" in record.message
             assert sorted(itertools.chain.from_iterable(batches_of(batches))) == [*range(SIZE)]
     assert not daemon.sink.plans
+
+
+class Plain:
+    """A data set that is no torch Dataset, as those of other packages; it must not be copied."""
+
+    def __init__(self) -> None:
+        self.samples = [(f"{number}.png", 0) for number in range(SIZE)]
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise AssertionError("the data set is copied")
+
+
+class PlainList(list[int]):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise AssertionError("the list is copied")
+
+
+class InPieces(Sampler[int]):
+    """A sampler of one's own that has the data set, or a view of it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.generator = own()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(len(self.dataset), generator=self.generator).tolist())
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+@pytest.mark.parametrize(
+    ("data", "sampler", "same"),
+    [
+        (Plain(), RandomSampler, True),
+        (Plain(), RandomSampler, False),
+        (Plain(), InPieces, True),
+        (Plain(), InPieces, False),
+        (PlainList(range(SIZE)), SequentialSampler, True),
+        (PlainList(range(SIZE)), SequentialSampler, False),
+        # Another list than the loader's data set may be one that the sampler changes.
+        (PlainList(range(SIZE)), InPieces, True),
+    ],
+)
+def test_a_data_set_is_not_copied_with_the_sampler(daemon: HookDaemon, data: Any, sampler: Any, same: bool) -> None:
+    options = {"sampler": sampler(data), "batch_size": 8}
+    batches = DataLoader(data if same else Indexed(), **options)
+    with trainer_hook.plan(daemon.mount, batches, samples=Indexed().samples):
+        drawn = batches_of(batches)
+        until(lambda: begun(daemon) == [[*itertools.chain.from_iterable(drawn)]])
+
+
+class Preempted(Exception):
+    pass
+
+
+class Interrupted(Sampler[int]):
+    """Gets a signal while its copy draws, as a job that is told to end may at any time."""
+
+    def __init__(self) -> None:
+        self.original = id(self)
+
+    def __iter__(self) -> Iterator[int]:
+        for number in torch.randperm(SIZE).tolist():
+            if number == 20 and id(self) != self.original:
+                signal.raise_signal(signal.SIGUSR1)
+            yield number
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+class Handler:
+    def __call__(self, number: int, frame: Any) -> None:
+        self.end()
+
+    def end(self, *_: Any) -> None:
+        raise Preempted
+
+
+def ends_at_once_next_time(number: int, frame: Any) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise Preempted
+
+
+@pytest.mark.parametrize("handler", [Handler(), Handler().end, partial(Handler().end, "now"), ends_at_once_next_time])
+def test_what_a_signal_handler_raises_comes_through_to_the_training(
+    daemon: HookDaemon, handler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = make(sampler=Interrupted())
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with trainer_hook.plan(daemon.mount, batches):
+            for _ in range(2):
+                signal.signal(signal.SIGUSR1, handler)
+                torch.manual_seed(11)
+                with pytest.raises(Preempted):
+                    next(iter(batches))
+            assert not caplog.records
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            # The training goes on with its plan, if it goes on.
+            torch.manual_seed(11)
+            drawn = batches_of(batches)
+            until(lambda: begun(daemon)[-1:] == [[*itertools.chain.from_iterable(drawn)]])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    torch.manual_seed(11)
+    assert drawn == batches_of(batches)
 
 
 def test_attach_publishes_unless_told_not_to(daemon: HookDaemon) -> None:

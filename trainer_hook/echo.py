@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer_hook.ranks import rank_and_world
+from trainer_hook.resuming import dealt
 from trainer_hook.sampler import Epoch, SpiderSampler
 
 # The shortest distance between two draws of a sample, as a share of the longest distance.
@@ -46,8 +46,7 @@ class EchoSampler(SpiderSampler):
 
     def draw_ahead(self) -> list[int]:
         self._ahead = self._draw(self.epoch + 1, None)
-        rank, world_size = rank_and_world()
-        mine: list[int] = self._ahead.order[rank::world_size].tolist()
+        mine: list[int] = dealt(self._ahead.order).tolist()
         return mine
 
     def _ask(self, timeout_s: float) -> None:
@@ -56,8 +55,6 @@ class EchoSampler(SpiderSampler):
     def _draw(self, number: int, scores: Any) -> Epoch:
         cycle, part = divmod(number, self._times)
         order = self._cycle(cycle)[part * self._samples : (part + 1) * self._samples]
-        # If the ranks cannot have equally many draws, the first samples are drawn once more.
-        order = np.resize(order, len(self) * rank_and_world()[1])
         return Epoch(number, None, order.astype(np.uint32))
 
     def _cycle(self, number: int) -> npt.NDArray[np.int64]:

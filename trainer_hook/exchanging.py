@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,20 @@ ANSWER_S = 0.1
 
 
 class Exchanging:
-    """`drawn` is the epoch as a copy of the sampler drew it; None if the epoch goes on with an order of before."""
+    """`drawn` is the epoch as a copy of the sampler drew it; None if the epoch goes on with an order of before.
 
-    def __init__(self, client: Client, name: str, epoch: int, order: OwnOrder, drawn: Indices | None) -> None:
+    `handed` is called with each batch that is handed on.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        epoch: int,
+        order: OwnOrder,
+        drawn: Indices | None,
+        handed: Callable[[list[int]], None],
+    ) -> None:
         self._client = client
         self._name = name
         self._epoch = epoch
@@ -41,12 +51,13 @@ class Exchanging:
         self._patience_s = ANSWER_S
         self._asks = True
         self._drawn = drawn
+        self._handed = handed
         self.follows_sampler = False
         """Whether the sampler's own draws count from now on, because its copy drew something else, or less."""
         # Then: what was handed on before its turn, and what was not, though its turn has come.
         self._early: set[int] = set()
         self._late: list[int] = []
-        self.taken = order.position
+        self.taken = 0
         """How many samples of the epoch the loop has taken."""
 
     @property
@@ -83,6 +94,7 @@ class Exchanging:
         given = None if self._given is None else self._given(self._patience_s)
         self._patience_s = 0.0 if given is None else ANSWER_S
         batch = self.order.hand_on(given or (), count)
+        self._handed(batch)
         self._ask(batch, count)
         return batch
 
@@ -116,6 +128,11 @@ def why_not_exchanged(batches: Iterable[Any], order: Indices) -> str | None:
     """The reason why the samples of an epoch cannot be exchanged, which was drawn so; None if they can be."""
     if repeats(order):
         return "its sampler draws some more than once in an epoch"
+    return why_not_replaced(batches)
+
+
+def why_not_replaced(batches: Iterable[Any]) -> str | None:
+    """The reason why `like` cannot make batches like these of other samples; None if it can."""
     other = next((kind for kind in _kinds(batches) if not issubclass(kind, _KINDS) and kind is not int), None)
     return None if other is None else f"its sampler draws {other.__name__} objects, and not plain indices"
 
@@ -164,26 +181,3 @@ def takes_part(share: bool, paths: Sequence[bytes]) -> bool:
         )
         return False
     return share
-
-
-def saved(order: OwnOrder, taken: int) -> dict[str, Any]:
-    """What `restored` needs, in types that every checkpoint can hold; `taken` samples were taken by the loop."""
-    return {"order": order.order.tolist(), "taken": taken}
-
-
-def restored(state: object, samples: int) -> OwnOrder:
-    """The order of an epoch that goes on after what was taken; raises ValueError if it is not one of this list."""
-    if not isinstance(state, Mapping) or not {"order", "taken"} <= state.keys():
-        raise ValueError(_NO_STATE)
-    try:
-        order, taken = np.asarray(state["order"]), operator.index(state["taken"])
-    except (TypeError, ValueError):
-        raise ValueError(_NO_STATE) from None
-    if order.ndim != 1 or (len(order) and order.dtype.kind not in "iu"):
-        raise ValueError(_NO_STATE)
-    if len(order) and not 0 <= order.min() <= order.max() < samples:
-        raise ValueError(f"the state is of another list: it has sample {order.max()}, and this list {samples} samples")
-    return OwnOrder(order.astype(np.uint32), samples, taken)
-
-
-_NO_STATE = "the state is not one that state_dict() returned"

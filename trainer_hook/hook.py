@@ -135,7 +135,7 @@ class Hook:
         return np.empty(0, np.uint32) if self._latest is None else self._latest.samples
 
     def state_dict(self) -> dict[str, Any]:
-        """Where an epoch with `share` is; see `Planning.state_dict`."""
+        """Where the epoch of the job is; see `Planning.state_dict`."""
         return {} if self._planner is None else self._planner.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -253,6 +253,8 @@ class Hook:
         unmatched = self.counts["unmatched"]
         self._client.epoch_end(EpochEnd(self._epoch, share, unmatched - self._unmatched_said))
         self._unmatched_said = unmatched
+        if self._planner is not None:
+            self._planner.epoch_over()
         if self.sampler is not None:
             self.sampler.epoch_end(share)
         self._epoch += 1

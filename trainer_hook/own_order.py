@@ -18,10 +18,10 @@ Indices = npt.NDArray[np.uint32]
 class OwnOrder:
     """`order` has the index of the sample at each position, each sample at most once; raises ValueError otherwise.
 
-    `samples` is the length of the list, and all positions before `start` have been handed on.
+    `samples` is the length of the list.
     """
 
-    def __init__(self, order: Sequence[int] | Indices, samples: int, start: int = 0) -> None:
+    def __init__(self, order: Sequence[int] | Indices, samples: int) -> None:
         self.order: Indices = np.array(order, np.uint32)
         """The whole epoch: first what has been handed on, in that order, then the rest as it is planned now."""
         total = len(self.order)
@@ -31,9 +31,7 @@ class OwnOrder:
         self._position_of[self.order] = np.arange(total)
         if int((self._position_of >= 0).sum()) != total:
             raise ValueError("the order has a sample more than once, so its samples cannot be exchanged")
-        if not 0 <= start <= total:
-            raise ValueError(f"position {start} is not one of {total}")
-        self.position = start
+        self.position = 0
         """How many samples have been handed on."""
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,11 @@ from torch.utils.data import DataLoader
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
 from trainer_hook.boundary import Boundary
 from trainer_hook.client import Client
-from trainer_hook.exchanging import Exchanging, like, repeats, restored, saved, why_not_exchanged
+from trainer_hook.exchanging import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
 from trainer_hook.next_epoch import NextEpoch, batches_of
 from trainer_hook.own_order import OwnOrder
 from trainer_hook.rehearsal import Rehearsal, why_not
+from trainer_hook.resuming import JobOrder, Progress, dealt, restored
 from trainer_hook.sampler import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
@@ -108,8 +109,16 @@ class Planner:
         self._publish = publish and self._can_be_planned()
         self._shares = share and self._publish
         self._exchanging: Exchanging | None = None
-        # The order of the epoch with which a training goes on, if it has given one.
-        self._restored: OwnOrder | None = None
+        # The progress with which the training goes on, until the epoch begins; then the rest of that epoch, if its
+        # samples are not exchanged.
+        self._restored: Progress | None = None
+        self._rest: _Rest | None = None
+        self._goes_on = False
+        # What this and other ranks read in the current epoch; None if that is not known.
+        self._order: JobOrder | None = None
+        # Whether the training has said that the epoch is over.
+        self._over = False
+        self._whole = _whole_batches(loader)
         self._draws_ahead = draw_ahead
         self._ahead: deque[Any] | None = None
         # The published plans of later epochs, by their numbers.
@@ -125,7 +134,7 @@ class Planner:
         # Whether that iteration has drawn to its end.
         self._ended = False
         if self.sampler is not None:
-            self.sampler.bind(client, name, _whole_batches(loader))
+            self.sampler.bind(client, name, self._whole)
 
     def close(self) -> None:
         """Publish nothing more."""
@@ -138,45 +147,68 @@ class Planner:
     # -- a training that goes on
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on after what the loop has taken; empty between epochs, or without share.
+        """What `load_state_dict` needs to go on after what the job has consumed; empty between epochs.
 
-        To be called by the training's thread.
+        To be called by the training's thread. Raises RuntimeError if another rank does not say what it reads.
         """
+        if self.sampler is not None:
+            return self.sampler.state_dict()
         if self._restored is not None:
-            return saved(self._restored, self._restored.position)
-        exchanging = self._exchanging
-        if exchanging is None or exchanging.follows_sampler or self._taken >= len(exchanging.order):
+            return self._restored.state()
+        if self._current is None or self._over:
             return {}
-        return saved(exchanging.order, self._taken)
+        if self._order is None:
+            log.warning("the state has no place in the epoch, as the mount was told no plan of it: it begins anew")
+            return {}
+        return {} if self._taken >= len(self._order) else self._order.progress(self._taken).state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next epoch go on where `state_dict` was called: its loader gives what was not taken, and ends.
+        """Have the next epoch go on where `state_dict` was called: its loader gives what was not consumed, and ends.
 
-        Raises ValueError if the state is not one of this list, or if this loader does not share it.
+        Raises ValueError if the state is not one of this list, or if this loader is not planned.
         """
-        if state and not self._shares:
-            raise ValueError("the state is that of a loader with share=True")
-        self._restored = restored(state, self._samples) if state else None
+        if self.sampler is not None:
+            if state:
+                self.sampler.load_state_dict(state)
+            return
+        progress = restored(state, self._samples) if state else None
+        if progress is not None and not self._publish:
+            raise ValueError("the loader's epochs are not planned, so none can go on: begin the epoch anew")
+        if progress is not None and self._shares and repeats(progress.order):
+            raise ValueError(
+                "the state has a sample more than once, so its samples cannot be exchanged: leave share out"
+            )
+        self._restored = progress
+
+    def epoch_over(self) -> None:
+        """The training says that the epoch is over, also if it has not taken all of it."""
+        self._over = self._taken > 0
+        if self._over and self.sampler is not None:
+            self.sampler.left()
 
     # -- what the follower calls
 
     def draw(self, iteration: object) -> Iterator[Any]:
-        """The draws for this iteration, as `_drawn` has them, or what was exchanged for them."""
+        """The draws for this iteration, as `_drawn` has them, or what is handed on in their place."""
         drawn = self._drawn(iteration)
-        return self._exchanged(drawn) if self._shares else drawn
+        return drawn if self._restored is None and not self._shares else self._replaced(drawn)
 
-    def _exchanged(self, drawing: Iterator[Any]) -> Iterator[Any]:
-        exchanging: Exchanging | None = None
+    def _replaced(self, drawing: Iterator[Any]) -> Iterator[Any]:
+        instead: Exchanging | _Rest | None = None
         for number, drawn in enumerate(drawing):
             if not number:
-                exchanging = self._exchanging
+                instead = self._exchanging or self._rest
             indices = indices_of(drawn)
-            if exchanging is None or indices is None:
+            if instead is None or indices is None:
                 yield drawn
-            elif exchanging.over:
+                continue
+            batch = () if instead.over else instead.batch(indices.tolist())
+            if not batch:
                 return
-            else:
-                yield like(drawn, exchanging.batch(indices.tolist()))
+            yield like(drawn, batch)
+        if self._goes_on and self._dispatched < self._planned:
+            missing = self._planned - self._dispatched
+            log.warning("%d samples of the epoch that went on are not read: give the sampler all samples", missing)
 
     def _drawn(self, iteration: object) -> Iterator[Any]:
         """The draws of the index sampler for this iteration; to be called when the loader makes an iterator of it.
@@ -194,7 +226,8 @@ class Planner:
     def _draw(self, iteration: object, drawing: Iterator[Any], rehearsal: Rehearsal | None) -> Iterator[Any]:
         self._current, self._planned, self._ended = iteration, 0, False
         self._dispatched = self._taken = 0
-        self._exchanging = None
+        self._exchanging, self._rest, self._over = None, None, False
+        self._order = None
         batches, self._ahead = self._ahead, None
         if not self._publish:
             yield from drawing if batches is None else batches
@@ -244,6 +277,8 @@ class Planner:
                     self._withdraw()
                     if self._exchanging is not None:
                         self._exchanging.follow_sampler()
+                    if self._rest is None and (self._exchanging is None or self._exchanging.follows_sampler):
+                        self._order = None
             yield drawn
         # This also publishes later epochs if the epoch has one batch only.
         if self._publish and next(planned, None) is not None:
@@ -294,6 +329,9 @@ class Planner:
         elif not self._has_all(order):
             self._give_up("its sampler draws indices that the list does not have")
         else:
+            if self._restored is not None and (reason := why_not_replaced(batches)) is not None:
+                self._restored = None
+                log.warning("the epoch does not go on, but begins anew: %s", reason)
             if self._shares and self._restored is None and (reason := why_not_exchanged(batches, order)) is not None:
                 self._shares = False
                 log.warning("the loader's samples are not exchanged: %s", reason)
@@ -304,9 +342,9 @@ class Planner:
 
     def _begin(self, order: Indices) -> None:
         self._epoch += 1
-        self._planned = len(order)
-        published = self._own_order(order)
-        self._client.plan(Plan(self._name, self._epoch, self._dispatched, True, published))
+        own = self._own_order(order)
+        self._planned = len(own)
+        self._client.plan(Plan(self._name, self._epoch, 0, True, own))
         foreseen = self._foreseen.pop(self._epoch, order)
         if not np.array_equal(foreseen, order):
             self._mistakes += 1
@@ -314,16 +352,28 @@ class Planner:
             self._foreseen.clear()
 
     def _own_order(self, order: Indices) -> Indices:
-        """The order to publish: if the epoch's samples are exchanged, the one in which they change places."""
-        own, self._restored = self._restored, None
-        drawn = None if own is not None else order
-        if self._shares and own is None:
-            own = OwnOrder(order, self._samples)
-        if own is None:
-            return order
-        self._planned, self._dispatched, self._taken = len(own), own.position, own.position
-        self._exchanging = Exchanging(self._client, self._name, self._epoch, own, drawn)
-        return own.order
+        """What this rank reads: what its sampler has drawn, or its share of the rest of an epoch that goes on."""
+        progress, self._restored = self._restored, None
+        sampler_epoch = getattr(getattr(self._index_sampler, "sampler", self._index_sampler), "epoch", None)
+        if progress is not None and (progress.sampler_epoch or 0) < (sampler_epoch or 0):
+            # `set_epoch` has named a later epoch than that of the state: the training has left that one.
+            progress = None
+        before: Indices = np.empty(0, np.uint32)
+        self._goes_on = progress is not None
+        own, drawn = order, None if self._goes_on else order
+        if progress is not None:
+            before, own = progress.order[: progress.consumed], dealt(progress.order[progress.consumed :])
+            own = own[: len(own) // self._whole * self._whole]
+        if self.sampler is None:
+            self._order = JobOrder(self._name, before, own, sampler_epoch, exchanges=self._shares)
+        if self._shares:
+            assert self._order is not None
+            exchanged = OwnOrder(own, self._samples)
+            self._exchanging = Exchanging(self._client, self._name, self._epoch, exchanged, drawn, self._order.handed)
+            return exchanged.order
+        if progress is not None:
+            self._rest = _Rest(own)
+        return own
 
     def _foresee_after(self, ended: Any) -> None:
         self._next_epoch.drawn()
@@ -372,6 +422,23 @@ class Planner:
     def _give_up(self, reason: str) -> None:
         self._publish = False
         log.warning("the loader's epochs are not planned any more: %s", reason)
+
+
+class _Rest:
+    """The rest of an epoch that goes on: it is handed on in batches as long as those that the sampler draws."""
+
+    def __init__(self, order: Indices) -> None:
+        self._order: list[int] = order.tolist()
+        self._position = 0
+
+    @property
+    def over(self) -> bool:
+        return self._position == len(self._order)
+
+    def batch(self, drawn: Sequence[int]) -> list[int]:
+        """The next samples, as many as the sampler has drawn, or fewer at the end."""
+        begun, self._position = self._position, min(self._position + len(drawn), len(self._order))
+        return self._order[begun : self._position]
 
 
 def _spider_sampler(loader: DataLoader[Any]) -> SpiderSampler | None:

@@ -189,14 +189,19 @@ class Planning:
             let_go(timeout_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where an epoch with `share` is: what the loop has taken of it, and the rest; empty between epochs."""
+        """What the job has consumed of the epoch, and the rest; empty between epochs.
+
+        The state is the same on all ranks that have taken equally many batches, so rank 0 alone may save it. After a
+        loop has left its epoch early, the state still says where. Raises RuntimeError if another rank does not say what
+        it reads. The state of a SpiderSampler is the sampler's own.
+        """
         return self._planner.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next epoch of the loader give only what had not been taken when `state_dict` was called.
+        """Have the next epoch of the loader give only what the job had not consumed, on any number of ranks.
 
-        Give the loader's sampler all samples of the epoch, not the rest. Raises ValueError if the state is not one of
-        this list.
+        Give the loader's sampler all samples of the epoch, not the rest. A sampler that is told a later epoch with
+        `set_epoch` begins that one instead. Raises ValueError if the state is not one of this list.
         """
         self._planner.load_state_dict(state)
 
@@ -244,6 +249,7 @@ def plan(
     `share`: then K jobs fetch together about what one fetches alone. Each epoch has the same samples, each once, in
     another order than the sampler's; orders of jobs that run side by side become alike. Leave it out where the order or
     the batches have a meaning (sorted by length, balanced by class, a curriculum), and for validation.
+
     `Planning.state_dict` says where an epoch is, for a training that goes on in the middle of one.
 
     Without a mount or a daemon this logs one warning, and the training goes on. Raises ValueError for a loader that

@@ -14,6 +14,7 @@ from torch.utils.data import Sampler
 
 from trainer_hook.client import Client
 from trainer_hook.ranks import from_first_rank, rank_and_world
+from trainer_hook.resuming import NO_STATE, dealt, restored
 
 log = logging.getLogger("trainer_hook")
 
@@ -38,11 +39,12 @@ class SpiderSampler(Sampler[int]):
     a training lost 0.7 points of accuracy, and with neither of the two it lost four (docs/TRAINING.md).
 
     All ranks make the same draws, by the scores that rank 0 has got, and each rank takes every world_size-th of them.
-    With one rank the next epoch is drawn while the current one runs, by the scores of that moment: when the share
-    `settled` of the batches has been handed to the loader, or with the last batch if the current epoch was drawn
-    without scores. The sooner the next epoch is drawn, the better the daemon knows what to keep; the later, the newer
-    are the scores. docs/PREFETCHING.md has measurements of the cost in bytes. If `settled` is 1, or if the mount
-    follows no plans, an epoch is drawn when it begins, by the scores of that moment.
+    So a state of any rank serves a training with any number of ranks. With one rank the next epoch is drawn while the
+    current one runs, by the scores of that moment: when the share `settled` of the batches has been handed to the
+    loader, or with the last batch if the current epoch was drawn without scores. The sooner the next epoch is drawn,
+    the better the daemon knows what to keep; the later, the newer are the scores. docs/PREFETCHING.md has measurements
+    of the cost in bytes. If `settled` is 1, or if the mount follows no plans, an epoch is drawn when it begins, by the
+    scores of that moment.
     """
 
     def __init__(
@@ -74,10 +76,14 @@ class SpiderSampler(Sampler[int]):
         self.epoch = 0
         self._scores: npt.NDArray[np.float32] | None = None
         self._probabilities: npt.NDArray[np.float64] | None = None
-        # The draws of the current epoch over all ranks, and how many of this rank's draws the training has taken.
+        # The draws of the current epoch over all ranks, how many of them were consumed before this process went on with
+        # it, and how many of this rank's share of the rest the training has taken.
         self._order: npt.NDArray[np.uint32] | None = None
+        self._before = 0
         self._position = 0
         self._resuming = False
+        # By how much this sampler's epochs are ahead of the numbers that `set_epoch` is given.
+        self._ahead_of_caller = 0
         self._ahead: Epoch | None = None
 
     def bind(self, client: Client, name: str, whole: int = 1) -> None:
@@ -92,7 +98,15 @@ class SpiderSampler(Sampler[int]):
         self._client = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw this epoch next; without this call the epochs come in order."""
+        """Draw this epoch next; without this call the epochs come in order.
+
+        After `load_state_dict`, the number of the state's epoch lets that epoch go on, and a later one leaves it out. A
+        lower number comes from a caller that counts its epochs from the start of the process, as accelerate does: its
+        epochs are counted on from that of the state.
+        """
+        if self._resuming and epoch < self.epoch:
+            self._ahead_of_caller = self.epoch - epoch
+        epoch += self._ahead_of_caller
         if epoch != self.epoch:
             self.epoch, self._order, self._resuming = epoch, None, False
 
@@ -109,10 +123,7 @@ class SpiderSampler(Sampler[int]):
         else:
             self._begin()
         assert self._order is not None
-        rank, world_size = rank_and_world()
-        mine = self._order[rank::world_size]
-        begun = self._position
-        for number, index in enumerate(mine[begun:].tolist(), begun + 1):
+        for number, index in enumerate(dealt(self._order[self._before :]).tolist(), 1):
             if self._client is None:
                 self._position = number
             yield index
@@ -140,10 +151,13 @@ class SpiderSampler(Sampler[int]):
     def took(self, samples: int) -> None:
         """Note that the training has taken so many samples; its loader workers have drawn more."""
         self._position += samples
-        drawn = self._drawn()
-        if self._order is not None and drawn - self._position < self._whole:
+        if self._order is not None and self._drawn() - self._position < self._whole:
             # The rest makes no batch: a training that resumes here begins the next epoch.
-            self._position = drawn
+            self.left()
+
+    def left(self) -> None:
+        """Note that the training has ended the current epoch, also if it has not taken all of its draws."""
+        self._position = self._drawn()
 
     def trained(self, indices: npt.NDArray[np.uint32], losses: npt.NDArray[np.floating]) -> None:
         """Note the losses of a batch. The hook's sending thread calls this, perhaps after `epoch_end`."""
@@ -164,34 +178,41 @@ class SpiderSampler(Sampler[int]):
         return self._probabilities
 
     def state_dict(self) -> dict[str, Any]:
-        """The state from which a training can resume; ranks at the same position have the same state."""
+        """The state from which a training can resume on any number of ranks: what the job has consumed of the epoch.
+
+        It is the same on all ranks that have taken equally many draws; save that of rank 0.
+        """
         order, scores = self._order, self._scores
+        consumed = 0 if order is None else min(self._before + self._position * rank_and_world()[1], len(order))
         return {
             "epoch": self.epoch,
-            "position": self._position,
+            "consumed": consumed,
             "order": None if order is None else torch.from_numpy(order.astype(np.int64)),
             "scores": None if scores is None else torch.from_numpy(scores.copy()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken; raises ValueError for a state of another data set."""
-        order, scores = state["order"], state["scores"]
-        if (scores is not None and len(scores) != self._samples) or (
-            order is not None and len(order) and int(order.max()) >= self._samples
-        ):
-            raise ValueError(f"the state is not of a data set of {self._samples} samples: load it into its own sampler")
-        self.epoch, self._position = state["epoch"], state["position"]
-        self._order = None if order is None else order.numpy().astype(np.uint32)
-        self._scores = None if scores is None else scores.numpy().copy()
+        """Go on from where `state` was taken; raises ValueError for a state that is not one of this data set."""
+        try:
+            epoch, order, scores = int(state["epoch"]), state["order"], state["scores"]
+            progress = restored({**state, "order": [] if order is None else order}, self._samples)
+            scores = None if scores is None else np.asarray(scores).astype(np.float32)
+        except (KeyError, TypeError) as exc:
+            raise ValueError(NO_STATE) from exc
+        if scores is not None and scores.shape != (self._samples,):
+            raise ValueError(f"the state is of another list: it has {len(scores)} scores for {self._samples} samples")
+        self.epoch, self._before, self._position = epoch, progress.consumed, 0
+        self._order = None if order is None else progress.order
+        self._scores = scores
         self._probabilities = None
-        self._ahead = None
-        self._resuming = self._position < self._drawn()
+        self._ahead, self._ahead_of_caller = None, 0
+        self._resuming = self._before < len(progress.order)
 
     # -- drawing
 
     def _drawn(self) -> int:
-        """How many draws of the current epoch each rank has; 0 before the first epoch."""
-        return 0 if self._order is None else -(-len(self._order) // rank_and_world()[1])
+        """How many draws of the current epoch each rank has in this process; 0 before the first epoch."""
+        return 0 if self._order is None else -(-(len(self._order) - self._before) // rank_and_world()[1])
 
     def _begin(self) -> None:
         if self._order is not None:
@@ -199,19 +220,16 @@ class SpiderSampler(Sampler[int]):
         epoch, self._ahead = self._ahead, None
         if epoch is None or epoch.number != self.epoch:
             epoch = self._draw(self.epoch, self._ask(self._scores_timeout_s))
-        self._scores, self._order, self._position = epoch.scores, epoch.order, 0
+        self._scores, self._order, self._before, self._position = epoch.scores, epoch.order, 0, 0
         self._probabilities = None
 
     def _draw(self, number: int, scores: npt.NDArray[np.float32] | None) -> Epoch:
-        world_size = rank_and_world()[1]
-        draws = -(-self._draws // world_size) * world_size
         rng = np.random.default_rng([self._seed, number])
         if scores is None:
-            rounds = -(-draws // self._samples)
-            order = np.concatenate([rng.permutation(self._samples) for _ in range(rounds)])[:draws]
+            rounds = -(-self._draws // self._samples)
+            order = np.concatenate([rng.permutation(self._samples) for _ in range(rounds)])[: self._draws]
         else:
-            order = self._pick(scores, draws, rng)
-            order = order[: len(order) // world_size * world_size]
+            order = self._pick(scores, self._draws, rng)
         return Epoch(number, scores, order.astype(np.uint32))
 
     def _pick(

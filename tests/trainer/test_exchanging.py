@@ -182,16 +182,16 @@ def test_a_training_goes_on_in_the_middle_of_an_epoch(daemon: HookDaemon) -> Non
 @pytest.mark.parametrize(
     "state",
     [
-        {"order": [0, 0], "taken": 0},
-        {"order": [99], "taken": 0},
-        {"order": [-1], "taken": 0},
+        {"order": [0, 0], "consumed": 0},
+        {"order": [99], "consumed": 0},
+        {"order": [-1], "consumed": 0},
         {"order": [0]},
-        {"taken": 0},
-        {"order": [1, 2, 3], "taken": 7},
-        {"order": [1, 2, 3], "taken": None},
-        {"order": [0.5], "taken": 0},
-        {"order": [2**32], "taken": 0},
-        {"order": "123", "taken": 0},
+        {"consumed": 0},
+        {"order": [1, 2, 3], "consumed": 7},
+        {"order": [1, 2, 3], "consumed": None},
+        {"order": [0.5], "consumed": 0},
+        {"order": [2**32], "consumed": 0},
+        {"order": "123", "consumed": 0},
         [1, 2, 3],
         "order",
     ],
@@ -208,11 +208,6 @@ def test_a_refurbished_loader_is_refused(tmp_path: Path) -> None:
     loader = trainer_hook.refurbish(plain, split=halves, store=tmp_path)
     with pytest.raises(ValueError, match="made anew"):
         trainer_hook.plan(tmp_path, loader, share=True)
-
-
-def test_a_state_needs_a_loader_that_shares(daemon: HookDaemon) -> None:
-    with trainer_hook.plan(daemon.mount, make()) as planning, pytest.raises(ValueError, match="share=True"):
-        planning.load_state_dict({"order": [0], "taken": 0})
 
 
 @pytest.mark.parametrize(

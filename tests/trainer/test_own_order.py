@@ -37,26 +37,16 @@ def test_what_was_handed_on_cannot_be_proposed_again() -> None:
     assert order.hand_on([0, 0], 2) == [1, 2]
 
 
-def test_an_epoch_goes_on_where_it_was_left() -> None:
-    order = OwnOrder([0, 1, 2, 3], samples=4)
-    order.hand_on([3], 2)
-    again = OwnOrder(order.order, samples=4, start=order.position)
-    assert again.coming(9) == order.coming(9) == [2, 0]
-    assert not again.owes(3)
-    assert again.owes(0)
-
-
 @pytest.mark.parametrize(
-    ("order", "start", "message"),
+    ("order", "message"),
     [
-        ([0, 0], 0, "more than once, so its samples cannot be exchanged"),
-        ([5], 0, "sample 5 of a list of 5"),
-        ([0], 2, "position 2 is not one of 1"),
+        ([0, 0], "more than once, so its samples cannot be exchanged"),
+        ([5], "sample 5 of a list of 5"),
     ],
 )
-def test_an_order_that_cannot_be_is_refused(order: list[int], start: int, message: str) -> None:
+def test_an_order_that_cannot_be_is_refused(order: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        OwnOrder(order, samples=5, start=start)
+        OwnOrder(order, samples=5)
 
 
 @given(st.data())
@@ -71,7 +61,5 @@ def test_each_sample_is_handed_on_exactly_once(data: st.DataObject) -> None:
         batch = order.hand_on(proposed, count)
         assert len(batch) == len(coming)
         handed += batch
-        if data.draw(st.booleans()):
-            order = OwnOrder(order.order, SAMPLES, order.position)
     assert sorted(handed) == sorted(planned)
     assert order.order.tolist() == handed

@@ -161,7 +161,7 @@ def test_resumes_where_it_was() -> None:
     begun = iter(sampler)
     first = [next(begun) for _ in range(10)]
     sampler.unbind()
-    again.load_state_dict(sampler.state_dict() | {"position": 10})
+    again.load_state_dict(sampler.state_dict() | {"consumed": 10})
     assert again.repeats == 3
     assert first + list(again) == first + list(begun)
 

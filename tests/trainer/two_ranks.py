@@ -14,13 +14,18 @@ PATIENCE_S = 240.0
 
 
 def in_two_ranks(train: Callable[[int, str], None], mount: Path) -> set[int | None]:
-    """Run `train(rank, mount)`, which begins with `join_two_ranks`, in two processes; returns their pids.
+    """Run `train(rank, mount)`, which begins with `join_two_ranks`, in two processes; returns their pids."""
+    return in_processes(train, mount, 2)
+
+
+def in_processes(train: Callable[[int, str], None], mount: Path, count: int) -> set[int | None]:
+    """Run `train(number, mount)` in so many processes; returns their pids.
 
     It must be a function of a module, for the processes import that.
     """
     # Not fork: a test's process has threads.
     context = multiprocessing.get_context("forkserver")
-    ranks = [context.Process(target=train, args=(rank, str(mount))) for rank in (0, 1)]
+    ranks = [context.Process(target=train, args=(rank, str(mount))) for rank in range(count)]
     for process in ranks:
         process.start()
     try:

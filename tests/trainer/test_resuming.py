@@ -1,0 +1,276 @@
+"""A training that goes on in the middle of an epoch, on as many ranks as before or others: nothing is lost or repeated.
+
+One group of four processes makes all trainings: with 1, 2 and 4 ranks up to the third batch, and from the state of each
+of these again with 1, 2 and 4.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+from hook_daemon import HookDaemon
+from tiny_training import SIZE, Indexed
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
+from two_ranks import in_processes
+
+import trainer_hook
+from spiderfs.testing import RecordingSink
+from trainer_hook import EchoSampler, ImpactSampler, ShadeSampler, SpiderSampler
+from trainer_hook.resuming import JobOrder, Progress, dealt, restored
+
+RANKS = (1, 2, 4)
+KINDS = ("spider", "echo", "shade", "impact", "plan", "shuffled", "share")
+TAKEN = 3
+"""After so many batches of each rank the state is saved."""
+
+
+def loader_of(kind: str, data: Dataset[Any], **options: Any) -> DataLoader[Any]:
+    samplers: dict[str, Any] = {
+        "spider": lambda: SpiderSampler(SIZE, seed=2),
+        "echo": lambda: EchoSampler(SIZE, seed=2),
+        "shade": lambda: ShadeSampler(SIZE, seed=2),
+        "impact": lambda: ImpactSampler(SIZE, seed=2),
+    }
+    if kind in samplers:
+        sampler = samplers[kind]()
+    elif kind == "shuffled" and torch.distributed.get_world_size() == 1:
+        sampler = RandomSampler(data, generator=torch.Generator().manual_seed(4))  # type: ignore[arg-type]
+    else:
+        sampler = DistributedSampler(data, seed=5)
+    return DataLoader(data, batch_size=3, sampler=sampler, **options)
+
+
+def train(kind: str, mount: str, state: dict[str, Any] | None, most: int | None) -> tuple[list[int], dict[str, Any]]:
+    """One epoch, or the rest of one, with `most` batches; returns the samples, and rank 0's state after them."""
+    data, rank = Indexed(), torch.distributed.get_rank()
+    workers = {"num_workers": 1, "multiprocessing_context": "fork"} if kind == "shuffled" else {}
+    batches = loader_of(kind, data, **workers)
+    with trainer_hook.plan(mount, batches, split=kind, share=kind == "share") as planning:
+        if state is not None:
+            planning.load_state_dict(state)
+            # As loops do that name their epochs: this one goes on.
+            batches.sampler.set_epoch(0) if hasattr(batches.sampler, "set_epoch") else None  # type: ignore[attr-defined]
+        taken: list[int] = []
+        iterator = iter(batches)
+        for batch in itertools.islice(iterator, most):
+            taken += batch.tolist()
+        # As the sum of all gradients does, this waits for all ranks.
+        torch.distributed.barrier()
+        saved = planning.state_dict() if rank == 0 and most is not None else {}
+        torch.distributed.barrier()
+        if state is not None:
+            following = [one for batch in batches for one in batch.tolist()]
+            assert len(following) >= SIZE // torch.distributed.get_world_size(), kind
+            assert planning.state_dict() == {} or kind in KINDS[:4]
+    return taken, saved
+
+
+def rank_of_all(number: int, mount: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+
+    def joined(name: str, ranks: int) -> None:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{mount}/{name}", rank=number, world_size=ranks
+        )
+
+    meeting = iter(range(100))
+    found: dict[str, list[int]] = {}
+    for before in RANKS:
+        if number < before:
+            joined(f"before-{before}", before)
+            for kind in KINDS:
+                found[f"{kind} {before}"], state = train(kind, mount, None, TAKEN)
+                if number == 0:
+                    torch.save(state, Path(mount, f"state-{kind}-{before}"))
+            torch.distributed.destroy_process_group()
+        joined(f"meet-{next(meeting)}", RANKS[-1])
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+        for after in RANKS:
+            if number < after:
+                joined(f"after-{before}-{after}", after)
+                for kind in KINDS:
+                    state = torch.load(Path(mount, f"state-{kind}-{before}"), weights_only=True)
+                    found[f"{kind} {before} {after}"], _ = train(kind, mount, state, None)
+                torch.distributed.destroy_process_group()
+    Path(mount, f"found-{number}.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
+    """What all ranks took, for each kind and numbers of ranks."""
+    mount = tmp_path_factory.mktemp("resuming")
+    scores = np.linspace(0.1, 2, SIZE).astype(np.float32)
+    sink = RecordingSink(scores_given=scores, give=lambda question: [*reversed(range(SIZE))][: len(question.wanted)])
+    taken: dict[str, list[int]] = {}
+    with HookDaemon(mount, sink):
+        in_processes(rank_of_all, mount, RANKS[-1])
+    for rank in range(RANKS[-1]):
+        for name, samples in json.loads((mount / f"found-{rank}.json").read_text()).items():
+            taken.setdefault(name, []).extend(samples)
+    return mount, taken
+
+
+@pytest.mark.parametrize("after", RANKS)
+@pytest.mark.parametrize("before", RANKS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_sample_is_lost_or_repeated(
+    found: tuple[Path, dict[str, list[int]]], kind: str, before: int, after: int
+) -> None:
+    mount, taken = found
+    state = torch.load(mount / f"state-{kind}-{before}", weights_only=True)
+    epoch = Counter(torch.as_tensor(state["order"]).tolist())
+    if kind in KINDS[4:]:
+        assert epoch == Counter(range(SIZE))
+    begun = taken[f"{kind} {before}"]
+    assert len(begun) == state["consumed"] == TAKEN * 3 * before
+    whole = Counter(begun) + Counter(taken[f"{kind} {before} {after}"])
+    assert not epoch - whole, "lost"
+    # So that all ranks read equally many, fewer than there are ranks are read once more.
+    assert (whole - epoch).total() == -(SIZE - len(begun)) % after if kind != "impact" else True
+    assert (whole - epoch).total() < after
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path, RecordingSink()) as daemon:
+        yield daemon
+
+
+def test_a_loop_that_was_interrupted_says_where(daemon: HookDaemon) -> None:
+    """A loop that is left by an exception cannot be told from one that is left by `break`: both may go on."""
+    for interrupt in (True, False):
+        batches = DataLoader(Indexed(), batch_size=8, shuffle=True)
+        with trainer_hook.plan(daemon.mount, batches) as planning:
+            taken: list[int] = []
+            try:
+                for batch in batches:
+                    taken += batch.tolist()
+                    if len(taken) == 16 and interrupt:
+                        raise KeyboardInterrupt
+                    if len(taken) == 16:
+                        break
+            except KeyboardInterrupt:
+                pass
+            state = planning.state_dict()
+            assert sorted(one for batch in batches for one in batch.tolist()) == list(range(SIZE))
+        again = DataLoader(Indexed(), batch_size=8, shuffle=True)
+        with trainer_hook.plan(daemon.mount, again) as planning:
+            planning.load_state_dict(state)
+            rest = [one for batch in again for one in batch.tolist()]
+            assert sorted(taken + rest) == list(range(SIZE))
+
+
+def test_the_rest_can_be_left_again(daemon: HookDaemon) -> None:
+    state: dict[str, Any] = {}
+    taken: list[int] = []
+    for _ in range(3):
+        batches = DataLoader(Indexed(), batch_size=8, shuffle=True)
+        with trainer_hook.plan(daemon.mount, batches) as planning:
+            planning.load_state_dict(state)
+            assert planning.state_dict() == state
+            for batch in itertools.islice(batches, 2):
+                taken += batch.tolist()
+            state = planning.state_dict()
+    assert state["consumed"] == 48
+    assert len(set(taken)) == 48
+
+
+def test_a_sampler_that_is_told_a_later_epoch_leaves_the_state_out(daemon: HookDaemon) -> None:
+    batches = DataLoader(Indexed(), batch_size=8, sampler=DistributedSampler(Indexed(), 1, 0))
+    with trainer_hook.plan(daemon.mount, batches) as planning:
+        next(iter(batches))
+        planning.load_state_dict(planning.state_dict())
+        batches.sampler.set_epoch(1)  # type: ignore[attr-defined]
+        assert len([*batches]) == 7
+
+
+def test_a_loader_that_drops_its_last_batch_drops_it_of_the_rest(daemon: HookDaemon) -> None:
+    for options, left in (({"drop_last": True}, 3), ({}, 4)):
+        batches = DataLoader(Indexed(), batch_size=8, **options)  # type: ignore[arg-type]
+        with trainer_hook.plan(daemon.mount, batches) as planning:
+            planning.load_state_dict({"order": [*range(SIZE)], "consumed": 20})
+            assert [len(batch) for batch in batches] == [8, 8, 8, 6][:left]
+            assert planning.state_dict() == {}
+
+
+def test_an_epoch_that_the_hook_is_told_is_over_is_over(daemon: HookDaemon) -> None:
+    for sampler in (None, SpiderSampler(SIZE)):
+        batches = DataLoader(Indexed(), batch_size=8, sampler=sampler)
+        with trainer_hook.plan(daemon.mount, batches) as planning:
+            next(iter(batches))
+            assert planning.state_dict()["consumed"] == 8
+            planning._planner.epoch_over()
+            state = planning.state_dict()
+            assert state == {} if sampler is None else state["consumed"] == SIZE
+
+
+def test_a_sampler_whose_smaller_epoch_cannot_hold_the_rest_is_named(
+    daemon: HookDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = DataLoader(Indexed(), batch_size=8, sampler=range(16))
+    with trainer_hook.plan(daemon.mount, batches) as planning:
+        planning.load_state_dict({"order": [*range(SIZE)], "consumed": 20})
+        assert [one for batch in batches for one in batch.tolist()] == [*range(20, 36)]
+    assert "14 samples of the epoch that went on are not read" in caplog.text
+
+
+def test_an_epoch_that_is_not_planned_has_no_place(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    batches = DataLoader(Indexed(), batch_size=8, sampler=range(SIZE), collate_fn=list)
+    with trainer_hook.plan(daemon.mount, batches) as planning:
+        planning._planner._publish = False
+        next(iter(batches))
+        assert planning.state_dict() == {}
+        assert "no place in the epoch" in caplog.text
+        with pytest.raises(ValueError, match="not planned"):
+            planning.load_state_dict({"order": [0], "consumed": 0})
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (3, 4, 5), (2, 3, 4)])
+def test_a_caller_that_counts_its_epochs_from_its_start(numbers: tuple[int, ...]) -> None:
+    """Accelerate names the epochs of a process from 0 on, also after a state was loaded."""
+    sampler, again = SpiderSampler(SIZE), SpiderSampler(SIZE)
+    sampler.set_epoch(3)
+    drawing = iter(sampler)
+    begun = [next(drawing) for _ in range(10)]
+    again.load_state_dict(sampler.state_dict())
+    expected = [[*begun, *drawing], [*sampler], [*sampler]]
+    drawn = []
+    for number in numbers:
+        again.set_epoch(number)
+        drawn.append([*again])
+    assert [begun + drawn[0], *drawn[1:]] == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"epoch": 1}, {"order": [99]}, {"consumed": 99}, {"scores": torch.ones(3)}, {"epoch": None}, [1], None],
+)
+def test_a_state_that_is_none_of_a_sampler_is_refused(wrong: Any) -> None:
+    sampler = SpiderSampler(SIZE)
+    next(iter(sampler))
+    broken = (
+        sampler.state_dict() | wrong if isinstance(wrong, dict) and len(wrong) == 1 and wrong != {"epoch": 1} else wrong
+    )
+    with pytest.raises(ValueError, match="the state is") as refused:
+        sampler.load_state_dict(broken)
+    assert "\n" not in str(refused.value)
+
+
+def test_draws_are_dealt_to_this_one_rank() -> None:
+    assert dealt(np.arange(5, dtype=np.uint32)).tolist() == [0, 1, 2, 3, 4]
+    assert restored(Progress(np.arange(5, dtype=np.uint32), 2).state(), 5).consumed == 2
+    order = JobOrder("train", np.array([7], np.uint32), np.array([3, 1, 2], np.uint32), None)
+    assert order.progress(1).order.tolist() == [7, 3, 1, 2]
+    assert order.progress(1).consumed == 2

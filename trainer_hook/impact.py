@@ -71,7 +71,7 @@ class WarmUp:
 
 
 class ImpactSampler(SpiderSampler):
-    """Draws a subset of the samples in each epoch, none of them twice; samples of higher loss are drawn more often.
+    """Draws a subset of the samples in each epoch; samples of higher loss are drawn more often.
 
     A sample whose loss is above the losses of a share p of all samples is drawn with the chance p ** `sharpness`. So an
     epoch has half of the samples with the default sharpness of 1, and a third with 2. `coverage` is the share of the

@@ -21,6 +21,9 @@ If samples are drawn with replacement, the epoch after the next is foreseen too,
 samples that the next epoch does not draw. (With three quarters cached, knowing two epochs costs 7 % more bytes than
 knowing three; at a fifth it costs nothing: benchmarks/training/lookahead.py.) If each sample is drawn once per epoch,
 the daemon has no use for that.
+
+The module is long because each draw passes all of these ways: to see that a loader gets each draw once, one has to see
+them side by side.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def translate(options: Sequence[str], sloppy: bool) -> tuple[str, ...]:
     chosen = [option for string in options for option in split_options(string) if option not in OPTIONS_OF_LIBMOUNT]
     if sloppy:
         known = {option_name(field) for field in Options.model_fields} | SETTING_OPTIONS.keys() | REFUSED_OPTIONS.keys()
-        chosen = [option for option in chosen if option.partition("=")[0] in known]
+        chosen = [option for option in chosen if option.partition("=")[0].strip() in known]
     return tuple(chosen)
 
 

@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from spiderfs.core.partition import MOST_AUGMENTED, Split
 from spiderfs.errors import ConfigError
 from spiderfs.options.mount_strings import options_in
-from spiderfs.options.paths import check_paths, check_source_answers, default_cache_dir
+from spiderfs.options.paths import check_paths, check_source_answers, check_source_is_path, default_cache_dir
 from spiderfs.options.types import (
     AUTO,
     ONE_FORM,
@@ -473,6 +473,7 @@ class Options(BaseModel):
                 )
         if "partials_share" in values and values.get("forms", ONE_FORM) != ONE_FORM:
             raise ConfigError("forms says too how much augmented samples may take: leave out partials_share, or forms")
+        check_source_is_path(str(values["source"]))
         check_source_answers(str(values["source"]))
         options = _validated(values, origins)
         check_paths(options.source, options.mountpoint, options.cache_dir)

@@ -48,7 +48,7 @@ def options_in(strings: Iterable[str]) -> Iterator[tuple[str, str | None]]:
     Raises ConfigError for an option of mount(8) that spiderfs refuses.
     """
     for option in (option for string in strings for option in split_options(string)):
-        name, equals, value = option.strip().partition("=")
+        name, equals, value = (part.strip() for part in option.partition("="))
         if name in REFUSED_OPTIONS:
             raise ConfigError(f"{name}: {REFUSED_OPTIONS[name]}")
         if name in SETTING_OPTIONS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -15,6 +16,8 @@ from spiderfs.linux.mounts import canonical, check_mountable
 # An automounter, or a disk that has to start up, takes some seconds for its first answer.
 SOURCE_PATIENCE_S = 10.0
 _POLL_S = 0.005
+# `s3://bucket` and `server:/export`; a directory of such a name is written `./NAME`.
+_ADDRESS = re.compile(r"[^/]+:/")
 
 SOURCE_FAULTS = {
     errno.ENOENT: "does not exist: check the path, and whether its file system is mounted",
@@ -33,6 +36,15 @@ def default_cache_dir(source: str | Path) -> Path:
     )
     digest = hashlib.blake2b(os.fsencode(os.path.realpath(source)), digest_size=8).hexdigest()
     return root / "spiderfs" / digest
+
+
+def check_source_is_path(source: str) -> None:
+    """Raise ConfigError if the source is the address of a server or bucket."""
+    if _ADDRESS.match(source):
+        raise ConfigError(
+            f"the source {source} is an address, and spiderfs shows directories only: mount it first (a bucket with"
+            " rclone or s3fs, for example), and name the directory where it is mounted"
+        )
 
 
 def check_source_answers(source: str | Path, patience_s: float = SOURCE_PATIENCE_S) -> None:

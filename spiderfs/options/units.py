@@ -31,7 +31,7 @@ SIZE_UNITS = {
     "TB": 10**12,
 }
 
-# A size is written in the first of these units that divides it, so that nothing is rounded.
+# A size is written in one of these units that divides it, so that nothing is rounded.
 WRITTEN_SIZE_UNITS = ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB")
 
 DURATION_UNITS = {
@@ -72,11 +72,8 @@ def parse_size(value: str | int | float) -> int:
 
 def format_size(size_bytes: int) -> str:
     """The shortest exact way to write a number of bytes."""
-    for unit in WRITTEN_SIZE_UNITS if size_bytes else ():
-        count, rest = divmod(size_bytes, SIZE_UNITS[unit.upper()])
-        if not rest:
-            return f"{count}{unit}"
-    return str(size_bytes)
+    units = [unit for unit in WRITTEN_SIZE_UNITS if size_bytes and not size_bytes % SIZE_UNITS[unit.upper()]]
+    return min((f"{size_bytes // SIZE_UNITS[unit.upper()]}{unit}" for unit in [*units, ""]), key=len)
 
 
 def round_size(size_bytes: float) -> str:

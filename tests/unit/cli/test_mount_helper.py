@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[3]
         ([r"rw,log_file=/a\,b"], False, [r"log_file=/a\,b"]),
         (["rw,capacity=1GiB,unheard_of=3,source.gone"], True, ["capacity=1GiB", "source.gone"]),
         (["rw,noexec,unheard_of"], True, ["noexec"]),
+        (["rw,capacity = 1GiB"], True, ["capacity = 1GiB"]),
         (["rw,suid"], True, ["suid"]),
         ([], False, []),
     ],

@@ -39,6 +39,11 @@ def test_a_written_size_reads_back_unchanged(size: int) -> None:
     assert parse_size(format_size(size)) == size
 
 
+@pytest.mark.parametrize("text", ["0", "200", "20GB", "100MB", "20GiB", "1536MiB", "1kB"])
+def test_a_size_is_written_as_a_person_would(text: str) -> None:
+    assert format_size(parse_size(text)) == text
+
+
 @given(st.integers(0, 2**20), st.sampled_from(sorted(SIZE_UNITS)), st.sampled_from(["", " "]))
 def test_a_size_is_its_number_times_its_unit(count: int, unit: str, space: str) -> None:
     assert parse_size(f"{count}{space}{unit}") == parse_size(f"{count}{unit.lower()}") == count * SIZE_UNITS[unit]
@@ -147,6 +152,22 @@ def test_an_option_of_mount8_that_spiderfs_refuses(paths: Paths, word: str) -> N
 
 def test_a_comma_in_a_value_is_escaped(paths: Paths, tmp_path: Path) -> None:
     assert paths.load(rf"log_file={tmp_path}/a\,b.log,policy=lru").log_file == tmp_path / "a,b.log"
+
+
+def test_spaces_around_names_and_values_of_options_have_no_meaning(paths: Paths) -> None:
+    options = paths.load(" capacity = 20GB , policy = lru", "ro , noexec ")
+    assert (str(options.capacity), options.policy, options.exec) == ("20GB", "lru", False)
+
+
+@pytest.mark.parametrize("source", ["s3://bucket/train", "gs://b", "server:/export", "user@host:/data"])
+def test_a_source_that_is_an_address_is_refused(paths: Paths, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=f"^the source {source} is an address, .* mount it first") as caught:
+        Options.load((), None, source, paths.mountpoint)
+    assert len(str(caught.value).splitlines()) == 1
+    monkeypatch.chdir(paths.source)
+    (paths.source / source).mkdir(parents=True)
+    cache_dir = f"cache_dir={paths.cache_dir}"
+    assert Options.load([cache_dir], None, f"./{source}", paths.mountpoint).source == paths.source / source
 
 
 def test_a_value_that_is_shown_is_read_back(paths: Paths) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import click
 
-from spiderfs.cli.control_files import explained, find_mount, read_control, write_control
+from spiderfs.cli.control_files import explained, find_mount, read_control, read_stats, warn, write_control
 from spiderfs.errors import ConfigError
 
 
@@ -15,11 +16,12 @@ from spiderfs.errors import ConfigError
 @click.argument("changes", metavar="[NAME=VALUE]...", nargs=-1)
 def config(mountpoint: str, changes: tuple[str, ...]) -> None:
     """Show the options of the mount at MOUNTPOINT, or change them: capacity=10GiB, policy=lru, ..."""
-    from spiderfs.options.model import check_change
+    from spiderfs.options.model import Capacity, check_change
+    from spiderfs.options.paths import capacity_remark
 
     mount = find_mount(mountpoint)
     for change in changes:
-        name, equals, value = change.partition("=")
+        name, equals, value = (part.strip() for part in change.partition("="))
         if not equals:
             raise ConfigError(f"{change}: write a change like {name}=VALUE")
         # If the daemon refuses the write, it can answer with an error number only. So the same check runs here first,
@@ -28,6 +30,9 @@ def config(mountpoint: str, changes: tuple[str, ...]) -> None:
     try:
         for change in changes:
             write_control(mount, "config", f"{change}\n")
+            name, _, value = change.partition("=")
+            if name.strip() == "capacity":
+                warn(capacity_remark(Capacity.parse(value), Path(read_stats(mount)["cache_dir"])))
         if not changes:
             click.echo(read_control(mount, "config"), nl=False)
     except OSError as exc:

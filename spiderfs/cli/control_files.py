@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import click
+
 from spiderfs.errors import MountError
 from spiderfs.linux.mounts import Mount, mounted_at, within
 
@@ -60,6 +62,12 @@ def write_control(mount: Mount, name: str, text: str) -> None:
 def printable(text: object) -> str:
     """The text in a form that any terminal can print; a path need not be UTF-8."""
     return os.fsencode(str(text)).decode(errors="replace")
+
+
+def warn(remark: str) -> None:
+    """Show a remark on stderr; an empty one is none."""
+    if remark:
+        click.echo(f"spiderfs: warning: {printable(remark)}", err=True)
 
 
 def explained(mount: Mount, exc: OSError) -> MountError:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from spiderfs.cli.control_files import warn
+
 
 class MountCommand(click.Command):
     """Lists every option of `-o` in its help text, from the table of options."""
@@ -55,9 +57,11 @@ def start(
     """
     from spiderfs.linux.mounts import check_fuse_available
     from spiderfs.options.model import Options
+    from spiderfs.options.paths import capacity_remark
 
     checked = Options.load(options, toml, source, mountpoint)
     check_fuse_available(checked.allow_other)
+    warn(capacity_remark(checked.capacity, checked.cache_dir))
     if fake:
         return 0
     from spiderfs.daemon import supervisor

@@ -6,12 +6,15 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
 
 from spiderfs.errors import ConfigError
 from spiderfs.linux.mounts import canonical, check_mountable
+from spiderfs.options.units import Capacity, round_size
+from spiderfs.shared.layout import CacheLayout
 
 # An automounter, or a disk that has to start up, takes some seconds for its first answer.
 SOURCE_PATIENCE_S = 10.0
@@ -36,6 +39,23 @@ def default_cache_dir(source: str | Path) -> Path:
     )
     digest = hashlib.blake2b(os.fsencode(os.path.realpath(source)), digest_size=8).hexdigest()
     return root / "spiderfs" / digest
+
+
+def capacity_remark(capacity: Capacity, cache_dir: Path) -> str:
+    """Why this capacity can hardly be meant, as a line for the user; empty if there is no reason to think so."""
+    size = capacity.budget_bytes(0)
+    if capacity.unit != "bytes":
+        return ""
+    if size < 1 << 20:
+        meant = f"{capacity}GiB" if str(capacity).isdecimal() else "20GiB"
+        return f"capacity={capacity} is {size} bytes: write a size with its unit, such as {meant}"
+    disk = shutil.disk_usage(next(place for place in (cache_dir, *cache_dir.parents) if place.is_dir()))
+    # A cache that was kept has taken some of the disk already.
+    kept = CacheLayout(cache_dir).store.is_dir()
+    room, has = (disk[0], "that the disk of {} has") if kept else (disk[2], "that are free on the disk of {}")
+    if size <= room:
+        return ""
+    return f"capacity={capacity} is more than the {round_size(room)} {has.format(cache_dir)}: the cache will hold less"
 
 
 def check_source_is_path(source: str) -> None:

@@ -204,6 +204,25 @@ def test_config_says_why_it_refuses(mounted: Path, change: str, said: str) -> No
     assert (mounted / ".spiderfs" / "config").read_text() == "capacity=10GiB\n"
 
 
+def test_config_remarks_on_a_capacity_that_can_hardly_be_meant(mounted: Path) -> None:
+    result = spiderfs("config", mounted, "capacity = 200", "policy=lru")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "spiderfs: warning: capacity=200 is 200 bytes: write a size with its unit, such as 200GiB\n"
+
+
+def test_mount_remarks_on_a_capacity_that_can_hardly_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "source").mkdir()
+    monkeypatch.setattr("spiderfs.daemon.supervisor.run", lambda options, foreground: 0)
+    monkeypatch.setattr(mounts, "check_fuse_available", lambda allow_other: None)
+    for capacity, said in (("200", "spiderfs: warning: capacity=200 is 200 bytes"), ("2MiB", "")):
+        options = f"capacity={capacity},cache_dir={tmp_path}/cache"
+        result = spiderfs("mount", tmp_path / "source", tmp_path / "mnt", "-o", options)
+        assert result.exit_code == 0
+        assert result.stderr.startswith(said)
+        assert result.stderr.count("\n") == bool(said)
+
+
 def test_config_of_a_mount_that_fails(mounted: Path) -> None:
     (mounted / ".spiderfs" / "config").unlink()
     assert "cannot be used" in refusal("config", mounted)

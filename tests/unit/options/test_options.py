@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from spiderfs.errors import ConfigError, SpiderfsError
 from spiderfs.options.model import Capacity, Options, check_change, default_rows, parse_duration, parse_size
+from spiderfs.options.paths import capacity_remark
 from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, format_size
 from spiderfs.views.recipe import READY, Recipe
 
@@ -98,6 +99,39 @@ def test_capacity_is_bytes_or_a_share_of_the_source(text: str, source_bytes: int
 def test_an_impossible_capacity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write"):
         Capacity.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "said"),
+    [
+        ("200", False, "capacity=200 is 200 bytes: write a size with its unit, such as 200GiB"),
+        ("500kB", False, "capacity=500kB is 500000 bytes: write a size with its unit, such as 20GiB"),
+        ("1MiB", False, ""),
+        ("40GiB", False, "capacity=40GiB is more than the 30.0 GiB that are free on the disk of CACHE: the cache will"),
+        ("40GiB", True, ""),
+        ("900TiB", True, "capacity=900TiB is more than the 50.0 GiB that the disk of CACHE has: the cache will hold"),
+        ("50%", False, ""),
+    ],
+)
+def test_a_capacity_that_can_hardly_be_meant_is_remarked_on(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, text: str, kept: bool, said: str
+) -> None:
+    asked = []
+
+    def disk_usage(place: Path) -> tuple[int, int, int]:
+        asked.append(place)
+        return 50 << 30, 20 << 30, 30 << 30
+
+    monkeypatch.setattr("shutil.disk_usage", disk_usage)
+    if kept:
+        (paths.cache_dir / "store").mkdir()
+    else:
+        paths.cache_dir.rmdir()
+    remark = capacity_remark(Capacity.parse(text), paths.cache_dir).replace(str(paths.cache_dir), "CACHE")
+    assert remark.startswith(said)
+    assert bool(remark) == bool(said)
+    assert "\n" not in remark
+    assert asked in ([], [paths.cache_dir if kept else paths.cache_dir.parent])
 
 
 def test_the_command_line_beats_the_file_and_the_file_the_defaults(paths: Paths, tmp_path: Path) -> None:

@@ -64,7 +64,13 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        remedy = "install torch, or run `pip install '.[hook]'` in a checkout of spiderfs"
+        raise ModuleNotFoundError(f"trainer_hook.{name} needs torch: {remedy}", name=exc.name) from None
     globals()[name] = found
     return found
 

@@ -100,6 +100,22 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stderr == "[]\n"
 
 
+@pytest.mark.parametrize("missing", ["click", "trio", "pydantic", "lmdb"])
+def test_a_missing_package_is_named_with_what_installs_it(tmp_path: Path, missing: str) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "mnt").mkdir()
+    script = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv[0] = 'spiderfs'; import spiderfs.__main__;"
+        "from spiderfs.linux import mounts; mounts.check_fuse_available = lambda allow_other: None;"
+        "spiderfs.__main__.main()"
+    )
+    arguments = ["mount", tmp_path / "source", tmp_path / "mnt", "-o", f"cache_dir={tmp_path}/cache"]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    expected = f"spiderfs: {missing} is not installed: run `pip install '.[mount]'` in a checkout of spiderfs\n"
+    assert (done.stdout, done.stderr) == ("", expected)
+
+
 def test_a_mount_that_is_refused_names_the_reason(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     assert "did you mean capacity?" in refusal("mount", tmp_path, tmp_path / "mnt", "-o", "ro,capcity=1GiB")

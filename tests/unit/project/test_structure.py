@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("daemon.manager", "daemon.worker"),
     ("daemon.supervisor",),
     ("cli",),
+    ("__main__",),
 )
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS) for unit in units}
 # Folders whose modules have a layer each, or whose inner rooms have.

@@ -11,7 +11,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hint
 from spiderfs.core.rank_news import RankNews
 from spiderfs.errors import UsageError
-from spiderfs.options.units import Capacity
+from spiderfs.options.units import Capacity, round_size
 from spiderfs.policies import POLICIES
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.simulation.hint_source import HintSource
@@ -140,7 +140,8 @@ class ComparisonRow(NamedTuple):
 def columns(report: dict[str, Any]) -> tuple[str, ...]:
     """The headings of the table of a comparison; the first two are of words, the others of numbers."""
     policy = "policy, radius" if report["scorings"] else "policy"
-    return "capacity", policy, "hits", "hits after epoch 1", "redirects", "origin bytes per sample", "origin bytes"
+    # No longer, so that 80 columns have room for each number.
+    return "capacity", policy, "hits", "later hits", "redirects", "origin / sample", "origin"
 
 
 def rows(report: dict[str, Any]) -> list[ComparisonRow]:
@@ -154,8 +155,8 @@ def rows(report: dict[str, Any]) -> list[ComparisonRow]:
             f"{row['hit_ratio']:.1%}",
             f"{row['warm_hit_ratio']:.1%}",
             f"{row['redirects']:,}",
-            f"{row['origin_bytes_per_sample']:,.0f}",
-            f"{row['origin_bytes']:,}",
+            round_size(row["origin_bytes_per_sample"]),
+            round_size(row["origin_bytes"]),
         )
         found.append(ComparisonRow(cells, is_bound))
         shown_capacity = row["capacity"]
@@ -174,6 +175,7 @@ def caption(report: dict[str, Any]) -> str:
         text += f" When it was recorded, {report['served_ratio_when_recorded']:.1%} did not wait for the source."
     if report["plans"]:
         text += " Recorded plans, and what jobs that exchange samples owe, overrule all policies but belady."
+    text += " Later hits are those after epoch 1; origin is what was read from the source."
     return text + " belady is the optimum where all sizes are equal, and near it where they are not."
 
 

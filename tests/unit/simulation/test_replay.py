@@ -168,9 +168,9 @@ def test_command_varies_the_ratio(tmp_path: Path) -> None:
     assert redirects[1] == 0 < redirects[2] < redirects[0]
 
 
-def run(*arguments: object) -> tuple[int, str]:
+def run(*arguments: object, columns: int = 200) -> tuple[int, str]:
     # Rich takes the width of its table from here.
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, ["simulate", *map(str, arguments)])
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, ["simulate", *map(str, arguments)])
     return result.exit_code, result.output
 
 
@@ -185,6 +185,15 @@ def test_command_compares_policies(trace: Path, tmp_path: Path) -> None:
     rows = [(row["capacity"], row["policy"]) for row in report["results"]]
     assert rows == [(capacity, policy) for capacity in ("20%", "2kB") for policy in ("lru", "minio", "belady")]
     assert [epoch["hits"] for epoch in report["results"][1]["epochs"]] == [0, 10, 10, 0]
+
+
+def test_a_terminal_of_80_columns_has_room_for_each_figure(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("".join(f"{key} 123456789\n" for _ in range(30) for key in range(100)))
+    code, output = run(path, columns=80)
+    assert code == 0
+    assert "344.9 GiB" in output
+    assert "…" not in output
 
 
 def test_command_reads_text(tmp_path: Path) -> None:

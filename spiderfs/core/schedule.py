@@ -94,6 +94,8 @@ class PlannedReader:
         self.opens = 0
         self.late = 0
         """How many of the opens waited for the source."""
+        self.unseen_draws = 0
+        """How many draws were taken whose opens nobody heard of, because memory had the bytes."""
         self.followed_share = 1.0
         """The share of opens that follow the plan, as a moving mean."""
         self.believed = True
@@ -211,6 +213,7 @@ class PlannedReader:
         """The samples that were taken since the last call and whose opens were not heard of, once for each draw."""
         found = self._unseen.take(now_s)
         self._unopened += len(found)
+        self.unseen_draws += len(found)
         if self._opens_are_heard and self._unopened >= UNOPENED_MOST:
             self.believed = self.proven = False
             self._judged = 0

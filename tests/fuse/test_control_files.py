@@ -265,7 +265,7 @@ def test_a_long_list_of_files_can_be_warmed(mount: Mounted) -> None:
 
 def test_the_log_shows_accesses_and_can_be_followed(mount: Mounted) -> None:
     read_files(mount, "train/a/0.bin")
-    assert eventually(lambda: re.search(r" fetched +4000 pid=\d+ train/a/0\.bin", mount.control("log").read_text()))
+    assert eventually(lambda: re.search(r" fetched +4000 thread=\d+ train/a/0\.bin", mount.control("log").read_text()))
     with subprocess.Popen(
         ["tail", "-n", "+1", "-f", mount.control("log")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as follower:

@@ -54,7 +54,7 @@ _AT_A_TIME = 2000
 
 @dataclass(frozen=True)
 class PlanStatus:
-    """How a reader with a plan is doing, and the fetches ahead of it; `late_share` is of its `opens`."""
+    """How a reader with a plan is doing, and the fetches ahead of it; `late_share` is of `opens` and `unseen`."""
 
     trainer: int
     list: str
@@ -70,6 +70,7 @@ class PlanStatus:
     ready_s: float
     window_samples: int
     opens: int
+    unseen: int
     late_share: float
 
 
@@ -163,7 +164,8 @@ class Prefetcher:
             ready_s=ready * reader.pace_s,
             window_samples=self.window(reader),
             opens=reader.opens,
-            late_share=reader.late / max(1, reader.opens),
+            unseen=reader.unseen_draws,
+            late_share=reader.late / max(1, reader.opens + reader.unseen_draws),
         )
 
     async def run(self) -> None:

@@ -86,6 +86,6 @@ class AccessLog:
     def _line(self, access: Access) -> bytes:
         when = datetime.fromtimestamp(access.time_s).isoformat(sep=" ", timespec="milliseconds")
         block = f" block={access.block}" if access.block else ""
-        head = f"{when} {WORDS[access.where]:8} {access.size:>9} pid={access.pid}{block} "
+        head = f"{when} {WORDS[access.where]:8} {access.size:>9} thread={access.pid}{block} "
         served = b"" if access.wanted == access.inode else b" served by " + self._path_of(access.inode)
         return head.encode() + (self._path_of(access.wanted) + served).replace(b"\n", b"\\n") + b"\n"

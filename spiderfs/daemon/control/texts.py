@@ -56,13 +56,14 @@ def stats(status: MountStatus) -> bytes:
             else []
         ),
         ("around FUSE", f"{counters['client_opens']} of the opens, by spiderfs.client"),
-        ("redirected", f"{counters['redirects']} opens, {counters['redirects'] / max(1, opens):.1%} of all"),
+        ("redirected", f"{counters['redirects']} of the opens, {counters['redirects'] / max(1, opens):.1%} of them"),
         *(("trainer", _trainer_line(trainer)) for trainer in status.trainers),
         *(("plan", _plan_line(plan)) for plan in status.prefetcher.plans),
         ("reads", f"{counters['reads']} ({round_size(counters['read_bytes'])}); the page cache served the others"),
         (
             "from the source",
-            f"{round_size(counters['origin_bytes'])}, {round_size(int(gauges['origin_bytes_per_open']))} per open",
+            f"{round_size(counters['origin_bytes'])}, {round_size(int(gauges['origin_bytes_per_open']))} per open"
+            + (", unseen ones counted" if options.immutable else ""),
         ),
         ("waited for it", f"{counters['stall_microseconds'] / 1e6:.1f} s in all readers together"),
         (
@@ -213,6 +214,7 @@ def _plan_figures(plan: PlanStatus) -> dict[str, Any]:
         "ready_s": round(plan.ready_s, 3),
         "window_samples": plan.window_samples,
         "opens": plan.opens,
+        "unseen": plan.unseen,
         "late_share": round(plan.late_share, 5),
     }
 
@@ -233,7 +235,7 @@ def config(options: Options, last_refusal: str) -> bytes:
 def plan(status: PrefetcherStatus) -> bytes:
     """How each reader that has published a plan is doing, and the fetches ahead of all of them."""
     if not status.plans:
-        return b"no trainer has published a plan\n"
+        return b"no training that has published a plan is connected now\n"
     fetches = (
         f"fetches ahead   {status.under_way} under way, {status.limit} at a time (at most {status.most}),"
         f" {1000 * status.latency_s:.1f} ms each, {round_size(int(status.bytes_per_s))}/s\n"
@@ -243,6 +245,7 @@ def plan(status: PrefetcherStatus) -> bytes:
 
 def _plan_paragraph(plan: PlanStatus) -> str:
     known = f", {plan.epochs_ahead} more known" if plan.epochs_ahead else ""
+    unseen = f" and {plan.unseen} reads that the kernel answered" if plan.unseen else ""
     followed = "followed" if plan.believed else "NOT FOLLOWED, so the policy alone decides"
     return (
         f"trainer {plan.trainer}, list {one_line(plan.list)}, epoch {plan.epoch}{known}\n"
@@ -251,7 +254,7 @@ def _plan_paragraph(plan: PlanStatus) -> str:
         f"  opens         {plan.followed_share:.1%} of the last ones as planned: {followed}\n"
         f"  ready ahead   {plan.ready_samples} samples, {plan.ready_s:.2f} s\n"
         f"  window        {plan.window_samples} samples\n"
-        f"  late          {plan.late_share:.2%} of {plan.opens} opens\n"
+        f"  late          {plan.late_share:.2%} of {plan.opens} opens{unseen}\n"
     )
 
 

@@ -371,6 +371,7 @@ def test_what_was_in_hand_when_a_reader_was_first_heard_of_is_not_counted() -> N
     assert reader.unseen(1.0) == []
     assert reader.unseen(1.0 + UNSEEN_AFTER_S) == list(range(73, 101))
     assert reader.unseen(9.0) == []
+    assert reader.unseen_draws == 28
 
 
 def test_an_open_far_beyond_what_was_dispatched_is_that_of_its_draw_all_the_same() -> None:

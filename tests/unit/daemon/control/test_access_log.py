@@ -15,7 +15,7 @@ from spiderfs.daemon.control.access_log import REMEMBERED_ACCESSES, WANTED_S, Ac
 from spiderfs.shared.layout import RunLayout
 
 LINE = re.compile(
-    rb"(?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?P<how>\w+) +(?P<size>\d+) pid=(?P<pid>\d+)"
+    rb"(?P<when>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?P<how>\w+) +(?P<size>\d+) thread=(?P<pid>\d+)"
     rb"( block=(?P<block>\d+))? (?P<path>.*)\n"
 )
 PATHS = {1: b"train/cat.png", 2: b"caf\xe9-\xff", 3: b"two\nlines"}

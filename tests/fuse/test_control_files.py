@@ -198,6 +198,15 @@ def test_warm_and_evict(mount: Mounted) -> None:
     assert "7 files found, 7 fetched (28000 bytes), 0 cached before, 0 failed" in progress
     write(mount.control("warm"), f"{mount.point}/train/a/0.bin\n")
     eventually(lambda: "1 files found, 0 fetched (0 bytes), 1 cached before" in mount.control("warm").read_text())
+    assert "; the mount" not in mount.control("warm").read_text()
+    for wrong in ("train/missing.bin\nnor this", "../train", "train/*.nothing", "**/b.*\nval/[x]"):
+        write(mount.control("warm"), f"val/*/0.bin\n{wrong}\n")
+        said = f"; the mount has no file {wrong.splitlines()[0]}\n"
+        eventually(lambda said=said: mount.control("warm").read_text().endswith(said))
+    for refused in (f"{mount.source}/train", "/train"):
+        with pytest.raises(OSError, match="Invalid argument"):
+            write(mount.control("warm"), f"{refused}\n")
+        assert f"{refused} lies outside of the mount" in mount.control("config").read_text().splitlines()[1]
     read_files(mount, *wanted)
     assert mount.metric("opens_hit") == len(wanted)
     write(mount.control("evict"), "**/0.bin\n")

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from spiderfs.errors import ConfigError
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.views.recipe import ORIGINAL
 from spiderfs.views.tree import VIEWS_DIRECTORY
@@ -21,7 +22,7 @@ _CONTROL_NAME = os.fsdecode(CONTROL_DIRECTORY)
 
 
 class Pattern:
-    """`text` is relative to the mount's root, or begins with the mount point.
+    """`text` is relative to the mount's root, or begins with the mount point; raises ConfigError for any other path.
 
     `linked` is the name in `.spiderfs/views` that is a link to the root: the files below it are those of the root.
     """
@@ -30,6 +31,9 @@ class Pattern:
         path = text
         if path == mountpoint or path.startswith(mountpoint.rstrip(b"/") + b"/"):
             path = path[len(mountpoint) :]
+        elif path.startswith(b"/") and path.strip(b"/"):
+            here = f"{os.fsdecode(text)} lies outside of the mount at {os.fsdecode(mountpoint)}"
+            raise ConfigError(f"{here}: write paths below it, or relative to it")
         parts = [part for part in path.split(b"/") if part not in (b"", b".")]
         root = [*VIEWS_DIRECTORY.split(b"/"), os.fsencode(linked)]
         if parts[: len(root)] == root:

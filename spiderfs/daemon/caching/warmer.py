@@ -37,7 +37,10 @@ Note = Callable[[int, int, int, int, int], None]
 
 @dataclass(frozen=True)
 class WarmerStatus:
-    """How far the last request to warm files is, and how many records the last request to evict files dropped."""
+    """How far the last request to warm files is, and how many records the last request to evict files dropped.
+
+    `unknown` is the first path or glob of that request that means no file; it is empty if there is none.
+    """
 
     working: bool
     found: int
@@ -45,6 +48,7 @@ class WarmerStatus:
     fetched_bytes: int
     present: int
     failed: int
+    unknown: str
     last_evicted: int
 
 
@@ -70,6 +74,7 @@ class Warmer:
         self._note = note
         self._send, self._receive = trio.open_memory_channel[Sequence[Pattern]](MAX_WAITING)
         self._found = self._fetched = self._present = self._failed = self._bytes = 0
+        self._unknown = ""
         self._working = False
         self._last_evicted = 0
 
@@ -81,6 +86,7 @@ class Warmer:
             self._bytes,
             self._present,
             self._failed,
+            self._unknown,
             self._last_evicted,
         )
 
@@ -97,6 +103,7 @@ class Warmer:
         """Work through requests for ever."""
         async for patterns in self._receive:
             self._found = self._fetched = self._present = self._failed = self._bytes = 0
+            self._unknown = ""
             self._working = True
             slots = trio.CapacityLimiter(_CONCURRENT)
             async with trio.open_nursery() as nursery, aclosing(self._wanted(patterns)) as wanted:
@@ -119,6 +126,8 @@ class Warmer:
                 continue
             if node is None and pattern.is_glob:
                 globs.append(pattern)
+            elif node is None:
+                self._means_nothing(pattern)
             elif node is not None and node.is_directory:
                 directories.append(node.path)
             elif node is not None and node.is_regular and node.path not in files:
@@ -126,17 +135,25 @@ class Warmer:
                 yield node
         if not directories and not globs:
             return
-        selection = Selection(directories, globs)
+        selection, unmatched = Selection(directories, globs), globs
         # A view is walked only if a line names it, or a glob begins with the directory of views.
         roots = [root for root in self._catalogue.forms.roots if selection.may_have_below(root)]
         try:
             async with aclosing(self._lister.walk(selection.may_have_below, ttl_s=1.0, roots=roots)) as walk:
                 async for nodes in walk:
                     for node in nodes:
-                        if node.path in selection and node.path not in files:
-                            yield node
+                        if node.path in selection:
+                            unmatched = [glob for glob in unmatched if not glob.matches(node.path)]
+                            if node.path not in files:
+                                yield node
         except SpiderfsError as exc:
             self._not_looked_up(b"", exc)
+            return
+        for pattern in unmatched:
+            self._means_nothing(pattern)
+
+    def _means_nothing(self, pattern: Pattern) -> None:
+        self._unknown = self._unknown or os.fsdecode(pattern.path)
 
     async def _named(self, path: bytes) -> Node | None:
         """The file of this path; None if the source has none. Raises SpiderfsError if that cannot be found out."""

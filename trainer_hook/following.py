@@ -12,7 +12,7 @@ import copyreg
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_hook.boundary import Boundary
-from trainer_hook.planner import Planner, indices_of
+from trainer_hook.planner import Planner, _spider_sampler, indices_of
 
 log = logging.getLogger("trainer_hook")
 
@@ -106,16 +106,31 @@ class Follower:
 
     @staticmethod
     def check(loader: DataLoader[Any]) -> None:
-        """Raise ValueError for a loader that has no indices, gives its batches in any order, or is followed already."""
+        """Raise ValueError for what cannot be followed: what is no loader, or one without indices, or not in order.
+
+        So too for a loader that is followed already, or whose SpiderSampler is for a data set of another length.
+        """
         loader = drawing_loader(loader)
+        if not isinstance(loader, DataLoader):
+            given = type(loader).__name__
+            raise ValueError(
+                f"the loader is a {given}, no torch DataLoader: give the mount's directory, then the loader"
+            )
         if hasattr(type(loader), _MARK):
-            raise ValueError("this loader has a hook already: close that hook first")
+            raise ValueError("this loader has a plan or a hook already: close that one first")
         if isinstance(loader.dataset, IterableDataset):
             raise ValueError(
                 "an iterable data set has no indices: attach with loader=None and call hook.batch(indices)"
             )
         if not getattr(loader, "in_order", True):
             raise ValueError("the loader must hand out batches in order (in_order=True)")
+        sampler = _spider_sampler(loader)
+        dataset: object = loader.dataset
+        if sampler is not None and isinstance(dataset, Sized) and sampler._samples != len(dataset):
+            raise ValueError(
+                f"the {type(sampler).__name__} draws from {sampler._samples} samples, and the data set has "
+                f"{len(dataset)}: make it with the length of the data set"
+            )
 
     def undo(self) -> None:
         """Make the loader as it was before; an iteration that goes on is no longer followed."""

@@ -112,6 +112,8 @@ def introduce(
     `job` is a hook's; a plan has none, and belongs to the job of this process's hooks. Raises ValueError if another
     loader uses another list of the same name, or another hook has another job.
     """
+    if not isinstance(directory, str | os.PathLike):
+        raise ValueError(f"the directory is a {type(directory).__name__}, no path: give the directory of the mount")
     directory = Path(os.path.abspath(directory))
     root = find_mount(directory) or Path(os.path.realpath(directory))
     declared = declaration(None if loader is None else loader.dataset, root, directory, split, split, samples)

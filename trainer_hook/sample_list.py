@@ -42,9 +42,10 @@ class Declaration:
         return self.labels if self.numbered else None
 
     def chunks(self) -> Iterator[Samples]:
-        """The messages that declare the list."""
+        """The messages that declare the list; a sample outside of the mount has an empty path there."""
         for first in range(0, len(self.paths), _CHUNK):
-            paths = b"".join(path + b"\0" for path in self.paths[first : first + _CHUNK])
+            some = self.paths[first : first + _CHUNK]
+            paths = b"".join((b"" if _is_outside(path) else path) + b"\0" for path in some)
             labels = self.labels[first : first + _CHUNK]
             encoded = np.frombuffer(paths, np.uint8)
             yield Samples(self.name, self.split, len(self.paths), first, labels, encoded, self.teaches)
@@ -65,11 +66,20 @@ def declaration(
         raise ValueError(f"split={split[:40]!r}: give a text that UTF-8 has letters for") from None
     if split_bytes > DEFAULT_LIMITS.text_bytes:
         raise ValueError(f"split of {split_bytes} bytes: give at most {DEFAULT_LIMITS.text_bytes}")
+    if given is not None and not isinstance(given, Iterable):
+        raise ValueError(f"samples is a {type(given).__name__}: {_GIVE_SAMPLES}")
     samples = _with_labels(list(given), None) if given is not None else samples_of(dataset)
     if not samples:
         raise ValueError("the data set has no samples")
     relative = _Relative(root, directory)
     paths = [relative.path(os.fsencode(path)) for path, _ in samples]
+    outside = [number for number, path in enumerate(paths) if _is_outside(path)]
+    if outside:
+        log.warning(
+            "%d of %d samples of the list %r lie outside of the mount %s, such as %s: have the data set read the files "
+            "below %s",
+            *(len(outside), len(paths), name, root, os.fspath(samples[outside[0]][0]), directory),
+        )
     classes = classes_of([label for _, label in samples])
     if classes.remark:
         log.warning("%s", classes.remark)
@@ -86,11 +96,15 @@ def samples_of(dataset: Any) -> list[Sample]:
         return [base[int(index)] for index in dataset.indices]
     if hasattr(dataset, "datasets"):
         return [sample for part in dataset.datasets for sample in samples_of(part)]
+    kind, found = type(dataset).__name__, ""
     for attribute in ("samples", "imgs"):
         entries = getattr(dataset, attribute, None)
         if isinstance(entries, Sequence | np.ndarray) and len(entries):
             return _with_labels(entries, getattr(dataset, "targets", None))
-    raise ValueError(f"{type(dataset).__name__} has no .samples or .imgs: {_GIVE_SAMPLES}")
+        if entries is not None and not found:
+            what = "empty" if isinstance(entries, Sequence | np.ndarray) else f"a {type(entries).__name__}"
+            found = f"{kind}.{attribute} is {what}"
+    raise ValueError(f"{found or f'{kind} has no .samples or .imgs'}: {_GIVE_SAMPLES}")
 
 
 _GIVE_SAMPLES = "give samples=[(path, label), ...] in the order of its indices"
@@ -174,6 +188,10 @@ def _plain(label: Any) -> Any:
 # -- paths
 
 
+def _is_outside(path: bytes) -> bool:
+    return path == b".." or path.startswith(b"../")
+
+
 class _Relative:
     """Makes paths relative to the mount: a million per second if they begin with the mount's path."""
 
@@ -195,7 +213,7 @@ class _Relative:
             for beginning, inside in self._beginnings.items():
                 if path.startswith(beginning):
                     return inside + path[len(beginning) :]
-        # A path outside of the mount begins with "..", and the daemon warns how many such paths there are.
+        # A path outside of the mount begins with "..".
         return os.path.relpath(self._resolved(path), self._root)
 
     def _base_of(self, path: bytes) -> bytes:

@@ -129,8 +129,9 @@ class Hello(Message):
 class Samples(Message):
     """Samples `first`, `first + 1`, ... of a list of `total`: paths below the mount, each ended by a NUL byte.
 
-    A label of -1 means that the sample has none. A long list takes several of these messages, sent in order. With
-    `teaches` the trainer is going to send batches of the list; the first message of a list says so.
+    The path of a sample that lies outside of the mount is empty, and the sample is ignored. A label of -1 means that
+    the sample has none. A long list takes several of these messages, sent in order. With `teaches` the trainer is going
+    to send batches of the list; the first message of a list says so.
     """
 
     TYPE = "samples"
@@ -155,7 +156,6 @@ class Samples(Message):
         )
         lengths = np.diff(ends, prepend=-1) - 1
         demand(int(lengths.max()) <= PATH_MAX_BYTES, f"a path of over {PATH_MAX_BYTES} bytes")
-        demand(int(lengths.min()) > 0, "an empty path")
 
     def split_paths(self) -> Sequence[bytes]:
         """The paths, without their NUL bytes."""

@@ -689,6 +689,29 @@ def test_a_loader_is_followed_once(daemon: HookDaemon) -> None:
         trainer_hook.plan(daemon.mount, DataLoader(torch.zeros(3)))  # type: ignore[arg-type]
 
 
+def test_what_cannot_be_planned_is_said_with_what_to_give(daemon: HookDaemon) -> None:
+    plan: Any = trainer_hook.plan
+    batches, mount = make(), daemon.mount
+    for arguments, said in (
+        (
+            (batches, mount),
+            "the loader is a PosixPath, no torch DataLoader: give the mount's directory, then the loader",
+        ),
+        ((mount, [1, 2]), "the loader is a list, no torch DataLoader"),
+        ((mount, batches.dataset), "the loader is a Indexed, no torch DataLoader"),
+        ((None, batches), "the directory is a NoneType, no path: give the directory of the mount"),
+        ((7, batches), "the directory is a int, no path"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            plan(*arguments)
+    for length in (10, SIZE + 1):
+        sampler = trainer_hook.SpiderSampler(length)
+        with pytest.raises(ValueError, match=f"SpiderSampler draws from {length} samples, .* has {SIZE}: make it with"):
+            plan(mount, DataLoader(Indexed(), 5, sampler=sampler))
+    with plan(mount, batches), pytest.raises(ValueError, match="has a plan or a hook already: close that one first"):
+        plan(mount, batches)
+
+
 def test_a_process_is_one_trainer_for_all_its_loaders(daemon: HookDaemon) -> None:
     model, training, held_out = Network(), loader(), make()
     hook = trainer_hook.attach(daemon.mount, model, training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,33 @@ def test_samples_without_labels() -> None:
 def test_invalid_samples_are_refused(samples: Any) -> None:
     with pytest.raises(ValueError, match=r"give samples="):
         declaration(Data(samples), Path("/m"), Path("/m"), "train", "train")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "given", "said"),
+    [
+        (Data(torch.zeros(3, 2)), None, "Data.samples is a Tensor: give samples="),
+        (Data([]), None, "Data.samples is empty: "),
+        (Data({"a": 1}), None, "Data.samples is a dict: give samples="),
+        (Data([("a", 0)]), 7, "samples is a int: give samples="),
+        (Data([("a", 0)]), [], "the data set has no samples"),
+    ],
+)
+def test_what_is_no_list_of_samples_is_named(dataset: Any, given: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        declaration(dataset, Path("/m"), Path("/m"), "train", "train", given)
+
+
+def test_samples_outside_of_the_mount_are_said_early_and_declared_as_no_file(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Data([("/nfs/a.png", 0), ("/m/b.png", 1), ("/nfs/c.png", 0)])
+    declared = declaration(dataset, Path("/m"), Path("/m"), "train", "train")
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 of 3 samples of the list 'train' lie outside of the mount /m, such as /nfs/a.png: have the data set read "
+        "the files below /m"
+    ]
+    (chunk,) = declared.chunks()
+    assert list(chunk.split_paths()) == [b"", b"b.png", b""]
+    assert len(set(declared.paths)) == 3, "no two of them are taken for one file"
 
 
 # -- paths

@@ -83,7 +83,8 @@ class DeclaredLists:
         warnings: list[str] = []
         with self._declaring(course_id):
             inodes = await inodes_of(samples, self._catalogue, self._lister)
-            unknown = int((inodes == 0).sum())
+            # What has no path lies outside of the mount, which has been said.
+            unknown = int((inodes == 0).sum()) - sum(not path for path in samples.paths)
             leave_out_contradictions(inodes, samples.labels)
             async with self._beginning:
                 await self._make_room(course_id, len(samples))

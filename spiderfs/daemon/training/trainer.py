@@ -126,7 +126,7 @@ class ListAssembly:
             raise ProtocolError(f"list {chunk.list!r}: a chunk from {chunk.first} where {self._samples} was due")
         paths = chunk.split_paths()
         good = [path if is_below_mount(path) else b"" for path in paths]
-        self.rejected += sum(not path for path in good)
+        self.rejected += sum(bool(path) and not kept for path, kept in zip(paths, good, strict=True))
         self._texts.append(b"".join(path + b"\0" for path in good))
         self._labels.append(chunk.labels)
         self._samples += len(paths)

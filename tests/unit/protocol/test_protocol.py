@@ -310,7 +310,6 @@ def test_headers_that_make_no_sense(header: object, words: str) -> None:
     "message",
     [
         samples(b"a", total=2, first=2),
-        samples(b"", b"b"),
         samples(b"x" * 4097),
         Samples("t", "t", 1, 0, np.zeros(1, np.int32), np.frombuffer(b"no end", np.uint8)),
         Samples("t", "t", 1, 0, np.zeros(0, np.int32), np.zeros(0, np.uint8)),

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
@@ -19,7 +20,7 @@ from spiderfs.daemon.training import declared_lists as module
 from spiderfs.daemon.training.course import Course
 from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.declared_lists import DeclaredLists
-from spiderfs.daemon.training.trainer import Declared, Trainer
+from spiderfs.daemon.training.trainer import Declared, SampleList, SamplePaths, Trainer
 from spiderfs.daemon.training.trainers import Trainers
 from spiderfs.errors import ProtocolError
 from spiderfs.metrics import SharedCounters
@@ -119,8 +120,10 @@ def test_trainers_share_a_list_by_its_content(tmp_path: Path) -> None:
         assert await harness.declared.declare(one, sample_list(4)) == Declared()
         assert await harness.declared.declare(other, sample_list(4, "by another name")) == Declared()
         assert await harness.declared.declare(other, sample_list(FILES + 2)) == Declared(2), "two paths have no file"
+        outside = SampleList("outside", "train", SamplePaths(b"\0gone\0"), np.zeros(2, np.int32))
+        assert await harness.declared.declare(harness.trainer(), outside) == Declared(1), "of one the trainer knows it"
         assert harness.trainers.course_of(one, "train") is harness.trainers.course_of(other, "by another name")
-        assert (harness.numbers, harness.scoring.introduced) == ([1, 2], [1, 2])
+        assert (harness.numbers, harness.scoring.introduced) == ([1, 2, 3], [1, 2, 3])
 
     run(tmp_path, test)
 

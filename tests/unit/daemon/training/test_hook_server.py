@@ -311,15 +311,15 @@ def test_sample_paths_behave_like_a_list() -> None:
 def test_paths_that_are_no_use_are_ignored_with_their_count(tmp_path: Path) -> None:
     async def talk(daemon: Daemon) -> None:
         async with daemon.client() as client:
-            await client.send(Hello("test", "test"), samples(b"a", b"/etc/passwd", b"../b", b"gone"))
+            await client.send(Hello("test", "test"), samples(b"a", b"/etc/passwd", b"../b", b"gone", b""))
             await client.said(Ok)
-            await client.said(Warn, "2 of 4 paths are ignored: a path must be relative")
-            await client.said(Warn, "1 of 4 paths are ignored: no such file")
+            await client.said(Warn, "2 of 5 paths are ignored: a path must be relative")
+            await client.said(Warn, "1 of 5 paths are ignored: no such file")
             await client.said(Ok, "samples")
 
     daemon = served(tmp_path, talk, RecordingSink(known=frozenset([b"a"])))
     ((_, declared),) = daemon.sink.lists
-    assert list(declared.paths) == [b"a", b"", b"", b"gone"]
+    assert list(declared.paths) == [b"a", b"", b"", b"gone", b""]
 
 
 def test_what_is_out_of_order_is_refused(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import sys
 
 def main() -> None:
     try:
-        # Here, for the command line needs packages that come with [mount] only.
-        from spiderfs.cli.main import main as command
+        from spiderfs.cli.main import main as command  # it needs the packages of [mount]
 
         command()
     except ModuleNotFoundError as exc:

@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as exc:
         if exc.name != "torch":
             raise
-        remedy = "install torch, or run `pip install '.[hook]'` in a checkout of spiderfs"
+        remedy = "run `pip install '.[hook]'` in a checkout of spiderfs"
         raise ModuleNotFoundError(f"trainer_hook.{name} needs torch: {remedy}", name=exc.name) from None
     globals()[name] = found
     return found

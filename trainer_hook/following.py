@@ -112,9 +112,9 @@ class Follower:
         """
         loader = drawing_loader(loader)
         if not isinstance(loader, DataLoader):
-            given = type(loader).__name__
+            kind = type(loader).__name__
             raise ValueError(
-                f"the loader is a {given}, no torch DataLoader: give the mount's directory, then the loader"
+                f"the loader is a {kind}, no torch DataLoader: give the mount's directory, then the loader"
             )
         if hasattr(type(loader), _MARK):
             raise ValueError("this loader has a plan or a hook already: close that one first")

@@ -96,15 +96,15 @@ def samples_of(dataset: Any) -> list[Sample]:
         return [base[int(index)] for index in dataset.indices]
     if hasattr(dataset, "datasets"):
         return [sample for part in dataset.datasets for sample in samples_of(part)]
-    kind, found = type(dataset).__name__, ""
+    found = " has no .samples or .imgs"
     for attribute in ("samples", "imgs"):
         entries = getattr(dataset, attribute, None)
         if isinstance(entries, Sequence | np.ndarray) and len(entries):
             return _with_labels(entries, getattr(dataset, "targets", None))
-        if entries is not None and not found:
+        if entries is not None:
             what = "empty" if isinstance(entries, Sequence | np.ndarray) else f"a {type(entries).__name__}"
-            found = f"{kind}.{attribute} is {what}"
-    raise ValueError(f"{found or f'{kind} has no .samples or .imgs'}: {_GIVE_SAMPLES}")
+            found = f".{attribute} is {what}"
+    raise ValueError(f"{type(dataset).__name__}{found}: {_GIVE_SAMPLES}")
 
 
 _GIVE_SAMPLES = "give samples=[(path, label), ...] in the order of its indices"

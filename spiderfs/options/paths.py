@@ -44,18 +44,15 @@ def default_cache_dir(source: str | Path) -> Path:
 def capacity_remark(capacity: Capacity, cache_dir: Path) -> str:
     """Why this capacity can hardly be meant, as a line for the user; empty if there is no reason to think so."""
     size = capacity.budget_bytes(0)
-    if capacity.unit != "bytes":
-        return ""
-    if size < 1 << 20:
-        meant = f"{capacity}GiB" if str(capacity).isdecimal() else "20GiB"
-        return f"capacity={capacity} is {size} bytes: write a size with its unit, such as {meant}"
-    disk = shutil.disk_usage(next(place for place in (cache_dir, *cache_dir.parents) if place.is_dir()))
+    if capacity.unit == "bytes" and size < 1 << 20:
+        return f"capacity={capacity} is {size} bytes: write a size with its unit, such as 20GiB"
+    total, _, free = shutil.disk_usage(next(place for place in (cache_dir, *cache_dir.parents) if place.is_dir()))
     # A cache that was kept has taken some of the disk already.
     kept = CacheLayout(cache_dir).store.is_dir()
-    room, has = (disk[0], "that the disk of {} has") if kept else (disk[2], "that are free on the disk of {}")
-    if size <= room:
+    room, what = (total, "of the whole disk") if kept else (free, "that are free on the disk")
+    if capacity.unit == "percent" or size <= room:
         return ""
-    return f"capacity={capacity} is more than the {round_size(room)} {has.format(cache_dir)}: the cache will hold less"
+    return f"capacity={capacity} is more than the {round_size(room)} {what} of {cache_dir}: the cache will hold less"
 
 
 def check_source_is_path(source: str) -> None:

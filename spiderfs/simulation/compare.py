@@ -140,7 +140,6 @@ class ComparisonRow(NamedTuple):
 def columns(report: dict[str, Any]) -> tuple[str, ...]:
     """The headings of the table of a comparison; the first two are of words, the others of numbers."""
     policy = "policy, radius" if report["scorings"] else "policy"
-    # No longer, so that 80 columns have room for each number.
     return "capacity", policy, "hits", "later hits", "redirects", "origin / sample", "origin"
 
 

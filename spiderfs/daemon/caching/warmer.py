@@ -127,7 +127,7 @@ class Warmer:
             if node is None and pattern.is_glob:
                 globs.append(pattern)
             elif node is None:
-                self._means_nothing(pattern)
+                self._unknown = self._unknown or os.fsdecode(pattern.path)
             elif node is not None and node.is_directory:
                 directories.append(node.path)
             elif node is not None and node.is_regular and node.path not in files:
@@ -148,12 +148,8 @@ class Warmer:
                                 yield node
         except SpiderfsError as exc:
             self._not_looked_up(b"", exc)
-            return
-        for pattern in unmatched:
-            self._means_nothing(pattern)
-
-    def _means_nothing(self, pattern: Pattern) -> None:
-        self._unknown = self._unknown or os.fsdecode(pattern.path)
+        else:
+            self._unknown = self._unknown or next((os.fsdecode(glob.path) for glob in unmatched), "")
 
     async def _named(self, path: bytes) -> Node | None:
         """The file of this path; None if the source has none. Raises SpiderfsError if that cannot be found out."""

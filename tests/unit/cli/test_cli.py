@@ -223,7 +223,7 @@ def test_config_says_why_it_refuses(mounted: Path, change: str, said: str) -> No
 def test_config_remarks_on_a_capacity_that_can_hardly_be_meant(mounted: Path) -> None:
     result = spiderfs("config", mounted, "capacity = 200", "policy=lru")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "spiderfs: warning: capacity=200 is 200 bytes: write a size with its unit, such as 200GiB\n"
+    assert result.stderr == "spiderfs: warning: capacity=200 is 200 bytes: write a size with its unit, such as 20GiB\n"
 
 
 def test_mount_remarks_on_a_capacity_that_can_hardly_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 # Commands of the system that examples may use besides our own.
-SYSTEM = {"python3", ".", "cat", "cp", "echo", "grep", "ls", "mount", "pip", "systemctl", "tail", "umount"}
+SYSTEM = {".", "cat", "cp", "echo", "grep", "ls", "mkdir", "mount", "pip", "python3", "systemctl", "tail", "umount"}
 
 
 def name_of(document: Path) -> str:

@@ -76,8 +76,7 @@ def declaration(
     outside = [number for number, path in enumerate(paths) if _is_outside(path)]
     if outside:
         log.warning(
-            "%d of %d samples of the list %r lie outside of the mount %s, such as %s: have the data set read the files "
-            "below %s",
+            "%d of %d samples of the list %r lie outside of %s, such as %s: have the data set read the files below %s",
             *(len(outside), len(paths), name, root, os.fspath(samples[outside[0]][0]), directory),
         )
     classes = classes_of([label for _, label in samples])

@@ -99,7 +99,7 @@ def test_samples_outside_of_the_mount_are_said_early_and_declared_as_no_file(cap
     dataset = Data([("/nfs/a.png", 0), ("/m/b.png", 1), ("/nfs/c.png", 0)])
     declared = declaration(dataset, Path("/m"), Path("/m"), "train", "train")
     assert [record.getMessage() for record in caplog.records] == [
-        "2 of 3 samples of the list 'train' lie outside of the mount /m, such as /nfs/a.png: have the data set read "
+        "2 of 3 samples of the list 'train' lie outside of /m, such as /nfs/a.png: have the data set read "
         "the files below /m"
     ]
     (chunk,) = declared.chunks()

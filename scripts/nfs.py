@@ -1,0 +1,185 @@
+"""Runs spiderfs on a real NFS: nfsd, two clients and their faults, in a virtual machine that needs no KVM.
+
+The first run downloads some 100 MB of Debian's packages (a kernel, qemu, the programs of NFS) and unpacks them below
+.nfs/; nothing is installed. The cases are the tests of tests/nfs. Each runs for each way to mount: NFS version 3 and 4,
+hard and soft, with the default caching of attributes and with actimeo=1. The result is a table; the exit status is 0 if
+all cases are right. Whatever ends the run, Ctrl-C included, ends the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import itertools
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from nfs_machine import CACHE, ROOT, NoMachine, Parts, get_parts, machine
+from rich.console import Console
+from rich.table import Table
+
+CASES = ROOT / "tests" / "nfs"
+# Version, hard, short caching of attributes: see Way in tests/nfs/nfs_server.py.
+ALL_WAYS = list(itertools.product(("3", "4.2"), (True, False), (False, True)))
+QUICK_WAYS = [("4.2", True, True), ("3", False, True)]
+# All ways take half an hour on two idle cores.
+LIMIT_S = 3 * 3600.0
+BOOT_S = 180.0
+
+console = Console(highlight=False)
+
+
+def main() -> int:
+    arguments = command_line().parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    if os.geteuid() != 0:
+        return refuse("only root can share all of this machine's files with another: run it as root")
+    if unknown := [name for name in arguments.case if name not in cases()]:
+        return refuse(f"there is no case {', '.join(unknown)}; choose from {', '.join(cases())}")
+    CACHE.mkdir(exist_ok=True)
+    try:
+        parts = get_parts(arguments.kernel)
+    except NoMachine as exc:
+        return refuse(str(exc))
+    console.print(f"Linux {parts.release}, {len(QUICK_WAYS if arguments.quick else ALL_WAYS)} ways to mount")
+    work = Path(tempfile.mkdtemp(prefix="work.", dir=CACHE))
+    try:
+        results, ended = run(parts, work, arguments)
+    finally:
+        if arguments.keep:
+            console.print(f"the machine's files are in {work}")
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+    show(results)
+    if arguments.json:
+        found = {"kernel": parts.release, "quick": arguments.quick, "results": results}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    if not ended:
+        return refuse("the machine ended before its tests did; run it again with --keep and look into console.log")
+    return 0 if results and all(result["outcome"] != "failed" for result in results) else 1
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/nfs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="two ways to mount, and not all eight")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; may be repeated")
+    parser.add_argument("--keep", action="store_true", help="keep the machine's files and its log")
+    parser.add_argument(
+        "--kernel", choices=["stable", "backports"], default="stable", help="which kernel of Debian (default: stable)"
+    )
+    return parser
+
+
+def cases() -> list[str]:
+    """The names of all cases: the tests of tests/nfs, without `test_`."""
+    modules = [ast.parse(path.read_text()) for path in sorted(CASES.glob("test_*.py"))]
+    functions = [node.name for module in modules for node in module.body if isinstance(node, ast.FunctionDef)]
+    return [name.removeprefix("test_") for name in functions if name.startswith("test_")]
+
+
+def run(parts: Parts, work: Path, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    """The results of the machine's tests, shown as they come, and whether the tests came to their end."""
+    ways = ";".join(json.dumps(way) for way in (QUICK_WAYS if arguments.quick else ALL_WAYS))
+    results: list[dict[str, Any]] = []
+    log, done = work / "results.jsonl", work / "done"
+    began = time.monotonic()
+    with machine(parts, work, inside(parts, ways, arguments.case)) as process:
+        while process.poll() is None and not done.exists():
+            lasted_s = time.monotonic() - began
+            if lasted_s > LIMIT_S or (lasted_s > BOOT_S and not (work / "booted").exists()):
+                break
+            time.sleep(0.5)
+            results += [print_result(result) for result in read_results(log)[len(results) :]]
+        results += [print_result(result) for result in read_results(log)[len(results) :]]
+    return results, done.exists()
+
+
+def inside(parts: Parts, ways: str, chosen: list[str]) -> str:
+    """What the machine's first process does."""
+    expression = " or ".join(f"test_{name}" for name in chosen)
+    only = f"-k {shlex.quote(expression)}" if chosen else ""
+    # dpkg-deb -x leaves the old places of programs as they are in the packages; here they are links to those in /usr.
+    return f"""
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 OMP_NUM_THREADS=1
+export PYTHONPATH={ROOT}:{ROOT}/tests SPIDERFS_NFS_RESULTS=/run/work/results.jsonl
+export SPIDERFS_NFS_WAYS={shlex.quote(ways)}
+touch /run/work/booted
+mkdir -p /dev/shm /dev/pts /srv/export /srv/local
+mount -t tmpfs shm /dev/shm
+mount -t devpts pts /dev/pts
+mount /dev/vda /srv/export
+mount /dev/vdb /srv/local
+for part in bin sbin lib usr etc; do
+  to=/usr/$part; case $part in usr|etc) to=/$part; esac
+  [ ! -d {parts.inside}/$part ] || cp -an {parts.inside}/$part/. $to/
+done
+ldconfig
+# Their packages make these users when they are installed.
+grep -q ^_rpc: /etc/passwd || echo _rpc:x:65533:65534::/run/rpcbind:/usr/sbin/nologin >> /etc/passwd
+ip link set lo up
+cd {ROOT}
+.venv/bin/python -m pytest -p no:cacheprovider -n0 -v --color=no {only} --basetemp=/srv/local/t tests/nfs
+echo $? > /run/work/done
+sync
+echo o > /proc/sysrq-trigger
+sleep 60
+"""
+
+
+def read_results(log: Path) -> list[dict[str, Any]]:
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def print_result(result: dict[str, Any]) -> dict[str, Any]:
+    word = {"passed": "right", "skipped": "skipped"}.get(result["outcome"], "WRONG")
+    case = f"{result['case']} [{result['parameter']}]"
+    print(f"{word:8}{result['seconds']:6.1f} s  {case} {result['note']}".rstrip(), flush=True)
+    if result["said"]:
+        print(result["said"], flush=True)
+    return result
+
+
+def show(results: list[dict[str, Any]]) -> None:
+    """The table: a row for each case, a column for each way to mount."""
+    ways = list(dict.fromkeys(result["way"] for result in results))
+    table = Table("case", *(way or "all" for way in ways), title="right/all, seconds")
+    for case in dict.fromkeys(result["case"] for result in results):
+        row = []
+        for way in ways:
+            of = [result for result in results if (result["case"], result["way"]) == (case, way)]
+            right = sum(result["outcome"] == "passed" for result in of)
+            counted = [result for result in of if result["outcome"] != "skipped"]
+            seconds = sum(result["seconds"] for result in of)
+            colour = "" if right == len(counted) else "[red]"
+            row.append(f"{colour}{right}/{len(counted)}, {seconds:.0f} s" if of else "")
+        table.add_row(case, *row)
+    console.print(table)
+
+
+def refuse(why: str) -> int:
+    print(f"nfs: {why}", file=sys.stderr)
+    return 2
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

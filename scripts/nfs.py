@@ -113,7 +113,8 @@ def inside(parts: Parts, ways: str, chosen: list[str]) -> str:
     # dpkg-deb -x leaves the old places of programs as they are in the packages; here they are links to those in /usr.
     return f"""
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 OMP_NUM_THREADS=1
-export PYTHONPATH={ROOT}:{ROOT}/tests SPIDERFS_NFS_RESULTS=/run/work/results.jsonl
+export PYTHONPATH={ROOT}:{ROOT}/tests:{ROOT}/tests/trainer:{ROOT}/tests/fuse
+export SPIDERFS_NFS_RESULTS=/run/work/results.jsonl
 export SPIDERFS_NFS_WAYS={shlex.quote(ways)}
 touch /run/work/booted
 mkdir -p /dev/shm /dev/pts /srv/export /srv/local

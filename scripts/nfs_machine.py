@@ -115,10 +115,10 @@ def _missing(*packages: str) -> list[str]:
 def _image(kernel: str) -> str:
     """The package of the newest kernel, of which `linux-image-amd64` has only the name."""
     options = _backports() if kernel == "backports" else []
-    depends = re.findall(r"Depends: (linux-image-\S+)", _apt("apt-cache", *options, "depends", KERNEL))
+    depends = re.search(r"Depends: (linux-image-\S+)", _apt("apt-cache", *options, "depends", KERNEL))
     if not depends:
         raise NoMachine(f"apt knows no {KERNEL}: run apt-get update, then run this again")
-    return depends[0]
+    return str(depends[1])
 
 
 def _backports() -> list[str]:
@@ -150,8 +150,7 @@ def _apt(*command: str, cwd: Path | None = None) -> str:
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise NoMachine(f"{' '.join(command[:1])} failed: {said[-1] if said else done.returncode}")
-    output: str = done.stdout
-    return output
+    return done.stdout
 
 
 def make_initrd(parts: Parts, to: Path) -> None:

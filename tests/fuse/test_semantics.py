@@ -112,10 +112,14 @@ def marks_of(name: str) -> list[pytest.MarkDecorator]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    yield from places_of(tmp_path, tmp_path / "source")
+
+
+def places_of(tmp_path: Path, source: Path) -> Iterator[dict[str, str]]:
     """SOURCE with FILES, an empty MOUNT and CACHE; whatever is mounted there is gone afterwards."""
-    places = {name: tmp_path / name.lower() for name in ("SOURCE", "MOUNT", "CACHE")}
+    places = {"SOURCE": source, "MOUNT": tmp_path / "mount", "CACHE": tmp_path / "cache"}
     for place in places.values():
-        place.mkdir()
+        place.mkdir(exist_ok=True)
     for name, text in FILES.items():
         path = places["SOURCE"] / name
         path.parent.mkdir(exist_ok=True)
@@ -161,6 +165,11 @@ def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess
 def test_the_example_prints_what_the_document_says(example: Example, environment: dict[str, str], binding: str) -> None:
     if any("setpriv" in step.command for step in example.steps) and os.geteuid() != 0:
         pytest.skip("only root can read as another user")
+    check(example, environment, binding)
+
+
+def check(example: Example, environment: dict[str, str], binding: str) -> None:
+    """Mount as the example says, run its steps, and compare what they print."""
     options = f"cache_dir={environment['CACHE']},{options_text(options_of(binding))},{example.options}"
     mounted = run_spiderfs("mount", environment["SOURCE"], environment["MOUNT"], "-o", options)
     assert mounted.returncode == 0, mounted.stderr

@@ -18,13 +18,12 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from nfs_server import EXPORT, Server, Way, client
+from nfs_server import EXPORT, NFS, Server, Way, client
 
 _RESULTS = os.environ.get("SPIDERFS_NFS_RESULTS")
 collect_ignore_glob = [] if _RESULTS else ["*"]
 # The slowest case takes a third of this.
 CASE_S = 420.0
-NFS = Path("/mnt/nfs")
 
 
 def _ways() -> list[Way]:

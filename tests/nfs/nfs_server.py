@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EXPORT = Path("/srv/export")
+# Where this machine's own client has it.
+NFS = Path("/mnt/nfs")
 RIGHTS = "rw,insecure,no_subtree_check,fsid=0"
 SERVER_ADDRESS = {"": "10.77.0.2", "other": "10.77.1.2"}
 _THREADS = "8"
@@ -118,13 +120,18 @@ class Server:
             self.start()
 
 
-@contextlib.contextmanager
-def client(way: Way, point: Path, name: str = "") -> Iterator[Path]:
-    """A mount of the export, by the client of this namespace."""
+def mount_export(way: Way, point: Path, name: str = "") -> None:
+    """Mount the export at `point`, by the client of that namespace."""
     point.mkdir(parents=True, exist_ok=True)
     # Version 4 names what is exported from its own root, which fsid=0 makes this export.
     what = EXPORT if way.version == "3" else "/"
     in_namespace(name, "mount", "-t", "nfs", "-o", way.options, f"{SERVER_ADDRESS[name]}:{what}", point)
+
+
+@contextlib.contextmanager
+def client(way: Way, point: Path, name: str = "") -> Iterator[Path]:
+    """The export at `point` until the context ends."""
+    mount_export(way, point, name)
     try:
         yield point
     finally:

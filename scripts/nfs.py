@@ -28,8 +28,11 @@ from rich.table import Table
 
 CASES = ROOT / "tests" / "nfs"
 # Version, hard, short caching of attributes: see Way in tests/nfs/nfs_server.py.
-ALL_WAYS = list(itertools.product(("3", "4.2"), (True, False), (False, True)))
-QUICK_WAYS = [("4.2", True, True), ("3", False, True)]
+ALL_WAYS = {
+    f"v{version},{'hard' if hard else 'soft'}{',actimeo=1' if short else ''}": (version, hard, short)
+    for version, hard, short in itertools.product(("3", "4.2"), (True, False), (False, True))
+}
+QUICK_WAYS = ["v4.2,hard,actimeo=1", "v3,soft,actimeo=1"]
 # All ways take half an hour on two idle cores.
 LIMIT_S = 3 * 3600.0
 BOOT_S = 180.0
@@ -50,10 +53,11 @@ def main() -> int:
         parts = get_parts(arguments.kernel)
     except NoMachine as exc:
         return refuse(str(exc))
-    console.print(f"Linux {parts.release}, {len(QUICK_WAYS if arguments.quick else ALL_WAYS)} ways to mount")
+    ways = arguments.way or (QUICK_WAYS if arguments.quick else list(ALL_WAYS))
+    console.print(f"Linux {parts.release}; mounted in {len(ways)} ways: {'  '.join(ways)}")
     work = Path(tempfile.mkdtemp(prefix="work.", dir=CACHE))
     try:
-        results, ended = run(parts, work, arguments)
+        results, ended = run(parts, work, ways, arguments.case)
     finally:
         if arguments.keep:
             console.print(f"the machine's files are in {work}")
@@ -75,6 +79,9 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="two ways to mount, and not all eight")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE")
     parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case; may be repeated")
+    parser.add_argument(
+        "--way", action="append", default=[], choices=list(ALL_WAYS), help="only this way to mount; may be repeated"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the machine's files and its log")
     parser.add_argument(
         "--kernel", choices=["stable", "backports"], default="stable", help="which kernel of Debian (default: stable)"
@@ -89,13 +96,13 @@ def cases() -> list[str]:
     return [name.removeprefix("test_") for name in functions if name.startswith("test_")]
 
 
-def run(parts: Parts, work: Path, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+def run(parts: Parts, work: Path, ways: list[str], chosen: list[str]) -> tuple[list[dict[str, Any]], bool]:
     """The results of the machine's tests, shown as they come, and whether the tests came to their end."""
-    ways = ";".join(json.dumps(way) for way in (QUICK_WAYS if arguments.quick else ALL_WAYS))
+    given = ";".join(json.dumps(ALL_WAYS[way]) for way in ways)
     results: list[dict[str, Any]] = []
     log, done = work / "results.jsonl", work / "done"
     began = time.monotonic()
-    with machine(parts, work, inside(parts, ways, arguments.case)) as process:
+    with machine(parts, work, inside(parts, given, chosen)) as process:
         while process.poll() is None and not done.exists():
             lasted_s = time.monotonic() - began
             if lasted_s > LIMIT_S or (lasted_s > BOOT_S and not (work / "booted").exists()):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mounting import eventually, mounted, unmount
+from mounting import eventually, mounted, run_spiderfs, unmount
 from nfs_files import content_of, drop_page_cache, read, write
 from nfs_server import NFS, Server, Way, in_namespace, mount_export
 
@@ -96,6 +97,44 @@ def test_unmounting_while_the_network_is_cut(
         note.append(f"{stuck} threads in state D, unmounted after {time.monotonic() - began:.1f} s")
         assert not mount.is_mounted()
         server.join()
+
+
+def test_mounting_while_the_network_is_cut(
+    way: Way, server: Server, at_server: Path, source: Path, tmp_path: Path, note: list[str]
+) -> None:
+    write(at_server, OTHERS)
+    (point := tmp_path / "mnt").mkdir()
+    server.cut()
+    began = time.monotonic()
+    done = run_spiderfs("mount", source, point, "-o", f"cache_dir={tmp_path / 'cache'}")
+    took_s = time.monotonic() - began
+    server.join()
+    assert done.returncode != 0
+    # A soft mount's own error may come before the patience of the command ends.
+    assert re.search("has not answered for|cannot be opened", done.stderr), done.stderr
+    assert took_s < 30
+    note.append(f"refused after {took_s:.1f} s")
+
+
+def test_the_client_gives_up(
+    way: Way, server: Server, at_server: Path, source: Path, tmp_path: Path, note: list[str]
+) -> None:
+    """A soft mount's own error reaches the reader, if the mount's time limit is the longer one."""
+    if way.hard:
+        pytest.skip("a hard mount never gives up")
+    write(at_server, [*CACHED, *OTHERS])
+    with mounted(source, tmp_path / "m", allowed=TROUBLES, source__timeout_s=60, source__attempts=1) as mount:
+        for name in CACHED:
+            assert read(mount.point / name) == content_of(name, 0)
+        server.cut()
+        error, took_s = refused(mount.point / OTHERS[0])
+        assert error in (errno.EIO, errno.ETIMEDOUT), errno.errorcode[error]
+        note.append(f"{errno.errorcode[error]} after {took_s:.1f} s")
+        assert took_s < 40
+        for name in CACHED:
+            assert read(mount.point / name) == content_of(name, 0)
+        server.join()
+        eventually(lambda: answers(mount.point / OTHERS[1]), BACK_S, "the source's answer")
 
 
 def _state(stat: Path) -> str:

@@ -154,7 +154,8 @@ def read_results(log: Path) -> list[dict[str, Any]]:
 def print_result(result: dict[str, Any]) -> dict[str, Any]:
     word = {"passed": "right", "skipped": "skipped"}.get(result["outcome"], "WRONG")
     case = f"{result['case']} [{result['parameter']}]"
-    print(f"{word:8}{result['seconds']:6.1f} s  {case} {result['note']}".rstrip(), flush=True)
+    if result["outcome"] != "skipped":
+        print(f"{word:8}{result['seconds']:6.1f} s  {case} {result['note']}".rstrip(), flush=True)
     if result["said"]:
         print(result["said"], flush=True)
     return result

@@ -8,7 +8,8 @@ source, and trees deeper than PATH_MAX work.
 Only a positive "does not exist" means gone. An ENOENT is believed only while the root itself is alive; a root that is
 dead (removed, stale, or its mount taken away) makes the call fail as unavailable, and is opened again by its path for
 the next call, provided that the path now leads to a file system of the same type. That condition keeps the source from
-taking the empty directory under an unmounted NFS, or spiderfs' own mount on top of the source, for the data.
+taking the empty directory under an unmounted NFS, or spiderfs' own mount on top of the source, for the data. In the same
+way an EACCES is believed only while the root answers.
 """
 
 from __future__ import annotations
@@ -174,6 +175,8 @@ class LocalSource:
             kind = _ERRORS.get(exc.errno or errno.EIO, SourceUnavailable)
             if kind is SourceNotFound and (not path or not self._root_is_there()):
                 kind = SourceUnavailable
+            if kind is SourceDenied and self._root_is_refused():
+                kind = SourceUnavailable
             if kind is SourceUnavailable:
                 self._reopen_dead_root()
             raise kind(f"{where}: {exc.strerror}") from exc
@@ -190,6 +193,17 @@ class LocalSource:
         except OSError:
             return False
         return True
+
+    def _root_is_refused(self) -> bool:
+        """Whether an EACCES says nothing of the entry: a server says so of all of an NFS export that it has withdrawn.
+
+        An NFS client never answers statvfs from what it remembers, and no permission of a file matters to it.
+        """
+        try:
+            os.statvfs(self._root_fd)
+        except OSError:
+            return True
+        return False
 
     def _reopen_dead_root(self) -> None:
         """Open a dead root by its path again, for the next call."""

@@ -173,6 +173,24 @@ def test_errnos(source: LocalSource, monkeypatch: pytest.MonkeyPatch, number: in
         source.getxattr(b"file", "user.x")
 
 
+def test_a_server_that_refuses_the_root_too_is_unavailable(
+    source: LocalSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An NFS server says so of everything in an export that it has withdrawn."""
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(13, os.strerror(13))
+
+    monkeypatch.setattr(os, "getxattr", refuse)
+    with pytest.raises(SourceDenied):
+        source.getxattr(b"file", "user.x")
+    monkeypatch.setattr(os, "statvfs", refuse)
+    with pytest.raises(SourceUnavailable):
+        source.getxattr(b"file", "user.x")
+    with pytest.raises(SourceUnavailable):
+        source.statvfs()
+
+
 def test_a_removed_root_is_unavailable_and_nothing_in_it_is_gone(root: Path, source: LocalSource) -> None:
     shutil.rmtree(root)
     for path in (b"file", b"", b"d/e"):

@@ -72,7 +72,7 @@ def test_the_machine_ends_with_the_command(place: Path, number: signal.Signals) 
         (["--case", "nonsense"], "there is no case nonsense; choose from "),
         (
             ["--json", "/missing/results.json"],
-            "/missing/results.json cannot be written: choose another file with --json",
+            "/missing/results.json cannot be written: choose another",
         ),
         (["--way", "v2"], "invalid choice: 'v2'"),
         (["--kernel", "mine"], "invalid choice: 'mine'"),

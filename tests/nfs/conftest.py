@@ -35,6 +35,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("way", _ways(), ids=str, indirect=True, scope="session")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = os.environ.get("SPIDERFS_NFS_CASES", "").split()
+    if _RESULTS and chosen:
+        items[:] = [item for item in items if item.name.partition("[")[0].removeprefix("test_") in chosen]
+
+
 @pytest.fixture(scope="session")
 def server() -> Server:
     return Server()

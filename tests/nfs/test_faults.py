@@ -21,7 +21,13 @@ SLACK_S = 6.0
 BACK_S = 150.0
 # What a reader gets of a source that does not answer, or says of everything that it may not be read.
 NO_ANSWER = (errno.EIO, errno.ETIMEDOUT)
-TROUBLES = ("has not answered within", "left this unanswered", "not answer", "was killed while it waited there")
+TROUBLES = (
+    "has not answered within",
+    "left this unanswered",
+    "not answer",
+    "was killed while it waited there",
+    "Permission denied",
+)
 CACHED = [f"cached{number}" for number in range(5)]
 OTHERS = [f"other{number}" for number in range(5)]
 

@@ -8,8 +8,8 @@ source, and trees deeper than PATH_MAX work.
 Only a positive "does not exist" means gone. An ENOENT is believed only while the root itself is alive; a root that is
 dead (removed, stale, or its mount taken away) makes the call fail as unavailable, and is opened again by its path for
 the next call, provided that the path now leads to a file system of the same type. That condition keeps the source from
-taking the empty directory under an unmounted NFS, or spiderfs' own mount on top of the source, for the data. In the same
-way an EACCES is believed only while the root answers.
+taking the empty directory under an unmounted NFS, or spiderfs' own mount on top of the source, for the data. In the
+same way an EACCES is believed only while the root answers.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ TROUBLES = (
     "left this unanswered",
     "not answer",
     "was killed while it waited there",
-    "Permission denied",
+    "Permission denied|Input/output error|Connection timed out",
 )
 CACHED = [f"cached{number}" for number in range(5)]
 OTHERS = [f"other{number}" for number in range(5)]

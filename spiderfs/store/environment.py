@@ -142,9 +142,12 @@ def claim(directory: Path) -> str | None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     marker = directory / IN_USE_FILE
     reason = None
-    if _environments(directory) and _format(directory) != FORMAT:
+    written_format, last_boot = _word(directory / FORMAT_FILE, "1"), _word(marker, boot_id())
+    if not (written_format and last_boot):
+        reason = f"{IN_USE_FILE if written_format else FORMAT_FILE} is damaged"
+    elif _environments(directory) and written_format != FORMAT:
         reason = "it was written by another version of spiderfs"
-    elif marker.exists() and marker.read_text().strip() != boot_id():
+    elif last_boot != boot_id():
         reason = "the machine went down while the cache was in use"
     else:
         for environment in _environments(directory):
@@ -158,11 +161,13 @@ def claim(directory: Path) -> str | None:
     return reason
 
 
-def _format(directory: Path) -> str:
+def _word(path: Path, absent: str) -> str:
+    """The one word in a small file; `absent` if there is no file, and empty if what is there cannot be a word."""
     try:
-        return (directory / FORMAT_FILE).read_text().strip()
+        word = path.read_text("ascii", errors="replace").strip()
     except FileNotFoundError:
-        return "1"
+        return absent
+    return word if word.isascii() and word.isprintable() else ""
 
 
 def release(directory: Path) -> None:

@@ -96,6 +96,24 @@ def test_a_store_in_use_when_the_machine_went_down_is_wiped(tmp_path: Path) -> N
     assert usable(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["in-use", "format"])
+@pytest.mark.parametrize("content", [b"\xff\n", b"", b"\0" * 40, b"2\xb2\n"])
+def test_a_small_file_with_bad_bytes_costs_the_store_and_no_mount(tmp_path: Path, name: str, content: bytes) -> None:
+    filled(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    assert environment.claim(tmp_path) == f"{name} is damaged"
+    assert not (tmp_path / "content").exists()
+    assert environment.claim(tmp_path) is None
+    assert usable(tmp_path)
+
+
+@pytest.mark.parametrize("other", [b"1\n", b"345\n", None])
+def test_a_store_of_another_format_is_wiped(tmp_path: Path, other: bytes | None) -> None:
+    filled(tmp_path)
+    (tmp_path / "format").unlink() if other is None else (tmp_path / "format").write_bytes(other)
+    assert environment.claim(tmp_path) == "it was written by another version of spiderfs"
+
+
 def test_a_killed_process_costs_nothing(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     child = os.fork()

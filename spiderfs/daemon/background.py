@@ -9,8 +9,10 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from spiderfs.errors import ConfigError, MountError
+from spiderfs.shared.escapes import escaped
 from spiderfs.shared.layout import CacheLayout
 
 _SYSLOG = Path("/dev/log")
@@ -80,10 +82,14 @@ def notify_systemd(state: str) -> None:
 
 
 class _Printable(logging.Formatter):
-    """Formats messages so that they can be written as UTF-8, whatever bytes the paths in them have."""
+    """Formats a message as one line, whatever bytes the paths in it have; a traceback keeps its lines."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).encode(errors="backslashreplace").decode()
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = escaped(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(escaped, super().formatException(ei).split("\n")))
 
 
 def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bool) -> str:

@@ -91,8 +91,5 @@ class ViewSource(TreeSource):
             first = reason not in self._told
             self._told.add(reason)
         if first:
-            log.log(level, "%s is shown as it is: %s (said once; the metrics count the others)", _named(path), reason)
-
-
-def _named(path: bytes) -> str:
-    return os.fsdecode(path).encode(errors="backslashreplace").decode()
+            told = "%s is shown as it is: %s (said once; the metrics count the others)"
+            log.log(level, told, os.fsdecode(path), reason)

@@ -235,14 +235,15 @@ ODD_NAMES = [
 def test_every_name_can_be_warmed_and_evicted_as_it_is(tmp_path: Path) -> None:
     """Each of these names lies beside other names that it would match as a glob."""
     source = tmp_path / "source"
-    for name in (*ODD_NAMES, b"img1.jpg", b"whatX", b"dx/in", b"a b", b"line\nbreak"):
+    for name in (*ODD_NAMES, b"img1.jpg", b"whatX", b"dx/in", b"a b", b"line\nbreak", b"\x1b[2J"):
         path = Path(os.fsdecode(os.fsencode(source) + b"/" + name))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
 
     def names(mount: Mounted) -> set[bytes]:
-        lines = (b"\n" + mount.control("cache").read_bytes()).split(b"\nimportance ")[1:]
-        return {line.removesuffix(b"\n").lstrip(b" ")[13:] for line in lines}
+        # The columns before the path have 37 letters.
+        shown = {line[37:] for line in mount.control("cache").read_bytes().splitlines()}
+        return {re.sub(rb"\\x([0-9a-f]{2})", lambda found: bytes([int(found[1], 16)]), name) for name in shown}
 
     with mounted(source, tmp_path / "m") as mount:
         for name in ODD_NAMES:
@@ -256,8 +257,8 @@ def test_every_name_can_be_warmed_and_evicted_as_it_is(tmp_path: Path) -> None:
         # A name with escaped brackets is a glob that matches only itself, and so is a name that does not exist.
         mount.control("evict").write_bytes(b"img[[]1].jpg\nd[x]\nline?break\n")
         assert names(mount) == set(ODD_NAMES) - {b"img[1].jpg", b"d[x]/in"}
-        mount.control("warm").write_bytes(b"img[0-9].jpg\nline?break\n")
-        eventually(lambda: {b"img1.jpg", b"line\nbreak"} <= names(mount))
+        mount.control("warm").write_bytes(b"img[0-9].jpg\nline?break\n\x1b[[]2J\n")
+        eventually(lambda: {b"img1.jpg", b"line\nbreak", b"\x1b[2J"} <= names(mount))
         # A file that was deleted at the source but is still cached can be evicted.
         (source / "*").unlink()
         mount.control("evict").write_bytes(b"*\n")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, WARMED, Access
+from spiderfs.shared.escapes import escaped_path
 from spiderfs.shared.layout import RunLayout
 
 log = logging.getLogger(__name__)
@@ -87,5 +88,5 @@ class AccessLog:
         when = datetime.fromtimestamp(access.time_s).isoformat(sep=" ", timespec="milliseconds")
         block = f" block={access.block}" if access.block else ""
         head = f"{when} {WORDS[access.where]:8} {access.size:>9} thread={access.pid}{block} "
-        served = b"" if access.wanted == access.inode else b" served by " + self._path_of(access.inode)
-        return head.encode() + (self._path_of(access.wanted) + served).replace(b"\n", b"\\n") + b"\n"
+        served = b"" if access.wanted == access.inode else b" served by " + escaped_path(self._path_of(access.inode))
+        return head.encode() + escaped_path(self._path_of(access.wanted)) + served + b"\n"

@@ -7,9 +7,9 @@ from itertools import islice
 
 import trio
 
-from spiderfs.daemon.control.texts import one_line
 from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.scoring import BatchScoring
+from spiderfs.shared.escapes import escaped, escaped_path
 from spiderfs.store.store import Content, ContentKey, Member, Records
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.redirect_table import each_redirect
@@ -35,7 +35,7 @@ async def cached(content: Content, catalogue: Catalogue, score: Callable[[Conten
                 member.section.encode(),
                 member.size,
                 f"{score(member.key):.6g}".encode(),
-                path,
+                escaped_path(path),
                 b" block %d" % member.key.block if member.key.block else b"",
             )
             for member, path in zip(*rows, strict=True)
@@ -51,7 +51,7 @@ async def redirects(records: Records, catalogue: Catalogue) -> AsyncGenerator[by
         wanted = catalogue.paths(wanted for wanted, _, _ in some)
         stand_ins = catalogue.paths(stand_in for _, _, stand_in in some)
         return b"".join(
-            b"%d %s -> %s\n" % (number, one, other)
+            b"%d %s -> %s\n" % (number, escaped_path(one), escaped_path(other))
             for (_, number, _), one, other in zip(some, wanted, stand_ins, strict=True)
         )
 
@@ -71,7 +71,7 @@ async def scores(courses: Courses, batch_scoring: BatchScoring, catalogue: Catal
             some = slice(start, start + _AT_A_TIME)
             paths = await trio.to_thread.run_sync(catalogue.paths, inodes[some].tolist())
             yield b"".join(
-                b"%d %s %s\n" % (course.number, f"{score:.6g}".encode(), path)
+                b"%d %s %s\n" % (course.number, f"{score:.6g}".encode(), escaped_path(path))
                 for score, path in zip(values[some].tolist(), paths, strict=True)
             )
 
@@ -82,7 +82,7 @@ async def graph(courses: Courses, batch_scoring: BatchScoring) -> AsyncGenerator
     for course in courses:
         status = course.status()
         lines.append(
-            f"course {status.number}: job {status.job_id}, list {one_line(status.name)}, {status.samples} samples\n"
+            f"course {status.number}: job {status.job_id}, list {escaped(status.name)}, {status.samples} samples\n"
         )
         found = await batch_scoring.described(course, _RECALL_SAMPLE)
         if found is None:

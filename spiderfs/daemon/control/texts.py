@@ -18,12 +18,8 @@ from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size
 from spiderfs.profiling.chosen_partition import Partition
+from spiderfs.shared.escapes import escaped
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL
-
-
-def one_line(name: str) -> str:
-    """A name that a trainer has given, which may have any letters, in one line."""
-    return name if name.isprintable() else repr(name)
 
 
 def stats(status: MountStatus) -> bytes:
@@ -116,10 +112,10 @@ def _capacity(status: MountStatus) -> str:
 
 
 def _trainer_line(trainer: TrainerStatus) -> str:
-    lists = ", ".join(f"{one_line(name)} with {count} samples" for name, count in trainer.lists.items()) or "no list"
+    lists = ", ".join(f"{escaped(name)} with {count} samples" for name, count in trainer.lists.items()) or "no list"
     # The kernel has no number here for a process of another pid namespace.
     who = f"pid {trainer.pid}" if trainer.pid else "of another pid namespace: never redirected"
-    return f"{one_line(trainer.client)} ({who}, rank {trainer.rank}): {lists}; {trainer.batches} batches"
+    return f"{escaped(trainer.client)} ({who}, rank {trainer.rank}): {lists}; {trainer.batches} batches"
 
 
 def jobs(statuses: Sequence[JobStatus]) -> bytes:
@@ -132,7 +128,7 @@ def jobs(statuses: Sequence[JobStatus]) -> bytes:
 def _job_line(job: JobStatus) -> str:
     named = f" ({job.name})" if job.name else ""
     who = f"pid {', '.join(map(str, job.pids))}; rank {', '.join(map(str, job.ranks))} of {job.world_size}"
-    lists = ", ".join(f"{one_line(name)} with {count} samples" for name, count in job.lists.items())
+    lists = ", ".join(f"{escaped(name)} with {count} samples" for name, count in job.lists.items())
     of_epochs = f" of {job.epochs}" if job.epochs else ""
     return (
         f"{job.job_id}{named}: {who}; {lists or 'no list'}; epoch {job.epoch}{of_epochs}; "
@@ -151,7 +147,7 @@ def _job_figures(job: JobStatus) -> dict[str, Any]:
 def _plan_line(plan: PlanStatus) -> str:
     doing = "" if plan.believed else "; not followed, so it is not acted on"
     return (
-        f"{one_line(plan.list)}, epoch {plan.epoch}: {plan.taken} of {plan.length},"
+        f"{escaped(plan.list)}, epoch {plan.epoch}: {plan.taken} of {plan.length},"
         f" {plan.ready_s:.1f} s ready ahead, {plan.late_share:.1%} late{doing}"
     )
 
@@ -248,7 +244,7 @@ def _plan_paragraph(plan: PlanStatus) -> str:
     unseen = f" and {plan.unseen} reads that the kernel answered" if plan.unseen else ""
     followed = "followed" if plan.believed else "NOT FOLLOWED, so the policy alone decides"
     return (
-        f"trainer {plan.trainer}, list {one_line(plan.list)}, epoch {plan.epoch}{known}\n"
+        f"trainer {plan.trainer}, list {escaped(plan.list)}, epoch {plan.epoch}{known}\n"
         f"  dispatched    {plan.dispatched} of {plan.length}\n"
         f"  taken         {plan.taken} of {plan.length}, {round(plan.samples_per_s, 1):g} samples/s\n"
         f"  opens         {plan.followed_share:.1%} of the last ones as planned: {followed}\n"

@@ -100,7 +100,7 @@ def test_a_job_is_one_line_whatever_its_lists_are_called() -> None:
     made.note([access(1, HIT), access(1, FETCHED)])
     first, second = texts.jobs(made.statuses(trainers, NOBODY, 105.0)).decode().splitlines()
     assert first == (
-        "one (the one): pid 1001, 1003; rank 0, 1 of 2; train with 4 samples, 'two\\nlines' with 2 samples; "
+        "one (the one): pid 1001, 1003; rank 0, 1 of 2; train with 4 samples, two\\x0alines with 2 samples; "
         "epoch 2 of 90; 0.2 samples/s, 2 in all, 50.0% hits, 0 from the page cache, 1000 B from the source, "
         "0 stand-ins, 0 exchanged, which saved 0 B"
     )

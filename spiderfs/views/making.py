@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import struct
 from typing import Any
 
 from PIL import Image, ImageFile, UnidentifiedImageError, WebPImagePlugin
@@ -24,11 +25,15 @@ from spiderfs.views.recipe import Recipe
 from spiderfs.views.unmade import Unmade
 
 # A change of this module that makes other bytes gets a new number: views that were made before are then made anew.
-REVISION = 2
+REVISION = 3
 # Pillow reads more, but turns some by itself (TIFF) or shows one of several pictures (GIF). WebP's reader loads late.
 _READ = ("JPEG", "PNG", "BMP", "PPM", WebPImagePlugin.WebPImageFile.format)
 _SAME = {"jpeg": ("JPEG", "MPO"), "png": ("PNG",), "bmp": ("BMP",), "npy": ()}
 _ORIENTATION, _UPRIGHT = 0x0112, 1
+# The type that EXIF has for the orientation. Pillow reads other types too, and other readers take them for no turn.
+_SHORT = 3
+# Pillow loads a PNG that was cut short if all its rows are there; libpng's own readers refuse it.
+_PNG_END = b"IEND\xaeB`\x82"
 # EXIF's place in a file: JPEG has APP1, PNG the chunk eXIf; BMP and NPY have none.
 _TAKES_ORIENTATION = ("jpeg", "png")
 _MODES = ("L", "RGB")
@@ -47,7 +52,9 @@ def make(original: bytes, recipe: Recipe, most_pixels: int) -> bytes | Unmade:
     """The bytes of the view of an image file, or why there is none."""
     try:
         with Image.open(io.BytesIO(original), formats=_READ) as image:
-            return _made(image, recipe, most_pixels)
+            view = _made(image, recipe, most_pixels)
+            cut_short = image.format == "PNG" and _PNG_END not in original
+            return Unmade.DAMAGED if cut_short and isinstance(view, bytes) else view
     except UnidentifiedImageError:
         return Unmade.NO_IMAGE
     except MemoryError:
@@ -91,9 +98,12 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def _exif_orientation(image: Image.Image) -> Any:
-    exif = Image.Exif()
-    exif.load(image.info.get("exif", b""))
-    return exif.get(_ORIENTATION, _UPRIGHT)
+    """The orientation in the EXIF data; None if it has another type than SHORT, by which some readers do not go."""
+    exif, content = Image.Exif(), image.info.get("exif", b"")
+    exif.load(content)
+    orientation = exif.get(_ORIENTATION, _UPRIGHT)
+    entry = struct.pack(f"{exif.endian or '<'}HHL", _ORIENTATION, _SHORT, 1)
+    return orientation if orientation == _UPRIGHT or entry in content else None
 
 
 def _saved(image: Image.Image, recipe: Recipe, orientation: int) -> bytes:

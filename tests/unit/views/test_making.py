@@ -75,6 +75,34 @@ def test_an_orientation_that_some_readers_do_not_see_leaves_the_image_as_it_is(f
         assert opened(made(image_file(xmp=xmp, orientation=3), form)).getexif()[0x0112] == 3
 
 
+@pytest.mark.parametrize("endian", ["<", ">"])
+@pytest.mark.parametrize(("kind", "form"), [(3, "HH"), (4, "L"), (1, "BBH"), (9, "l")])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_an_orientation_of_another_type_than_exif_has_leaves_the_image_as_it_is(
+    endian: str, kind: int, form: str, orientation: int
+) -> None:
+    """Pillow reads a LONG, and a reader that takes two bytes of a big-endian one finds 0: no turn."""
+    head = {"<": b"II*\0", ">": b"MM\0*"}[endian] + struct.pack(f"{endian}LHHHL", 8, 1, 0x0112, kind, 1)
+    values = (orientation,) + (0,) * (len(form) - 1)
+    view = make(
+        image_file(exif=b"Exif\0\0" + head + struct.pack(endian + form, *values) + bytes(4)), SMALL["jpeg"], MOST
+    )
+    if kind == 3:
+        assert isinstance(view, bytes)
+        assert opened(view).getexif().get(0x0112, 1) == orientation
+    elif orientation == 6:
+        assert view is Unmade.ORIENTATION
+
+
+@pytest.mark.parametrize("form", SMALL)
+@pytest.mark.parametrize("missing", [4, 8, 12, 13, 20])
+def test_a_png_without_its_end_has_no_view(form: str, missing: int) -> None:
+    """Pillow loads it; readers that go by libpng do not."""
+    content = image_file("PNG")
+    assert make(content[:-missing], SMALL[form], MOST) is Unmade.DAMAGED
+    assert make(content + b"more", SMALL[form], MOST) == make(content, SMALL[form], MOST)
+
+
 @pytest.mark.parametrize("size", [(400, 300), (60, 50)])
 @pytest.mark.parametrize("form", SMALL)
 def test_nothing_but_pixels_and_the_orientation_is_in_a_view(form: str, size: tuple[int, int]) -> None:

@@ -62,20 +62,20 @@ class _IterationAround:
 
     def __init__(self) -> None:
         self._asked = 0
-        self._taken: dict[int, Indices] = {}
+        self._taken: dict[int, tuple[_Iteration, Indices]] = {}
 
-    def asked(self, indices: Indices | None) -> None:
-        """The loader has asked for a batch and got one with these samples, or none (None)."""
+    def asked(self, iteration: _Iteration, indices: Indices | None) -> None:
+        """The loader has asked that pass for a batch and got one with these samples, or none (None)."""
         if indices is not None:
-            self._taken[self._asked] = indices
+            self._taken[self._asked] = iteration, indices
         self._asked += 1
 
-    def given(self) -> Indices | None:
-        """The samples of the batch that the loader gives now."""
+    def given(self) -> tuple[_Iteration, Indices] | None:
+        """The batch that the loader gives now: the pass that it comes from, and its samples."""
         given = self._asked - 2
-        indices = self._taken.get(given)
+        batch = self._taken.get(given)
         self._taken = {number: taken for number, taken in self._taken.items() if number > given}
-        return indices
+        return batch
 
 
 class Follower:
@@ -259,11 +259,10 @@ class _FollowedIterator:
 
     def _took(self, batch: Any) -> None:
         indices = self._iteration.drawn.popleft() if self._iteration.drawn else None
-        if indices is not None:
-            self._follower.planner.taken(self._iteration, len(indices))
         if self._iteration.around is not None:
-            self._iteration.around.asked(indices)
+            self._iteration.around.asked(self._iteration, indices)
         elif indices is not None:
+            self._follower.planner.taken(self._iteration, len(indices))
             self._follower.taken(self._iteration, indices, batch)
 
     def _failed(self, before: int | None) -> None:
@@ -278,7 +277,7 @@ class _FollowedIterator:
 
     def _ended(self) -> None:
         if self._iteration.around is not None:
-            self._iteration.around.asked(None)
+            self._iteration.around.asked(self._iteration, None)
         else:
             self._follower.over(self._iteration)
 
@@ -322,8 +321,10 @@ class _IteratorAround:
         return batch
 
     def _took(self, batch: Any) -> None:
-        indices = self._iteration.given()
-        if indices is not None:
+        given = self._iteration.given()
+        if given is not None:
+            drawing, indices = given
+            self._follower.planner.taken(drawing, len(indices))
             self._follower.taken(self._iteration, indices, batch)
 
     def __del__(self) -> None:

@@ -179,7 +179,7 @@ class Planning:
         self._follower = Follower(loader, planner, boundary, None)
         boundary.on_failure(self._step_aside)
         # Nobody has to keep this object.
-        self._call_off = when_collected(loader, let_go)
+        self._call_off = when_collected(drawing_loader(loader), let_go)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send the messages that wait, for at most `timeout_s`, and make the loader as it was before."""
@@ -258,13 +258,13 @@ def plan(
     cannot be planned, or that has a plan or a hook already.
     """
     Follower.check(loader)
-    loader = drawing_loader(loader)
+    drawing = drawing_loader(loader)
     if share:
-        refuse_repetition(loader)
-    introduced = introduce(directory, loader, samples=samples, split=split, socket=socket, client_name=client_name)
+        refuse_repetition(drawing)
+    introduced = introduce(directory, drawing, samples=samples, split=split, socket=socket, client_name=client_name)
     declared, boundary = introduced.declaration, Boundary()
     planner = Planner(
-        loader,
+        drawing,
         introduced.client,
         declared.name,
         draw_ahead=draw_ahead,

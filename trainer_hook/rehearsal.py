@@ -93,11 +93,11 @@ def _copied(sampler: Any, dataset: Any) -> Any:
 
 
 def _parts(sampler: Any) -> list[Any]:
-    """A sampler and the samplers that it is made of."""
+    """A sampler and what it is made of: samplers, and data sets that are samplers in disguise (`_draws`)."""
     parts = [sampler]
     for part in parts:
         for value in _attributes(part).values():
-            if isinstance(value, Sampler) and not any(value is known for known in parts):
+            if (isinstance(value, Sampler) or _draws(value)) and not any(value is known for known in parts):
                 parts.append(value)
     return parts
 
@@ -106,7 +106,14 @@ def _attributes(sampler: Any) -> dict[str, Any]:
     return dict(getattr(sampler, "__dict__", {}))
 
 
+def _draws(value: Any) -> bool:
+    """Whether this is a data set whose samples are the draws of a sampler, as Lightning makes one for its ranks."""
+    return type(value).__name__ == "_DatasetSamplerWrapper" and isinstance(value, Dataset)
+
+
 def _is_shared(part: Sampler[Any], name: str, value: Any) -> bool:
+    if _draws(value):
+        return False
     if isinstance(value, Dataset | DataLoader | nn.Module):
         return True
     # torch's samplers only ask for its length. Another sampler may keep a list there that it shuffles.

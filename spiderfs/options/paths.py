@@ -50,7 +50,8 @@ def capacity_remark(capacity: Capacity, cache_dir: Path) -> str:
     # A cache that was kept has taken some of the disk already.
     kept = CacheLayout(cache_dir).store.is_dir()
     room, what = (total, "of the whole disk") if kept else (free, "that are free on the disk")
-    if capacity.unit == "percent" or size <= room:
+    # A total of 0 is that of no disk: the mount says in its own words that it cannot be used.
+    if capacity.unit == "percent" or size <= room or not total:
         return ""
     return f"capacity={capacity} is more than the {round_size(room)} {what} of {cache_dir}: the cache will hold less"
 

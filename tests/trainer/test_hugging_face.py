@@ -191,6 +191,15 @@ def test_a_users_own_loop_with_an_accelerator(daemon: HookDaemon) -> None:
     until(lambda: len(daemon.sink.plans) > 2)
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_the_state_of_a_prepared_loader_has_what_the_loop_has_taken(daemon: HookDaemon, share: bool) -> None:
+    with plan(daemon.mount, batches := Accelerator(cpu=True).prepare(loader()), share=share) as planning:
+        taken = [len(batch[0]) for batch in itertools.islice(batches, 3)]
+        assert planning.state_dict()["consumed"] == sum(taken)
+        planning.load_state_dict(planning.state_dict())
+        assert sum(len(batch[0]) for batch in batches) == SIZE - sum(taken)
+
+
 def test_over_a_mount(tmp_path: Path) -> None:
     make_pictures(tmp_path / "source")
     with mounted(tmp_path / "source", tmp_path / "m", policy="spider") as mount:

@@ -11,14 +11,15 @@ import lightning.pytorch
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import ModelCheckpoint
 from mounting import mounted
 from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
 from tiny_training import SIZE, Network, loader, recorded
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
-from trainer_hook import SpiderSampler, lightning_callback
+from trainer_hook import SpiderSampler, lightning_callback, plan
 
 BATCHES = 7  # of 50 samples in eights
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
@@ -203,3 +204,16 @@ def test_over_a_mount(tmp_path: Path) -> None:
         fit.fit(Module(Classifier()), DataLoader(pictures, 8, sampler=sampler, **WORKERS), held_out)
         check_recorded(mount)
         gc.collect()
+
+
+def test_a_users_sampler_on_two_ranks_draws_as_without_a_plan(daemon: HookDaemon) -> None:
+    def read(planned: bool) -> list[list[Any]]:
+        sampler = RandomSampler(range(SIZE), generator=torch.Generator().manual_seed(6))
+        batches = loader(sampler=DistributedSamplerWrapper(sampler, num_replicas=2, rank=1), shuffle=False)
+        planning = plan(daemon.mount, batches) if planned else None
+        drawn = [[batch[0].tolist() for batch in batches] for _ in range(3)]
+        if planning is not None:
+            planning.close()
+        return drawn
+
+    assert read(True) == read(False)

@@ -274,7 +274,7 @@ def ratio(status: RatioStatus) -> bytes:
 
 def warm(status: WarmerStatus) -> bytes:
     """How far the last request to fetch files is."""
-    unknown = f"; the mount has no file {one_line(status.unknown)}" if status.unknown else ""
+    unknown = f"; the mount has no file {escaped(status.unknown)}" if status.unknown else ""
     return (
         f"{'working' if status.working else 'idle'}: {status.found} files found, {status.fetched} fetched"
         f" ({status.fetched_bytes} bytes), {status.present} cached before, {status.failed} failed{unknown}\n"

@@ -90,7 +90,7 @@ def test_a_trace_repeats_what_the_mount_decided(source: Path, tmp_path: Path, po
             if epoch == 1:
                 if policy == "spider":
                     mount.control("ratio").write_bytes(b"0.5\n")
-                mount.control("evict").write_bytes(b"/0*\n")
+                mount.control("evict").write_bytes(b"0*\n")
                 eventually(lambda: not mount.control("evict").read_bytes().startswith(b"0 "), what="evictions")
             decided.append((reads, decided_by(mount, inodes)))
         training.close()

@@ -6,14 +6,19 @@ Neither package is required.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from trainer_hook.attaching import attach
 from trainer_hook.hook import Hook
+
+log = logging.getLogger("trainer_hook")
 
 
 class _Attachment:
@@ -23,18 +28,45 @@ class _Attachment:
         self._directory = directory
         self._options = options
         self._job: str | None = None
+        self._state: dict[str, Any] = {}
         self.hook: Hook | None = None
 
     def new_run(self) -> None:
         """A run begins: it is a job of its own. An earlier run may have failed without an end."""
         self.end()
-        self._job = None
+        self._job, self._state = None, {}
 
     def begin(self, model: Any, loader: Any, **options: Any) -> None:
         """Attach a hook; Lightning may make a new loader every few epochs, and the run stays one job."""
         self.end()
         self.hook = attach(self._directory, model, loader, **options | {"job": self._job} | self._options)
         self._job = self.hook.job
+        state, self._state = self._state, {}
+        self.go_on(state)
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """The run goes on where the state was saved; the hook may be attached later."""
+        if self.hook is None:
+            self._state = state
+        elif state:
+            try:
+                self.hook.load_state_dict(state)
+            except ValueError as exc:
+                log.warning("the epoch begins anew, and does not go on where the checkpoint was written: %s", exc)
+
+    def state(self, done: bool) -> dict[str, Any]:
+        """Where the epoch is, for a checkpoint."""
+        try:
+            return self._state if self.hook is None else self.hook.state_dict(done)
+        except RuntimeError as exc:
+            log.warning("a training that goes on from this checkpoint begins its epoch anew: %s", exc)
+            return {}
+
+    def failed(self, done: bool) -> None:
+        """The run ends with an exception, after which a checkpoint may still be written."""
+        state = self.state(done)
+        self.end()
+        self._state = state
 
     def has(self, batch: Any) -> None:
         if self.hook is not None:
@@ -50,6 +82,7 @@ class _Attachment:
         self.hook = None
 
 
+# Longer than other functions: it has the class whose base is found only when it is called.
 def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "val_acc", **options: Any) -> Any:
     """A callback for Lightning's Trainer; `accuracy` names the logged metric, `options` are those of `attach`.
 
@@ -62,51 +95,55 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
         def __init__(self) -> None:
             super().__init__()
             self.attachment = _Attachment(directory, options)
+            self._trainer: Callable[[], Any] = lambda: None
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             if stage != "fit":
                 return
             self.attachment.new_run()
-            # The Trainer begins to iterate over its loader before it calls `on_train_start`, and it may have made that
-            # loader from the user's. `process_dataloader` is the last step in which it changes the loader.
-            process = trainer.strategy.process_dataloader
-
-            def processed(loader: Any) -> Any:
-                loader = process(loader)
-                if trainer.training:
-                    # If a loader has no length, the Trainer takes one batch ahead to know which one is the last.
-                    lookahead = 0 if _has_length(loader) else 1
-                    # -1 stands for a training without an end.
-                    epochs = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None
-                    options = {"lookahead": lookahead, "epoch": _epoch_that_begins(trainer), "epochs": epochs}
-                    self.attachment.begin(pl_module, loader, client_name="lightning", **options)
-                return loader
-
-            trainer.strategy.process_dataloader = processed
+            self._trainer = weakref.ref(trainer)
+            _attach_to_what_is_processed(self.attachment, trainer, pl_module)
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if not isinstance(trainer.train_dataloader, DataLoader):
                 raise ValueError(
                     "the callback needs a training with one DataLoader: if there are several, use trainer_hook.attach"
                 )
+            hook = self.attachment.hook
+            if hook is not None and hook.batches_left is not None:
+                _count_as_done(trainer, len(trainer.train_dataloader) - hook.batches_left)
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            _follow_length(trainer)
             self.attachment.has(batch)
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.attachment.state(self._is_done())
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.attachment.go_on(state)
+
+        def _is_done(self) -> bool:
+            """Whether the training has done a step with each batch that it has taken."""
+            trainer = self._trainer()
+            counted = None if trainer is None else trainer.fit_loop.epoch_loop.batch_progress.current
+            return counted is None or bool(counted.processed >= counted.ready)
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             value = trainer.callback_metrics.get(accuracy)
             self.attachment.epoch_end(value)
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            self._end(trainer)
+            self._undo(trainer)
+            self.attachment.failed(self._is_done())
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            self._end(trainer)
+            self._undo(trainer)
+            self.attachment.end()
 
-        def _end(self, trainer: Any) -> None:
+        def _undo(self, trainer: Any) -> None:
             # Remove our function, so that the strategy has its own method again.
             vars(trainer.strategy).pop("process_dataloader", None)
-            self.attachment.end()
 
     return SpiderfsCallback()
 
@@ -115,9 +152,7 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
     """A callback for Hugging Face's Trainer; `accuracy` names the metric of the evaluation.
 
     The Trainer evaluates after it has called `on_epoch_end`, so the hook gets the accuracy of the last evaluation
-    before that. A training that resumes in the middle of an epoch reads the rest of that epoch through another loader,
-    which the hook does not follow: the mount gets no plan and no batches of it. The callback's `attachment.hook` is the
-    `Hook` of the run.
+    before that. The callback's `attachment.hook` is the `Hook` of the run.
     """
     base = _base_class(("transformers",), "TrainerCallback")
 
@@ -151,6 +186,28 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
     return SpiderfsCallback()
 
 
+def _attach_to_what_is_processed(attachment: _Attachment, trainer: Any, module: Any) -> None:
+    """Attach to the loaders that Lightning's Trainer makes of the user's, while its strategy has this function.
+
+    The Trainer begins to iterate over its loader before it calls `on_train_start`. `process_dataloader` is the last step
+    in which it changes the loader.
+    """
+    process = trainer.strategy.process_dataloader
+
+    def processed(loader: Any) -> Any:
+        loader = process(loader)
+        if trainer.training:
+            # If a loader has no length, the Trainer takes one batch ahead to know which one is the last.
+            lookahead = 0 if _has_length(loader) else 1
+            # -1 stands for a training without an end.
+            epochs = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None
+            options = {"lookahead": lookahead, "epoch": _epoch_that_begins(trainer), "epochs": epochs}
+            attachment.begin(module, loader, client_name="lightning", **options)
+        return loader
+
+    trainer.strategy.process_dataloader = processed
+
+
 def _epoch_that_begins(trainer: Any) -> int:
     """The number of the epoch for which Lightning's Trainer makes a loader.
 
@@ -161,6 +218,33 @@ def _epoch_that_begins(trainer: Any) -> int:
     # The checkpoint was written when the last batch ended, but for the last of all that happens at a batch's end.
     has_ended = batches.is_last_batch and batches.current.completed < batches.current.processed
     return int(epochs.processed + (epochs.processed < epochs.started and has_ended))
+
+
+def _count_as_done(trainer: Any, batches: int) -> None:
+    """Have Lightning's Trainer count so many batches of the epoch as done: a checkpoint of other ranks had others."""
+    counted = trainer.fit_loop.epoch_loop.batch_progress.current
+    more = batches - counted.processed
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(counted, name, getattr(counted, name) + more)
+
+
+def _follow_length(trainer: Any) -> None:
+    """Tell Lightning's Trainer how many batches the epoch has that has just begun, as it asks only once.
+
+    An ImpactSampler's epochs differ in length. The Trainer evaluates after the last batch.
+    """
+    loop = trainer.fit_loop
+    counted, fetcher = loop.epoch_loop.batch_progress, loop._data_fetcher
+    if counted.current.ready != 1 or not _has_length(trainer.train_dataloader) or fetcher.length is None:
+        return
+    length, limit, every = len(trainer.train_dataloader), trainer.limit_train_batches, trainer.val_check_interval
+    length = min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))
+    if length != loop.max_batches:
+        loop.max_batches = fetcher.length = length
+        fetcher.combined_loader.limits = [length]
+        if isinstance(every, float):
+            trainer.val_check_batch = max(1, int(length * every))
+        fetcher.done = counted.is_last_batch = fetcher.fetched >= length
 
 
 def _has_length(loader: Any) -> bool:

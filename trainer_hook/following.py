@@ -11,33 +11,26 @@ from __future__ import annotations
 import copyreg
 import logging
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_hook.boundary import Boundary
-from trainer_hook.planner import Planner, _spider_sampler, indices_of
+from trainer_hook.iterating import (
+    FollowedIterator,
+    FollowedIteratorAround,
+    Iteration,
+    Listener,
+    Passes,
+    follow_skipping,
+)
+from trainer_hook.planner import Drawing, Planner, _spider_sampler, has_state, indices_of
 
 log = logging.getLogger("trainer_hook")
 
 # The attribute of a followed loader's class that has the class it had before.
 _MARK = "_followed_by_spiderfs"
-
-Indices = npt.NDArray[np.uint32]
-
-
-class Listener(Protocol):
-    """An object that the follower tells what the loop does with the loader."""
-
-    def taken(self, iteration: object, indices: Indices, batch: Any) -> None:
-        """The loop has taken this batch, which has these samples."""
-
-    def over(self, iteration: object) -> None:
-        """The iteration gives no more batches: it has ended, or the loop has left it."""
 
 
 def drawing_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -46,39 +39,7 @@ def drawing_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     return inner if isinstance(inner, DataLoader) else loader
 
 
-class _Iteration:
-    """One pass over the loader: the indices of the batches that were drawn for it and not taken yet.
-
-    If another loader wraps this one, `around` is the pass over the wrapper that this pass serves.
-    """
-
-    def __init__(self, around: _IterationAround | None = None) -> None:
-        self.drawn: deque[Indices | None] = deque()
-        self.around = around
-
-
-class _IterationAround:
-    """One pass over accelerate's loader, which takes the next batch, or sees the end, before it gives a batch."""
-
-    def __init__(self) -> None:
-        self._asked = 0
-        self._taken: dict[int, tuple[_Iteration, Indices]] = {}
-
-    def asked(self, iteration: _Iteration, indices: Indices | None) -> None:
-        """The loader has asked that pass for a batch and got one with these samples, or none (None)."""
-        if indices is not None:
-            self._taken[self._asked] = iteration, indices
-        self._asked += 1
-
-    def given(self) -> tuple[_Iteration, Indices] | None:
-        """The batch that the loader gives now: the pass that it comes from, and its samples."""
-        given = self._asked - 2
-        batch = self._taken.get(given)
-        self._taken = {number: taken for number, taken in self._taken.items() if number > given}
-        return batch
-
-
-class Follower:
+class Follower(Passes):
     """Tells the planner, and then the listener, when the loop takes a batch from `loader`.
 
     Raises ValueError for a loader that `check` refuses.
@@ -88,11 +49,9 @@ class Follower:
         self, loader: DataLoader[Any], planner: Planner, boundary: Boundary, listener: Listener | None
     ) -> None:
         self.check(loader)
-        self.planner = planner
-        self.boundary = boundary
-        self.listener = listener
-        self.now: _Iteration | None = None
-        self.around: _IterationAround | None = None
+        super().__init__(planner, boundary, listener)
+        self.early = Iteration()
+        """The next pass, if the loader makes its iterator before the loop asks for it (`StatefulDataLoader`)."""
         self._said = False
         drawing = drawing_loader(loader)
         self._loaders = [weakref.ref(drawing)]
@@ -143,14 +102,6 @@ class Follower:
                     self._set_sampler(loader, self._original)
                 _become(loader, getattr(type(loader), _MARK))
 
-    def taken(self, iteration: _Iteration | _IterationAround, indices: Indices, batch: Any) -> None:
-        if self.listener is not None:
-            self.listener.taken(iteration, indices, batch)
-
-    def over(self, iteration: _Iteration | _IterationAround) -> None:
-        if self.listener is not None:
-            self.listener.over(iteration)
-
     def say_elsewhere(self) -> None:
         """Log, once, that another loader draws from this loader's sampler."""
         if not self._said:
@@ -194,9 +145,16 @@ def _followed_class(
     """A subclass of the loader's class in which iterating is followed, and whose copies are not followed."""
 
     def iterate(self: DataLoader[Any]) -> Iterator[Any]:
-        follower = followed_by()
-        assert follower is not None, "the loader's sampler holds a reference to it"
-        return follow(follower, kind, self)
+        return follow(_known(followed_by), kind, self)
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        follower = _known(followed_by)
+        if getattr(self, "_iterator", None) is None:
+            follower.early = follower.now = Iteration()
+        try:
+            return kind.state_dict(self)  # type: ignore[attr-defined, no-any-return]
+        finally:
+            follower.now = None
 
     def reduce(self: DataLoader[Any], protocol: Any) -> Any:
         # A copy is not followed.
@@ -207,131 +165,63 @@ def _followed_class(
         # pickle demands that an object made by copyreg has the class of the original.
         return (object.__new__, *made[1:]) if made[0] is copyreg.__newobj__ else made  # type: ignore[attr-defined]
 
+    followed = {"__iter__": iterate, "__reduce_ex__": reduce, _MARK: kind}
+    if has_state(kind) and follow is _follow:
+        followed["state_dict"] = state_dict
     # The class has no second base: that would change the layout, and then `_become` could not set it.
-    return type(kind.__name__, (kind,), {"__iter__": iterate, "__reduce_ex__": reduce, _MARK: kind})
+    return type(kind.__name__, (kind,), followed)
 
 
-def _follow(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> _FollowedIterator:
-    iteration = _Iteration(follower.around)
+def _known(followed_by: weakref.ref[Follower]) -> Follower:
+    follower = followed_by()
+    assert follower is not None, "the loader's sampler holds a reference to it"
+    return follower
+
+
+def _follow(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> FollowedIterator:
+    early = getattr(loader, "_initial_iter_for_state_dict", False)
+    iteration = follower.early if early else Iteration(follower.around)
     # The loader iterates over its batch sampler now; or at its first batch, if its `__iter__` is a generator.
     follower.now = iteration
     try:
         iterator = kind.__iter__(loader)
     finally:
         follower.now = None
-    return _FollowedIterator(iterator, follower, iteration)
+    return FollowedIterator(iterator, follower, iteration)
 
 
-def _follow_around(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> _IteratorAround:
-    return _IteratorAround(kind.__iter__(loader), follower)
+def _follow_around(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> FollowedIteratorAround:
+    return FollowedIteratorAround(kind.__iter__(loader), follower)
 
 
-class _FollowedIterator:
-    def __init__(self, iterator: Iterator[Any], follower: Follower, iteration: _Iteration) -> None:
-        self._iterator = iterator
+class _Draws:
+    """The draws of a batch sampler for one pass, which are noted."""
+
+    def __init__(self, follower: Follower, iteration: Iteration, drawing: Drawing) -> None:
         self._follower = follower
         self._iteration = iteration
+        self._drawing = drawing
 
-    def __iter__(self) -> _FollowedIterator:
+    def __iter__(self) -> _Draws:
         return self
 
     def __next__(self) -> Any:
-        enter = self._follower.boundary.enter
-        self._follower.now = self._iteration
-        before = self._received
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
-            enter(self._ended)
-            raise
-        except BaseException:
-            enter(self._failed, before)
-            raise
-        finally:
-            self._follower.now = None
-        enter(self._took, batch)
-        return batch
-
-    @property
-    def _received(self) -> int | None:
-        """How many batches the loader workers have delivered, failed ones included; None without loader workers."""
-        return getattr(self._iterator, "_rcvd_idx", None)
-
-    def _took(self, batch: Any) -> None:
-        indices = self._iteration.drawn.popleft() if self._iteration.drawn else None
-        if self._iteration.around is not None:
-            self._iteration.around.asked(self._iteration, indices)
-        elif indices is not None:
-            self._follower.planner.taken(self._iteration, len(indices))
-            self._follower.taken(self._iteration, indices, batch)
-
-    def _failed(self, before: int | None) -> None:
-        """Forget the draws of batches that have failed: of one whose samples could not be read, or of none."""
-        after = self._received
-        drawn = self._iteration.drawn
-        failed = len(drawn) if before is None or after is None else after - before
-        for _ in range(min(failed, len(drawn))):
-            indices = drawn.popleft()
-            if indices is not None:
-                self._follower.planner.taken(self._iteration, len(indices))
-
-    def _ended(self) -> None:
-        if self._iteration.around is not None:
-            self._iteration.around.asked(self._iteration, None)
-        else:
-            self._follower.over(self._iteration)
-
-    def _left(self) -> None:
-        self._follower.planner.left(self._iteration)
-        if self._iteration.around is None:
-            self._follower.over(self._iteration)
-
-    def __del__(self) -> None:
-        self._follower.boundary.enter(self._left)
-
-    def __len__(self) -> int:
-        return len(self._iterator)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_iterator"], name)
+        drawn = next(self._drawing)
+        indices = indices_of(drawn)
+        self._iteration.drawn.append(indices)
+        if indices is not None:
+            self._follower.boundary.enter(self._follower.planner.dispatched, self._iteration, len(indices))
+        return drawn
 
 
-class _IteratorAround:
-    """The iterator that accelerate's loader gives: its batches are on their device, one behind those it has taken."""
+class _StatefulDraws(_Draws):
+    """Of a sampler whose iterator has a state, which torchdata's `StatefulDataLoader` saves."""
 
-    def __init__(self, iterator: Iterator[Any], follower: Follower) -> None:
-        self._iterator = iterator
-        self._follower = follower
-        self._iteration = _IterationAround()
+    def state_dict(self) -> dict[str, Any]:
+        return self._drawing.state_dict()
 
-    def __iter__(self) -> _IteratorAround:
-        return self
-
-    def __next__(self) -> Any:
-        follower = self._follower
-        before, follower.around = follower.around, self._iteration
-        try:
-            batch = next(self._iterator)
-        except StopIteration:
-            follower.boundary.enter(follower.over, self._iteration)
-            raise
-        finally:
-            follower.around = before
-        follower.boundary.enter(self._took, batch)
-        return batch
-
-    def _took(self, batch: Any) -> None:
-        given = self._iteration.given()
-        if given is not None:
-            drawing, indices = given
-            self._follower.planner.taken(drawing, len(indices))
-            self._follower.taken(self._iteration, indices, batch)
-
-    def __del__(self) -> None:
-        self._follower.boundary.enter(self._follower.over, self._iteration)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_iterator"], name)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._drawing.load_state_dict(state)
 
 
 class _FollowedSampler:
@@ -343,19 +233,15 @@ class _FollowedSampler:
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the sampler's own iterator must be made now, while `now` is the iteration that asks for it.
-        iteration = self._follower.now
+        follower = self._follower
+        iteration = follower.now or follower.boundary.enter(follow_skipping, follower, self)
         if iteration is None:
-            self._follower.boundary.enter(self._follower.say_elsewhere)
+            follower.boundary.enter(follower.say_elsewhere)
             return iter(self._sampler)
-        return self._noted(iteration, self._follower.planner.draw(iteration))
-
-    def _noted(self, iteration: _Iteration, drawing: Iterator[Any]) -> Iterator[Any]:
-        for drawn in drawing:
-            indices = indices_of(drawn)
-            iteration.drawn.append(indices)
-            if indices is not None:
-                self._follower.boundary.enter(self._follower.planner.dispatched, iteration, len(indices))
-            yield drawn
+        # If the loader makes a second iterator for this pass, it does not use the first.
+        iteration.drawn.clear()
+        drawing = follower.planner.draw(iteration)
+        return (_StatefulDraws if drawing.has_state else _Draws)(follower, iteration, drawing)
 
     def __len__(self) -> int:
         return len(self._sampler)

@@ -134,14 +134,19 @@ class Hook:
         """The samples of the last forward pass of the training; empty if they are not known."""
         return np.empty(0, np.uint32) if self._latest is None else self._latest.samples
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, done: bool = True) -> dict[str, Any]:
         """Where the epoch of the job is; see `Planning.state_dict`."""
-        return {} if self._planner is None else self._planner.state_dict()
+        return {} if self._planner is None else self._planner.state_dict(done)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next epoch of the loader go on after what had been taken; see `Planning.load_state_dict`."""
         if self._planner is not None:
             self._planner.load_state_dict(state)
+
+    @property
+    def batches_left(self) -> int | None:
+        """How many batches this rank reads of an epoch that is about to go on; None if none is."""
+        return None if self._planner is None else self._planner.batches_left
 
     def epoch_end(self, accuracy: float | None = None) -> None:
         """Say that an epoch is over; `accuracy` is a share between 0 and 1, and other numbers are left out."""

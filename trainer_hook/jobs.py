@@ -7,16 +7,14 @@ the store is no collective call: a rank that never attaches keeps nobody waiting
 
 from __future__ import annotations
 
-import itertools
 import logging
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
-
-import torch.distributed
+from typing import Any
 
 from spiderfs.protocol import Hello, ProtocolError, encode
-from trainer_hook.ranks import rank_and_world
+from trainer_hook.ranks import count_of, rank_and_world, shared_store
 
 log = logging.getLogger("trainer_hook")
 
@@ -24,9 +22,6 @@ log = logging.getLogger("trainer_hook")
 _AGREE_S = 60.0
 # Of a random UUID: if one mount ever sees a thousand jobs, two of them have the same id with a chance of 2 in 10^9.
 _ID_DIGITS = 12
-
-_attached = itertools.count(1)
-"""The number of the next call of `attach` in this process; all ranks count alike."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +67,12 @@ def hooks_job(given: str | None, current: str | None = None, timeout_s: float = 
 
     `given` is the user's, and `current` that of the hooks which this process has already.
     """
-    key = f"spiderfs job {next(_attached)}"
-    own = given or current
+    store, own = shared_store(), given or current
+    key = "" if store is None else f"spiderfs job {count_of(store, 'job')}"
     if rank_and_world()[0] and own is not None:
         # Rank 0 has been given, or keeps, the same one.
         return own
-    return _of_rank_0(key, own, "attach on rank 0 too, or give all ranks one job=", timeout_s)
+    return _of_rank_0(store, key, own, "attach on rank 0 too, or give all ranks one job=", timeout_s)
 
 
 def plans_job(timeout_s: float = _AGREE_S) -> str:
@@ -85,21 +80,19 @@ def plans_job(timeout_s: float = _AGREE_S) -> str:
 
     Ranks may end their connections at other times, as that depends on when each frees its loaders.
     """
-    return _of_rank_0("spiderfs plans", None, "plan on rank 0 too", timeout_s)
+    return _of_rank_0(shared_store(), "spiderfs plans", None, "plan on rank 0 too", timeout_s)
 
 
-def _of_rank_0(key: str, own: str | None, advice: str, timeout_s: float) -> str:
+def _of_rank_0(store: Any, key: str, own: str | None, advice: str, timeout_s: float) -> str:
     """The id that rank 0 leaves under `key`: `own`, or one of an earlier call, or a new one."""
-    rank, world_size = rank_and_world()
-    new = uuid.uuid4().hex[:_ID_DIGITS]
-    if world_size == 1:
+    rank, new = rank_and_world()[0], uuid.uuid4().hex[:_ID_DIGITS]
+    if store is None:
         return own or new
     try:
-        store = torch.distributed.distributed_c10d._get_default_store()
         if rank == 0:
-            return store.compare_set(key, "", own or new).decode()
+            return str(store.compare_set(key, "", own or new).decode())
         store.wait([key], timedelta(seconds=timeout_s))
-        return store.get(key).decode()
+        return str(store.get(key).decode())
     except RuntimeError as exc:
         log.warning(
             "rank %d is a training of its own for the mount, as rank 0 did not say in %.0f s which one it is (%s): %s",

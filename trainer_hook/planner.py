@@ -54,6 +54,8 @@ _MISTAKES_MAX = 2
 # So many epochs after the current one are foreseen, if the sampler draws with replacement; otherwise one.
 _FORESEEN_MAX = 2
 _INDEX_MAX = 2**32 - 1
+# In the place of the state of a sampler's iterator.
+_REPLACED = "the samples are not those that the sampler drew"
 
 Indices = npt.NDArray[np.uint32]
 
@@ -101,12 +103,14 @@ class Planner:
         share: bool = False,
     ) -> None:
         self._client = client
-        self._boundary = boundary
+        self.boundary = boundary
         self._samples = samples
         self._name = name
         self._index_sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         self._dataset = loader.dataset
         self.sampler = _spider_sampler(loader)
+        # A loader that saves its sampler's state knows its next epochs, and a sampler that is ahead has a wrong state.
+        draw_ahead = draw_ahead and not has_state(loader)
         self._rehearses = self.sampler is None and not draw_ahead
         self._next_epoch = NextEpoch(loader, self._index_sampler)
         self._publish = publish and self._can_be_planned()
@@ -133,7 +137,7 @@ class Planner:
         self._epoch = first_epoch - 1
         self._planned = 0
         self._dispatched = 0
-        self._taken = 0
+        self._taken = self._last = 0
         # Whether that iteration has drawn to its end.
         self._ended = False
         if self.sampler is not None:
@@ -149,13 +153,15 @@ class Planner:
 
     # -- a training that goes on
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, done: bool = True) -> dict[str, Any]:
         """What `load_state_dict` needs to go on after what the job has consumed; empty between epochs.
 
-        To be called by the training's thread. Raises RuntimeError if another rank does not say what it reads.
+        If the training is not `done` with the batch that it took last, that is not consumed. To be called by the
+        training's thread. Raises RuntimeError if another rank does not say what it reads.
         """
+        taken = self._taken - (0 if done else self._last)
         if self.sampler is not None:
-            return self.sampler.state_dict()
+            return self.sampler.state_dict() if done else self.sampler.as_drawn(taken, self.sampler.state_dict)
         if self._restored is not None:
             return self._restored.state()
         if self._current is None or self._over:
@@ -163,7 +169,17 @@ class Planner:
         if self._order is None:
             log.warning("the state has no place in the epoch, as the mount was told no plan of it: it begins anew")
             return {}
-        return {} if self._taken >= len(self._order) else self._order.progress(self._taken).state()
+        return {} if taken >= len(self._order) else self._order.progress(taken).state()
+
+    @property
+    def batches_left(self) -> int | None:
+        """How many batches this rank reads of an epoch that is about to go on; None if none is."""
+        if self.sampler is not None:
+            left = self.sampler.left_to_draw
+        else:
+            left = 0 if self._restored is None else len(dealt(self._restored.order[self._restored.consumed :]))
+        batch = int(getattr(self._index_sampler, "batch_size", None) or 1)
+        return -(-(left // self._whole * self._whole) // batch) or None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next epoch go on where `state_dict` was called: its loader gives what was not consumed, and ends.
@@ -189,12 +205,26 @@ class Planner:
         if self._over and self.sampler is not None:
             self.sampler.left()
 
+    @property
+    def drawn(self) -> int:
+        """How many samples of the epoch the loader has drawn."""
+        return self._dispatched
+
     # -- what the follower calls
 
-    def draw(self, iteration: object) -> Iterator[Any]:
-        """The draws for this iteration, as `_drawn` has them, or what is handed on in their place."""
-        drawn = self._drawn(iteration)
-        return drawn if self._restored is None and not self._shares else self._replaced(drawn)
+    def draw(self, iteration: object) -> Drawing:
+        """The draws for this iteration; to be called when the loader makes an iterator of its index sampler.
+
+        The sampler makes its own iterator now, because some samplers draw everything when they do; all else waits until
+        the first batch is drawn.
+        """
+        rehearsal, own = None, iter(())
+        if self._ahead is None:
+            if self._publish and self._rehearses:
+                rehearsal = self.boundary.enter(Rehearsal, self._index_sampler, self._dataset)
+            own = iter(self._index_sampler)
+        draws, replaces = self._draw(iteration, own, rehearsal), self._restored is not None or self._shares
+        return Drawing(self, own, rehearsal, self._replaced(draws) if replaces else draws, replaces)
 
     def _replaced(self, drawing: Iterator[Any]) -> Iterator[Any]:
         instead: Exchanging | _Rest | None = None
@@ -213,22 +243,9 @@ class Planner:
             missing = self._planned - self._dispatched
             log.warning("%d samples of the epoch that went on are not read: give the sampler all samples", missing)
 
-    def _drawn(self, iteration: object) -> Iterator[Any]:
-        """The draws of the index sampler for this iteration; to be called when the loader makes an iterator of it.
-
-        The sampler makes its own iterator now, because some samplers draw everything when they do; all else waits until
-        the first batch is drawn.
-        """
-        if self._ahead is not None:
-            return self._draw(iteration, iter(()), None)
-        rehearsal = None
-        if self._publish and self._rehearses:
-            rehearsal = self._boundary.enter(Rehearsal, self._index_sampler, self._dataset)
-        return self._draw(iteration, iter(self._index_sampler), rehearsal)
-
     def _draw(self, iteration: object, drawing: Iterator[Any], rehearsal: Rehearsal | None) -> Iterator[Any]:
         self._current, self._planned, self._ended = iteration, 0, False
-        self._dispatched = self._taken = 0
+        self._dispatched = self._taken = self._last = 0
         self._exchanging, self._rest, self._over = None, None, False
         self._order = None
         batches, self._ahead = self._ahead, None
@@ -241,8 +258,8 @@ class Planner:
             if rehearsal is None:
                 batches = deque(itertools.islice(drawing, most))
             else:
-                batches = deque(self._boundary.enter(rehearsal.draw, most) or ())
-        self._boundary.enter(self._begin_with, batches)
+                batches = deque(self.boundary.enter(rehearsal.draw, most) or ())
+        self.boundary.enter(self._begin_with, batches)
         ended = self._index_sampler if rehearsal is None else rehearsal.sampler
         planned = self._as_planned(iteration, batches, ended)
         if rehearsal is None:
@@ -263,12 +280,12 @@ class Planner:
         foreseen = False
         while batches:
             if len(batches) == look_ahead_at:
-                self._boundary.enter(self._look_ahead)
+                self.boundary.enter(self._look_ahead)
             yield batches.popleft()
             if not foreseen and iteration is self._current:
                 # After the first batch, so that it does not wait: foreseeing a million samples takes tenths of a
                 # second.
-                self._boundary.enter(self._foresee_after, ended)
+                self.boundary.enter(self._foresee_after, ended)
                 foreseen = True
 
     def _as_rehearsed(self, iteration: object, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
@@ -297,6 +314,7 @@ class Planner:
         """The loop has taken a batch of so many samples in this iteration."""
         if iteration is self._current:
             self._taken += samples
+            self._last = samples
             if self._exchanging is not None:
                 self._exchanging.taken = self._taken
             self._tell()
@@ -427,6 +445,48 @@ class Planner:
         log.warning("the loader's epochs are not planned any more: %s", reason)
 
 
+class Drawing:
+    """One pass over a loader's index sampler: what the loader gets.
+
+    `own` is the sampler's own iterator, which draws along, and `rehearsal` that of its copy. Where the loader gets
+    other samples than the sampler draws (`replaces`), the state of that iterator says nothing.
+    """
+
+    def __init__(
+        self, planner: Planner, own: Iterator[Any], rehearsal: Rehearsal | None, draws: Iterator[Any], replaces: bool
+    ) -> None:
+        self._planner = planner
+        self._own: Any = own
+        self._rehearsal = rehearsal
+        self._draws = draws
+        self._replaces = replaces
+        self.has_state = has_state(own)
+
+    def __iter__(self) -> Drawing:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._draws)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the sampler's iterator, after what the loader has drawn; for `StatefulDataLoader`."""
+        if self._replaces:
+            return {_REPLACED: True}
+        sampler, drawn = self._planner.sampler, self._planner.drawn
+        return self._own.state_dict() if sampler is None else sampler.as_drawn(drawn, self._own.state_dict)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the sampler's iterator did; raises ValueError if what was drawn then is not known."""
+        if _REPLACED in state:
+            raise ValueError(
+                "the state is of a loader that gave other samples than its sampler drew (share, or an epoch that had"
+                " gone on before): save the state of plan or attach in its place"
+            )
+        self._own.load_state_dict(state)
+        if self._rehearsal is not None:
+            self._planner.boundary.enter(self._rehearsal.go_on, state)
+
+
 class _Rest:
     """The rest of an epoch that goes on: it is handed on in batches as long as those that the sampler draws."""
 
@@ -450,6 +510,11 @@ def _spider_sampler(loader: DataLoader[Any]) -> SpiderSampler | None:
         if isinstance(sampler, SpiderSampler):
             return sampler
     return None
+
+
+def has_state(loader: Any) -> bool:
+    """Whether a loader or an iterator has a state to save, as torchdata's `StatefulDataLoader` and its samplers."""
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
 
 
 def _whole_batches(loader: DataLoader[Any]) -> int:

@@ -190,14 +190,15 @@ class Planning:
             self._planner.close()
             let_go(timeout_s)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, done: bool = True) -> dict[str, Any]:
         """What the job has consumed of the epoch, and the rest; empty between epochs.
 
+        Say `done=False` if the training has taken a batch that it has not trained on: that is part of the rest then.
         The state is the same on all ranks that have taken equally many batches, so rank 0 alone may save it. After a
         loop has left its epoch early, the state still says where. Raises RuntimeError if another rank does not say what
         it reads. The state of a SpiderSampler is the sampler's own.
         """
-        return self._planner.state_dict()
+        return self._planner.state_dict(done)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next epoch of the loader give only what the job had not consumed, on any number of ranks.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from typing import Any
 
 import torch.distributed
+
+_counts: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -12,6 +16,18 @@ def rank_and_world() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
+
+
+def shared_store() -> Any:
+    """The store of torch.distributed that all ranks share; None if there is one rank."""
+    return torch.distributed.distributed_c10d._get_default_store() if rank_and_world()[1] > 1 else None
+
+
+def count_of(store: Any, name: str) -> int:
+    """How often this process has called this for the store and name: the same on all ranks that call it alike."""
+    counted = _counts.setdefault(store, Counter())
+    counted[name] += 1
+    return counted[name]
 
 
 def from_first_rank(value: Any) -> Any:

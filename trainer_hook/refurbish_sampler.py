@@ -7,8 +7,12 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
+from trainer_hook.callers import callers
 from trainer_hook.generations import Generations
 from trainer_hook.ranks import rank_and_world
+
+# What accelerate makes of a loader on several ranks.
+_DEALERS = ("BatchSamplerShard", "DataLoaderDispatcher")
 
 
 class Draw(int):
@@ -72,6 +76,11 @@ class RefurbishSampler(DistributedSampler[int]):
             raise RuntimeError(
                 f"the loader was refurbished for {self._ranks[1]} ranks, and the training has {rank_and_world()[1]}:"
                 " call refurbish after torch.distributed.init_process_group"
+            )
+        if self.num_replicas > 1 and any(type(caller).__name__ in _DEALERS for caller in callers()):
+            raise RuntimeError(
+                "accelerate's prepare would deal this rank's samples out to all ranks once more: leave the refurbished"
+                " loader out of prepare, and move its batches to the device"
             )
         epoch, taken = self._next, self._taken
         self._next, self._taken = epoch + 1, 0

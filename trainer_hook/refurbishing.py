@@ -175,8 +175,7 @@ def refurbish(
     ranks = _ranks(loader)
     whole: Any = loader.dataset
     making = Making(Split(whole, split), seed)
-    name = fingerprint(making.split.partial, seed, reuse)
-    job, order = None, 0
+    name, job, order = fingerprint(making.split.partial, seed, reuse), None, 0
     if reuse == JOBS:
         job = from_first_rank(uuid.uuid4().hex)
         # Ranks that begin later could not know the job.
@@ -188,9 +187,10 @@ def refurbish(
         return loader
     uses = 1 if reuse == JOBS else reuse
     generations = Generations(len(whole), uses, round(kept * len(whole)), seed, order)
-    refurbished = _like(loader, RefurbishedDataset(whole, making, keeper, job), RefurbishSampler(generations, ranks))
-    weakref.finalize(refurbished, keeper.close)
-    return refurbished
+    dataset = RefurbishedDataset(whole, making, keeper, job)
+    # The loader may be freed sooner: libraries that run trainings make another one of it.
+    weakref.finalize(dataset, keeper.close)
+    return _like(loader, dataset, RefurbishSampler(generations, ranks))
 
 
 def _check(reuse: Any, kept: float, store: Any) -> None:

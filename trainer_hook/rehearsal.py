@@ -67,6 +67,13 @@ class Rehearsal:
         with generators_kept():
             return list(itertools.islice(self._drawing, most))
 
+    def go_on(self, state: Any) -> None:
+        """Go on in the epoch as the sampler's own iterator does, which was given this state."""
+        if self._drawing is None:
+            self._begin()
+        with generators_kept():
+            self._drawing.load_state_dict(state)  # type: ignore[union-attr]
+
     def _begin(self) -> None:
         self.sampler = _copied(self._original, self._dataset)
         """The copy; after `draw` it is in the state that the sampler will have at the end of the epoch."""

@@ -17,17 +17,14 @@ import contextlib
 import itertools
 import operator
 import time
-import weakref
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch.distributed
 
-from trainer_hook.ranks import rank_and_world
+from trainer_hook.ranks import count_of, rank_and_world, shared_store
 
 Indices = npt.NDArray[np.uint32]
 
@@ -35,9 +32,6 @@ NO_STATE = "the state is not one that state_dict() returned"
 # Ranks of a training are at most a batch apart.
 _ANSWER_S = 20.0
 _NONE = np.empty(0, np.uint32)
-
-_made: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
-"""How many epochs of each list this process has begun with a store; all ranks count alike."""
 
 
 def dealt(draws: Indices) -> Indices:
@@ -87,12 +81,8 @@ class JobOrder:
     def __init__(
         self, name: str, before: Indices, own: Indices, sampler_epoch: int | None, *, exchanges: bool = False
     ) -> None:
-        self._store = _store()
-        self._number = 0
-        if self._store is not None:
-            made = _made.setdefault(self._store, Counter())
-            made[name] += 1
-            self._number = made[name]
+        self._store = shared_store()
+        self._number = 0 if self._store is None else count_of(self._store, f"order {name}")
         self._name = name
         self._before = before
         self._own = own
@@ -168,11 +158,6 @@ class JobOrder:
 
 
 _DRAWN = "drawn"
-
-
-def _store() -> Any:
-    """The store that all ranks share; None if there is one rank."""
-    return torch.distributed.distributed_c10d._get_default_store() if rank_and_world()[1] > 1 else None
 
 
 def _in_turn(parts: Sequence[Indices]) -> Indices:

@@ -191,6 +191,14 @@ class SpiderSampler(Sampler[int]):
             "scores": None if scores is None else torch.from_numpy(scores.copy()),
         }
 
+    def as_drawn(self, drawn: int, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `ask` returns while the state of this sampler says that the training has taken so many draws."""
+        taken, self._position = self._position, drawn
+        try:
+            return ask()
+        finally:
+            self._position = taken
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state` was taken; raises ValueError for a state that is not one of this data set."""
         try:
@@ -207,6 +215,11 @@ class SpiderSampler(Sampler[int]):
         self._probabilities = None
         self._ahead, self._ahead_of_caller = None, 0
         self._resuming = self._before < len(progress.order)
+
+    @property
+    def left_to_draw(self) -> int:
+        """How many draws this rank makes of an epoch that is about to go on; 0 if none is."""
+        return self._drawn() if self._resuming else 0
 
     # -- drawing
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch
+import numpy as np
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from mounting import mounted
 from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
-from tiny_training import SIZE, Network, loader, recorded
+from tiny_training import SIZE, Network, Numbered, features, loader, recorded
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
-from trainer_hook import SpiderSampler, lightning_callback, plan
+from trainer_hook import ImpactSampler, SpiderSampler, lightning_callback, plan
 
 BATCHES = 7  # of 50 samples in eights
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
@@ -170,6 +172,109 @@ def test_a_training_that_resumes_from_any_checkpoint_counts_epochs_as_it_does(
         second.fit(Module(Network()), loader(), loader(shuffle=False), ckpt_path=checkpoint, weights_only=False)
     assert {number for number, _ in epochs.begun} >= {2, 3}
     assert all(number == ours for number, ours in epochs.begun), epochs.begun
+
+
+class Read(Module):
+    """Notes which samples each step has."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__(Network())
+        self.read: list[list[int]] = []
+        self.fails_at = fails_at
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if len(self.read) == self.fails_at:
+            raise RuntimeError("no more")
+        self.read.append(which(batch[0]))
+        return super().training_step(batch)
+
+
+def which(rows: Tensor) -> list[int]:
+    table = torch.stack([features(number) for number in range(SIZE)])
+    return [int((row == table).all(1).nonzero()[0, 0]) for row in rows]
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
+@pytest.mark.parametrize("after", [1, 4, BATCHES, BATCHES + 3])
+@pytest.mark.parametrize("sampler", [None, SpiderSampler])
+@pytest.mark.parametrize("options", [{}, WORKERS, {"drop_last": True}])
+def test_a_training_goes_on_in_the_middle_of_its_epoch(
+    daemon: HookDaemon, after: int, sampler: Any, options: dict[str, Any]
+) -> None:
+    """From a checkpoint of Lightning's own, and its progress and evaluations are those of a training that went on."""
+    drawn = {} if sampler is None else {"sampler": sampler(SIZE, seed=1), "shuffle": False}
+    full = SIZE // 8 * 8 if "drop_last" in options else SIZE
+    saver = ModelCheckpoint(daemon.mount / "saved", save_top_k=-1, every_n_train_steps=after)
+    callback, first = lightning_callback(daemon.mount), Read()
+    settings: dict[str, Any] = {"max_epochs": 2, "enable_checkpointing": True}
+    fit = trainer(daemon.mount, callback, callbacks=[callback, saver], **settings)
+    fit.fit(first, loader(**options, **drawn), loader(shuffle=False))
+    checkpoint = next(path for path in (daemon.mount / "saved").iterdir() if path.name.endswith(f"step={after}.ckpt"))
+    callback, second = lightning_callback(daemon.mount), Read()
+    drawn = {} if sampler is None else {"sampler": sampler(SIZE, seed=1), "shuffle": False}
+    again = trainer(daemon.mount, callback, max_epochs=3)
+    again.fit(second, loader(**options, **drawn), loader(shuffle=False), ckpt_path=checkpoint, weights_only=False)
+    read = [*itertools.chain(*first.read[:after], *second.read)]
+    epochs = [read[begun : begun + full] for begun in range(0, 3 * full, full)]
+    assert [sorted(epoch) == [*range(SIZE)] or len(set(epoch)) == full for epoch in epochs] == [True] * 3
+    assert len(first.read[:after]) + len(second.read) == 3 * -(-full // 8) == again.global_step
+    until(lambda: sum(end.accuracy is not None for _, end in daemon.sink.ends) == len(daemon.sink.ends) >= 4)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
+@pytest.mark.filterwarnings("ignore:.*fit.ckpt_path=.*:UserWarning")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_batch_at_which_a_training_failed_is_read_again(daemon: HookDaemon, first: bool) -> None:
+    callback, saver = lightning_callback(daemon.mount), OnExceptionCheckpoint(daemon.mount)
+    callbacks = [callback, saver] if first else [saver, callback]
+    failing, again = Read(fails_at=3), Read()
+    with pytest.raises(RuntimeError, match="no more"):
+        trainer(daemon.mount, callback, callbacks=callbacks, enable_checkpointing=True).fit(
+            failing, loader(), loader(shuffle=False)
+        )
+    saved = daemon.mount / "on_exception.ckpt"
+    resumed = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=1)
+    resumed.fit(again, loader(), loader(shuffle=False), ckpt_path=saved, weights_only=False)
+    assert sorted(itertools.chain(*failing.read, *again.read)) == [*range(SIZE)]
+    assert len(failing.read) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
+def test_a_checkpoint_of_another_list_begins_its_epoch_anew(
+    daemon: HookDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver = ModelCheckpoint(daemon.mount / "saved", save_top_k=-1, every_n_train_steps=4)
+    callback = lightning_callback(daemon.mount)
+    fit = trainer(daemon.mount, callback, callbacks=[callback, saver], max_epochs=1, enable_checkpointing=True)
+    fit.fit(Read(), loader(), loader(shuffle=False))
+    (checkpoint,) = (daemon.mount / "saved").iterdir()
+    again = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=1)
+    again.fit(Read(), loader(Numbered(40)), loader(shuffle=False), ckpt_path=checkpoint, weights_only=False)
+    assert "begins anew" in caplog.text
+
+
+@pytest.mark.parametrize("loading", [{}, WORKERS])
+@pytest.mark.parametrize("options", [{}, {"val_check_interval": 0.5}, {"limit_train_batches": 3}])
+def test_a_training_evaluates_in_each_epoch_though_its_length_changes(
+    daemon: HookDaemon, options: dict[str, Any], loading: dict[str, Any]
+) -> None:
+    """An ImpactSampler's epochs have all samples at first, and then a part."""
+
+    class Evaluated(Module):
+        evaluations = 0
+
+        def on_validation_epoch_start(self) -> None:
+            self.evaluations += not self.trainer.sanity_checking
+
+    daemon.sink.scores_given = np.linspace(0.1, 2, SIZE).astype(np.float32)
+    sampler, module = ImpactSampler(SIZE, warm_up=2, sharpness=2.0), Evaluated(Network())
+    fit = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=6, **options)
+    fit.fit(module, loader(sampler=sampler, shuffle=False, **loading), loader(shuffle=False))
+    assert len(sampler) < SIZE
+    # Half of three batches is one, so such an epoch is evaluated three times.
+    assert module.evaluations >= 12 if "val_check_interval" in options else module.evaluations == 6
+    until(lambda: len(daemon.sink.ends) == 6)
+    assert all(end.accuracy is not None for _, end in daemon.sink.ends)
 
 
 def test_a_training_that_fails_leaves_the_loader_as_it_was(daemon: HookDaemon) -> None:

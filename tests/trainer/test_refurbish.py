@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from composing import Compose
 from torch import nn
 from torch.utils.data import (
@@ -345,6 +346,15 @@ def test_ranks_are_those_of_the_distributed_sampler() -> None:
         assert (loader.sampler.rank, loader.sampler.num_replicas, len(loader.sampler)) == (rank, 3, SAMPLES // 3)
         drawn += [label for label, _ in epoch_of(loader)]
     assert len(set(drawn)) == len(drawn) == SAMPLES // 3 * 3
+
+
+def test_what_is_kept_lasts_as_long_as_a_loader_that_accelerate_makes_of_it() -> None:
+    loader = trainer_hook.refurbish(loader_of(numbers()[0]), split=1)
+    kept = loader.dataset._store.directory  # type: ignore[attr-defined]
+    loader = Accelerator(cpu=True).prepare(loader)
+    gc.collect()
+    assert sorted(label for label, _ in epoch_of(loader)) == sorted(label for label, _ in epoch_of(loader))
+    assert kept.is_dir()
 
 
 class OwnLoader(DataLoader[Any]):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch.distributed
+from accelerate.data_loader import prepare_data_loader
 from noisy_files import BATCH, SAMPLES, Noise, Numbers, write_numbers
 from torch.utils.data import DataLoader, DistributedSampler
 from two_ranks import in_two_ranks, join_two_ranks
@@ -37,7 +39,10 @@ def train(rank: int, directory: str) -> None:
             before = now
         # As many as one process would make, though a sample is often the other rank's in the next epoch.
         assert sum(from_all_ranks(Noise.runs)) == SAMPLES + (EPOCHS - 1) * SAMPLES // REUSE
-        del loader
+        prepared = prepare_data_loader(loader, num_processes=2, process_index=rank, put_on_device=False)
+        with pytest.raises(RuntimeError, match="leave the refurbished loader out of prepare"):
+            next(iter(prepared))
+        del loader, prepared
     torch.distributed.destroy_process_group()
 
 

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch
 import numpy as np
 import pytest
 import torch
 import torch.distributed
 from hook_daemon import HookDaemon
+from lightning.pytorch.strategies import DDPStrategy
 from tiny_training import SIZE, Indexed
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 from two_ranks import in_processes
 
 import trainer_hook
@@ -29,7 +33,7 @@ from trainer_hook import EchoSampler, ImpactSampler, ShadeSampler, SpiderSampler
 from trainer_hook.resuming import JobOrder, Progress, dealt, restored
 
 RANKS = (1, 2, 4)
-KINDS = ("spider", "echo", "shade", "impact", "plan", "shuffled", "share")
+KINDS = ("spider", "echo", "shade", "impact", "plan", "shuffled", "share", "stateful", "lightning")
 TAKEN = 3
 """After so many batches of each rank the state is saved."""
 
@@ -47,7 +51,8 @@ def loader_of(kind: str, data: Dataset[Any], **options: Any) -> DataLoader[Any]:
         sampler = RandomSampler(data, generator=torch.Generator().manual_seed(4))  # type: ignore[arg-type]
     else:
         sampler = DistributedSampler(data, seed=5)
-    return DataLoader(data, batch_size=3, sampler=sampler, **options)
+    made = StatefulDataLoader if kind == "stateful" else DataLoader
+    return made(data, batch_size=3, sampler=sampler, **options)
 
 
 def train(kind: str, mount: str, state: dict[str, Any] | None, most: int | None) -> tuple[list[int], dict[str, Any]]:
@@ -75,6 +80,55 @@ def train(kind: str, mount: str, state: dict[str, Any] | None, most: int | None)
     return taken, saved
 
 
+class Noting(lightning.pytorch.LightningModule):
+    """Notes what each epoch reads; `save` is called after the batch at which the state is saved."""
+
+    def __init__(self, save: Any = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 2)
+        self.read: dict[int, list[int]] = {}
+        self.save = save
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        self.read.setdefault(self.current_epoch, []).extend(batch.tolist())
+        return self.layer(batch[:, None] / SIZE).square().mean()  # type: ignore[no-any-return]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.save is not None and batch_idx == TAKEN - 1:
+            self.trainer.save_checkpoint(self.save)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def train_by_lightning(number: int, ranks: int, mount: str, before: Path, goes_on: bool) -> list[int]:
+    """One epoch up to the batch at which the state is saved, or the rest of one; returns the samples."""
+    os.environ |= {"LOCAL_RANK": str(number), "NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    strategy = DDPStrategy(process_group_backend="gloo") if ranks > 1 else "auto"
+    module, callback = Noting(None if goes_on else before), trainer_hook.lightning_callback(mount)
+    fit = lightning.pytorch.Trainer(
+        max_epochs=2 if goes_on else 1,
+        max_steps=-1 if goes_on else TAKEN,
+        accelerator="cpu",
+        devices=ranks,
+        strategy=strategy,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=mount,
+        callbacks=[callback],
+    )
+    batches = DataLoader(Indexed(), batch_size=3, shuffle=True)
+    fit.fit(module, batches, ckpt_path=before if goes_on else None, weights_only=False if goes_on else None)
+    if goes_on:
+        assert len(module.read[1]) >= SIZE // ranks
+    elif number == 0:
+        (state,) = torch.load(before, weights_only=False)["callbacks"].values()
+        torch.save(state, before.with_name(before.name.replace("checkpoint", "state")))
+    return module.read[0]
+
+
 def rank_of_all(number: int, mount: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -89,10 +143,12 @@ def rank_of_all(number: int, mount: str) -> None:
     for before in RANKS:
         if number < before:
             joined(f"before-{before}", before)
-            for kind in KINDS:
+            for kind in KINDS[:-1]:
                 found[f"{kind} {before}"], state = train(kind, mount, None, TAKEN)
                 if number == 0:
                     torch.save(state, Path(mount, f"state-{kind}-{before}"))
+            checkpoint = Path(mount, f"checkpoint-lightning-{before}")
+            found[f"lightning {before}"] = train_by_lightning(number, before, mount, checkpoint, False)
             torch.distributed.destroy_process_group()
         joined(f"meet-{next(meeting)}", RANKS[-1])
         torch.distributed.barrier()
@@ -100,9 +156,11 @@ def rank_of_all(number: int, mount: str) -> None:
         for after in RANKS:
             if number < after:
                 joined(f"after-{before}-{after}", after)
-                for kind in KINDS:
+                for kind in KINDS[:-1]:
                     state = torch.load(Path(mount, f"state-{kind}-{before}"), weights_only=True)
                     found[f"{kind} {before} {after}"], _ = train(kind, mount, state, None)
+                checkpoint = Path(mount, f"checkpoint-lightning-{before}")
+                found[f"lightning {before} {after}"] = train_by_lightning(number, after, mount, checkpoint, True)
                 torch.distributed.destroy_process_group()
     Path(mount, f"found-{number}.json").write_text(json.dumps(found))
 

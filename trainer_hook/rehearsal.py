@@ -55,6 +55,7 @@ class Rehearsal:
         self._original = sampler
         self._dataset = dataset
         self._drawing: Iterator[Any] | None = None
+        self._copies: dict[int, Any] = {}
         # A sampler whose `__iter__` is a generator does nothing before the first draw; others may draw now.
         if not inspect.isgeneratorfunction(type(sampler).__iter__):
             self._begin()
@@ -64,6 +65,11 @@ class Rehearsal:
         if self._drawing is None:
             self._begin()
         assert self._drawing is not None
+        if inspect.isgenerator(self._drawing):
+            # It has drawn nothing yet, but the loader may have, for the seeds of its workers.
+            for original in self._copies.get(id(self._copies), ()):
+                if isinstance(original, torch.Generator):
+                    self._copies[id(original)].set_state(original.get_state())
         with generators_kept():
             return list(itertools.islice(self._drawing, most))
 
@@ -75,7 +81,7 @@ class Rehearsal:
             self._drawing.load_state_dict(state)  # type: ignore[union-attr]
 
     def _begin(self) -> None:
-        self.sampler = _copied(self._original, self._dataset)
+        self.sampler = _copied(self._original, self._dataset, self._copies)
         """The copy; after `draw` it is in the state that the sampler will have at the end of the epoch."""
         with generators_kept():
             self._drawing = iter(self.sampler)
@@ -93,10 +99,13 @@ def generators_kept() -> Iterator[None]:
         random.setstate(states[2])
 
 
-def _copied(sampler: Any, dataset: Any) -> Any:
+def _copied(sampler: Any, dataset: Any, copies: dict[int, Any] | None = None) -> Any:
+    """A copy of the sampler; `copies` gets what `copy.deepcopy` has copied, by identity."""
+    copies = {} if copies is None else copies
     named = [(part, name, value) for part in _parts(sampler) for name, value in _attributes(part).items()]
     shared = [value for part, name, value in named if value is dataset or _is_shared(part, name, value)]
-    return copy.deepcopy(sampler, {id(value): value for value in shared})
+    copies.update({id(value): value for value in shared})
+    return copy.deepcopy(sampler, copies)
 
 
 def _parts(sampler: Any) -> list[Any]:

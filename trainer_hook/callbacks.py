@@ -189,8 +189,8 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
 def _attach_to_what_is_processed(attachment: _Attachment, trainer: Any, module: Any) -> None:
     """Attach to the loaders that Lightning's Trainer makes of the user's, while its strategy has this function.
 
-    The Trainer begins to iterate over its loader before it calls `on_train_start`. `process_dataloader` is the last step
-    in which it changes the loader.
+    The Trainer begins to iterate over its loader before it calls `on_train_start`. `process_dataloader` is the last
+    step in which it changes the loader.
     """
     process = trainer.strategy.process_dataloader
 

@@ -61,8 +61,23 @@ def save(path: Path | None, result: dict[str, Any]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(json.dumps(result, indent=1) + "\n")
+    unfinished.write_text(one_run_a_line(result) + "\n")
     unfinished.replace(path)
+
+
+def one_run_a_line(value: Any, indent: str = "") -> str:
+    """JSON in which each run of a list has a line, so that a comparison of two results shows the runs that differ."""
+    inner = indent + " "
+    if isinstance(value, dict) and any(_has_parts(part) for part in value.values()):
+        parts = [f"{inner}{json.dumps(name)}: {one_run_a_line(part, inner)}" for name, part in value.items()]
+        return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
+    if isinstance(value, list) and _has_parts(value):
+        return "[\n" + ",\n".join(inner + json.dumps(part) for part in value) + f"\n{indent}]"
+    return json.dumps(value)
+
+
+def _has_parts(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, dict | list) for one in value))
 
 
 def at_least(target: float | None, figure: float) -> str:

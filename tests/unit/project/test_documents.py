@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import click
-import pytest
+from for_all import for_all
 
 from spiderfs import protocol
 from spiderfs.cli.main import COMMANDS, main
@@ -52,7 +52,7 @@ def anchors_of(document: Path) -> set[str]:
     return {re.sub(r" ", "-", re.sub(r"[^\w\- ]", "", heading).strip()) for heading in plain}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@for_all(DOCUMENTS, name_of)
 def test_every_link_leads_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", BLOCK.sub("", document.read_text())):
         path, _, anchor = target.partition("#")
@@ -62,14 +62,14 @@ def test_every_link_leads_somewhere(document: Path) -> None:
             assert anchor in anchors_of(led_to), target
 
 
-@pytest.mark.parametrize("document", [path for path in DOCUMENTS if path.parent != ROOT], ids=name_of)
+@for_all([path for path in DOCUMENTS if path.parent != ROOT], name_of)
 def test_pages_lead_to_pages(document: Path) -> None:
     """What lies outside of docs/ is not on the site."""
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", BLOCK.sub("", document.read_text())):
         assert (document.parent / target).resolve().is_relative_to(ROOT / "docs"), target
 
 
-@pytest.mark.parametrize(("document", "line"), shell_lines())
+@for_all(shell_lines(), lambda document, line: f"{document}: {line}")
 def test_every_command_exists(document: str, line: str) -> None:
     command, *arguments = line.split()
     if command == ".venv/bin/python":
@@ -85,7 +85,7 @@ def test_every_command_exists(document: str, line: str) -> None:
         assert command in SYSTEM, document
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@for_all(DOCUMENTS, name_of)
 def test_every_script_and_module_that_is_named_exists(document: Path) -> None:
     text = document.read_text()
     for name in re.findall(r"`(scripts/[\w.-]+)", text):
@@ -108,13 +108,13 @@ def test_every_subcommand_and_its_flags_exist() -> None:
         assert set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", line)) <= known, line
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@for_all(DOCUMENTS, name_of)
 def test_every_python_example_is_python(document: Path) -> None:
     for block in blocks(document, "python"):
         ast.parse(block)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@for_all(DOCUMENTS, name_of)
 def test_messages_in_examples_have_the_arguments_of_the_protocol(document: Path) -> None:
     for block in blocks(document, "python"):
         for node in ast.walk(ast.parse(block)):
@@ -125,7 +125,7 @@ def test_messages_in_examples_have_the_arguments_of_the_protocol(document: Path)
                     inspect.signature(message).bind(*node.args, **named)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+@for_all(DOCUMENTS, name_of)
 def test_lists_and_tables_stand_apart(document: Path) -> None:
     """Without an empty line before them the site shows them as one paragraph."""
     lines = BLOCK.sub("", document.read_text()).splitlines()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
+from for_all import for_all
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "spiderfs"
@@ -135,7 +135,7 @@ def test_every_module_has_a_layer() -> None:
     assert units == set(LAYER_OF)
 
 
-@pytest.mark.parametrize("path", SPIDERFS_MODULES, ids=short)
+@for_all(SPIDERFS_MODULES, short)
 def test_imports_point_down(path: Path) -> None:
     own = unit_of(module_of(path))
     wrong = [
@@ -157,7 +157,7 @@ def test_no_two_modules_need_each_other() -> None:
     assert len(list(graphlib.TopologicalSorter(needs).static_order())) >= len(SPIDERFS_MODULES)
 
 
-@pytest.mark.parametrize("path", modules(), ids=short)
+@for_all(modules(), short)
 def test_each_heavy_library_has_one_importer(path: Path) -> None:
     wrong = [
         f"line {found.line}: {found.name}"
@@ -183,10 +183,8 @@ def test_the_hook_needs_the_protocol_alone_of_the_mount() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in SPIDERFS_MODULES if unit_of(module_of(path)) in ("core", "policies", "policies.parts")],
-    ids=short,
+@for_all(
+    [path for path in SPIDERFS_MODULES if unit_of(module_of(path)) in ("core", "policies", "policies.parts")], short
 )
 def test_what_decides_is_pure(path: Path) -> None:
     own = unit_of(module_of(path))
@@ -202,7 +200,7 @@ def test_what_decides_is_pure(path: Path) -> None:
             assert node.func.id not in ("open", "print", "input"), f"line {node.lineno}: {node.func.id}()"
 
 
-@pytest.mark.parametrize("path", modules(), ids=short)
+@for_all(modules(), short)
 def test_modules_say_what_they_are_and_why_they_are_long(path: Path) -> None:
     text = path.read_text()
     docstring = ast.get_docstring(tree_of(path)) or ""
@@ -218,11 +216,7 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*modules(), *sorted((ROOT / "benchmarks").rglob("*.py")), *sorted((ROOT / "scripts").glob("*.py"))],
-    ids=short,
-)
+@for_all([*modules(), *sorted((ROOT / "benchmarks").rglob("*.py")), *sorted((ROOT / "scripts").glob("*.py"))], short)
 def test_a_long_function_says_why_it_is_long(path: Path) -> None:
     lines = path.read_text().splitlines()
     for function in functions(path):
@@ -247,7 +241,7 @@ def test_no_module_is_named_for_nothing() -> None:
     assert [short(path) for path in modules() if path.stem in names or path.parent.name in names] == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=short)
+@for_all(modules(), short)
 def test_no_error_is_swallowed_unnamed(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ExceptHandler):

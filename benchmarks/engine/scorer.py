@@ -10,11 +10,6 @@ the scores of some samples with those that an exact search for their neighbours 
 
 With --json, rows that the file already holds are not measured again, and each new row is written at once. So a run
 that was interrupted, or a run without --large, can be continued.
-
-The second table says what a smaller k costs: the rank correlation of its scores with those of the paper's k of 500,
-with both counts of equation 4 scaled to 500, and with x_other alone. The third says how well x_other may be counted in
-less than the whole list, if x_same is exact: among the samples of the labels whose centres are nearest, and in a random
-eighth of the other samples, times eight.
 """
 
 from __future__ import annotations
@@ -37,8 +32,8 @@ from benchmarks.common.command import command_line
 from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, wide_console
-from spiderfs.scorer.index import Ids, Neighbours, Vectors, blocks_of, exact_nearest, normalised
-from spiderfs.scorer.scorer import INVERSE_OF_NONE, PAPERS_NEIGHBOURS, Scorer, importance
+from spiderfs.scorer.index import Ids, Near, Vectors, blocks_of, exact_nearest, normalised
+from spiderfs.scorer.scorer import Scorer, importance
 from spiderfs.scorer.scoring import ScorerOptions
 
 Kind = Literal["exact", "cells", "graph"]
@@ -46,8 +41,6 @@ BATCH, MANY = 128, 1024
 FEW_CLASSES = 10
 SAMPLES_OF_A_CLASS = 1000
 COMPARED = 1024
-SMALLER_KS = (50, 100, 200)
-NEAREST_LABELS, PART = 16, 8
 TABLE_WIDTH = 100
 
 
@@ -85,8 +78,6 @@ def measure(kind: Kind, samples: int, classes: int, dimension: int, calls: int) 
     many_s = timed(scorer, embeddings, rng, MANY, max(2, calls // 4))
     statistics = scorer.statistics()
     ids = rng.choice(samples, min(COMPARED, samples), replace=False)
-    vectors = scorer.index.vectors(ids)
-    true, found = exact(scorer, ids), scorer.index.nearest(ids, vectors, scorer.options.neighbours)
     return Row(
         index=kind,
         samples=samples,
@@ -97,7 +88,7 @@ def measure(kind: Kind, samples: int, classes: int, dimension: int, calls: int) 
         cpu_ms_per_batch_of_many=many_s * 1e3,
         bytes_per_sample=statistics.bytes_per_sample,
         recall=scorer.recall(COMPARED // 4, rng),
-        correlation=correlation(scores_of(scorer, ids, true), scores_of(scorer, ids, found)),
+        correlation=correlation(exact(scorer, ids), found(scorer, ids)),
         failures=statistics.failures,
     )
 
@@ -115,84 +106,28 @@ def timed(scorer: Scorer, embeddings: Embeddings, rng: np.random.Generator, rows
     return float(np.median(times_s[1:]))
 
 
-def exact(scorer: Scorer, ids: Ids) -> Neighbours:
-    """The neighbours of these samples that a search among all vectors of the index finds."""
-    return exact_nearest(blocks_of(scorer.index), ids, scorer.index.vectors(ids), scorer.options.neighbours)
+def exact(scorer: Scorer, ids: Ids) -> NDArray[np.float32]:
+    """The scores that a search among all vectors of the index yields for these samples."""
+    vectors, most = scorer.index.vectors(ids), scorer.options.neighbours
+    return scores_of(scorer, ids, exact_nearest(blocks_of(scorer.index), ids, vectors, most, scorer.radius).within())
 
 
-def counts(scorer: Scorer, ids: Ids, found: Neighbours) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """For each neighbour: whether it counts as x_same, and whether it counts as x_other."""
-    near = found.distances < scorer.radius
-    alike = scorer.labels[found.ids] == scorer.labels[ids][:, None]
-    return near & alike, near & ~alike
+def found(scorer: Scorer, ids: Ids) -> NDArray[np.float32]:
+    """The scores that the index yields for these samples."""
+    near = scorer.index.within(ids, scorer.index.vectors(ids), scorer.radius, scorer.options.neighbours)
+    return scores_of(scorer, ids, near)
 
 
-def scores_of(scorer: Scorer, ids: Ids, found: Neighbours) -> NDArray[np.float32]:
+def scores_of(scorer: Scorer, ids: Ids, near: Near) -> NDArray[np.float32]:
     """The scores of these samples if these are their neighbours."""
-    same, other = counts(scorer, ids, found)
-    return importance(same.sum(axis=1), other.sum(axis=1), scorer.options.neighbours)
+    alike = scorer.labels[near.ids] == scorer.labels[ids[near.rows]]
+    same, other = (np.bincount(near.rows[which], minlength=len(ids)) for which in (alike, ~alike))
+    return importance(same, other)
 
 
 def correlation(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     """Spearman's rank correlation."""
     return float(spearmanr(one, other).statistic)
-
-
-def scored(samples: int, neighbours: int) -> Scorer:
-    """An exact scorer that has seen each sample twice: first it finds the radius, then it scores."""
-    embeddings = Embeddings(samples, 64, FEW_CLASSES)
-    vectors = embeddings.of(np.arange(samples), 1.0)
-    scorer = Scorer(embeddings.labels, 64, ScorerOptions(neighbours=neighbours, index="exact"))
-    for _ in range(2):
-        for start in range(0, samples, MANY):
-            ids = np.arange(start, min(start + MANY, samples))
-            scorer.batch(ids, vectors[ids])
-        scorer.new_epoch()
-    return scorer
-
-
-def correlations_with_papers_k(samples: int) -> dict[str, tuple[float, float]]:
-    """For each smaller k: the correlation with both counts scaled to 500, and with x_other alone."""
-    papers = scored(samples, PAPERS_NEIGHBOURS).scores
-    found = {}
-    for k in SMALLER_KS:
-        scorer = scored(samples, k)
-        rarity = np.where(scorer._same > 0, 1 / np.maximum(scorer._same, 1), INVERSE_OF_NONE)
-        unscaled = np.log(rarity + scorer._other / k + 1).astype(np.float32)
-        found[str(k)] = correlation(papers, scorer.scores), correlation(papers, unscaled)
-    return found
-
-
-def correlations_of_others(samples: int) -> dict[str, float]:
-    """The correlation with exact scores, if x_other is counted in a part of the other samples only."""
-    embeddings = Embeddings(samples, 64, max(FEW_CLASSES, samples // SAMPLES_OF_A_CLASS))
-    scorer = Scorer(embeddings.labels, 64, ScorerOptions(index="exact"))
-    rng = np.random.default_rng(3)
-    order = rng.permutation(samples)
-    for start in range(0, samples, MANY):
-        scorer.index.update(order[start : start + MANY], normalised(embeddings.of(order[start : start + MANY])))
-    scorer.batch(order[:MANY], embeddings.of(order[:MANY]))
-    ids = rng.choice(samples, COMPARED, replace=False)
-    vectors, labels = scorer.index.vectors(np.arange(samples)), scorer.labels
-    true = exact(scorer, ids)
-    same, other = counts(scorer, ids, true)
-    exactly = scores_of(scorer, ids, true)
-    centres = np.stack([vectors[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
-    to_centres = np.einsum("ij,ij->i", centres, centres) - 2 * vectors[ids] @ centres.T
-    to_centres[np.arange(len(ids)), labels[ids]] = np.inf
-    near = np.zeros(to_centres.shape, bool)
-    np.put_along_axis(near, np.argsort(to_centres, axis=1)[:, :NEAREST_LABELS], True, axis=1)
-    among_near = other & np.take_along_axis(near, labels[true.ids], axis=1)
-    part = other & (rng.random(samples) < 1 / PART)[true.ids]
-    k = scorer.options.neighbours
-    return {
-        f"the {NEAREST_LABELS} nearest labels": correlation(
-            exactly, importance(same.sum(axis=1), among_near.sum(axis=1), k)
-        ),
-        f"a random 1/{PART} of the others": correlation(
-            exactly, importance(same.sum(axis=1), np.minimum(PART * part.sum(axis=1), k), k)
-        ),
-    }
 
 
 @dataclass
@@ -201,16 +136,12 @@ class Results:
 
     path: Path | None
     rows: list[Row]
-    smaller_ks: dict[str, tuple[float, float]]
-    others: dict[str, float]
 
     @classmethod
     def of(cls, path: Path | None) -> Results:
         if path is None or not path.exists():
-            return cls(path, [], {}, {})
-        kept = json.loads(path.read_text())
-        smaller_ks = {k: (both, other) for k, (both, other) in kept["correlation_with_k_500"].items()}
-        return cls(path, [Row(**row) for row in kept["rows"]], smaller_ks, kept["correlation_of_parts"])
+            return cls(path, [])
+        return cls(path, [Row(**row) for row in json.loads(path.read_text())["rows"]])
 
     def row(self, kind: Kind, samples: int, classes: int, dimension: int, calls: int) -> Row:
         for row in self.rows:
@@ -222,23 +153,9 @@ class Results:
         self.keep()
         return row
 
-    def correlations(self, samples: int, of_parts: int) -> None:
-        if not self.smaller_ks:
-            self.smaller_ks = correlations_with_papers_k(samples)
-        if not self.others:
-            self.others = correlations_of_others(of_parts)
-        self.keep()
-
     def keep(self) -> None:
         if self.path is not None:
-            report = {
-                "machine": machine(),
-                "batch": BATCH,
-                "rows": [asdict(row) for row in self.rows],
-                "correlation_with_k_500": self.smaller_ks,
-                "correlation_of_parts": self.others,
-            }
-            save(self.path, report)
+            save(self.path, {"machine": machine(), "batch": BATCH, "rows": [asdict(row) for row in self.rows]})
 
 
 def cases_of(options: argparse.Namespace) -> list[tuple[Kind, int, int, int]]:
@@ -276,17 +193,6 @@ def run(options: argparse.Namespace, console: Console) -> None:
             f"{row.recall:.3f}",
             f"{row.correlation:.3f}",
         )
-    console.print(table)
-    results.correlations(*((2_000, 20_000) if options.quick else (10_000, 50_000)))
-    title = f"Correlation of the scores with those of k = {PAPERS_NEIGHBOURS}"
-    table = plain_table(title, "k", "both scaled", "x_other alone")
-    for k, (both, other) in results.smaller_ks.items():
-        table.add_row(k, f"{both:.3f}", f"{other:.3f}")
-    console.print(table)
-    title = "Correlation with exact scores, if x_same is exact and x_other is counted among"
-    table = plain_table(title, "part", "correlation", words=("part",))
-    for part, found in results.others.items():
-        table.add_row(part, f"{found:.3f}")
     console.print(table)
 
 

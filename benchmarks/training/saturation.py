@@ -37,7 +37,7 @@ from benchmarks.common.command import command_line
 from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, wide_console
-from benchmarks.engine.scorer import correlation, exact, scores_of
+from benchmarks.engine.scorer import correlation, exact
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.hook_server import HookServer, listen
@@ -139,7 +139,7 @@ class FilledGuide(Guide):
         return Report(
             course.thinning.left_out_share,
             course.thinning.ages().oldest,
-            correlation(scores_of(scorer, ids, exact(scorer, ids)), scorer.scores[ids]),
+            correlation(exact(scorer, ids), scorer.scores[ids]),
             scorer.recall(COMPARED, rng),
             scorer.index.bytes_per_sample,
         )

@@ -278,11 +278,11 @@ class Options(BaseModel):
         json_schema_extra=LIVE,
     )
     neighbours: int = Field(
-        default=100,
+        default=500,
         ge=1,
         le=1000,
-        description="neighbours of a sample are counted among so many nearest ones; 500 as in SpiderCache's paper",
-        examples=[500],
+        description="so many neighbours of a sample count at most, the nearest ones; 500 as in SpiderCache's paper",
+        examples=[200],
     )
     radius: Radius = Field(
         default=None,

@@ -25,13 +25,14 @@ many bytes, and numpy needs far longer to convert it.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.scorer.centres import Centres
-from spiderfs.scorer.index import NOBODY, Ids, Nearest, Neighbours, Vectors
+from spiderfs.scorer.index import NOBODY, Ids, Near, Nearest, Neighbours, Vectors
 from spiderfs.scorer.saved_files import saved_arrays
 
 # With 512 rows in a cell the recall is the same as with half as many cells of 1,024, and there are more products.
@@ -248,25 +249,37 @@ class CellIndex:
     # -- queries
 
     def nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
+        found = [nearest.neighbours() for _, nearest in self._search(ids, vectors, k)]
+        return Neighbours(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+    def within(self, ids: Ids, vectors: Vectors, radius: float, most: int) -> Near:
+        found = [(start, nearest.within()) for start, nearest in self._search(ids, vectors, most, radius)]
+        return Near(
+            np.concatenate([near.rows + start for start, near in found]),
+            np.concatenate([near.ids for _, near in found]),
+            np.concatenate([near.distances for _, near in found]),
+        )
+
+    def _search(self, ids: Ids, vectors: Vectors, k: int, radius: float = np.inf) -> Iterator[tuple[int, Nearest]]:
+        """Some rows of a query at a time: the first of them, and what is near to them."""
         if not self._count or not len(ids):
-            return Nearest(ids, k).neighbours()
-        found = []
+            yield 0, Nearest(ids, k, radius)
+            return
         with self._blas.limit(limits=1, user_api="blas"):
             for start in range(0, len(ids), QUERIED_AT_ONCE):
                 rows = slice(start, start + QUERIED_AT_ONCE)
-                found.append(self._nearest(ids[rows], vectors[rows], k))
-        return Neighbours(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+                yield start, self._nearest(ids[rows], vectors[rows], k, radius)
 
-    def _nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
+    def _nearest(self, ids: Ids, vectors: Vectors, k: int, radius: float) -> Nearest:
         probed, squared = self._centres.nearest(vectors, PROBED)
-        nearest = Nearest(ids, k)
+        nearest = Nearest(ids, k, radius)
         wanted = np.isfinite(squared)
         wanted[:, PROBED_FIRST:] = False
         self._compare(vectors, probed, wanted, nearest)
         reach = np.sqrt(self._centres.spread(probed)) + np.sqrt(nearest.bounds()[:, None])
         wanted = ~wanted & (squared < WORTH_A_LOOK * reach * reach)
         self._compare(vectors, probed, wanted, nearest)
-        return nearest.neighbours()
+        return nearest
 
     def _compare(self, vectors: Vectors, probed: Ids, wanted: NDArray[np.bool_], nearest: Nearest) -> None:
         """Compare each vector with all samples of those of its cells in `probed` that are `wanted`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spiderfs.scorer.index import BLOCK, Ids, Neighbours, Vectors, exact_nearest
+from spiderfs.scorer.index import BLOCK, Ids, Near, Neighbours, Vectors, exact_nearest
 from spiderfs.scorer.saved_files import saved_arrays
 
 
@@ -35,7 +35,10 @@ class ExactIndex:
         self._vectors[self._row_of[ids]] = vectors
 
     def nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
-        return exact_nearest(self._blocks(), ids, vectors, k)
+        return exact_nearest(self._blocks(), ids, vectors, k).neighbours()
+
+    def within(self, ids: Ids, vectors: Vectors, radius: float, most: int) -> Near:
+        return exact_nearest(self._blocks(), ids, vectors, most, radius).within()
 
     def present(self) -> Ids:
         return self._ids[: self._count]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spiderfs.scorer.index import NOBODY, Ids, Neighbours, Vectors
+from spiderfs.scorer.index import NOBODY, Ids, Near, Neighbours, Vectors
 
 if TYPE_CHECKING:
     import hnswlib
@@ -62,6 +62,11 @@ class GraphIndex:
         order = np.argsort(own, axis=1, kind="stable")[:, :-1]
         found, squared = np.take_along_axis(found, order, 1), np.take_along_axis(squared, order, 1)
         return Neighbours(_padded(found, k, NOBODY), _padded(np.sqrt(squared), k, np.inf))
+
+    def within(self, ids: Ids, vectors: Vectors, radius: float, most: int) -> Near:
+        found = self.nearest(ids, vectors, most)
+        rows, places = np.nonzero(found.distances < radius)
+        return Near(rows, found.ids[rows, places], found.distances[rows, places])
 
     def present(self) -> Ids:
         return np.array(self._graph.get_ids_list(), np.int64)

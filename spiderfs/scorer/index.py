@@ -32,6 +32,14 @@ class Neighbours(NamedTuple):
     """(rows, k) distances; infinity for NOBODY."""
 
 
+class Near(NamedTuple):
+    """The samples that lie nearer than a radius to the rows of a query: one entry for each pair, in any order."""
+
+    rows: Ids
+    ids: Ids
+    distances: Vectors
+
+
 class Index(Protocol):
     """An index of the vectors of up to `capacity` samples."""
 
@@ -46,6 +54,9 @@ class Index(Protocol):
 
     def nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
         """The k samples nearest to each vector, or as many as there are; `ids[i]` is not among those of vector i."""
+
+    def within(self, ids: Ids, vectors: Vectors, radius: float, most: int) -> Near:
+        """The samples nearer than `radius` to each vector, of these the `most` nearest; `ids[i]` is not among them."""
 
     def present(self) -> Ids:
         """The samples that have a vector."""
@@ -83,10 +94,12 @@ def blocks_of(index: Index) -> Iterator[tuple[Ids, Vectors]]:
         yield ids, index.vectors(ids)
 
 
-def exact_nearest(blocks: Iterable[tuple[Ids, Vectors]], ids: Ids, vectors: Vectors, k: int) -> Neighbours:
+def exact_nearest(
+    blocks: Iterable[tuple[Ids, Vectors]], ids: Ids, vectors: Vectors, k: int, radius: float = np.inf
+) -> Nearest:
     """The neighbours of each vector among all samples in `blocks`, by one matrix product per block."""
     lengths = np.einsum("ij,ij->i", vectors, vectors)[:, None]
-    nearest = Nearest(ids, k)
+    nearest = Nearest(ids, k, radius)
     for block_ids, block in blocks:
         block_lengths = np.einsum("ij,ij->i", block, block)
         for start in range(0, len(ids), BLOCK_ROWS):
@@ -96,18 +109,22 @@ def exact_nearest(blocks: Iterable[tuple[Ids, Vectors]], ids: Ids, vectors: Vect
             squared += lengths[rows]
             squared += block_lengths
             nearest.consider(rows, block_ids, squared)
-    return nearest.neighbours()
+    return nearest
 
 
 class Nearest:
-    """The k samples nearest to each row of a query so far. Of what comes next, only nearer samples are looked at."""
+    """The k samples nearest to each row of a query so far. Of what comes next, only nearer samples are looked at.
 
-    def __init__(self, ids: Ids, k: int) -> None:
+    Samples that are not nearer than `radius` are not looked at. Only rows with more than k that are get sorted.
+    """
+
+    def __init__(self, ids: Ids, k: int, radius: float = np.inf) -> None:
         """`ids` has the sample of each row, which is not its own neighbour."""
         self._own = ids
         # One more than k is kept, because a sample usually finds itself.
         self._k = k + 1
-        self._bounds = np.full(len(ids), np.inf, np.float32)
+        self._limited = radius < np.inf
+        self._bounds = np.full(len(ids), radius, np.float32) ** 2
         self._kept: list[tuple[Ids, Ids, Vectors]] = []
         self._count = self._count_sorted = 0
 
@@ -131,8 +148,24 @@ class Nearest:
 
     def bounds(self) -> Vectors:
         """The squares of the distances beyond which a sample is too far to count, one for each row."""
-        self._shorten()
+        if not self._limited:
+            self._shorten()
         return np.maximum(self._bounds, 0)
+
+    def within(self) -> Near:
+        """What `Index.within` returns."""
+        rows, ids, squared = self._entries()
+        others = np.flatnonzero(ids != self._own[rows])
+        rows, ids, squared = rows[others], ids[others], squared[others]
+        counts = np.bincount(rows, minlength=len(self._own))
+        full = counts >= self._k
+        if full.any():
+            few, many = (np.flatnonzero(which) for which in (~full[rows], full[rows]))
+            many = many[_order(rows[many], squared[many], len(self._own))]
+            many = many[_ranks(rows[many], len(self._own)) < self._k - 1]
+            kept = np.concatenate([few, many])
+            rows, ids, squared = rows[kept], ids[kept], squared[kept]
+        return Near(rows, ids, np.sqrt(squared))
 
     def neighbours(self) -> Neighbours:
         rows, ids, squared = self._shorten()
@@ -147,13 +180,17 @@ class Nearest:
         found.distances[rows[near], ranks[near]] = np.sqrt(squared[near])
         return found
 
-    def _shorten(self) -> tuple[Ids, Ids, Vectors]:
-        """Forget all but the nearest samples of each row; returns rows, samples and squares, by row and distance."""
+    def _entries(self) -> tuple[Ids, Ids, Vectors]:
+        """Rows, samples and squares of all that is kept."""
         if not self._kept:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
         rows, ids, squared = (np.concatenate(parts) for parts in zip(*self._kept, strict=True))
         # Rounding can bring the square of a very small distance below zero.
-        np.maximum(squared, 0, out=squared)
+        return rows, ids, np.maximum(squared, 0, out=squared)
+
+    def _shorten(self) -> tuple[Ids, Ids, Vectors]:
+        """Forget all but the nearest samples of each row; returns rows, samples and squares, by row and distance."""
+        rows, ids, squared = self._entries()
         if self._count > self._count_sorted:
             order = _order(rows, squared, len(self._own))
             rows = rows[order]

@@ -4,10 +4,9 @@ The embeddings of each batch update an index of the whole list. Each embedding i
 does not say: without that, the radius would depend on how long a network makes its vectors, and would have to follow
 that length through the training.
 
-Of a sample's neighbours, x_same have the sample's own label and x_other have another one; equation 4 computes the score
-from these two numbers. The paper counts them among the 500 nearest samples. Here they are counted among the k nearest,
-and then both are multiplied by 500/k, so that a count means what it means in the paper. If only one of them were
-scaled, the weight between them would shift: the equation takes x_same as it is, and x_other as a share of 500.
+A sample's neighbours are the samples that lie nearer than the radius (`radius.py`), of more than 500 the 500 nearest.
+x_same of them have the sample's own label and x_other have another one; equation 4 computes the score from these two
+numbers. Nothing has to be sorted for that, unless more than 500 samples lie within the radius.
 
 Which index serves which list (`exact.py`, `cells.py` and `graph.py` describe them): up to EXACT_MAX_SAMPLES samples,
 each batch is compared with all of them. A longer list is kept in cells of near samples. In very long lists, a graph
@@ -31,12 +30,12 @@ from numpy.typing import ArrayLike, NDArray
 from spiderfs.scorer.cells import CellIndex
 from spiderfs.scorer.exact import ExactIndex
 from spiderfs.scorer.graph import GraphIndex
-from spiderfs.scorer.index import Ids, Index, Neighbours, blocks_of, exact_nearest, normalised
+from spiderfs.scorer.index import Ids, Index, Near, Vectors, blocks_of, exact_nearest, normalised
 from spiderfs.scorer.radius import Radius
 from spiderfs.scorer.saved_files import check_whole, saved_arrays, write_whole
 from spiderfs.scorer.scoring import BatchScores, Hub, ScorerOptions, Scoring
 
-VERSION = 2
+VERSION = 3
 STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
 # A saved state names its index by the position in this row.
 KINDS = ("exact", "cells", "graph")
@@ -44,25 +43,19 @@ KINDS = ("exact", "cells", "graph")
 # Up to so many samples, comparing with all of them costs at most twice as much as cells, and misses nothing: 46 and 24
 # ms for 128 rows of 50,000 samples, if 1,024 rows come at once (one core; benchmarks/engine/scorer.py).
 EXACT_MAX_SAMPLES = 50_000
-# The number of nearest samples among which the paper counts.
+# neighbour_max of equation 4.
 PAPERS_NEIGHBOURS = 500
-# So many distances of each batch calibrate the radius; a batch of 128 has some 10,000.
-CALIBRATING_DISTANCES = 2048
+# So many rows of a batch calibrate the radius, with so many distances in all: their nearest samples have to be sorted.
+CALIBRATING_ROWS, CALIBRATING_DISTANCES = 16, 2048
 # 1/x_same when x_same is 0: such a sample is rarer than one with a single neighbour of its label.
 INVERSE_OF_NONE = 2.0
 
 
-def importance(same: ArrayLike, other: ArrayLike, neighbours: int) -> NDArray[np.float32]:
-    """ln(1/x_same + x_other/500 + 1), with 1/x_same := 2 where x_same is 0 (SpiderCache eq. 4).
-
-    `same` and `other` are counts among the `neighbours` nearest samples; x_same and x_other are these counts, scaled to
-    the 500 nearest.
-    """
-    scale = PAPERS_NEIGHBOURS / neighbours
+def importance(same: ArrayLike, other: ArrayLike) -> NDArray[np.float32]:
+    """ln(1/x_same + x_other/500 + 1), with 1/x_same := 2 where x_same is 0 (SpiderCache eq. 4)."""
     # 1/INVERSE_OF_NONE stands in for an x_same of 0.
-    x_same = np.maximum(scale * np.asarray(same), 1 / INVERSE_OF_NONE)
-    x_other = scale * np.asarray(other)
-    scores: NDArray[np.float32] = np.log(1 / x_same + x_other / PAPERS_NEIGHBOURS + 1).astype(np.float32)
+    x_same = np.maximum(np.asarray(same), 1 / INVERSE_OF_NONE)
+    scores: NDArray[np.float32] = np.log(1 / x_same + np.asarray(other) / PAPERS_NEIGHBOURS + 1).astype(np.float32)
     return scores
 
 
@@ -74,16 +67,20 @@ class GraphScores(BatchScores):
     """x_same of each sample."""
     other: Ids
     """x_other of each sample."""
-    alike: Neighbours
-    """The k nearest samples; in each row those that count as x_same come first."""
+    alike: Near
+    """The neighbours that count as x_same."""
 
     def hubs(self) -> Iterator[Hub]:
         """All samples whose x_same is above 0, those of the highest x_same first."""
+        order = np.argsort(self.alike.rows, kind="stable")
+        ends = np.cumsum(self.same)
         for row in np.argsort(-self.same, kind="stable").tolist():
             count = int(self.same[row])
             if not count:
                 return
-            yield Hub(int(self.ids[row]), self.alike.ids[row, :count], self.alike.distances[row, :count])
+            its = order[ends[row] - count : ends[row]]
+            its = its[np.argsort(self.alike.distances[its], kind="stable")]
+            yield Hub(int(self.ids[row]), self.alike.ids[its], self.alike.distances[its])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ class Statistics:
     isolated_share: float
     """The share of these samples whose x_same is 0."""
     full_share: float
-    """The share of these samples whose k nearest samples all lie within the radius: their counts cannot rise."""
+    """The share of these samples that have as many neighbours as count: their counts cannot rise."""
     scored_share: float
     """The share of all samples that have been scored."""
     sigma: float
@@ -158,12 +155,9 @@ class Scorer(Scoring):
             raise ValueError("an embedding has numbers that are not finite")
         vectors = normalised(embeddings[first])
         self.index.update(ids, vectors)
-        answer = self.index.nearest(ids, vectors, self.options.neighbours)
-        alike = self._alike(ids, answer)
         if self.options.radius is None:
-            distances = answer.distances[alike]
-            self._radius.observe(distances[:: 1 + len(distances) // CALIBRATING_DISTANCES])
-        return self._score(ids, answer, alike)
+            self._calibrate(ids, vectors)
+        return self._score(ids, vectors)
 
     def new_epoch(self) -> None:
         """Compute the radius of the epoch that begins, and give samples without a score the mean of the others."""
@@ -191,7 +185,7 @@ class Scorer(Scoring):
             ("radius", f"{found.radius:.4g}"),
             ("median x_same", f"{found.median_same:g}"),
             ("isolated share", f"{found.isolated_share:.3f}  (x_same = 0)"),
-            ("saturated share", f"{found.full_share:.3f}  (all k nearest within the radius)"),
+            ("saturated share", f"{found.full_share:.3f}  (more samples within the radius than count)"),
             ("scored share", f"{found.scored_share:.3f}"),
             ("sigma", f"{found.sigma:.4g}"),
             ("bytes per sample", f"{found.bytes_per_sample:.0f}"),
@@ -208,14 +202,12 @@ class Scorer(Scoring):
             return 1.0
         ids = rng.choice(present, min(sample, len(present)), replace=False)
         vectors = self.index.vectors(ids)
-        k = self.options.neighbours
-        answers = self.index.nearest(ids, vectors, k), exact_nearest(blocks_of(self.index), ids, vectors, k)
+        most, radius = self.options.neighbours, self.radius
+        exactly = exact_nearest(blocks_of(self.index), ids, vectors, most, radius).within()
         # Each pair of a row and its neighbour becomes one number.
         found, true = (
-            (answer.ids + np.arange(len(ids))[:, None] * len(self.labels))[
-                self._alike(ids, answer) & (answer.distances < self.radius)
-            ]
-            for answer in answers
+            (near.rows * len(self.labels) + near.ids)[self._are_alike(ids, near)]
+            for near in (self.index.within(ids, vectors, radius, most), exactly)
         )
         return float(np.isin(true, found).mean()) if len(true) else 1.0
 
@@ -259,20 +251,25 @@ class Scorer(Scoring):
 
     # -- scoring
 
-    def _score(self, ids: Ids, answer: Neighbours, alike: NDArray[np.bool_]) -> GraphScores:
-        near = answer.distances < self.radius
-        alike = alike & near
-        same = alike.sum(axis=1)
-        other = near.sum(axis=1) - same
-        scores = importance(same, other, self.options.neighbours)
+    def _calibrate(self, ids: Ids, vectors: Vectors) -> None:
+        """Show the radius the distances of some rows to the nearest samples of their labels."""
+        some = slice(None, None, -(-len(ids) // CALIBRATING_ROWS))
+        nearest = self.index.nearest(ids[some], vectors[some], self.options.neighbours)
+        alike = (self.labels[nearest.ids] == self.labels[ids[some], None]) & (nearest.ids >= 0)
+        distances = nearest.distances[alike]
+        self._radius.observe(distances[:: 1 + len(distances) // CALIBRATING_DISTANCES])
+
+    def _score(self, ids: Ids, vectors: Vectors) -> GraphScores:
+        near = self.index.within(ids, vectors, self.radius, self.options.neighbours)
+        alike = self._are_alike(ids, near)
+        same = np.bincount(near.rows[alike], minlength=len(ids))
+        other = np.bincount(near.rows, minlength=len(ids)) - same
+        scores = importance(same, other)
         self._take(ids, scores)
         self._same[ids], self._other[ids] = same, other
-        # Move the neighbours that count as x_same to the front of each row, and leave both parts nearest first.
-        order = np.argsort(~alike, axis=1, kind="stable")
-        ranked = Neighbours(np.take_along_axis(answer.ids, order, 1), np.take_along_axis(answer.distances, order, 1))
-        return GraphScores(ids, scores, same, other, ranked)
+        return GraphScores(ids, scores, same, other, Near(near.rows[alike], near.ids[alike], near.distances[alike]))
 
-    def _alike(self, ids: Ids, answer: Neighbours) -> NDArray[np.bool_]:
-        """(rows, k) flags: whether each neighbour has the label of its row's sample."""
-        labels: NDArray[np.bool_] = self.labels[answer.ids] == self.labels[ids][:, None]
-        return labels & (answer.ids >= 0)
+    def _are_alike(self, ids: Ids, near: Near) -> NDArray[np.bool_]:
+        """Whether each neighbour has the label of its row's sample."""
+        alike: NDArray[np.bool_] = self.labels[near.ids] == self.labels[ids[near.rows]]
+        return alike

@@ -28,8 +28,8 @@ FIRST_PRIOR = 1.0
 class ScorerOptions:
     """The settings of all scorings; each scoring uses those that concern it."""
 
-    neighbours: int = 100
-    """k: neighbours are counted among so many nearest samples."""
+    neighbours: int = 500
+    """So many neighbours of a sample count at most, the nearest ones."""
     radius: float | None = None
     """A fixed radius; None calibrates it."""
     radius_quantile: float = 0.5

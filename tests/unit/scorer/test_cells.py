@@ -85,7 +85,7 @@ def test_finds_nearly_all_neighbours_after_embeddings_have_moved() -> None:
             index.update(ids, vectors[ids])
     ids = rng.choice(count, 600, replace=False)
     found = index.nearest(ids, vectors[ids], 20)
-    true = exact_nearest(blocks_of(index), ids, vectors[ids], 20)
+    true = exact_nearest(blocks_of(index), ids, vectors[ids], 20).neighbours()
     pairs = np.arange(len(ids))[:, None] * count
     assert np.isin(true.ids + pairs, found.ids + pairs).mean() > 0.98
     assert not (found.ids == ids[:, None]).any()

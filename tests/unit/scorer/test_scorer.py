@@ -159,15 +159,51 @@ def test_normalised_vectors_have_length_one_or_are_nothing(numbers: list[float])
 
 
 def test_equation_4_by_hand() -> None:
-    scores = importance([0, 1, 4, 0, 500], [0, 0, 250, 500, 0], 500)
+    scores = importance([0, 1, 4, 0, 500], [0, 0, 250, 500, 0])
     assert scores == pytest.approx([log(3), log(2), log(1.75), log(4), log(1.002)], rel=1e-6)
 
 
-def test_counts_among_fewer_neighbours_are_both_scaled_to_the_papers_500() -> None:
-    """Only x_other was scaled, so that rarity counted five times as much with k = 100 as in the paper."""
-    among_500 = importance([0, 5, 200, 500], [500, 250, 200, 0], 500)
-    assert importance([0, 1, 40, 100], [100, 50, 40, 0], 100) == pytest.approx(among_500, rel=1e-6)
-    assert importance([1], [0], 2000) == pytest.approx([log(3)], rel=1e-6), "no rarer than without neighbours"
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_may_count_changes_no_count_that_lies_within_the_radius(kind: Kind) -> None:
+    """Counts were multiplied by 500/k, so that one neighbour among 100 was worth five."""
+    labels, embeddings = clusters(300)
+    counted = [
+        Scorer(labels, 16, ScorerOptions(neighbours=most, radius=0.3, index=kind)).batch(np.arange(300), embeddings)
+        for most in (100, 200)
+    ]
+    few = counted[1].same + counted[1].other < 100
+    assert few.mean() > 0.5
+    assert (counted[0].scores[few] == counted[1].scores[few]).all()
+    assert counted[0].scores[few] == pytest.approx(importance(counted[0].same, counted[0].other)[few])
+
+
+@given(
+    count=st.integers(2, 200),
+    most=st.integers(1, 40),
+    radius=st.floats(0.05, 1.5),
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_counts_and_scores_from_first_principles(count: int, most: int, radius: float, kind: Kind, seed: int) -> None:
+    """SpiderCache eq. 1 to 4: neighbours within the radius, of more than may count the nearest."""
+    labels, embeddings = clusters(count, seed=seed)
+    vectors = normalised(embeddings.astype(np.float16)).astype(np.float64)
+    scorer = Scorer(labels, 16, ScorerOptions(neighbours=most, radius=radius, index=kind))
+    found = scorer.batch(np.arange(count), embeddings.astype(np.float16))
+    for sample in range(count):
+        distances = np.linalg.norm(vectors - vectors[sample], axis=1)
+        distances[sample] = np.inf
+        nearest = np.argsort(distances)[:most]
+        near = nearest[distances[nearest] < radius]
+        ties = np.abs(np.sort(distances)[: most + 1] - radius).min() < 1e-3 or (
+            len(near) == most and np.diff(np.sort(distances)[most - 1 : most + 1]).min(initial=1.0) < 1e-3
+        )
+        if ties or (kind == "graph" and count > most):
+            continue
+        same = int((labels[near] == labels[sample]).sum())
+        assert (int(found.same[sample]), int(found.other[sample])) == (same, len(near) - same)
+        assert found.scores[sample] == pytest.approx(log((1 / same if same else 2) + (len(near) - same) / 500 + 1))
 
 
 def angle(degrees: float) -> list[float]:
@@ -184,8 +220,7 @@ class TestScorer:
         assert scores.ids.tolist() == [0, 1, 2, 3, 4]
         assert scores.same.tolist() == [1, 2, 1, 0, 0]
         assert scores.other.tolist() == [1, 1, 1, 3, 0]
-        one, two = 4 / 500, 2 / 500  # 1/x_same of one and of two of the 4 nearest
-        expected = [log(one + 1 / 4 + 1), log(two + 1 / 4 + 1), log(one + 1 / 4 + 1), log(2 + 3 / 4 + 1), log(3)]
+        expected = [log(1 + 1 / 500 + 1), log(1 / 2 + 1 / 500 + 1), log(1 + 1 / 500 + 1), log(2 + 3 / 500 + 1), log(3)]
         assert scores.scores == pytest.approx(expected, rel=1e-6)
         assert scorer.scores == pytest.approx(expected, rel=1e-6)
         hub = scores.hub()

@@ -204,7 +204,7 @@ def test_command_varies_the_radius(path: Path, tmp_path: Path) -> None:
     runs = [("lru", None), ("spider", "0.05"), ("spider", "auto"), ("spider", "1"), ("shade", None), ("belady", None)]
     assert list(rows) == runs
     assert rows["spider", "0.05"]["redirects"] == 0 < rows["spider", "auto"]["redirects"]
-    assert {row["neighbours"] for (policy, _), row in rows.items() if policy == "spider"} == {100}
+    assert {row["neighbours"] for (policy, _), row in rows.items() if policy == "spider"} == {500}
     same = {scoring["radius"]: scoring["scores_as_recorded"] / scoring["scores"] for scoring in report["scorings"]}
     # None: by losses, which this training was not scored by.
     assert same["auto"] == 1

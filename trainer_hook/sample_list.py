@@ -69,6 +69,7 @@ def declaration(
     if given is not None and not isinstance(given, Iterable):
         raise ValueError(f"samples is a {type(given).__name__}: {_GIVE_SAMPLES}")
     samples = _with_labels(list(given), None) if given is not None else samples_of(dataset)
+    _check_length(dataset, samples)
     if not samples:
         raise ValueError("the data set has no samples")
     relative = _Relative(root, directory)
@@ -88,7 +89,8 @@ def declaration(
 def samples_of(dataset: Any) -> list[Sample]:
     """A pair (path, label) for each index, from `.samples` or `.imgs`; labels come from `.targets` if those lack them.
 
-    A Subset or a ConcatDataset has the samples of the data sets in it. Raises ValueError if there is no such attribute.
+    A Subset or a ConcatDataset has the samples of the data sets in it. Raises ValueError if there is no such attribute,
+    or if it is longer than the data set.
     """
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
         base = samples_of(dataset.dataset)
@@ -99,7 +101,9 @@ def samples_of(dataset: Any) -> list[Sample]:
     for attribute in ("samples", "imgs"):
         entries = getattr(dataset, attribute, None)
         if isinstance(entries, Sequence | np.ndarray) and len(entries):
-            return _with_labels(entries, getattr(dataset, "targets", None))
+            samples = _with_labels(entries, getattr(dataset, "targets", None))
+            _check_length(dataset, samples)
+            return samples
         if entries is not None:
             what = "empty" if isinstance(entries, Sequence | np.ndarray) else f"a {type(entries).__name__}"
             found = f".{attribute} is {what}"
@@ -107,6 +111,17 @@ def samples_of(dataset: Any) -> list[Sample]:
 
 
 _GIVE_SAMPLES = "give samples=[(path, label), ...] in the order of its indices"
+
+
+def _check_length(dataset: Any, samples: list[Sample]) -> None:
+    """Raise ValueError if the list is longer than the data set: its indices mean some of the list, but not which."""
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError):
+        return
+    if length < len(samples):
+        kind = type(dataset).__name__
+        raise ValueError(f"the {kind} has {length} samples, and its list {len(samples)}: {_GIVE_SAMPLES}")
 
 
 def _with_labels(entries: Sequence[Any] | npt.NDArray[Any], targets: Sequence[Any] | None) -> list[Sample]:

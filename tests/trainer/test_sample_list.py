@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Subset
 
 from trainer_hook.sample_list import classes_of, declaration
 
@@ -141,3 +142,30 @@ def test_a_name_that_no_message_can_carry_is_refused(tmp_path: Path) -> None:
     for split in ("x" * 2000, "\udcff"):
         with pytest.raises(ValueError, match=r"split.*: give "):
             declaration(Data([("1.png", 0)]), tmp_path, tmp_path, split, split)
+
+
+class Counted(Data):
+    """A data set with an index of its own, of which its list knows nothing."""
+
+    def __init__(self, length: int, paths: int) -> None:
+        super().__init__([(f"/m/{number}.png", 0) for number in range(paths)])
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class Endless(Counted):
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_a_list_that_is_longer_than_the_data_set_is_refused() -> None:
+    said = "the Counted has 3 samples, and its list 5: give samples="
+    for dataset in (Counted(3, 5), Subset[Any](Counted(3, 5), [1]), ConcatDataset[Any]([Counted(5, 5), Counted(3, 5)])):  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=said):
+            declaration(dataset, Path("/m"), Path("/m"), "train", "train")
+    with pytest.raises(ValueError, match="has 3 samples, and its list 4: give samples="):
+        declaration(Counted(3, 3), Path("/m"), Path("/m"), "train", "train", [("1.png", 0)] * 4)
+    for dataset in (Counted(5, 5), Endless(3, 5), Subset[Any](Counted(5, 5), [*range(5)])):  # type: ignore[arg-type]
+        assert len(declaration(dataset, Path("/m"), Path("/m"), "train", "train").paths) == 5

@@ -2,23 +2,25 @@
 
 A forward pass is attributed in one of two ways, or not at all.
 
-**By identity.** The memory of each batch's tensors is remembered. If the inputs of a forward pass lie in that memory,
+**By identity.** The memory of each batch's tensors is remembered. If all inputs of a forward pass lie in that memory,
 the forward pass is of that batch, whatever batches the loop has taken since. If an input is a view, its strides say
-which rows of the batch it has (`provenance.py`).
+which rows of the batch it has (`provenance.py`). If only some lie there, the others may be of other samples, or of
+none: a discriminator is given the labels of the batch beside images of a generator.
 
 **By exclusion**, if the inputs are copies (on a device, or augmented). The forward pass is of a batch if it cannot be
 of any other batch. One of two things must hold:
 - the loop has taken one batch since its last forward pass, in the same thread, and no other iteration over this loader,
   or over another loader for the same model, has a batch that is not used yet;
 - the user has said how many batches the loop takes ahead (`lookahead`).
-In addition, all forward passes until the loop takes its next batch must have the same input: if two inputs could be
+In addition, all forward passes until the loop takes its next batch must have the same inputs: if two inputs could be
 that batch, neither is attributed. So a forward pass that is attributed by exclusion is held back until then. Exclusion
-is no longer used in a loop in which a forward pass was attributed by identity, or which copies only some rows of a
-batch.
+is no longer used in a loop in which an input was a batch's own tensor, in which two inputs came for one batch, or which
+copies only some rows of a batch.
 
-A forward pass is not attributed if the classifier gets another number of rows than the model's input has. Nor is it if
-the classifier works on positions (tokens), there are as many positions as samples, and no earlier forward pass has
-shown which dimension has the samples.
+A forward pass is not attributed if the classifier gets another number of rows than the model's input has, nor if its
+inputs have different rows of the batch, are a pair of alike tensors (one may be another sample), or are several while
+the classifier ran more than once. Nor is it if the classifier works on positions (tokens), there are as many positions
+as samples, and no earlier forward pass has shown which dimension has the samples.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trainer_hook.provenance import Memory, Rows, is_whole_storage, key_of, rows_in_storage, tensors_in
+from trainer_hook.inputs import Shown, agreed, are_paired, may_be_copies
+from trainer_hook.provenance import Memory, Rows, is_whole_storage, key_of, memories_of, rows_in_storage
 
 Part = TypeVar("Part")
 Indices = npt.NDArray[np.uint32]
@@ -52,17 +55,8 @@ OTHER_ROWS = "the rows of the classifier's input are not the samples of the batc
 COPIED_ROWS = "the inputs are copies of some rows of a batch: cut the batch after it was copied to its device"
 POSITIONS = "it is not known which dimension of the classifier's input has the samples"
 NOT_OF_THE_LOADER = "the inputs are not the tensors that the loader gave, although earlier inputs were"
-
-
-class Shown(NamedTuple):
-    """A forward pass, as the torch hooks saw it."""
-
-    given: list[Tensor]
-    """The tensors among the model's arguments."""
-    shape: tuple[int, ...]
-    """The shape of the classifier's input."""
-    runs: int = 1
-    """How often the classifier ran."""
+OTHERS_BESIDE = "the model was given other tensors beside those of the batch, which may be of other samples"
+PAIRS = "the model was given pairs of inputs, and only one of each pair can be the sample: give it the first alone"
 
 
 @dataclass(eq=False)
@@ -97,8 +91,8 @@ class Found(Generic[Part]):
     new_rows: Rows
     """The rows whose samples no earlier forward pass of the batch had."""
     batch: _Taken[Part]
-    input: Memory | None = None
-    """The input of a forward pass that was attributed by exclusion."""
+    inputs: tuple[Memory, ...] = ()
+    """The inputs of a forward pass that was attributed by exclusion."""
     part: Part | None = None
     """The data of the new rows from the forward pass; `record` sets this."""
 
@@ -125,8 +119,8 @@ class Attribution(Generic[Part]):
         self._over: list[object] = []
         # Forward passes that were attributed by exclusion and are held back until the next batch is taken.
         self._held: list[Found[Part]] = []
-        # Whether an input was a batch's own tensor, and whether an input was a copy of some rows.
-        self._identified = self._chooses_rows = False
+        # Why exclusion is no longer used; empty while it is.
+        self._not_by_exclusion = ""
         # Whether the first dimension of a classifier's input has the samples; None while that is not known.
         self._rows_first: bool | None = None
 
@@ -148,7 +142,7 @@ class Attribution(Generic[Part]):
                 self._forget(other)
         self._batches = kept
         self._over = [over for over in self._over if any(other.iteration is over for other in self._batches)]
-        memories = [memory for memory in map(Memory.of, tensors_in(batch)) if memory is not None]
+        memories = memories_of(batch)
         seen = np.zeros(len(indices), np.bool_)
         thread = threading.get_ident()
         taken = _Taken[Part](iteration, indices, memories, next(_numbers), self._given, thread, seen)
@@ -169,8 +163,8 @@ class Attribution(Generic[Part]):
         """Note more tensors of the batch that was taken last: copies that the library which runs the loop has made."""
         if self._batches:
             last = self._batches[-1]
-            for memory in map(Memory.of, tensors_in(batch)):
-                if memory is not None and memory.key not in self._by_key:
+            for memory in memories_of(batch):
+                if memory.key not in self._by_key:
                     last.memories.append(memory)
                     self._by_key[memory.key] = [(last, memory)]
 
@@ -214,7 +208,7 @@ class Attribution(Generic[Part]):
     def record(self, found: Found[Part], part: Part) -> None:
         """Note the data of a forward pass's new rows."""
         found.part = part
-        (found.batch.attributed if found.input is None else self._held).append(found)
+        (self._held if found.inputs else found.batch.attributed).append(found)
 
     def ready(self, but: Found[Part] | None = None) -> list[list[Found[Part]]]:
         """The attributed forward passes, by batch, except those of the batch of `but`; each is returned once."""
@@ -238,7 +232,7 @@ class Attribution(Generic[Part]):
     # -- by identity
 
     def _by_identity(self, shown: Shown, hits: list[tuple[Tensor, _Taken[Part], Memory]]) -> Found[Part] | None:
-        self._identified = True
+        self._not_by_exclusion = NOT_OF_THE_LOADER
         self._discard("")
         # Several batches may be cut out of one tensor: prefer those that have the whole input.
         having = [hit for hit in hits if hit[2].has_whole(hit[0])] or hits
@@ -246,22 +240,21 @@ class Attribution(Generic[Part]):
         batch.used = True
         if any(other is not batch for _, other, _ in having):
             return None
-        if shown.runs > 1 and not self._are_all_of(batch, shown, [tensor for tensor, _, _ in hits]):
+        inputs = shown.inputs()
+        if not all(any(tensor is other for other, _, _ in hits) for tensor in inputs):
+            batch.reason = OTHERS_BESIDE
             return None
-        for tensor, _, memory in having:
-            rows = _rows_of(tensor, memory, batch, shown.shape[0])
-            if rows is not None:
-                return self._as_found(shown, batch, rows)
-        batch.reason = OTHER_ROWS
-        return None
-
-    def _are_all_of(self, batch: _Taken[Part], shown: Shown, known: list[Tensor]) -> bool:
-        """Whether each input with as many rows as the classifier's is a tensor of the batch.
-
-        If so, every run of the classifier was on this batch.
-        """
-        strange = [tensor for tensor in shown.given if not any(tensor is other for other in known)]
-        return not any(tensor.dim() and len(tensor) == shown.shape[0] for tensor in strange)
+        having = [hit for hit in having if any(hit[0] is tensor for tensor in inputs)]
+        rows = agreed(_rows_of(tensor, memory, batch, shown.shape[0]) for tensor, _, memory in having)
+        if rows is None:
+            batch.reason = OTHER_ROWS
+            return None
+        # The second one of a pair may be another sample, or another view of this one.
+        second = all(memory.second for _, _, memory in having)
+        if are_paired(inputs, shown.runs) or (second and not batch.seen[rows].all()):
+            batch.reason = PAIRS
+            return None
+        return self._as_found(shown, batch, rows)
 
     # -- by exclusion
 
@@ -269,24 +262,32 @@ class Attribution(Generic[Part]):
         expected, reason = self._expected()
         if len(expected) == 1:
             expected[0].used = True
-        if self._identified or self._chooses_rows:
-            reason = NOT_OF_THE_LOADER if self._identified else COPIED_ROWS
-        if reason or shown.runs > 1:
-            self._note(reason or OTHER_ROWS)
+        inputs = shown.inputs()
+        memories = tuple(memory for memory in map(Memory.of, inputs) if memory is not None)
+        if self._not_by_exclusion:
+            reason = self._not_by_exclusion
+        elif not reason and (shown.runs > 1 or not inputs or len(memories) < len(inputs)):
+            reason = OTHER_ROWS
+        elif not reason and are_paired(inputs, shown.runs):
+            reason = PAIRS
+        if reason:
+            self._note(reason)
             return None
-        of_rows = [tensor for tensor in shown.given if tensor.dim() and len(tensor) == shown.shape[0]]
-        for tensor in of_rows or shown.given[:1]:
-            memory = Memory.of(tensor)
-            if memory is None:
-                continue
-            batch = self._of_input(memory, expected)
-            if batch is None:
-                return None
-            rows = rows_in_storage(tensor, len(batch.indices)) if of_rows else _all_rows(tensor, batch, shown)
-            if rows is not None and len(rows) == shown.shape[0]:
-                return self._as_found(shown, batch, rows, memory)
-        self._chooses_rows = shown.shape[0] < max(len(batch.indices) for batch in expected)
-        self._note(COPIED_ROWS if self._chooses_rows else OTHER_ROWS)
+        batch = self._of_input(memories, expected)
+        if batch is None:
+            return None
+        if batch.memories and not may_be_copies(inputs, batch.memories):
+            self._note(OTHERS_BESIDE)
+            return None
+        of_rows = [tensor for tensor in inputs if tensor.dim() and len(tensor) == shown.shape[0]]
+        rows = agreed(rows_in_storage(tensor, len(batch.indices)) for tensor in of_rows)
+        if not of_rows:
+            rows = _all_rows(inputs[0], batch, shown)
+        if rows is not None and len(rows) == shown.shape[0]:
+            return self._as_found(shown, batch, rows, memories)
+        if shown.shape[0] < max(len(batch.indices) for batch in expected):
+            self._not_by_exclusion = COPIED_ROWS
+        self._note(self._not_by_exclusion or OTHER_ROWS)
         return None
 
     def _expected(self) -> tuple[list[_Taken[Part]], str]:
@@ -319,16 +320,18 @@ class Attribution(Generic[Part]):
         waiting = (batch for batch in self._batches if not batch.past)
         return any(batch.number > number or not self._is_over(batch.iteration) for batch in waiting)
 
-    def _of_input(self, memory: Memory, expected: list[_Taken[Part]]) -> _Taken[Part] | None:
+    def _of_input(self, inputs: tuple[Memory, ...], expected: list[_Taken[Part]]) -> _Taken[Part] | None:
         """The batch of an input: the first input is of the first batch. None if there are more inputs than batches."""
-        keys = list(dict.fromkeys(found.input.key for found in self._held if found.input is not None))
-        number = keys.index(memory.key) if memory.key in keys else len(keys)
+        keys = [memory.key for memory in inputs]
+        earlier = [[memory.key for memory in found.inputs] for found in self._held]
+        different = [key for number, key in enumerate(earlier) if key not in earlier[:number]]
+        number = different.index(keys) if keys in different else len(different)
         if number < len(expected):
             return expected[number]
+        # Next time one of them may come alone: a discriminator is not shown a real batch each time.
+        self._not_by_exclusion = SEVERAL_INPUTS
         self._discard(SEVERAL_INPUTS)
         self._note(SEVERAL_INPUTS)
-        for batch in expected:
-            batch.past = True
         return None
 
     def _discard(self, reason: str) -> None:
@@ -351,7 +354,7 @@ class Attribution(Generic[Part]):
     # -- both
 
     def _as_found(
-        self, shown: Shown, batch: _Taken[Part], rows: Rows, memory: Memory | None = None
+        self, shown: Shown, batch: _Taken[Part], rows: Rows, inputs: tuple[Memory, ...] = ()
     ) -> Found[Part] | None:
         if not self._lies_by_rows(shown.shape, len(batch.indices)):
             batch.reason = POSITIONS
@@ -360,7 +363,7 @@ class Attribution(Generic[Part]):
         first[np.unique(rows, return_index=True)[1]] = True
         new_rows = np.flatnonzero(first & ~batch.seen[rows])
         batch.seen[rows] = True
-        return Found(batch.indices[rows], new_rows, batch, memory)
+        return Found(batch.indices[rows], new_rows, batch, inputs)
 
     def _lies_by_rows(self, shape: tuple[int, ...], rows: int) -> bool:
         """Whether the samples are in the first dimension of the classifier's input, and not in the second."""

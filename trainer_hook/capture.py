@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from trainer_hook.attribution import Shown
 from trainer_hook.boundary import Boundary
+from trainer_hook.inputs import Shown
 from trainer_hook.provenance import tensors_in
 
 # The projection is the same on all machines and in all runs, so that stored embeddings can be compared with new ones.

@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import Batch, EpochEnd
-from trainer_hook.attribution import Attribution, Found, Indices, Shown
+from trainer_hook.attribution import Attribution, Found, Indices
 from trainer_hook.boundary import Boundary
 from trainer_hook.capture import Capture, Seen, as_float16, to_device, to_host
 from trainer_hook.evaluation import Evaluation
 from trainer_hook.following import Follower, drawing_loader
+from trainer_hook.inputs import Shown
+from trainer_hook.labels import Labels
 from trainer_hook.planner import Planner
 from trainer_hook.planning import Introduced, when_collected
-from trainer_hook.provenance import is_mixed, tensors_in
 from trainer_hook.sampler import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
@@ -95,10 +96,7 @@ class Hook:
         if loader is not None and planner is not None:
             self._follower = Follower(loader, planner, boundary, self)
         self._capture = Capture(model, classifier, embed_dim, boundary, self._forward)
-        # The loop's number for each label of the list; whether the labels of a batch came in another order than the
-        # list's; and whether a batch mixed samples.
-        self._meaning: dict[int, int] = {}
-        self._moved = self._mixed = False
+        self._labels = Labels(declared.labels)
         self._batches_taken = 0
         self._thread = threading.get_ident()
         self._warned: set[str] = set()
@@ -185,13 +183,11 @@ class Hook:
         known = bool(len(indices)) and int(indices.max()) < len(self._declared.paths)
         if not known:
             self._warn("the loader reads samples that the list does not have: give samples=, one for each index")
-        elif not self._in_order(indices, batch):
-            known = False
-            self._warn("the batches' labels are those of the list in another order: the collate function moves rows")
-        elif self._mixed or is_mixed(batch, len(indices)):
-            # This holds for good: a batch with samples of one class does not show that they are mixed.
-            self._mixed, known = True, False
-            self._warn("batches are not sent to the daemon: their labels show that the collate function mixes samples")
+        else:
+            doubt = self._labels.doubt(indices, batch)
+            known = doubt is None
+            if doubt:
+                self._warn(doubt)
         self._attribution.taken(iteration, indices if known else indices[:0], batch)
         self._tell()
         self._batches_taken += 1
@@ -200,25 +196,6 @@ class Hook:
                 "the classifier has not run in training: attach before the model's first forward pass, or name another "
                 "layer by classifier="
             )
-
-    def _in_order(self, indices: Indices, batch: Any) -> bool:
-        """False if the batch has labels that show that its rows were moved, for example sorted by length."""
-        if self._declared.targets is None:
-            return True
-        declared = self._declared.targets[indices]
-        for tensor in tensors_in(batch):
-            if tensor.device.type != "cpu" or tensor.shape != declared.shape or tensor.is_floating_point():
-                continue
-            given = tensor.numpy()
-            if not np.array_equal(np.sort(given), np.sort(declared)):
-                continue
-            # A training may number the classes in another way, but then it always numbers them so.
-            meant = [
-                self._meaning.setdefault(label, other)
-                for label, other in zip(declared.tolist(), given.tolist(), strict=True)
-            ]
-            self._moved = self._moved or meant != given.tolist()
-        return not self._moved
 
     def over(self, iteration: object) -> None:
         """An iteration gives no more batches. Only the follower calls this, through the boundary."""
@@ -239,7 +216,7 @@ class Hook:
         self._latest = found = self._attribution.find(shown)
         if found is None:
             return
-        if found.input is None:
+        if not found.inputs:
             self._tell(but=found)
         if len(found.new_rows):
             targets = self._declared.targets

@@ -20,8 +20,6 @@ Rows = npt.NDArray[np.int64]
 
 # How many tensors of a batch, or of a model's arguments, are looked at, and how deep in nested containers.
 _TENSORS_MAX, _DEPTH_MAX = 64, 4
-# A wider tensor is not taken for labels. Looking through 256 rows of 1,000 classes takes 0.4 ms.
-_CLASSES_MAX = 32_768
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -54,30 +52,6 @@ def _walk(value: Any, depth: int) -> Iterator[Tensor]:
         yield from _walk(part, depth - 1)
 
 
-# CutMix and mixup mix two samples; mosaics mix four.
-_MIXED_MAX = 4
-
-
-def is_mixed(batch: Any, rows: int) -> bool:
-    """Whether the labels of a batch show that its rows are mixtures of samples (mixup, CutMix).
-
-    In such labels two to four classes of a row stand out from its lowest share. In smoothed labels only one class does.
-    In the output of a teacher model nearly all classes do.
-    """
-    for tensor in tensors_in(batch):
-        if tensor.layout != torch.strided or tensor.device.type != "cpu" or not tensor.is_floating_point():
-            continue
-        if tensor.dim() != 2 or len(tensor) != rows or not 2 <= tensor.shape[1] <= _CLASSES_MAX:
-            continue
-        shares = tensor.detach().float().numpy()
-        lowest = shares.min(1, keepdims=True) if shares.shape[1] > 2 else 0.0
-        if shares.min() >= 0 and np.allclose(shares.sum(1), 1, atol=1e-2):
-            classes = int((shares - lowest > 1e-4).sum(1).max())
-            if 2 <= classes <= _MIXED_MAX:
-                return True
-    return False
-
-
 class Memory:
     """Where a tensor lies in memory. This holds only a weak reference to the storage.
 
@@ -90,6 +64,9 @@ class Memory:
         self._offset = int(tensor.storage_offset())
         self.shape = tuple(tensor.shape)
         self._stride = tensor.stride(0) if tensor.dim() else 0
+        self._dtype = tensor.dtype
+        self.second = False
+        """Whether an earlier tensor of its batch has the same form."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> Memory | None:
@@ -122,9 +99,24 @@ class Memory:
             other._stride,
         )
 
+    def is_beside(self, other: Memory) -> bool:
+        """Whether both have the same form, and are not the same piece."""
+        alike = (self.shape, self._dtype) == (other.shape, other._dtype)
+        return alike and len(self.shape) > 1 and not self.lies_as(other)
+
     def rows_in(self, tensor: Tensor) -> Rows | None:
         """For each row of a tensor in the same storage, the row of this one that has it; None if several have it."""
         return rows_within(tensor, self._offset, self._stride, self.rows)
+
+
+def memories_of(batch: Any) -> list[Memory]:
+    """The memories of a batch's tensors that are in one piece."""
+    found: list[Memory] = []
+    for memory in map(Memory.of, tensors_in(batch)):
+        if memory is not None:
+            memory.second = any(memory.is_beside(other) for other in found)
+            found.append(memory)
+    return found
 
 
 def key_of(tensor: Tensor) -> int | None:

@@ -356,6 +356,242 @@ def adversarial_on_a_device(t: Training) -> None:
         t.step(t.model(made_up).square().mean() + cross_entropy(t.model(inputs.clone()), labels))
 
 
+# -- what is made up, or of other samples, beside what is the batch's
+
+
+class Conditional(nn.Module):
+    """A discriminator, which is told the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return self.classifier(inputs).gather(1, labels[:, None])  # type: ignore[no-any-return]
+
+
+def _discriminator(t: Training, given: Callable[[Tensor], Tensor], real_every: int) -> None:
+    t.model = Conditional()
+    loader = t.follow(t.loader())
+    for _ in range(EPOCHS):
+        for step, (inputs, labels) in enumerate(loader):
+            made_up = torch.randn(len(inputs), WIDTH)
+            loss = t.model(made_up, given(labels)).mean()
+            if step % real_every == 0:
+                loss = loss - t.model(given(inputs), given(labels)).mean()
+            t.step(loss)
+
+
+def conditional_gan(t: Training) -> None:
+    _discriminator(t, lambda rows: rows, 1)
+
+
+def conditional_gan_on_a_device(t: Training) -> None:
+    """The generator is trained more often than the discriminator sees a real batch."""
+    _discriminator(t, torch.clone, 2)
+
+
+def only_fakes_with_labels(t: Training) -> None:
+    t.model = Conditional()
+    for _, labels in t.follow(t.loader()):
+        t.step(t.model(torch.randn(len(labels), WIDTH), labels).mean())
+
+
+def _of_pairs(t: Training, forward: Callable[..., Tensor], given: Callable[[Tensor], Any]) -> None:
+    class Paired(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, one: Tensor, other: Tensor) -> Tensor:
+            return forward(self.classifier, one, other)
+
+    t.model = Paired()
+    for inputs, _ in t.follow(t.loader(Pairs(t.reads))):
+        t.step(t.model(*given(inputs)).square().mean())
+
+
+class Pairs(Numbered):
+    """A sample and another one."""
+
+    def viewed(self, index: int) -> Any:
+        return [features(index), features((index + 7) % SIZE)]
+
+    def __init__(self, reads: list[int] | None = None, size: int = SIZE) -> None:
+        super().__init__(reads, size, views=2)
+
+
+def siamese(t: Training) -> None:
+    _of_pairs(t, lambda head, one, other: head(one) - head(other), lambda pair: pair)
+
+
+def siamese_on_a_device(t: Training) -> None:
+    _of_pairs(t, lambda head, one, other: head(one) - head(other), lambda pair: [part.clone() for part in pair])
+
+
+def siamese_whose_classifier_sees_the_other(t: Training) -> None:
+    _of_pairs(t, lambda head, one, other: head(other) - one.mean(), lambda pair: pair)
+
+
+def siamese_on_a_device_whose_classifier_sees_the_other(t: Training) -> None:
+    _of_pairs(t, lambda head, one, other: head(other) - one.mean(), lambda pair: [part.clone() for part in pair])
+
+
+def siamese_of_rows(t: Training) -> None:
+    """The first half of the batch against the second."""
+    _of_pairs(t, lambda head, one, other: head(other) - head(one), lambda pair: pair[0][: len(pair[0]) & ~1].chunk(2))
+
+
+def siamese_against_shuffled(t: Training) -> None:
+    _of_pairs(t, lambda head, one, other: head(other) - one.mean(), lambda pair: [pair[0], pair[0].roll(1, 0)])
+
+
+def siamese_against_shuffled_on_a_device(t: Training) -> None:
+    _of_pairs(
+        t, lambda head, one, other: head(other) - one.mean(), lambda pair: [pair[0].clone(), pair[0].clone().roll(1, 0)]
+    )
+
+
+def the_other_first(t: Training) -> None:
+    for (one, other), labels in t.follow(t.loader(Pairs(t.reads))):
+        apart = t.model(other).square().mean()
+        t.step(apart + cross_entropy(t.model(one), labels))
+
+
+def mixed_within_the_model(t: Training) -> None:
+    """Manifold mixup: the rows that are mixed into others are an argument."""
+
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, inputs: Tensor, others: Tensor) -> Tensor:
+            return self.classifier(inputs + inputs[others])  # type: ignore[no-any-return]
+
+    t.model = Mixing()
+    for inputs, labels in t.follow(t.loader()):
+        t.step(cross_entropy(t.model(inputs, torch.randperm(len(inputs))), labels))
+
+
+class Masked(nn.Module):
+    """Its embedding is that of the inputs, whatever the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:
+        assert mask.shape == inputs.shape
+        return self.classifier(inputs)  # type: ignore[no-any-return]
+
+
+def masked(t: Training) -> None:
+    t.model = Masked()
+    _epochs(t, t.follow(t.loader()), lambda inputs, labels: cross_entropy(t.model(inputs, inputs > 2), labels))
+
+
+def _epochs(t: Training, loader: Any, loss: Callable[[Any, Any], Tensor]) -> None:
+    for _ in range(EPOCHS):
+        for inputs, labels in loader:
+            t.step(loss(inputs, labels))
+
+
+# -- what labels say
+
+
+def _collated(t: Training, labels_of: Callable[[Tensor], Any], **options: Any) -> None:
+    """`labels_of` makes of the labels what the training has beside its inputs; the first has one number per class."""
+
+    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Any]:
+        return torch.stack([row for row, _ in rows]), labels_of(torch.tensor([label for _, label in rows]))
+
+    loader = t.follow(t.loader(collate_fn=collate, **options))
+    _epochs(t, loader, lambda inputs, _: t.model(inputs).square().mean())
+
+
+def numbered_from_one(t: Training) -> None:
+    """Nobody knows the numbers of its classes before the second batch."""
+    _collated(t, lambda labels: labels + 1)
+
+
+def numbered_backwards(t: Training) -> None:
+    _collated(t, lambda labels: 2 - labels)
+
+
+def joined_classes(t: Training) -> None:
+    _collated(t, lambda labels: labels // 2)
+
+
+def one_hot(t: Training) -> None:
+    _collated(t, torch.eye(CLASSES, dtype=torch.long).__getitem__)
+
+
+def labels_and_a_mask(t: Training) -> None:
+    """Two classes; the mask, drawn at random, is often the labels in another order."""
+    _collated(t, lambda labels: [labels > 0, torch.rand(len(labels)) < 0.5])
+
+
+def labels_and_shares_of_something_else(t: Training) -> None:
+    _collated(t, lambda labels: [labels, torch.rand(len(labels), 2).softmax(1)])
+
+
+def labels_twice_by_mixup(t: Training) -> None:
+    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Any]:
+        inputs, labels = torch.stack([row for row, _ in rows]), torch.tensor([label for _, label in rows])
+        order = torch.randperm(len(rows))
+        return 0.7 * inputs + 0.3 * inputs[order], (labels, labels[order])
+
+    loader = t.follow(t.loader(collate_fn=collate))
+    _epochs(t, loader, lambda inputs, labels: cross_entropy(t.model(inputs), labels[0]))
+
+
+def numbered_samples(t: Training) -> None:
+    """No labels, but numbers of samples, and lengths."""
+
+    class Counted(Numbered):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index)[0], (index, index * index % 11)
+
+    _epochs(t, t.follow(t.loader(Counted(t.reads))), lambda inputs, _: t.model(inputs).square().mean())
+
+
+def labels_at_random(t: Training) -> None:
+    """What has the noise of labels drawn anew cannot be told from what gives other samples."""
+    _collated(t, lambda labels: torch.where(torch.rand(len(labels)) < 0.8, labels.roll(1), labels))
+
+
+class Retrying(Numbered):
+    """Gives the next sample where one cannot be read."""
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return super().__getitem__((index + 1) % SIZE if index % 5 == 0 else index)
+
+
+def another_sample_for_a_broken_one(t: Training) -> None:
+    loader = t.follow(t.loader(Retrying(t.reads)))
+    _epochs(t, loader, lambda inputs, labels: cross_entropy(t.model(inputs), labels))
+
+
+def gaps_that_are_filled(t: Training) -> None:
+    """All is well before the first broken sample comes."""
+
+    class Broken(Numbered):
+        def __getitem__(self, index: int) -> Any:
+            sample = super().__getitem__(index)
+            return None if index in (14, 43) else sample
+
+    data = Numbered()
+
+    def collate(rows: list[Any]) -> tuple[Tensor, Tensor]:
+        good = [row for row in rows if row is not None]
+        good += [data[index] for index in torch.randint(SIZE, (len(rows) - len(good),)).tolist()]
+        return torch.stack([row for row, _ in good]), torch.tensor([label for _, label in good])
+
+    loader = t.follow(t.loader(Broken(t.reads), collate_fn=collate))
+    _epochs(t, loader, lambda inputs, labels: cross_entropy(t.model(inputs), labels))
+
+
 # -- several loaders
 
 
@@ -926,6 +1162,30 @@ LOOPS: dict[str, Loop] = {
     "two views on a device": Loop(two_views_on_a_device, Sent.NONE),
     "adversarial": Loop(adversarial),
     "adversarial on a device": Loop(adversarial_on_a_device, Sent.NONE),
+    "conditional GAN": Loop(conditional_gan),
+    "conditional GAN on a device": Loop(conditional_gan_on_a_device, Sent.NONE),
+    "only fakes with labels": Loop(only_fakes_with_labels, Sent.NONE),
+    "siamese": Loop(siamese, Sent.NONE),
+    "siamese on a device": Loop(siamese_on_a_device, Sent.NONE),
+    "siamese, the other": Loop(siamese_whose_classifier_sees_the_other, Sent.NONE),
+    "siamese on a device, the other": Loop(siamese_on_a_device_whose_classifier_sees_the_other, Sent.NONE),
+    "siamese of rows": Loop(siamese_of_rows, Sent.NONE),
+    "siamese, shuffled": Loop(siamese_against_shuffled, Sent.NONE),
+    "siamese on a device, shuffled": Loop(siamese_against_shuffled_on_a_device, Sent.NONE),
+    "the other first": Loop(the_other_first, Sent.ALL),
+    "mixed within the model": Loop(mixed_within_the_model, Sent.NONE),
+    "masked": Loop(masked),
+    "numbered from one": Loop(numbered_from_one, Sent.SOME),
+    "numbered backwards": Loop(numbered_backwards, Sent.SOME),
+    "joined classes": Loop(joined_classes, Sent.SOME),
+    "one-hot": Loop(one_hot),
+    "labels and a mask": Loop(labels_and_a_mask, Sent.SOME),
+    "labels and shares of something else": Loop(labels_and_shares_of_something_else),
+    "labels twice by mixup": Loop(labels_twice_by_mixup, Sent.NONE),
+    "numbered samples": Loop(numbered_samples),
+    "labels at random": Loop(labels_at_random, Sent.NONE),
+    "another sample for a broken one": Loop(another_sample_for_a_broken_one, Sent.NONE),
+    "gaps that are filled": Loop(gaps_that_are_filled, Sent.SOME),
     "zipped with unlabelled": Loop(zipped_with_unlabelled),
     "two attached": Loop(two_attached),
     "two attached on a device": Loop(two_attached_on_a_device, Sent.NONE),

@@ -8,6 +8,7 @@ the host) is done after the model has returned, outside of every graph and witho
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -94,6 +95,7 @@ class Capture:
         self.seen = 0
         self.device = torch.device("cpu")
         """The device of the classifier's input in the latest forward pass."""
+        _have_compiled_code_see_hooks()
         self._handles = []
         # The order matters if the classifier is the whole model: its input is stored before it is handed on.
         around = modules_around(model, classifier)
@@ -214,6 +216,19 @@ class _Callback:
         raise RuntimeError(
             "torch.jit.script cannot compile a model with a hook: call hook.close() before, and attach afterwards"
         )
+
+
+def _have_compiled_code_see_hooks() -> None:
+    """Have torch.compile compile a model anew if it has other hooks than the one that its code is of.
+
+    By default torch.compile does not look: code of a model without hooks would serve each model of the same class, and
+    code of this model other ones. Code from before this call does not look either, so it is discarded. To look takes
+    0.3 ms in each forward pass of 300 modules.
+    """
+    config: Any = importlib.import_module("torch._dynamo.config")
+    if config.skip_nnmodule_hook_guards:
+        config.skip_nnmodule_hook_guards = False
+        torch.compiler.reset()
 
 
 def modules_around(model: nn.Module, classifier: nn.Module) -> list[nn.Module]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import logging
 import os
 import weakref
@@ -231,6 +232,35 @@ def test_torch_compile(daemon: HookDaemon, attach_first: bool, fullgraph: bool) 
         compiled.train()
     hook.close()
     assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "the model", "another model"])
+def test_torch_compile_beside_models_of_the_same_class_without_a_hook(
+    daemon: HookDaemon, before: str, anew: bool
+) -> None:
+    torch.compiler.reset()
+    # As in a process that has never attached a hook.
+    config: Any = importlib.import_module("torch._dynamo.config")
+    config.skip_nnmodule_hook_guards = True
+    batches = loader()
+    model: Any = torch.compile(Network(), backend="eager", fullgraph=True)
+    other: Any = torch.compile(Network(), backend="eager", fullgraph=True)
+    if before != "nothing":
+        for _ in train(model if before == "the model" else other, loader()):
+            pass
+    hook = attach(daemon.mount, model, batches)
+    for _ in range(3):
+        if anew:
+            hook.close()
+            hook = attach(daemon.mount, model, batches)
+        others = torch.randn(8, WIDTH)
+        other(others)
+        for _ in train(model, batches):
+            other(others)
+    hook.close()
+    other(others)
+    assert sorted(recorded(daemon, 3 * BATCHES)) == sorted([*range(SIZE)] * 3)
 
 
 def test_checkpointing_computes_again_but_is_recorded_once(daemon: HookDaemon) -> None:

@@ -15,7 +15,7 @@ from trainer_hook.capture import find_classifier
 from trainer_hook.client import QUEUE_BATCHES
 from trainer_hook.exchanging import refuse_repetition, takes_part
 from trainer_hook.following import Follower, drawing_loader
-from trainer_hook.hook import Hook
+from trainer_hook.hook import Hook, replaced_hooks
 from trainer_hook.jobs import Job
 from trainer_hook.planner import Planner
 from trainer_hook.planning import introduce
@@ -48,8 +48,7 @@ def attach(
 ) -> Hook:
     """Tell the daemon of the spiderfs mount at or above `directory` what this training learns, and what it will read.
 
-    Attach after the model has been wrapped (DistributedDataParallel, torch.compile, `Accelerator.prepare`) and before
-    its first forward pass.
+    Attach after the model has been wrapped (DistributedDataParallel, torch.compile, `Accelerator.prepare`).
 
     `samples` has a pair (path, label) for each index of the data set, in order; give it if the data set has neither
     `.samples` nor `.imgs`. `lookahead` is the number of further batches that the loop takes before the model sees a
@@ -59,9 +58,9 @@ def attach(
     The daemon keeps apart what different trainings learn, and each call begins a new training, unless a hook of this
     process is open. `job` is its id, the same on all ranks; without it rank 0 chooses one (`Hook.job`). A training that
     goes on, in this process or in another, gives the id that it had: then it has its scores again, and with `resume` it
-    is warned if the mount has none. `scores_from` is the id of another training, from whose scores this one starts.
-    `job_name` is for people. `epoch` is the number of the epoch that begins, and `epochs` the number of all epochs, if
-    it is known: the cache's ratio follows them.
+    is warned if the mount has none; and if it attaches the same model anew, its earlier hook of that list is closed.
+    `scores_from` is the id of another training, from whose scores this one starts. `job_name` is for people. `epoch` is
+    the number of the epoch that begins, and `epochs` that of all, if it is known: the cache's ratio follows them.
 
     Without a mount or a daemon this logs one warning, and the training goes on; a later failure of the hook does not
     stop the training either. Raises ValueError for arguments, a model or a loader that can never work.
@@ -74,13 +73,14 @@ def attach(
         raise ValueError(f"queue_batches={queue_batches}: give 1 or more")
     if epoch is None:
         raise ValueError("epoch=None: give the number of the epoch that begins, 0 for a new training")
-    drawing = None
-    if loader is not None:
-        Follower.check(loader)
-        drawing = drawing_loader(loader)
+    layer = find_classifier(model, classifier)
+    drawing = None if loader is None else drawing_loader(loader)
+    replaced = replaced_hooks(layer, drawing, split, job)
+    if loader is not None and drawing is not None:
+        if not any(hook.follows(drawing) for hook in replaced):
+            Follower.check(loader)
         if share:
             refuse_repetition(drawing)
-    layer = find_classifier(model, classifier)
     introduced = introduce(
         directory,
         drawing,
@@ -91,6 +91,8 @@ def attach(
         job=Job(job, job_name, epoch, epochs, resume, scores_from),
         queue_batches=queue_batches,
     )
+    for hook in replaced:
+        hook.close()
     declared, boundary = introduced.declaration, Boundary()
     planner = None
     if drawing is not None:

@@ -54,7 +54,8 @@ class Follower(Passes):
         """The next pass, if the loader makes its iterator before the loop asks for it (`StatefulDataLoader`)."""
         self._said = False
         drawing = drawing_loader(loader)
-        self._loaders = [weakref.ref(drawing)]
+        self.loader = weakref.ref(drawing)
+        self._loaders = [self.loader]
         self._name = "sampler" if drawing.batch_sampler is None else "batch_sampler"
         self._original = drawing.__dict__[self._name]
         self._set_sampler(drawing, _FollowedSampler(self._original, self))

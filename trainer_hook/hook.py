@@ -57,6 +57,17 @@ class _Step(NamedTuple):
 
 # The attributions of each classifier: a forward pass may be of a batch of any loader.
 _attributions: WeakKeyDictionary[nn.Module, WeakSet[Attribution[Seen]]] = WeakKeyDictionary()
+_open: WeakSet[Hook] = WeakSet()
+
+
+def replaced_hooks(classifier: nn.Module, loader: DataLoader[Any] | None, split: str, job: str | None) -> list[Hook]:
+    """The open hooks of this layer that a new one replaces.
+
+    These are hooks whose loader has been freed. If the training attaches anew by its job's id, these are also the hooks
+    of the same list that have the same loader, or have seen batches: loaders that are used side by side are attached
+    before the first batch.
+    """
+    return [hook for hook in _open if hook._is_replaced(classifier, loader, split, job)]
 
 
 class Hook:
@@ -96,6 +107,7 @@ class Hook:
         if loader is not None and planner is not None:
             self._follower = Follower(loader, planner, boundary, self)
         self._capture = Capture(model, classifier, embed_dim, boundary, self._forward)
+        _open.add(self)
         self._labels = Labels(declared.labels)
         self._batches_taken = 0
         self._thread = threading.get_ident()
@@ -193,8 +205,8 @@ class Hook:
         self._batches_taken += 1
         if self._batches_taken == _BLIND_BATCHES and not self._capture.seen:
             self._warn(
-                "the classifier has not run in training: attach before the model's first forward pass, or name another "
-                "layer by classifier="
+                "the classifier has not run in training: attach to the model that is trained, and to no copy or trace "
+                "of it, or name another layer by classifier="
             )
 
     def over(self, iteration: object) -> None:
@@ -206,6 +218,18 @@ class Hook:
         # If another thread takes batches, a forward pass may be running now.
         if threading.get_ident() == self._thread:
             self._capture.collect()
+
+    def follows(self, loader: DataLoader[Any]) -> bool:
+        """Whether this hook has this loader, which draws batches."""
+        return self._follower is not None and self._follower.loader() is loader
+
+    def _is_replaced(self, classifier: nn.Module, loader: DataLoader[Any] | None, split: str, job: str | None) -> bool:
+        if self._attribution not in _attributions.get(classifier, ()):
+            return False
+        if self._follower is not None and self._follower.loader() is None:
+            return True
+        anew = (self._job, self._declared.split) == (job, split)
+        return anew and (self._batches_taken > 0 or (loader is not None and self.follows(loader)))
 
     def has(self, batch: Any) -> None:
         """The training is about to use `batch`, a copy of the batch that was taken last. Only callbacks call this."""
@@ -292,6 +316,7 @@ class Hook:
         if let_go is None:
             return
         self._capture.remove()
+        _open.discard(self)
         for attributions in _attributions.values():
             attributions.discard(self._attribution)
         if self._follower is not None:

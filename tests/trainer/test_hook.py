@@ -442,6 +442,59 @@ def test_hooks_of_earlier_folds_need_not_be_closed(daemon: HookDaemon) -> None:
     hook.close()
 
 
+@pytest.mark.parametrize("new_loader", [False, True])
+def test_attaching_anew_leaves_one_hook(daemon: HookDaemon, new_loader: bool) -> None:
+    model, batches = Network(), loader()
+    kept = [batches]
+    hook = attach(daemon.mount, model, batches)
+    hooks = _torch_hooks(model)
+    for epoch in range(5):
+        for _ in train(model, batches):
+            pass
+        hook.epoch_end()
+        if new_loader:
+            batches = loader()
+            kept.append(batches)
+        hook = attach(daemon.mount, model, batches, job=hook.job, epoch=hook.epoch)
+        assert hook.epoch == epoch + 1
+        assert _torch_hooks(model) == hooks
+    hook.close()
+    assert _torch_hooks(model) == 0
+    assert sorted(recorded(daemon, 5 * BATCHES)) == sorted([*range(SIZE)] * 5)
+    assert {batch.epoch for _, batch in daemon.sink.batches} == {*range(5)}
+    assert len({trainer.hello.job for trainer, _ in daemon.sink.batches}) == 1
+    assert {type(one) for one in kept} == {DataLoader}
+
+
+def _torch_hooks(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def test_a_hook_whose_loader_has_gone_makes_room_for_the_next(daemon: HookDaemon) -> None:
+    model = Network()
+    for _ in range(3):
+        batches = loader()
+        hook = attach(daemon.mount, model, batches)
+        hooks = _torch_hooks(model)
+        for _ in train(model, batches):
+            pass
+    assert hooks == 3
+    hook.close()
+    assert len(recorded(daemon, 3 * BATCHES)) == 3 * SIZE
+
+
+def test_loaders_side_by_side_have_a_hook_each(daemon: HookDaemon) -> None:
+    """Two loaders of one list, as for weak and strong augmentation, under the id of the program that started them."""
+    model, weak, strong = Network(), loader(shuffle=False), loader()
+    hooks = [attach(daemon.mount, model, one, job="run-1") for one in (weak, strong)]
+    for (inputs, _), (others, _) in zip(weak, strong, strict=True):
+        model(inputs)
+        model(others)
+    for hook in hooks:
+        hook.close()
+    assert sorted(recorded(daemon, 2 * BATCHES)) == sorted([*range(SIZE)] * 2)
+
+
 def test_a_freed_hook_disconnects_from_the_daemon(daemon: HookDaemon) -> None:
     def fit() -> weakref.ref[nn.Module]:
         model, batches = Network(), loader()

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from trainer_hook.client import Client
 from trainer_hook.own_order import Indices, OwnOrder
 from trainer_hook.refurbish_sampler import RefurbishSampler
+from trainer_hook.repeating import running_iterator
 from trainer_hook.sampler import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
@@ -155,7 +156,12 @@ def _kinds(batches: Iterable[Any]) -> set[type]:
 
 
 def refuse_repetition(loader: DataLoader[Any]) -> None:
-    """Raise ValueError if the loader's sampler is known to draw samples more than once, or with their generations."""
+    """Raise ValueError if the loader's sampler is known to draw samples more than once, or with their generations.
+
+    So too if the loader repeats its sampler: its next round begins before the loop has taken this one.
+    """
+    if running_iterator(loader) is not None:
+        raise ValueError(f"share=True: a {type(loader).__name__} repeats its sampler for ever: leave share out")
     for owner in (loader, loader.batch_sampler):
         sampler = getattr(owner, "sampler", None)
         if isinstance(sampler, RefurbishSampler):

@@ -20,12 +20,14 @@ from trainer_hook.boundary import Boundary
 from trainer_hook.iterating import (
     FollowedIterator,
     FollowedIteratorAround,
+    Indices,
     Iteration,
     Listener,
     Passes,
     follow_skipping,
 )
 from trainer_hook.planner import Drawing, Planner, _spider_sampler, has_state, indices_of
+from trainer_hook.repeating import index_sampler_of, rounds_of
 
 log = logging.getLogger("trainer_hook")
 
@@ -57,7 +59,8 @@ class Follower(Passes):
         self.loader = weakref.ref(drawing)
         self._loaders = [self.loader]
         self._name = "sampler" if drawing.batch_sampler is None else "batch_sampler"
-        self._original = drawing.__dict__[self._name]
+        self._original = index_sampler_of(drawing)
+        self.rounds = rounds_of(drawing, planner.draw, planner.missed, self.samples_of)
         self._set_sampler(drawing, _FollowedSampler(self._original, self))
         _become(drawing, _followed_class(type(drawing), weakref.ref(self), _follow))
         if loader is not drawing and _gives_one_behind(loader):
@@ -103,6 +106,12 @@ class Follower(Passes):
                     self._set_sampler(loader, self._original)
                 _become(loader, getattr(type(loader), _MARK))
 
+    def samples_of(self, iteration: object, drawn: Any) -> Indices | None:
+        """The samples of a batch that was drawn; the planner is told how many there are."""
+        if (indices := indices_of(drawn)) is not None:
+            self.boundary.enter(self.planner.dispatched, iteration, len(indices))
+        return indices
+
     def say_elsewhere(self) -> None:
         """Log, once, that another loader draws from this loader's sampler."""
         if not self._said:
@@ -120,6 +129,9 @@ class Follower(Passes):
         return state
 
     def _set_sampler(self, loader: DataLoader[Any], sampler: Any) -> None:
+        if self.rounds is not None:
+            self.rounds.set_sampler(loader, sampler, follow=sampler is not self._original)
+            return
         # A DataLoader forbids setting the attribute; with persistent workers its iterator has a reference too.
         loader.__dict__[self._name] = sampler
         iterator = getattr(loader, "_iterator", None)
@@ -182,13 +194,16 @@ def _known(followed_by: weakref.ref[Follower]) -> Follower:
 def _follow(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> FollowedIterator:
     early = getattr(loader, "_initial_iter_for_state_dict", False)
     iteration = follower.early if early else Iteration(follower.around)
+    source = None
+    if follower.rounds is not None:
+        source, iteration.drawn = follower.rounds.note(loader)
     # The loader iterates over its batch sampler now; or at its first batch, if its `__iter__` is a generator.
     follower.now = iteration
     try:
         iterator = kind.__iter__(loader)
     finally:
         follower.now = None
-    return FollowedIterator(iterator, follower, iteration)
+    return FollowedIterator(iterator, follower, iteration, iterator if source is None else source)
 
 
 def _follow_around(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> FollowedIteratorAround:
@@ -208,10 +223,7 @@ class _Draws:
 
     def __next__(self) -> Any:
         drawn = next(self._drawing)
-        indices = indices_of(drawn)
-        self._iteration.drawn.append(indices)
-        if indices is not None:
-            self._follower.boundary.enter(self._follower.planner.dispatched, self._iteration, len(indices))
+        self._iteration.drawn.append((self._iteration, self._follower.samples_of(self._iteration, drawn)))
         return drawn
 
 
@@ -235,6 +247,8 @@ class _FollowedSampler:
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the sampler's own iterator must be made now, while `now` is the iteration that asks for it.
         follower = self._follower
+        if follower.rounds is not None:
+            return follower.rounds.begin()
         iteration = follower.now or follower.boundary.enter(follow_skipping, follower, self)
         if iteration is None:
             follower.boundary.enter(follower.say_elsewhere)

@@ -45,8 +45,8 @@ class Passes:
         """The pass for which the loader draws now."""
         self.around: IterationAround | None = None
 
-    def taken(self, iteration: Iteration, indices: Indices, batch: Any) -> None:
-        self.planner.taken(iteration, len(indices))
+    def taken(self, iteration: Iteration, drawn_for: object, indices: Indices, batch: Any) -> None:
+        self.planner.taken(drawn_for, len(indices))
         if self.listener is not None:
             self.listener.taken(iteration.around or iteration, indices, batch)
 
@@ -63,14 +63,15 @@ class Iteration:
     """
 
     def __init__(self, around: IterationAround | None = None, first: int = 0) -> None:
-        self.drawn: deque[Indices | None] = deque()
+        # Beside each batch, the pass or the round (`repeating.py`) that it was drawn for.
+        self.drawn: deque[tuple[object, Indices | None]] = deque()
         self.around = around
         self.first = first
 
-    def next(self) -> Indices | None:
-        """The samples of the next batch that was drawn; None if they are not known."""
+    def next(self) -> tuple[object, Indices | None]:
+        """What the next batch was drawn for, and its samples; None if they are not known."""
         self.first += 1
-        return self.drawn.popleft() if self.drawn else None
+        return self.drawn.popleft() if self.drawn else (self, None)
 
 
 class IterationAround:
@@ -78,16 +79,16 @@ class IterationAround:
 
     def __init__(self) -> None:
         self._asked = 0
-        self._taken: dict[int, tuple[Iteration, Indices, Any]] = {}
+        self._taken: dict[int, tuple[Iteration, object, Indices, Any]] = {}
 
-    def asked(self, iteration: Iteration, indices: Indices | None, batch: Any = None) -> None:
+    def asked(self, iteration: Iteration, drawn_for: object, indices: Indices | None, batch: Any = None) -> None:
         """The loader has asked that pass for a batch and got one with these samples, or none (None)."""
         if indices is not None:
-            self._taken[self._asked] = iteration, indices, batch
+            self._taken[self._asked] = iteration, drawn_for, indices, batch
         self._asked += 1
 
-    def given(self) -> tuple[Iteration, Indices, Any] | None:
-        """The batch that the loader gives now: the pass that it comes from, its samples, and the batch as asked."""
+    def given(self) -> tuple[Iteration, object, Indices, Any] | None:
+        """The batch that the loader gives now: its pass, what it was drawn for, its samples, and the batch as asked."""
         given = self._asked - 2
         batch = self._taken.get(given)
         self._taken = {number: taken for number, taken in self._taken.items() if number > given}
@@ -95,10 +96,11 @@ class IterationAround:
 
 
 class FollowedIterator:
-    """The iterator of a followed loader."""
+    """The iterator of a followed loader, which takes its batches from `source`."""
 
-    def __init__(self, iterator: Iterator[Any], passes: Passes, iteration: Iteration) -> None:
+    def __init__(self, iterator: Iterator[Any], passes: Passes, iteration: Iteration, source: Any) -> None:
         self._iterator = iterator
+        self._source = source
         self._passes = passes
         self._iteration = iteration
         if not isinstance(getattr(iterator, "_sampler_iter", None), itertools.islice):
@@ -134,25 +136,25 @@ class FollowedIterator:
     @property
     def _received(self) -> int | None:
         """How many batches the loader workers have delivered, failed ones included; None without loader workers."""
-        return getattr(self._iterator, "_rcvd_idx", None)
+        return getattr(self._source, "_rcvd_idx", None)
 
     def _took(self, batch: Any) -> None:
         self._pass_over_to((self._given or 0) - 1)
-        indices = self._iteration.next()
+        drawn_for, indices = self._iteration.next()
         if self._iteration.around is not None:
-            self._iteration.around.asked(self._iteration, indices, batch)
+            self._iteration.around.asked(self._iteration, drawn_for, indices, batch)
         elif indices is not None:
-            self._passes.taken(self._iteration, indices, batch)
+            self._passes.taken(self._iteration, drawn_for, indices, batch)
 
     def _pass_over_to(self, given: int) -> None:
         """The loader has given so many batches; those that the loop has not got from here, it will not get."""
         while self._iteration.first < given and self._iteration.drawn:
-            self._passed_over(self._iteration.next())
+            self._passed_over(*self._iteration.next())
 
-    def _passed_over(self, indices: Indices | None) -> None:
+    def _passed_over(self, drawn_for: object, indices: Indices | None) -> None:
         """The loop will not see this batch: it has failed, or was consumed before."""
         if indices is not None:
-            self._passes.planner.taken(self._iteration, len(indices))
+            self._passes.planner.taken(drawn_for, len(indices))
 
     def _failed(self, before: int | None) -> None:
         """Forget the draws of batches that have failed: of one whose samples could not be read, or of none."""
@@ -160,11 +162,11 @@ class FollowedIterator:
         drawn = self._iteration.drawn
         failed = len(drawn) if before is None or after is None else after - before
         for _ in range(min(failed, len(drawn))):
-            self._passed_over(drawn.popleft())
+            self._passed_over(*drawn.popleft())
 
     def _ended(self) -> None:
         if self._iteration.around is not None:
-            self._iteration.around.asked(self._iteration, None)
+            self._iteration.around.asked(self._iteration, self._iteration, None)
         else:
             self._passes.over(self._iteration)
 
@@ -210,8 +212,7 @@ class FollowedIteratorAround:
     def _took(self, batch: Any) -> None:
         given = self._iteration.given()
         if given is not None:
-            iteration, indices, _ = given
-            self._passes.taken(iteration, indices, batch)
+            self._passes.taken(*given[:3], batch)
 
     def __del__(self) -> None:
         self._passes.boundary.enter(self._passes.over, self._iteration)
@@ -227,7 +228,7 @@ class _FollowedInside(FollowedIterator):
     """
 
     def __init__(self, iterator: Any, passes: Passes, iteration: Iteration) -> None:
-        super().__init__(iterator, passes, iteration)
+        super().__init__(iterator, passes, iteration, iterator)
         self._over = False
 
     def _took(self, batch: Any) -> None:

@@ -45,6 +45,7 @@ from trainer_hook.exchanging import Exchanging, like, repeats, why_not_exchanged
 from trainer_hook.next_epoch import NextEpoch, batches_of
 from trainer_hook.own_order import OwnOrder
 from trainer_hook.rehearsal import Rehearsal, why_not
+from trainer_hook.repeating import index_sampler_of, running_iterator
 from trainer_hook.resuming import JobOrder, Progress, dealt, restored
 from trainer_hook.sampler import SpiderSampler
 
@@ -106,7 +107,8 @@ class Planner:
         self.boundary = boundary
         self._samples = samples
         self._name = name
-        self._index_sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self._index_sampler = index_sampler_of(loader)
+        self._repeats = running_iterator(loader) is not None
         self._dataset = loader.dataset
         self.sampler = _spider_sampler(loader)
         # A loader that saves its sampler's state knows its next epochs, and a sampler that is ahead has a wrong state.
@@ -125,7 +127,7 @@ class Planner:
         self._order: JobOrder | None = None
         # Whether the training has said that the epoch is over.
         self._over = False
-        self._whole = _whole_batches(loader)
+        self._whole = _whole_batches(self._index_sampler)
         self._draws_ahead = draw_ahead
         self._ahead: deque[Any] | None = None
         # The published plans of later epochs, by their numbers.
@@ -164,10 +166,11 @@ class Planner:
             return self.sampler.state_dict() if done else self.sampler.as_drawn(taken, self.sampler.state_dict)
         if self._restored is not None:
             return self._restored.state()
-        if self._current is None or self._over:
+        if self._current is None or self._over or (self._repeats and not self._taken):
             return {}
-        if self._order is None:
-            log.warning("the state has no place in the epoch, as the mount was told no plan of it: it begins anew")
+        if self._order is None or self._repeats:
+            why = "the loader repeats its sampler" if self._repeats else "the mount was told no plan of it"
+            log.warning("the state has no place in the epoch, as %s: it begins anew", why)
             return {}
         return {} if taken >= len(self._order) else self._order.progress(taken).state()
 
@@ -191,7 +194,7 @@ class Planner:
                 self.sampler.load_state_dict(state)
             return
         progress = restored(state, self._samples) if state else None
-        if progress is not None and not self._publish:
+        if progress is not None and (not self._publish or self._repeats):
             raise ValueError("the loader's epochs are not planned, so none can go on: begin the epoch anew")
         if progress is not None and self._shares and repeats(progress.order):
             raise ValueError(
@@ -211,6 +214,10 @@ class Planner:
         return self._dispatched
 
     # -- what the follower calls
+
+    def missed(self) -> None:
+        """An epoch has begun of which nothing is known."""
+        self._epoch += 1
 
     def draw(self, iteration: object) -> Drawing:
         """The draws for this iteration; to be called when the loader makes an iterator of its index sampler.
@@ -517,9 +524,8 @@ def has_state(loader: Any) -> bool:
     return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
 
 
-def _whole_batches(loader: DataLoader[Any]) -> int:
+def _whole_batches(batches: Any) -> int:
     """How many samples a further batch needs: a full batch if the loader drops an incomplete last one, else 1."""
-    batches = loader.batch_sampler
     return int(getattr(batches, "batch_size", 1)) if getattr(batches, "drop_last", False) else 1
 
 

@@ -969,6 +969,78 @@ def _shared_with_a_copy(kind: type[Sampler[int]]) -> Callable[[Training], None]:
     return train
 
 
+# -- loaders that repeat their sampler
+
+
+class Repeating:
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+class InfiniteDataLoader(DataLoader[Any]):
+    """As Ultralytics has it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        object.__setattr__(self, "batch_sampler", Repeating(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler.sampler)  # type: ignore[union-attr, arg-type]
+
+    def __iter__(self) -> Any:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+    def reset(self) -> None:
+        self.iterator = self._get_iterator()
+
+
+class MultiEpochsDataLoader(DataLoader[Any]):
+    """As timm has it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._DataLoader__initialized = False
+        if self.batch_sampler is None:
+            self.sampler = Repeating(self.sampler)
+        else:
+            self.batch_sampler = Repeating(self.batch_sampler)
+        self._DataLoader__initialized = True
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        repeating: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
+        return len(repeating.sampler)
+
+    def __iter__(self) -> Any:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+def _repeating(kind: type[DataLoader[Any]], workers: int, size: int | None, reset: bool) -> Callable[[Training], None]:
+    def train(t: Training) -> None:
+        data = t.data()
+        options: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
+        loader: Any = kind(data, batch_size=size, num_workers=workers, **t.drawing(data), **options)
+        t.follow(loader)
+        for epoch in range(4):
+            for inputs, labels in loader:
+                inputs, labels = inputs.reshape(-1, WIDTH), torch.as_tensor(labels).reshape(-1)
+                t.step(cross_entropy(t.model(inputs), labels))
+            if reset and epoch == 1:
+                loader.reset()
+        if workers:
+            # Their reads are counted elsewhere.
+            t.reads += [*range(SIZE)] * 4
+
+    return train
+
+
 # -- models
 
 
@@ -1232,6 +1304,12 @@ LOOPS: dict[str, Loop] = {
     "a sampler that calls a function": Loop(_shared_with_a_copy(Calling), ways=FOLLOWED),
     "a sampler with a loader": Loop(_shared_with_a_copy(OfALoader), ways=FOLLOWED),
     "a sampler with a model": Loop(_shared_with_a_copy(OfAModel), ways=FOLLOWED),
+    "infinite loader": Loop(_repeating(InfiniteDataLoader, 0, 8, reset=False)),
+    "infinite loader with workers": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=False), Sent.SOME),
+    "infinite loader that is made anew": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=True), Sent.SOME),
+    "multi-epochs loader": Loop(_repeating(MultiEpochsDataLoader, 0, 8, reset=False)),
+    "multi-epochs loader with workers": Loop(_repeating(MultiEpochsDataLoader, 2, 4, reset=False), Sent.SOME),
+    "multi-epochs loader of samples": Loop(_repeating(MultiEpochsDataLoader, 0, None, reset=False), ways=FOLLOWED),
     "sequence first": Loop(sequence_first, Sent.NONE),
     "sequence first on a device": Loop(sequence_first_on_a_device, Sent.NONE),
 }

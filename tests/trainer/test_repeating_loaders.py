@@ -1,0 +1,152 @@
+"""Loaders that keep one iterator for all epochs, as those of Ultralytics and timm: what is learned and planned."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hook_daemon import HookDaemon, until
+from loops import InfiniteDataLoader, MultiEpochsDataLoader
+from tiny_training import SIZE, Network, Numbered, recorded, train
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from trainer_hook import attach, plan
+
+SIZE_OF_BATCH = 4
+BATCHES = 13  # of 50 samples in fours
+AHEAD = 4  # two for each of two loader workers
+
+KINDS = [InfiniteDataLoader, MultiEpochsDataLoader]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path) as daemon:
+        yield daemon
+
+
+class WithIndex(Numbered):
+    """Its samples say their indices."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0], index
+
+
+class Damaged(Numbered):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index in (7, 31):
+            raise OSError("cannot identify image file")
+        return super().__getitem__(index)
+
+
+def make(kind: type[DataLoader[Any]], workers: int, dataset: Any = None, **options: Any) -> Any:
+    if workers:
+        options["multiprocessing_context"] = "fork"
+    options = {"shuffle": True, "generator": torch.Generator().manual_seed(5)} | options
+    return kind(dataset or Numbered(), batch_size=SIZE_OF_BATCH, num_workers=workers, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_is_learned_but_what_was_drawn_before(
+    daemon: HookDaemon, kind: type[DataLoader[Any]], workers: int
+) -> None:
+    model, batches = Network(), make(kind, workers)
+    hook = attach(daemon.mount, model, batches)
+    for epoch in range(3):
+        for step in train(model, batches):
+            if epoch == 1 and step == 2:
+                break
+        hook.epoch_end()
+    hook.close()
+    recorded(daemon, 2 * BATCHES + 3 - (AHEAD if workers else 0))
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_epoch_is_planned_that_begins_after_the_call(
+    daemon: HookDaemon, kind: type[DataLoader[Any]], workers: int, seeded: bool
+) -> None:
+    batches = make(kind, workers, WithIndex(), **({} if seeded else {"generator": None}))
+    planning = plan(daemon.mount, batches)
+    drawn = {}
+    for epoch in range(4):
+        drawn[epoch] = torch.cat([indices for _, indices in batches]).tolist()
+        if epoch or not workers:
+            # A plan that waits to be sent gives way to the next one.
+            until(lambda number=epoch: any(said.begun and said.epoch == number for _, said in daemon.sink.plans))
+    planning.close()
+    plans = [said for _, said in daemon.sink.plans if len(said.order)]
+    begun = {said.epoch: said.order.tolist() for said in plans if said.begun}
+    assert begun.keys() - {4} == {0, 1, 2, 3} - ({0} if workers else set())
+    assert all(order == drawn[epoch] for epoch, order in begun.items() if epoch in drawn)
+    foreseen = {said.epoch: said.order.tolist() for said in plans if not said.begun}
+    assert bool(foreseen) is seeded
+    assert all(order == drawn[epoch] for epoch, order in foreseen.items() if epoch in drawn)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_failed_batch_does_not_shift_the_others(daemon: HookDaemon, workers: int) -> None:
+    model, batches = Network(), make(InfiniteDataLoader, workers, Damaged())
+    hook = attach(daemon.mount, model, batches)
+    failed = 0
+    for _ in range(8):
+        try:
+            for _ in train(model, batches):
+                pass
+        except OSError:
+            failed += 1
+    hook.close()
+    assert failed
+    assert recorded(daemon, hook.counts["sent"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_is_left_of_a_hook_that_was_closed(daemon: HookDaemon, workers: int) -> None:
+    batches: Any = make(InfiniteDataLoader, workers)
+    sampler, drawing = batches.batch_sampler.sampler, batches.iterator._sampler_iter
+    hook = attach(daemon.mount, Network(), batches)
+    assert batches.iterator._sampler_iter is not drawing
+    hook.close()
+    assert type(batches) is InfiniteDataLoader
+    assert batches.batch_sampler.sampler is sampler
+    assert batches.iterator._sampler_iter is drawing
+    assert inspect.isgenerator(drawing)
+    assert len(list(batches)) == BATCHES
+    gone = weakref.ref(batches)
+    del batches
+    assert gone() is None
+
+
+def test_such_an_epoch_cannot_go_on(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    batches = make(MultiEpochsDataLoader, 0)
+    with plan(daemon.mount, batches) as planning:
+        assert planning.state_dict() == {}
+        next(iter(batches))
+        assert planning.state_dict() == {}
+        assert "as the loader repeats its sampler: it begins anew" in caplog.text
+        with pytest.raises(ValueError, match="none can go on"):
+            planning.load_state_dict({"order": np.arange(SIZE), "consumed": 8})
+    with pytest.raises(ValueError, match="a MultiEpochsDataLoader repeats its sampler"):
+        plan(daemon.mount, batches, share=True)
+
+
+def test_a_loader_that_merely_keeps_an_iterator_is_followed_as_others_are(
+    daemon: HookDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    batches: Any = DataLoader(WithIndex(), SIZE_OF_BATCH)
+    batches.kept = iter(batches)
+    with plan(daemon.mount, batches):
+        assert len(list(batches)) == BATCHES
+    until(lambda: any(said.begun for _, said in daemon.sink.plans))
+    assert not caplog.records

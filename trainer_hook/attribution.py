@@ -17,10 +17,10 @@ that batch, neither is attributed. So a forward pass that is attributed by exclu
 is no longer used in a loop in which an input was a batch's own tensor, in which two inputs came for one batch, or which
 copies only some rows of a batch.
 
-A forward pass is not attributed if the classifier gets another number of rows than the model's input has, nor if its
-inputs have different rows of the batch, are a pair of alike tensors (one may be another sample), or are several while
-the classifier ran more than once. Nor is it if the classifier works on positions (tokens), there are as many positions
-as samples, and no earlier forward pass has shown which dimension has the samples.
+A forward pass is not attributed if the classifier gets another number of rows than the model's input has, or runs more
+than once; nor if the inputs have different rows of the batch, or are alike as a pair is, of which one may be another
+sample. Nor is it if the classifier works on positions (tokens), there are as many positions as samples, and no earlier
+forward pass has shown which dimension has the samples.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from trainer_hook.inputs import Shown, agreed, are_paired, may_be_copies
-from trainer_hook.provenance import Memory, Rows, is_whole_storage, key_of, memories_of, rows_in_storage
+from trainer_hook.provenance import Memory, Rows, all_rows, key_of, memories_of, rows_in_storage
 
 Part = TypeVar("Part")
 Indices = npt.NDArray[np.uint32]
@@ -57,6 +57,7 @@ POSITIONS = "it is not known which dimension of the classifier's input has the s
 NOT_OF_THE_LOADER = "the inputs are not the tensors that the loader gave, although earlier inputs were"
 OTHERS_BESIDE = "the model was given other tensors beside those of the batch, which may be of other samples"
 PAIRS = "the model was given pairs of inputs, and only one of each pair can be the sample: give it the first alone"
+SEVERAL_RUNS = "the classifier ran more than once in a forward pass: name a layer that runs once, by classifier="
 
 
 @dataclass(eq=False)
@@ -201,7 +202,7 @@ class Attribution(Generic[Part]):
                 found = self._by_identity(shown, hits)
             elif not any(key_of(tensor) in other._by_key for other in self._beside for tensor in shown.given):
                 found = self._by_exclusion(shown)
-        if found is None:
+        if found is None or not found.batch.seen.any():
             self.counts["unmatched"] += 1
         return found
 
@@ -246,15 +247,19 @@ class Attribution(Generic[Part]):
             return None
         having = [hit for hit in having if any(hit[0] is tensor for tensor in inputs)]
         rows = agreed(_rows_of(tensor, memory, batch, shown.shape[0]) for tensor, _, memory in having)
-        if rows is None:
+        # If there is a tensor for each sample, their order is that of the rows.
+        order = [batch.memories.index(memory) for _, _, memory in having]
+        if rows is None or (1 < len(rows) <= len(order) and order != sorted(order)):
             batch.reason = OTHER_ROWS
             return None
         # The second one of a pair may be another sample, or another view of this one.
-        second = all(memory.second for _, _, memory in having)
-        if are_paired(inputs, shown.runs) or (second and not batch.seen[rows].all()):
-            batch.reason = PAIRS
-            return None
-        return self._as_found(shown, batch, rows)
+        second = all(memory.second or memory.is_cut(tensor) for tensor, _, memory in having)
+        paired = len(batch.indices) in having[0][2].shape[:2] and (second or are_paired(inputs))
+        if not paired and shown.runs == 1:
+            return self._as_found(shown, batch, rows)
+        # The samples are known, but not which of them the classifier's input has.
+        batch.reason = PAIRS if paired else SEVERAL_RUNS
+        return Found(batch.indices[rows], rows[:0], batch)
 
     # -- by exclusion
 
@@ -266,9 +271,11 @@ class Attribution(Generic[Part]):
         memories = tuple(memory for memory in map(Memory.of, inputs) if memory is not None)
         if self._not_by_exclusion:
             reason = self._not_by_exclusion
-        elif not reason and (shown.runs > 1 or not inputs or len(memories) < len(inputs)):
+        elif not reason and shown.runs > 1:
+            reason = SEVERAL_RUNS
+        elif not reason and (not inputs or len(memories) < len(inputs)):
             reason = OTHER_ROWS
-        elif not reason and are_paired(inputs, shown.runs):
+        elif not reason and are_paired(inputs):
             reason = PAIRS
         if reason:
             self._note(reason)
@@ -282,7 +289,7 @@ class Attribution(Generic[Part]):
         of_rows = [tensor for tensor in inputs if tensor.dim() and len(tensor) == shown.shape[0]]
         rows = agreed(rows_in_storage(tensor, len(batch.indices)) for tensor in of_rows)
         if not of_rows:
-            rows = _all_rows(inputs[0], batch, shown)
+            rows = all_rows(inputs[0], len(batch.indices))
         if rows is not None and len(rows) == shown.shape[0]:
             return self._as_found(shown, batch, rows, memories)
         if shown.shape[0] < max(len(batch.indices) for batch in expected):
@@ -387,9 +394,3 @@ def _rows_of(tensor: Tensor, memory: Memory, batch: _Taken[Any], count: int) -> 
         return None
     found = memory.rows_in(tensor)
     return found if found is not None and len(found) == count else None
-
-
-def _all_rows(tensor: Tensor, batch: _Taken[Any], shown: Shown) -> Rows | None:
-    """All rows of a batch, for an input whose samples are not in the first dimension; None if it has not all rows."""
-    rows = len(batch.indices)
-    return np.arange(rows) if shown.shape[0] == rows and is_whole_storage(tensor) else None

@@ -40,11 +40,11 @@ def agreed(found: Iterable[Rows | None]) -> Rows | None:
     return known[0] if known and all(np.array_equal(rows, known[0]) for rows in known) else None
 
 
-def are_paired(inputs: list[Tensor], runs: int) -> bool:
-    """Whether two inputs are alike, as two images are; or whether it is not known which one the classifier ran on."""
+def are_paired(inputs: list[Tensor]) -> bool:
+    """Whether two inputs are alike, as two images are."""
     wide = {(key_of(tensor), tensor.storage_offset()): tensor for tensor in inputs if tensor.dim() > 1}.values()
     forms = [(tensor.shape, tensor.dtype) for tensor in wide if tensor.is_floating_point()]
-    return len(set(forms)) < len(forms) or (runs > 1 and len(wide) > 1)
+    return len(set(forms)) < len(forms)
 
 
 def may_be_copies(inputs: list[Tensor], memories: list[Memory]) -> bool:

@@ -104,6 +104,11 @@ class Memory:
         alike = (self.shape, self._dtype) == (other.shape, other._dtype)
         return alike and len(self.shape) > 1 and not self.lies_as(other)
 
+    def is_cut(self, tensor: Tensor) -> bool:
+        """Whether a view has one entry of each row, but not the first: one of several views, or of a pair."""
+        begins = int(tensor.storage_offset()) - self._offset
+        return tensor.dim() < len(self.shape) and self._stride > 0 and begins % self._stride > 0
+
     def rows_in(self, tensor: Tensor) -> Rows | None:
         """For each row of a tensor in the same storage, the row of this one that has it; None if several have it."""
         return rows_within(tensor, self._offset, self._stride, self.rows)
@@ -155,6 +160,7 @@ def rows_in_storage(tensor: Tensor, rows: int) -> Rows | None:
     return rows_within(tensor, 0, stride, rows)
 
 
-def is_whole_storage(tensor: Tensor) -> bool:
-    """Whether a tensor has all elements of its storage."""
-    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+def all_rows(tensor: Tensor, rows: int) -> Rows | None:
+    """The `rows` rows of a storage, for a view of all of it whose first dimension is another; None if it is a part."""
+    whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    return np.arange(rows) if whole else None

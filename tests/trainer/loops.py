@@ -458,6 +458,55 @@ def the_other_first(t: Training) -> None:
         t.step(apart + cross_entropy(t.model(one), labels))
 
 
+def pairs_in_one_tensor(t: Training) -> None:
+    """The partner first, which is the second entry of each row."""
+
+    class Stacked(Pairs):
+        def viewed(self, index: int) -> Any:
+            return torch.stack(super().viewed(index))
+
+    for both, labels in t.follow(t.loader(Stacked(t.reads))):
+        apart = t.model(both[:, 1]).square().mean()
+        t.step(apart + cross_entropy(t.model(both[:, 0]), labels))
+
+
+class Shuffling(Network):
+    """Its classifier runs twice, the second time on the rows in another order."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) - super().forward(inputs.roll(1, 0))
+
+
+def shuffled_within_the_model(t: Training) -> None:
+    t.model = Shuffling()
+    for inputs, labels in t.follow(t.loader()):
+        t.step(cross_entropy(t.model(inputs), labels))
+
+
+class Listed(Network):
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.cat([*inputs])[:, 0])
+
+
+def _a_list(t: Training, order: Callable[[list[Tensor]], list[Tensor]]) -> None:
+    """A tensor for each sample."""
+
+    def collate(rows: list[tuple[Tensor, int]]) -> tuple[list[Tensor], Tensor]:
+        return [row[None, None].clone() for row, _ in rows], torch.tensor([label for _, label in rows])
+
+    t.model = Listed()
+    for inputs, labels in t.follow(t.loader(collate_fn=collate)):
+        t.step(cross_entropy(t.model(order(inputs)), labels))
+
+
+def a_list_of_tensors(t: Training) -> None:
+    _a_list(t, lambda rows: rows)
+
+
+def a_list_backwards(t: Training) -> None:
+    _a_list(t, lambda rows: rows[::-1])
+
+
 def mixed_within_the_model(t: Training) -> None:
     """Manifold mixup: the rows that are mixed into others are an argument."""
 
@@ -1245,6 +1294,10 @@ LOOPS: dict[str, Loop] = {
     "siamese, shuffled": Loop(siamese_against_shuffled, Sent.NONE),
     "siamese on a device, shuffled": Loop(siamese_against_shuffled_on_a_device, Sent.NONE),
     "the other first": Loop(the_other_first, Sent.ALL),
+    "pairs in one tensor": Loop(pairs_in_one_tensor),
+    "shuffled within the model": Loop(shuffled_within_the_model, Sent.NONE),
+    "a list of tensors": Loop(a_list_of_tensors),
+    "a list backwards": Loop(a_list_backwards, Sent.NONE),
     "mixed within the model": Loop(mixed_within_the_model, Sent.NONE),
     "masked": Loop(masked),
     "numbered from one": Loop(numbered_from_one, Sent.SOME),

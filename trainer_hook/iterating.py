@@ -103,10 +103,10 @@ class FollowedIterator:
         self._source = source
         self._passes = passes
         self._iteration = iteration
-        if not isinstance(getattr(iterator, "_sampler_iter", None), itertools.islice):
+        if self._given and not isinstance(getattr(iterator, "_sampler_iter", None), itertools.islice):
             # A loader that goes on (torchdata's) counts the batches that it gave before. Its sampler draws the rest, of
             # which the loader may have left out some; or it draws all, and then the loader leaves out those of before.
-            iteration.first += (self._given or 0) - (self._received or 0)
+            iteration.first += self._given - (self._received or 0)
 
     def __iter__(self) -> FollowedIterator:
         return self

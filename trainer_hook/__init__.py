@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainer_hook.attaching import attach
     from trainer_hook.callbacks import hugging_face_callback, lightning_callback
-    from trainer_hook.client import Client
-    from trainer_hook.echo import EchoSampler
+    from trainer_hook.connection.client import Client
+    from trainer_hook.connection.sample_list import Declaration
     from trainer_hook.hook import Hook
-    from trainer_hook.impact import ImpactSampler
     from trainer_hook.planning import Planning, plan
-    from trainer_hook.refurbishing import refurbish
-    from trainer_hook.sample_list import Declaration
-    from trainer_hook.sampler import SpiderSampler
-    from trainer_hook.shade import ShadeSampler
+    from trainer_hook.refurbishing.loader import refurbish
+    from trainer_hook.samplers.echo import EchoSampler
+    from trainer_hook.samplers.impact import ImpactSampler
+    from trainer_hook.samplers.shade import ShadeSampler
+    from trainer_hook.samplers.spider import SpiderSampler
 
 __all__ = [
     "Client",
@@ -45,19 +45,19 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Client": "client",
-    "Declaration": "sample_list",
-    "EchoSampler": "echo",
+    "Client": "connection.client",
+    "Declaration": "connection.sample_list",
+    "EchoSampler": "samplers.echo",
     "Hook": "hook",
-    "ImpactSampler": "impact",
+    "ImpactSampler": "samplers.impact",
     "Planning": "planning",
-    "ShadeSampler": "shade",
-    "SpiderSampler": "sampler",
+    "ShadeSampler": "samplers.shade",
+    "SpiderSampler": "samplers.spider",
     "attach": "attaching",
     "hugging_face_callback": "callbacks",
     "lightning_callback": "callbacks",
     "plan": "planning",
-    "refurbish": "refurbishing",
+    "refurbish": "refurbishing.loader",
 }
 
 

@@ -11,15 +11,15 @@ from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS
 from trainer_hook.boundary import Boundary
-from trainer_hook.capture import find_classifier
-from trainer_hook.client import QUEUE_BATCHES
-from trainer_hook.exchanging import refuse_repetition, takes_part
-from trainer_hook.following import Follower, drawing_loader
+from trainer_hook.connection.client import QUEUE_BATCHES
+from trainer_hook.connection.introduce import introduce
+from trainer_hook.connection.jobs import Job
+from trainer_hook.connection.sample_list import Sample
 from trainer_hook.hook import Hook, replaced_hooks
-from trainer_hook.jobs import Job
-from trainer_hook.planner import Planner
-from trainer_hook.planning import introduce
-from trainer_hook.sample_list import Sample
+from trainer_hook.loader.exchange import refuse_repetition, takes_part
+from trainer_hook.loader.following import Follower, drawing_loader
+from trainer_hook.loader.planner import Planner
+from trainer_hook.model.capture import find_classifier
 
 
 # Longer than other functions: it has an argument for each choice of a training, and a paragraph for each of them.

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import Batch, EpochEnd
-from trainer_hook.attribution import Attribution, Found, Indices
 from trainer_hook.boundary import Boundary
-from trainer_hook.capture import Capture, Seen, as_float16, to_device, to_host
-from trainer_hook.evaluation import Evaluation
-from trainer_hook.following import Follower, drawing_loader
-from trainer_hook.inputs import Shown
-from trainer_hook.labels import Labels
-from trainer_hook.planner import Planner
-from trainer_hook.planning import Introduced, when_collected
-from trainer_hook.sampler import SpiderSampler
+from trainer_hook.connection.introduce import Introduced, when_collected
+from trainer_hook.loader.following import Follower, drawing_loader
+from trainer_hook.loader.planner import Planner
+from trainer_hook.model.attribution import Attribution, Found, Indices
+from trainer_hook.model.capture import Capture, Seen, as_float16, to_device, to_host
+from trainer_hook.model.evaluation import Evaluation
+from trainer_hook.model.inputs import Shown
+from trainer_hook.model.labels import Labels
+from trainer_hook.samplers.spider import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
 

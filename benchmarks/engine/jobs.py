@@ -51,7 +51,7 @@ from spiderfs.core.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO
-from trainer_hook.own_order import OwnOrder
+from trainer_hook.loader.epoch_order import OwnOrder
 
 TABLE_WIDTH = 150
 LIST = "list"

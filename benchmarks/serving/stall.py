@@ -82,7 +82,7 @@ from spiderfs.simulation.replay import policy_for, replay
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSource
-from trainer_hook.mounts import socket_finder
+from trainer_hook.connection.mounts import socket_finder
 
 CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
 TABLE_WIDTH = 144

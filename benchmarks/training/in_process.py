@@ -51,7 +51,7 @@ from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
 from spiderfs.trace.format import TraceWriter
-from trainer_hook.client import Client
+from trainer_hook.connection.client import Client
 
 # Two loader workers read two batches ahead each.
 AHEAD = 4

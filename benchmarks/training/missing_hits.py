@@ -38,7 +38,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-import trainer_hook.impact as impact_sampler
+import trainer_hook.samplers.impact as impact_sampler
 from benchmarks.common.command import add_data, command_line
 from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
@@ -50,7 +50,7 @@ from spiderfs.policies import POLICIES
 from spiderfs.policies import impact as impact_policy
 from spiderfs.policies.impact import Impact
 from spiderfs.policies.parts import impact_course
-from trainer_hook.client import Client
+from trainer_hook.connection.client import Client
 
 FULL = Extent(epochs=8, training=3_000, held_out=500, seeds=3)
 QUICK = Extent(epochs=6, training=600, held_out=200, seeds=1)

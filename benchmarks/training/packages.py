@@ -37,7 +37,7 @@ from spiderfs.sources.source import Version
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import ContentKey, Keep
 from trainer_hook import Client, Declaration
-from trainer_hook.mounts import socket_finder
+from trainer_hook.connection.mounts import socket_finder
 
 LATENCY_MS = 5.0
 CACHED_SHARE = 0.2

@@ -54,8 +54,8 @@ from spiderfs.profiling.record import save as save_record
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.recipe import READY
 from spiderfs.views.tree import Forms
-from trainer_hook.mount_store import MountStore
-from trainer_hook.partial_store import Missing, PartialStore
+from trainer_hook.refurbishing.directory_store import Missing, PartialStore
+from trainer_hook.refurbishing.mount_store import MountStore
 
 VIEW = "bmp256"
 BATCH = 16

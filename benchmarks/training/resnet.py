@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.training.training import PIXELS, Block, Recipe
-from trainer_hook.capture import projection
+from trainer_hook.model.capture import projection
 
 BATCH = 128
 EMBEDDED = 64

@@ -2,10 +2,10 @@
 
 A rank that is about to hand a batch to its loader asks: these samples are next, what shall I take in their places? For
 each of them that is not cached, the answer names one that is cached and that the rank has not read yet in this epoch.
-The two samples change places in the rank's order (`trainer_hook/own_order.py`). So each epoch of each rank stays a
-permutation of what its sampler drew. K equally fast jobs fetch a sample once for all of them: (1 - c) / K of the list
-for each job and epoch, if the share c is cached. (Seneca's opportunistic sampling, section 5.2, with the samples marked
-that are given.)
+The two samples change places in the rank's order (`trainer_hook/loader/epoch_order.py`). So each epoch of each rank
+stays a permutation of what its sampler drew. K equally fast jobs fetch a sample once for all of them: (1 - c) / K of
+the list for each job and epoch, if the share c is cached. (Seneca's opportunistic sampling, section 5.2, with the
+samples marked that are given.)
 
 In one epoch, each sample of a rank's order is **owed** to the rank, then **promised**, from the answer that names it
 until the training loop has taken its batch, then read. A promised sample stays in the cache. What a rank says it has

@@ -6,8 +6,8 @@ generation a new one replaces; whatever else leaves, leaves in the order in whic
 left behind goes first.
 
 A loader asks for room when it begins, and is told what the section has beyond the rooms of others. It then keeps a
-fixed part of its samples that fits (`trainer_hook/generations.py`); so a section with several loaders evicts nothing
-that one of them will use.
+fixed part of its samples that fits (`trainer_hook/refurbishing/generations.py`); so a section with several loaders
+evicts nothing that one of them will use.
 
 Invariant, after every call: bytes == sum of the members' sizes <= limit_bytes.
 """

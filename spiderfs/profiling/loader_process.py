@@ -1,4 +1,7 @@
-"""The process in which a training's loader is measured (`trainer_hook.measuring`), as the one that asks it sees it."""
+"""The process in which a training's loader is measured, as `spiderfs profile` sees it.
+
+What that process does is in `trainer_hook/refurbishing/profiled_loader.py`.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,7 @@ class Loader:
 def loader_process(named: str) -> Iterator[LoaderProcess]:
     """The process for this `module:function`, which is looked for where the user is, as `python -m` does."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "trainer_hook.measuring", named],
+        [sys.executable, "-m", "trainer_hook.refurbishing.profiled_loader", named],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -188,9 +188,9 @@ def train(reader: Reader, task: Task) -> None:
     import numpy as np
 
     from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
-    from trainer_hook.client import Client
-    from trainer_hook.mounts import socket_finder
-    from trainer_hook.sample_list import Declaration
+    from trainer_hook.connection.client import Client
+    from trainer_hook.connection.mounts import socket_finder
+    from trainer_hook.connection.sample_list import Declaration
 
     # The faults end the daemon on purpose, so the hook's warnings about that are not needed.
     logging.getLogger("trainer_hook").setLevel(logging.CRITICAL)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer_hook.labels import MIXED, OTHERS, Labels
+from trainer_hook.model.labels import MIXED, OTHERS, Labels
 
 SIZE = 1000
 ROWS = 16

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from trainer_hook import attach, plan
 from trainer_hook.boundary import Boundary
-from trainer_hook.capture import Capture
-from trainer_hook.client import Client
-from trainer_hook.planner import Planner
+from trainer_hook.connection.client import Client
+from trainer_hook.loader.planner import Planner
+from trainer_hook.model.capture import Capture
 
 SAID = "the spiderfs hook has failed: the training goes on without it; please report the error below"
 BATCHES = 7  # of 50 samples in eights

@@ -19,7 +19,7 @@ from spiderfs.policies import POLICIES
 from spiderfs.simulation.replay import policy_for, replay
 from spiderfs.testing import RecordingSink
 from trainer_hook import EchoSampler, plan
-from trainer_hook.echo import NEAREST
+from trainer_hook.samplers.echo import NEAREST
 
 
 @pytest.fixture

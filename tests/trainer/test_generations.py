@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_hook.generations import Generations, spread
+from trainer_hook.refurbishing.generations import Generations, spread
 
 SAMPLES, REUSES, SEEDS = st.integers(1, 200), st.integers(1, 6), st.integers(0, 2**32)
 KEPT = st.floats(0, 1)

@@ -19,8 +19,8 @@ from spiderfs.daemon.training.hook_connection import ServerLimits
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.testing import RecordingSink
 from trainer_hook import Client, Declaration
-from trainer_hook.mounts import Patience, find_mount, socket_finder
-from trainer_hook.standing import PROGRESS_EVERY_S
+from trainer_hook.connection.mounts import Patience, find_mount, socket_finder
+from trainer_hook.connection.session import PROGRESS_EVERY_S
 
 QUICK = Patience(first_pause_s=0.01, longest_pause_s=0.05)
 # What does not wait for the daemon takes milliseconds; two busy cores may add seconds.

@@ -20,7 +20,7 @@ from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.testing import RecordingSink
 from trainer_hook import Client, ImpactSampler, attach
-from trainer_hook.impact import WarmUp, chances_of
+from trainer_hook.samplers.impact import WarmUp, chances_of
 
 LOSSES = np.linspace(0.1, 2, 100).astype(np.float32)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainer_hook.measuring import Measuring, Unusable, function_named, loader_of
+from trainer_hook.refurbishing.profiled_loader import Measuring, Unusable, function_named, loader_of
 
 SLOW_S = 0.004
 
@@ -151,7 +151,7 @@ def test_what_a_training_prints_is_no_answer_and_what_it_reads_no_question(tmp_p
     )
     questions = [{"directory": "/mnt"}, {"first": 0, "count": 4, "kept": "no"}]
     done = subprocess.run(
-        [sys.executable, "-m", "trainer_hook.measuring", "talking_training:make"],
+        [sys.executable, "-m", "trainer_hook.refurbishing.profiled_loader", "talking_training:make"],
         input="".join(f"{json.dumps(question)}\n" for question in questions),
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from trainer_hook.own_order import OwnOrder
+from trainer_hook.loader.epoch_order import OwnOrder
 
 SAMPLES = 12
 

@@ -179,8 +179,8 @@ def test_a_data_set_that_keeps_its_files_in_memory_is_not_fetched_for_again(
         for _ in range(2):
             loader.go_on()
             assert loader.epoch() == FILES
-        # Some samples of the first epoch are fetched again for the second one, which has begun to be fetched ahead; those
-        # that were pushed out before they could be kept, once more.
+        # Some samples of the first epoch are fetched again for the second one, which has begun to be fetched ahead;
+        # those that were pushed out before they could be kept, once more.
         again = mount.metric("landing_lost") - lost
         assert mount.metric("origin_reads") - first <= UNPROVEN_SAMPLES + again
 

@@ -30,10 +30,10 @@ from torch.utils.data import (
 )
 
 import trainer_hook
-from trainer_hook.partial_store import Missing, PartialStore, pickled
-from trainer_hook.refurbish_sampler import Draw
-from trainer_hook.refurbishing import RefurbishedDataset
-from trainer_hook.sample_list import declaration
+from trainer_hook.connection.sample_list import declaration
+from trainer_hook.refurbishing.directory_store import Missing, PartialStore, pickled
+from trainer_hook.refurbishing.loader import RefurbishedDataset
+from trainer_hook.refurbishing.sampler import Draw
 
 SAMPLES, BATCH = 40, 10
 
@@ -373,7 +373,7 @@ def test_what_is_no_plain_loader_or_refurbished_already_is_refused() -> None:
 
 
 def test_a_training_that_was_killed_leaves_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_hook.partial_store._MEMORY", tmp_path)
+    monkeypatch.setattr("trainer_hook.refurbishing.directory_store._MEMORY", tmp_path)
     ours = PartialStore.in_memory()
     said, say = os.pipe()
     killed = os.fork()

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 import trainer_hook
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, Recipe
-from trainer_hook.mount_store import MountStore
-from trainer_hook.partial_store import PartialStore
+from trainer_hook.refurbishing.directory_store import PartialStore
+from trainer_hook.refurbishing.mount_store import MountStore
 
 sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
 from images import image_file, picture

@@ -16,7 +16,7 @@ from noisy_files import BATCH, NUMBERS, SAMPLES, Noise, Numbers, write_numbers
 from torch.utils.data import DataLoader, DistributedSampler
 
 import trainer_hook
-from trainer_hook.mount_store import MountStore
+from trainer_hook.refurbishing.mount_store import MountStore
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_without_a_mount_it_is_standard_training(source: Path, caplog: pytest.Lo
 
 def test_ranks_that_begin_later_are_told_to_begin_before(mount: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = job_of(mount.point)
-    monkeypatch.setattr("trainer_hook.refurbish_sampler.rank_and_world", lambda: (0, 2))
+    monkeypatch.setattr("trainer_hook.refurbishing.sampler.rank_and_world", lambda: (0, 2))
     with pytest.raises(RuntimeError, match="call refurbish after"):
         next(iter(loader.sampler))
     monkeypatch.undo()

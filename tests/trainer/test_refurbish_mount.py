@@ -16,9 +16,9 @@ from noisy_files import BATCH, NUMBERS, SAMPLES, LastNoise, Noise, Numbers, writ
 from torch.utils.data import DataLoader
 
 import trainer_hook
-from trainer_hook.fingerprint import fingerprint
-from trainer_hook.mount_store import MountStore, Unusable, mount_of
-from trainer_hook.partial_store import Missing, PartialStore
+from trainer_hook.refurbishing.directory_store import Missing, PartialStore
+from trainer_hook.refurbishing.fingerprint import fingerprint
+from trainer_hook.refurbishing.mount_store import MountStore, Unusable, mount_of
 
 PARTIAL_BYTES = 8 * NUMBERS
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from trainer_hook.sample_list import classes_of, declaration
+from trainer_hook.connection.sample_list import classes_of, declaration
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.testing import RecordingSink
 from trainer_hook import Client, ShadeSampler, attach
-from trainer_hook.shade import REPEATED_MAX, Trend, repeated
+from trainer_hook.samplers.shade import REPEATED_MAX, Trend, repeated
 
 SCORES = np.linspace(0.1, 2, SIZE).astype(np.float32)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from spiderfs.protocol import Plan, Progress, Samples
 from trainer_hook import Declaration
-from trainer_hook.standing import Standing
+from trainer_hook.connection.session import Standing
 
 
 def standing() -> Standing:

@@ -17,7 +17,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.exchange import SharedList
 from spiderfs.core.policy import Key
 from spiderfs.policies.lru import LRU
-from trainer_hook.own_order import OwnOrder
+from trainer_hook.loader.epoch_order import OwnOrder
 
 SAMPLES = 6
 

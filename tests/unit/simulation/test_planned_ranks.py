@@ -21,7 +21,7 @@ from spiderfs.policies.lru import LRU
 from spiderfs.simulation.planned_ranks import lists_of
 from spiderfs.simulation.replay import Replay, replay
 from spiderfs.trace.format import TraceWriter, read_trace
-from trainer_hook.own_order import OwnOrder
+from trainer_hook.loader.epoch_order import OwnOrder
 
 SAMPLES, CACHED, BATCH, IN_HAND, EPOCHS = 500, 100, 5, 3, 3
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer_hook.provenance import tensors_in
+from trainer_hook.model.provenance import tensors_in
 
 Numbers = npt.NDArray[np.int64]
 

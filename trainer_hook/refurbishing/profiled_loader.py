@@ -1,10 +1,10 @@
 """What a loader's worker does for one sample: the program that `spiderfs profile` runs beside a mount.
 
-`python -m trainer_hook.measuring MODULE:FUNCTION` answers questions, a line of JSON each, until its input ends. The
-first answer, to no question, says that there is such a function. The question with a directory calls the function with
-it. The function returns the loader of a training that reads there, or that and the function which does one step of the
-training with a batch. The other questions ask for a pass over some samples of that loader, in an order that is the same
-for each directory, or for steps. Whatever the training prints goes to standard error.
+`python -m trainer_hook.refurbishing.profiled_loader MODULE:FUNCTION` answers questions, a line of JSON each, until its
+input ends. The first answer, to no question, says that there is such a function. The question with a directory calls
+the function with it. The function returns the loader of a training that reads there, or that and the function which
+does one step of the training with a batch. The other questions ask for a pass over some samples of that loader, in an
+order that is the same for each directory, or for steps. Whatever the training prints goes to standard error.
 
 A pass uses one worker, whatever the loader has. Its waits are those for bytes: time in which the worker could have run,
 but other processes had the cores, is left out.
@@ -29,9 +29,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainer_hook.mount_store import MountStore
-from trainer_hook.mount_store import Unusable as NoMount
-from trainer_hook.partial_store import Missing, PartialStore
+from trainer_hook.refurbishing.directory_store import Missing, PartialStore
+from trainer_hook.refurbishing.mount_store import MountStore
+from trainer_hook.refurbishing.mount_store import Unusable as NoMount
 
 log = logging.getLogger("trainer_hook")
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer_hook.provenance import Memory, Rows, key_of
+from trainer_hook.model.provenance import Memory, Rows, key_of
 
 
 class Shown(NamedTuple):

@@ -38,9 +38,9 @@ from spiderfs.protocol import (
     encode,
 )
 from spiderfs.protocol.partials import partial_inode, sealed_file
-from trainer_hook.mounts import DEFAULT_PATIENCE, connect, find_mount, socket_finder
-from trainer_hook.partial_store import Missing, pickled, unpickled
-from trainer_hook.refurbish_sampler import Draw
+from trainer_hook.connection.mounts import DEFAULT_PATIENCE, connect, find_mount, socket_finder
+from trainer_hook.refurbishing.directory_store import Missing, pickled, unpickled
+from trainer_hook.refurbishing.sampler import Draw
 
 log = logging.getLogger("trainer_hook")
 

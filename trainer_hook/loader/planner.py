@@ -14,7 +14,7 @@ The next epoch is published before it begins in one of three ways:
   iteration uses these draws.
 After a wrong plan the daemon has fetched samples in vain, so after two mistakes no epoch is foreseen any more.
 
-With `share`, batches are exchanged with other jobs on the mount (`exchanging.py`): the loader gets the samples of the
+With `share`, batches are exchanged with other jobs on the mount (`exchange.py`): the loader gets the samples of the
 epoch in another order. The sampler still draws its batches, but only how many samples each has is taken from them.
 
 If samples are drawn with replacement, the epoch after the next is foreseen too, because the cache has room for many
@@ -40,14 +40,14 @@ from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
 from trainer_hook.boundary import Boundary
-from trainer_hook.client import Client
-from trainer_hook.exchanging import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
-from trainer_hook.next_epoch import NextEpoch, batches_of
-from trainer_hook.own_order import OwnOrder
-from trainer_hook.rehearsal import Rehearsal, why_not
-from trainer_hook.repeating import index_sampler_of, running_iterator
+from trainer_hook.connection.client import Client
+from trainer_hook.loader.epoch_order import OwnOrder
+from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
+from trainer_hook.loader.next_epoch import NextEpoch, batches_of
+from trainer_hook.loader.rehearsal import Rehearsal, why_not
+from trainer_hook.loader.repeating import index_sampler_of, running_iterator
 from trainer_hook.resuming import JobOrder, Progress, dealt, restored
-from trainer_hook.sampler import SpiderSampler
+from trainer_hook.samplers.spider import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
 

@@ -18,7 +18,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.seeding import GENERATORS
+from trainer_hook.refurbishing.seeding import GENERATORS
 
 # What decodes and transforms, as far as it is installed.
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "opencv-python-headless", "albumentations")

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import ConcatDataset, Subset
 
-from trainer_hook.tracing import ONE, ROW, Call, FirstPart, NoSeam, Seam, Transform, finished, seams_of
+from trainer_hook.refurbishing.seam import ONE, ROW, Call, FirstPart, NoSeam, Seam, Transform, finished, seams_of
 
 Functions = tuple[Transform, Transform]
 # The first transforms of a pipeline, and the others, if there are any.

@@ -25,7 +25,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from trainer_hook.repeating import running_iterator
+from trainer_hook.loader.repeating import running_iterator
 
 _WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 

@@ -16,18 +16,16 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from trainer_hook.boundary import by_signal_handler
-from trainer_hook.elsewhere import STATE, shared_state
+from trainer_hook.loader.shared_state import STATE, shared_state
+from trainer_hook.random_state import generators_kept
 
 
 def why_not(sampler: Any, dataset: Any) -> str | None:
@@ -85,18 +83,6 @@ class Rehearsal:
         """The copy; after `draw` it is in the state that the sampler will have at the end of the epoch."""
         with generators_kept():
             self._drawing = iter(self.sampler)
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Put the global generators of torch (on the CPU), NumPy and Python back into their states at the end."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
 
 
 def _copied(sampler: Any, dataset: Any, copies: dict[int, Any] | None = None) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from trainer_hook.boundary import by_signal_handler
-from trainer_hook.capture import Capture, Seen
+from trainer_hook.model.capture import Capture, Seen
 
 log = logging.getLogger("trainer_hook")
 

@@ -48,9 +48,9 @@ from spiderfs.protocol import (
     Warn,
     encode,
 )
-from trainer_hook.mounts import DEFAULT_PATIENCE, Patience, connect
-from trainer_hook.sample_list import Declaration
-from trainer_hook.standing import Standing
+from trainer_hook.connection.mounts import DEFAULT_PATIENCE, Patience, connect
+from trainer_hook.connection.sample_list import Declaration
+from trainer_hook.connection.session import Standing
 
 log = logging.getLogger("trainer_hook")
 

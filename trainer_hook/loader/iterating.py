@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trainer_hook.boundary import Boundary
 from trainer_hook.callers import callers
-from trainer_hook.planner import Planner
+from trainer_hook.loader.planner import Planner
 
 Indices = npt.NDArray[np.uint32]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from trainer_hook.ranks import from_all_ranks, from_first_rank, rank_and_world
-from trainer_hook.sampler import SpiderSampler
+from trainer_hook.samplers.spider import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
 

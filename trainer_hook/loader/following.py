@@ -17,7 +17,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_hook.boundary import Boundary
-from trainer_hook.iterating import (
+from trainer_hook.loader.iterating import (
     FollowedIterator,
     FollowedIteratorAround,
     Indices,
@@ -26,8 +26,8 @@ from trainer_hook.iterating import (
     Passes,
     follow_skipping,
 )
-from trainer_hook.planner import Drawing, Planner, _spider_sampler, has_state, indices_of
-from trainer_hook.repeating import index_sampler_of, rounds_of
+from trainer_hook.loader.planner import Drawing, Planner, _spider_sampler, has_state, indices_of
+from trainer_hook.loader.repeating import index_sampler_of, rounds_of
 
 log = logging.getLogger("trainer_hook")
 

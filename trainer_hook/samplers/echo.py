@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer_hook.resuming import dealt
-from trainer_hook.sampler import Epoch, SpiderSampler
+from trainer_hook.samplers.spider import Epoch, SpiderSampler
 
 # The shortest distance between two draws of a sample, as a share of the longest distance.
 NEAREST = 0.5

@@ -8,8 +8,8 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from trainer_hook.callers import callers
-from trainer_hook.generations import Generations
 from trainer_hook.ranks import rank_and_world
+from trainer_hook.refurbishing.generations import Generations
 
 # What accelerate makes of a loader on several ranks.
 _DEALERS = ("BatchSamplerShard", "DataLoaderDispatcher")

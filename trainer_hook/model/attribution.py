@@ -36,8 +36,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trainer_hook.inputs import Shown, agreed, are_paired, may_be_copies
-from trainer_hook.provenance import Memory, Rows, all_rows, key_of, memories_of, rows_in_storage
+from trainer_hook.model.inputs import Shown, agreed, are_paired, may_be_copies
+from trainer_hook.model.provenance import Memory, Rows, all_rows, key_of, memories_of, rows_in_storage
 
 Part = TypeVar("Part")
 Indices = npt.NDArray[np.uint32]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer_hook.ranks import from_all_ranks, rank_and_world
-from trainer_hook.sampler import SpiderSampler
+from trainer_hook.samplers.spider import SpiderSampler
 
 Scores = npt.NDArray[np.float32]
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from trainer_hook.client import Client
-from trainer_hook.own_order import Indices, OwnOrder
-from trainer_hook.refurbish_sampler import RefurbishSampler
-from trainer_hook.repeating import running_iterator
-from trainer_hook.sampler import SpiderSampler
+from trainer_hook.connection.client import Client
+from trainer_hook.loader.epoch_order import Indices, OwnOrder
+from trainer_hook.loader.repeating import running_iterator
+from trainer_hook.refurbishing.sampler import RefurbishSampler
+from trainer_hook.samplers.spider import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
 

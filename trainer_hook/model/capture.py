@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer_hook.boundary import Boundary
-from trainer_hook.inputs import Shown
-from trainer_hook.provenance import tensors_in
+from trainer_hook.model.inputs import Shown
+from trainer_hook.model.provenance import tensors_in
 
 # The projection is the same on all machines and in all runs, so that stored embeddings can be compared with new ones.
 _PROJECTION_SEED = 20_250_219

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from spiderfs.protocol import Message, Plan, Progress, Samples
-from trainer_hook.sample_list import Declaration
+from trainer_hook.connection.sample_list import Declaration
 
 # The progress in a list's plan is sent at most once in this time. The sending thread looks 20 times a second, and each
 # time it looks it is to find that it is time.

@@ -31,15 +31,15 @@ from torch.utils.data import (
     RandomSampler,
 )
 
-from trainer_hook.fingerprint import fingerprint
-from trainer_hook.generations import Generations
-from trainer_hook.mount_store import MountStore, Unusable, mount_of
-from trainer_hook.partial_store import Missing, PartialStore, pickled
+from trainer_hook.connection.sample_list import samples_of
 from trainer_hook.ranks import from_all_ranks, from_first_rank, rank_and_world
-from trainer_hook.refurbish_sampler import Draw, RefurbishSampler
-from trainer_hook.sample_list import samples_of
-from trainer_hook.seeding import drawn_by
-from trainer_hook.splitting import Functions, Half, Split
+from trainer_hook.refurbishing.directory_store import Missing, PartialStore, pickled
+from trainer_hook.refurbishing.fingerprint import fingerprint
+from trainer_hook.refurbishing.generations import Generations
+from trainer_hook.refurbishing.mount_store import MountStore, Unusable, mount_of
+from trainer_hook.refurbishing.pipeline import Functions, Half, Split
+from trainer_hook.refurbishing.sampler import Draw, RefurbishSampler
+from trainer_hook.refurbishing.seeding import drawn_by
 
 log = logging.getLogger("trainer_hook")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from trainer_hook.client import Client
+from trainer_hook.connection.client import Client
 from trainer_hook.ranks import from_first_rank, rank_and_world
 from trainer_hook.resuming import NO_STATE, dealt, restored
 

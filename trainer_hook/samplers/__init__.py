@@ -1,0 +1,1 @@
+"""Samplers that draw by what is learned, or by what is cached."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from spiderfs.profiling.record import Record, save
+from spiderfs.forms.record import Record, save
 from spiderfs.shared.layout import CacheLayout
 
 

@@ -9,7 +9,7 @@ fastest job, and no job waits: a sample that is not there when it is read counts
 
     no sharing   the product's engine with LRU
     plans        the same; each job publishes its epochs, so that MIN decides
-    exchange     the same; jobs exchange samples at dispatch (spiderfs/core/exchange.py)
+    exchange     the same; jobs exchange samples at dispatch (spiderfs/core/plans/exchange.py)
     exchange, ahead   the same; what is dispatched, and what most jobs still owe, is fetched ahead
     MinIO        fills the cache once (CoorDL)
     Quiver       LRU; of the next ten batches' samples each job takes those first that are cached. Only what it takes
@@ -45,9 +45,9 @@ from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from spiderfs.core.engine import Engine
-from spiderfs.core.exchange import SharedList
-from spiderfs.core.groups import Groups
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.exchange import SharedList
+from spiderfs.core.plans.groups import Groups
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO

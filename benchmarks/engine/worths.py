@@ -4,8 +4,8 @@
 
 Two courses of one list: the first has scored all samples, and a fifth of them are cached. The second scores a batch,
 then all others a batch at a time, ends an epoch, and ends. After each of these the worths that are due are told with
-reads alone (`spiderfs/core/worths.py`). The stall is the longest time for which the manager's event loop would have
-stood still: one call, or as many reads as it acts on at once. Times are wall times of one thread.
+reads alone (`spiderfs/core/learning/worths.py`). The stall is the longest time for which the manager's event loop would
+have stood still: one call, or as many reads as it acts on at once. Times are wall times of one thread.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from spiderfs.core.engine import Engine
+from spiderfs.core.learning.teaching import DUE_WITH_READ, Teaching
 from spiderfs.core.policy import Key
-from spiderfs.core.teaching import DUE_WITH_READ, Teaching
 from spiderfs.daemon.pipes.event_pipe import READ_EVENTS
 from spiderfs.policies import POLICIES
 

@@ -37,14 +37,14 @@ from benchmarks.training.training import (
     evaluate,
     find_data,
 )
-from spiderfs.core.elastic import ElasticOptions
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import MAX_NEIGHBOURS, MAX_STAND_INS, HubLimits
 from spiderfs.core.hints import Hint, Hub
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.learning.elastic import ElasticOptions
+from spiderfs.core.learning.teaching import Teaching, TeachingOptions
+from spiderfs.core.learning.worths import Worths
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy
-from spiderfs.core.teaching import Teaching, TeachingOptions
-from spiderfs.core.worths import Worths
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import Spider
 from spiderfs.scorer import SCORINGS

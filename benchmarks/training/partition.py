@@ -45,12 +45,12 @@ from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent, mounted
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.serving.image_loader import Images
-from spiderfs.core.partition import FormSizes, Split, best_split
+from spiderfs.forms.partition import FormSizes, Split, best_split
+from spiderfs.forms.profile import SHOWN, Profile
+from spiderfs.forms.record import Record
+from spiderfs.forms.record import save as save_record
 from spiderfs.profiling.measure import Speeds, Wanted, measure
 from spiderfs.profiling.private_mount import settings_in
-from spiderfs.profiling.profile import SHOWN, Profile
-from spiderfs.profiling.record import Record
-from spiderfs.profiling.record import save as save_record
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.recipe import READY
 from spiderfs.views.tree import Forms
@@ -230,7 +230,7 @@ def measure_setting(
     with ExitStack() as stack:
         with mounted(source, scratch / "p", 1 << 30, setting.latency_ms, "policy=minio") as mount:
             speeds, profile = profiled(mount, scratch, setting, extent.profiled)
-        record, sizes = Record.of(speeds, profile), profile.sizes(VIEW)
+        record, sizes = speeds.record(profile), profile.sizes(VIEW)
         given: tuple[Split, ...] = SHOWN
         if setting == SETTINGS[SENECA]:
             given = (Split(1, 0, 0), best_split(lambda split: profile.by_equation_9(split, VIEW)))

@@ -10,7 +10,7 @@ of other widths. They take turns, a batch each, and each draws by its own scores
     alone            each has a cache of this size for itself
     alone, half      each has a cache of half the size for itself: the two together have the room of one
     together         both have one cache; a sample's worth is the largest of its normalised ranks in the two
-                     (spiderfs/core/worths.py), as in a mount
+                     (spiderfs/core/learning/worths.py), as in a mount
     last writer      the same, but a sample's worth is the score that either has written last, as before trainings had
                      courses
 
@@ -44,8 +44,8 @@ from benchmarks.common.results import machine, plain_table, save, spread, wide_c
 from benchmarks.common.side_by_side import add_jobs, side_by_side, time_left
 from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Pool, SharedCache, Training, pool_in
 from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE, SMALL, Recipe
+from spiderfs.core.learning.worths import Worth, Worths
 from spiderfs.core.policy import Key
-from spiderfs.core.worths import Worth, Worths
 
 TABLE_WIDTH = 140
 FULL = Extent(epochs=8, training=3_000, held_out=2_000, seeds=3)

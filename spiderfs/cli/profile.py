@@ -19,8 +19,8 @@ from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from spiderfs.forms.profile import Form, Profile
     from spiderfs.profiling.measure import Speeds, Wanted
-    from spiderfs.profiling.profile import Form, Profile
 
 _MB = 1e6
 
@@ -95,9 +95,9 @@ def profile(
     """
     from rich.console import Console
 
+    from spiderfs.forms.record import save
     from spiderfs.profiling.measure import Wanted
     from spiderfs.profiling.private_mount import settings_in
-    from spiderfs.profiling.record import Record, save
 
     if plot_path is not None:
         _check_plot(loader, plot_path)
@@ -120,7 +120,7 @@ def profile(
     if plot_path is not None:
         assert found is not None
         _plot(found, plot_path)
-    save(Record.of(speeds, found), CacheLayout(Path(options["cache_dir"])).profile)
+    save(speeds.record(found), CacheLayout(Path(options["cache_dir"])).profile)
 
 
 def _measured(
@@ -248,7 +248,7 @@ def _tables(found: Profile) -> list[str | None]:
 
 def _splits(found: Profile, view: str | None) -> list[dict[str, Any]]:
     """The best split and those that are shown beside it, each with what is predicted."""
-    from spiderfs.profiling.profile import SHOWN
+    from spiderfs.forms.profile import SHOWN
 
     best = found.best(view)
     rows = []
@@ -298,7 +298,7 @@ def _plot(found: Profile, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from spiderfs.core.partition import splits
+    from spiderfs.forms.partition import splits
 
     views = _tables(found)
     figure, axes = pyplot.subplots(1, len(views), figsize=(6 * len(views), 4.6), layout="constrained", squeeze=False)

@@ -35,13 +35,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from spiderfs.core.changes import NOTHING, Changes
-from spiderfs.core.exchange import SharedList
-from spiderfs.core.foresight import Foresight
 from spiderfs.core.guided import Guided
-from spiderfs.core.owed import Owed
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.exchange import SharedList
+from spiderfs.core.plans.foresight import Foresight
+from spiderfs.core.plans.owed import Owed
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import Schedule
 from spiderfs.core.policy import Key, Policy, in_saved_order
-from spiderfs.core.schedule import Schedule
 from spiderfs.core.views_room import NO_VIEWS, VIEWS, ViewsRoom
 
 BLOCKS = "blocks"

@@ -17,13 +17,13 @@ from spiderfs.daemon.cache_directory import bind_to_view, same_file
 from spiderfs.daemon.pipes.event_pipe import open_pipe
 from spiderfs.daemon.restarts import REFUSED_AFTER
 from spiderfs.errors import StoreError
+from spiderfs.forms.chosen_partition import Partition, chosen_partition
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import DIRECTORY
-from spiderfs.profiling.chosen_partition import Partition, chosen_partition
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
 from spiderfs.shared.names_asked import NamesAsked
 from spiderfs.shared.notice import Notice

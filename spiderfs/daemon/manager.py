@@ -46,9 +46,9 @@ from spiderfs.daemon.training.hook_server import HookServer, listen
 from spiderfs.daemon.training.partial_connection import PartialKeeper
 from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import SpiderfsError, StoreError
+from spiderfs.forms.chosen_partition import NextPartition
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
-from spiderfs.profiling.chosen_partition import NextPartition
 from spiderfs.shared.attached_trainers import publish_trainers
 from spiderfs.sources.client import Read
 from spiderfs.store.store import ContentKey

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from spiderfs.core.partition import MOST_AUGMENTED, Split
 from spiderfs.errors import ConfigError
+from spiderfs.forms.partition import MOST_AUGMENTED, Split
 from spiderfs.options.mount_strings import options_in
 from spiderfs.options.paths import check_paths, check_source_answers, check_source_is_path, default_cache_dir
 from spiderfs.options.types import (

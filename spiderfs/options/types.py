@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
 
-from spiderfs.core.partition import Split
+from spiderfs.forms.partition import Split
 from spiderfs.options.units import Capacity, format_duration, format_size, parse_duration, parse_size
 from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 

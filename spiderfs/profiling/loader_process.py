@@ -18,8 +18,8 @@ from enum import Enum
 from typing import Any
 
 from spiderfs.errors import UsageError
+from spiderfs.forms.profile import Cost
 from spiderfs.profiling.private_mount import PrivateMount
-from spiderfs.profiling.profile import Cost
 
 # The loader's workers and its main process end with their input, after the batch that they are at.
 _PATIENCE_S = 30.0

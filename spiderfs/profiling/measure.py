@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spiderfs.errors import UsageError
+from spiderfs.forms.profile import Cost, Form, Profile, Reads, SourceSpeed
+from spiderfs.forms.record import Record
 from spiderfs.profiling.loader_process import Kept, Loader, Pass, loader_process
 from spiderfs.profiling.private_mount import private_mount
-from spiderfs.profiling.profile import Cost, Form, Profile, Reads, SourceSpeed
 from spiderfs.profiling.source_speed import cached_reads, count_files, files_below, source_speed
 from spiderfs.views.recipe import NO_VIEW
 
@@ -49,6 +50,14 @@ class Speeds:
     reads: dict[str, Reads]
     """Of cached files in each form: by the view's name, or NO_VIEW for originals."""
     samples: int
+
+    def record(self, found: Profile | None) -> Record:
+        """What later mounts find of this, and of a profile, if a loader was measured."""
+        sizes = {name: reads.bytes / reads.files for name, reads in self.reads.items()}
+        if found is not None:
+            sizes = {NO_VIEW: found.encoded.sample_bytes}
+            sizes |= {view: form.sample_bytes for view, form in found.views.items()}
+        return Record(self.samples, sizes, found)
 
 
 def measure(

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
-from spiderfs.profiling.profile import Reads, SourceSpeed
+from spiderfs.forms.profile import Reads, SourceSpeed
 
 # Files of one look at the source, for each reader; the more readers, the more files.
 _FILES_EACH = 12

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hint
-from spiderfs.core.rank_news import RankNews
+from spiderfs.core.plans.rank_news import RankNews
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity, round_size
 from spiderfs.policies import POLICIES

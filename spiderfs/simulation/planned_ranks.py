@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.exchange import SharedList
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.exchange import SharedList
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned, RankNews
 from spiderfs.core.policy import Key
-from spiderfs.core.rank_news import Come, Handed, Left, Planned, RankNews
 from spiderfs.simulation.teacher import NEVER
 
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hint
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.rank_news import RankNews
 from spiderfs.core.policy import Policy
-from spiderfs.core.rank_news import RankNews
 from spiderfs.simulation.planned_ranks import PlannedRanks
 from spiderfs.simulation.teacher import NEVER, Teacher
 

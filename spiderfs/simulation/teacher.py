@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Adjustable, Guided
 from spiderfs.core.hints import AtHand, Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored, WarmUp
+from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.policy import Key
-from spiderfs.core.teaching import Teaching
 
 NEVER = -1
 

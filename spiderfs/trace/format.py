@@ -47,8 +47,8 @@ from spiderfs.core.hints import (
     Scored,
     WarmUp,
 )
+from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned, RankNews
 from spiderfs.core.policy import Key
-from spiderfs.core.rank_news import Come, Handed, Left, Planned, RankNews
 from spiderfs.errors import SpiderfsError, UsageError
 from spiderfs.trace.batch import TracedBatch, byte_count, from_records, packed, records_for, to_records
 

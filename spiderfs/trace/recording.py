@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spiderfs.core.hints import Hint
-from spiderfs.core.rank_news import RankNews
+from spiderfs.core.plans.rank_news import RankNews
 from spiderfs.errors import SpiderfsError
 from spiderfs.trace.format import TraceWriter
 

@@ -35,10 +35,10 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from spiderfs.core.settling import MOST_BEHIND_S, behind_s, may_look_old, settles_at
 from spiderfs.errors import Stale
 from spiderfs.sources.source import SourceStat, Version, joined_time, split_time
 from spiderfs.store.store import Records, Row
+from spiderfs.vfs.settling import MOST_BEHIND_S, behind_s, may_look_old, settles_at
 from spiderfs.views.recipe import ORIGINAL
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY, Forms
 

@@ -20,7 +20,7 @@ from planning import planned, pusher
 from process_tree import descendants, threads_of
 from reading import digest, readers, together, write_files
 
-from spiderfs.core.schedule import UNPROVEN_SAMPLES
+from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES
 from spiderfs.testing import make_older
 
 CACHED = [f"cached/{number:03d}" for number in range(40)]

@@ -16,7 +16,7 @@ from mounting import Mounted, Process, children, eventually, mounted, run_spider
 from planning import planned, pusher
 from reading import write_files
 
-from spiderfs.core.schedule import UNPROVEN_SAMPLES
+from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES
 from spiderfs.protocol import Batch
 
 FILES, SIZE, SMALL = 60, 300_000, 30_000

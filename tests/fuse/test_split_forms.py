@@ -13,9 +13,9 @@ from profiled import note_sizes
 from reading import write_contents
 
 from spiderfs.client import Client
-from spiderfs.core.partition import Split
-from spiderfs.profiling.profile import Cost, Form, Profile, SourceSpeed
-from spiderfs.profiling.record import load, save
+from spiderfs.forms.partition import Split
+from spiderfs.forms.profile import Cost, Form, Profile, SourceSpeed
+from spiderfs.forms.record import load, save
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, Recipe

@@ -15,8 +15,8 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from training_process import TrainingProcess, training_process
 
-from spiderfs.core.schedule import UNPROVEN_SAMPLES
-from spiderfs.core.unseen_draws import UNSEEN_AFTER_S
+from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES
+from spiderfs.core.plans.unseen_draws import UNSEEN_AFTER_S
 
 pytestmark = [pytest.mark.both_modes]
 

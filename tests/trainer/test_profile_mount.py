@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from mounting import SPIDERFS, eventually, is_running, mounted
 
+from spiderfs.forms.record import load
 from spiderfs.linux.mounts import spiderfs_mounts
-from spiderfs.profiling.record import load
 from spiderfs.shared.layout import CacheLayout
 
 sys.path.append(str(Path(__file__).parents[1] / "unit/views"))

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import trainer_hook
 from spiderfs.client import Client
-from spiderfs.profiling.record import Record, save
+from spiderfs.forms.record import Record, save
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, READY, Recipe

@@ -6,7 +6,8 @@ epoch uses. The sampler draws numbers that carry their generation (`Draw`); to e
 they are indices.
 
 With `reuse="jobs"` it is several trainings that use a sample, each once (Seneca's augmented form). Then the mount says
-which generation each of them uses next (`spiderfs/core/turns.py`), and loader workers ask for a batch at a time.
+which generation each of them uses next (`spiderfs/core/partials/turns.py`), and loader workers ask for a batch at a
+time.
 """
 
 from __future__ import annotations

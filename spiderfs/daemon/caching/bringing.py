@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 
 import trio
 
-from spiderfs.core.concurrency import Concurrency
 from spiderfs.core.events import FROM_THE_SOURCE
-from spiderfs.core.schedule import PlannedReader
+from spiderfs.core.plans.concurrency import Concurrency
+from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.vfs.catalogue import Node
 
 # A window is so many seconds of reading long, or so many fetches if these take longer. So a reader does not notice a

@@ -21,7 +21,7 @@ from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import HasHubs, HubLimits
 from spiderfs.core.hints import Budget, Hint, Lost
 from spiderfs.core.landing import landing_of, landing_room
-from spiderfs.core.partials import PARTIALS, Partials
+from spiderfs.core.partials.section import PARTIALS, Partials
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.restocked import Restocked
 from spiderfs.core.views_room import NO_VIEWS, ViewsRoom

@@ -16,10 +16,10 @@ import os
 
 import trio
 
-from spiderfs.core.concurrency import Concurrency
 from spiderfs.core.events import FETCHED, HIT
-from spiderfs.core.schedule import PlannedReader
-from spiderfs.core.window import LEAST, Window
+from spiderfs.core.plans.concurrency import Concurrency
+from spiderfs.core.plans.schedule import PlannedReader
+from spiderfs.core.plans.window import LEAST, Window
 from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SpiderfsError

@@ -22,8 +22,8 @@ from itertools import islice
 import trio
 
 from spiderfs.core.events import FETCHED, FORGOTTEN, PUSHED, UNSTORED, Access
-from spiderfs.core.planned_epoch import PlannedEpoch
-from spiderfs.core.schedule import PlannedReader
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching.bringing import Bell, Brought, Verdict, Way
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.fetch_ahead import FetchAhead

@@ -33,10 +33,10 @@ from typing import NamedTuple
 
 import trio
 
-from spiderfs.core.concurrency import Concurrency
 from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, UNREAD, Access
-from spiderfs.core.planned_epoch import PlannedEpoch
-from spiderfs.core.schedule import PlannedReader
+from spiderfs.core.plans.concurrency import Concurrency
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.push_process import IN_MEMORY

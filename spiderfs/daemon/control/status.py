@@ -10,8 +10,8 @@ from spiderfs.daemon.caching.prefetcher import PrefetcherStatus
 from spiderfs.daemon.caching.survey import SurveyStatus
 from spiderfs.daemon.training.job_accounts import JobStatus
 from spiderfs.daemon.training.trainer import TrainerStatus
+from spiderfs.forms.chosen_partition import Partition
 from spiderfs.options.model import Options
-from spiderfs.profiling.chosen_partition import Partition
 
 
 @dataclass(frozen=True)

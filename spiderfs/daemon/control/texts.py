@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from spiderfs import __version__
-from spiderfs.core.teaching import RatioStatus
+from spiderfs.core.learning.teaching import RatioStatus
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.caching.warmer import WarmerStatus
 from spiderfs.daemon.control.status import MountStatus
 from spiderfs.daemon.training.job_accounts import JobStatus
 from spiderfs.daemon.training.trainer import TrainerStatus
+from spiderfs.forms.chosen_partition import Partition
 from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size
-from spiderfs.profiling.chosen_partition import Partition
 from spiderfs.shared.escapes import escaped
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL
 

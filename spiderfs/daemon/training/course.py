@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spiderfs.core.thinning import ScoreAges, Thinning
+from spiderfs.core.learning.thinning import ScoreAges, Thinning
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions, Scoring

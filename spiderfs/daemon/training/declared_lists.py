@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from spiderfs.core.teaching import Teaching
+from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.course import Course, course_id_of, directory_of
 from spiderfs.daemon.training.courses import Courses

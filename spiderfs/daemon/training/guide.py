@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from spiderfs.core.rank_news import Come, Handed, Left, Planned, RankNews
-from spiderfs.core.teaching import Teaching
+from spiderfs.core.learning.teaching import Teaching
+from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned, RankNews
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.declared_lists import DeclaredLists

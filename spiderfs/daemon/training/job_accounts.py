@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, UNSEEN, Access
-from spiderfs.core.teaching import RatioStatus
+from spiderfs.core.learning.teaching import RatioStatus
 from spiderfs.daemon.training.trainer import Trainer
 
 # The pace of a job is that of its last so many whole seconds.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 import trio
 
-from spiderfs.core.teaching import Teaching
+from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.course import Course
 from spiderfs.daemon.training.courses import Courses

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.learning.teaching import Teaching
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
-from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.sharing import Rank, Sharing

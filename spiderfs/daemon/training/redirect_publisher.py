@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import trio
 
-from spiderfs.core.teaching import Teaching
+from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.training.course import Course
 from spiderfs.daemon.training.courses import Courses
 from spiderfs.store.store import Records

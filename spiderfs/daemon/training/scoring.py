@@ -25,9 +25,9 @@ import trio
 
 from spiderfs.core.events import Access
 from spiderfs.core.hints import Hub
+from spiderfs.core.learning.served_samples import ServedSamples
+from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.policy import Key
-from spiderfs.core.served_samples import ServedSamples
-from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.course import Course, delete_older_scores
 from spiderfs.daemon.training.courses import Courses

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.exchange import Exchanged, SharedList
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.exchange import Exchanged, SharedList
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.core.policy import Key
-from spiderfs.core.schedule import PlannedReader
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.protocol import Exchange, Plan, Progress
 

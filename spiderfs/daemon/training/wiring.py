@@ -23,9 +23,9 @@ from pathlib import Path
 import msgpack
 import trio
 
-from spiderfs.core.elastic import ElasticOptions
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNSEEN, WARMED, Access
-from spiderfs.core.teaching import Teaching, TeachingOptions
+from spiderfs.core.learning.elastic import ElasticOptions
+from spiderfs.core.learning.teaching import Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.declared_lists import DeclaredLists

@@ -16,7 +16,7 @@ from spiderfs.core.changes import NOTHING, Changes
 from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.guided import Adjustable, Guided, HasHubs
 from spiderfs.core.hints import Hub
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key, Policy
 from spiderfs.core.views_room import VIEWS
 from spiderfs.policies import mountable_policies

@@ -13,7 +13,7 @@ from spiderfs.core.accesses import Accesses
 from spiderfs.core.changes import NOTHING
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Epoch, Labels, Pinning, Scored, WarmUp
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key
 from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact

@@ -15,7 +15,7 @@ from spiderfs.core.changes import NOTHING, Changes
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Divided, HasHubs, HasPins, HasStandIns
 from spiderfs.core.hints import Epoch, Ratio, Scored
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES
 from spiderfs.policies import shade
 from spiderfs.policies.shade import Shade

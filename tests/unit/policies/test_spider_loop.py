@@ -6,11 +6,11 @@ from collections import deque
 
 import numpy as np
 
-from spiderfs.core.elastic import Elastic
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hub
+from spiderfs.core.learning.elastic import Elastic
+from spiderfs.core.learning.served_samples import ServedSamples
 from spiderfs.core.policy import Key
-from spiderfs.core.served_samples import ServedSamples
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.spider import HOMOPHILY, Spider
 from spiderfs.scorer.scorer import Scorer

@@ -20,12 +20,13 @@ PACKAGE = ROOT / "spiderfs"
 # types alone counts: who names another's types knows of it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("spiderfs", "errors"),
-    ("core", "linux", "metrics", "protocol", "scorer"),
+    ("core", "forms.partition", "linux", "metrics", "protocol", "scorer"),
     ("policies.parts", "shared", "trace"),
     ("policies", "sources", "store"),
     ("packages", "views"),
     ("options", "vfs"),
-    ("client", "fuse", "profiling", "simulation"),
+    ("client", "forms", "fuse", "simulation"),
+    ("profiling",),
     ("daemon.background", "daemon.cache_directory", "daemon.child", "daemon.guard", "daemon.restarts", "daemon.pipes"),
     ("daemon.published_options",),
     ("daemon.context",),
@@ -55,7 +56,7 @@ LAYER_OF = {
     for unit in units
 }
 # Folders whose modules have a layer each, or whose inner rooms have.
-OPENED = ("daemon", "policies")
+OPENED = ("daemon", "forms", "policies")
 
 # Who alone may import a library; whatever else needs it asks them.
 ONLY_IMPORTERS = {
@@ -75,6 +76,7 @@ ONLY_IMPORTERS = {
 # What decides has no clock, file, socket or task: time and chance come in as arguments.
 PURE = (
     "spiderfs/core/",
+    "spiderfs/forms/partition.py",
     "spiderfs/policies/",
     "trainer_hook/loader/epoch_order.py",
     "trainer_hook/refurbishing/generations.py",

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from spiderfs.cli.main import main
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.exchange import SharedList
-from spiderfs.core.rank_news import Come, Handed, Left, Planned, RankNews
+from spiderfs.core.plans.exchange import SharedList
+from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned, RankNews
 from spiderfs.policies.lru import LRU
 from spiderfs.simulation.planned_ranks import lists_of
 from spiderfs.simulation.replay import Replay, replay

@@ -10,7 +10,6 @@ import hypothesis.strategies as st
 import trio
 from hypothesis import HealthCheck, given, settings
 
-from spiderfs.core.settling import settles_at
 from spiderfs.daemon.caching.survey import Survey
 from spiderfs.fuse import wire
 from spiderfs.options.units import Capacity
@@ -21,6 +20,7 @@ from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.answer_types import Attributes, Entry
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.settling import settles_at
 
 ROOT = SourceStat(stat.S_IFDIR | 0o755, 0, 0, 0, 1)
 # Seconds have 64 bits in struct statx, and nanoseconds come on top.

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 import trio
 
-from spiderfs.core.settling import WINDOW_S
 from spiderfs.errors import SourceDenied, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import SourceStat
@@ -16,6 +15,7 @@ from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import MemorySource
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.settling import WINDOW_S
 
 TTL_S = 10.0
 LIMITS = SourceLimits(timeout_s=20.0, attempts=2, backoff_s=0.001, max_backoff_s=0.001)

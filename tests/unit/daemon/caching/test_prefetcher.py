@@ -14,12 +14,12 @@ import pytest
 import trio
 import trio.testing
 
-from spiderfs.core.concurrency import Concurrency
 from spiderfs.core.events import FETCHED, HIT, REFUSED, Access
-from spiderfs.core.exchange import SharedList
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.concurrency import Concurrency
+from spiderfs.core.plans.exchange import SharedList
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import PROVEN_OPENS, UNPROVEN_SAMPLES, PlannedReader
 from spiderfs.core.policy import Key
-from spiderfs.core.schedule import PROVEN_OPENS, UNPROVEN_SAMPLES, PlannedReader
 from spiderfs.daemon.caching.bringing import Bell, Brought, Done, Verdict
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.prefetcher import Prefetcher

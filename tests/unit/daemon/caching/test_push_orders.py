@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, REFUSED, UNREAD, Access
-from spiderfs.core.planned_epoch import PlannedEpoch
-from spiderfs.core.schedule import PlannedReader
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching import push_ahead, pusher
 from spiderfs.daemon.caching.bringing import Brought, Verdict
 from spiderfs.daemon.caching.cache_control import CacheControl

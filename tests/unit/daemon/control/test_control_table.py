@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 
-from spiderfs.core.thinning import ScoreAges
+from spiderfs.core.learning.thinning import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control import long_texts
 from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render

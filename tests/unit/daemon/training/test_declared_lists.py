@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import trio
 
+from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.policy import Key
-from spiderfs.core.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training import declared_lists as module
 from spiderfs.daemon.training.course import Course

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 
-from spiderfs.core.teaching import PLANNED_RATIO, Teaching, TeachingOptions
+from spiderfs.core.learning.teaching import PLANNED_RATIO, Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.plans import Plans
 from spiderfs.metrics import SharedCounters

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from spiderfs.core.teaching import Teaching
+from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses import Courses
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher

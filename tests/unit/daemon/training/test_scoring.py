@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.hints import Hint, Scored
-from spiderfs.core.teaching import Teaching
+from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.course import Course
 from spiderfs.daemon.training.courses import Courses

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.exchange import Exchanged
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.exchange import Exchanged
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.sharing import Rank, Sharing
 from spiderfs.daemon.training.trainer import SampleList, SamplePaths

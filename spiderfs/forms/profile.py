@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spiderfs.core.landing import landing_of, landing_room
-from spiderfs.core.partition import (
+from spiderfs.forms.partition import (
     Capacities,
     Cluster,
     Demand,

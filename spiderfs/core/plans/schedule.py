@@ -34,9 +34,9 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator
 
-from spiderfs.core.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.unseen_draws import UnseenDraws
 from spiderfs.core.policy import Key
-from spiderfs.core.unseen_draws import UnseenDraws
 
 LOOK_AHEAD = 512
 """So many positions after those reached may be fetched ahead, until somebody says otherwise."""

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from test_profile import MADE_UP
 
-from spiderfs.core.partition import Split
 from spiderfs.errors import ConfigError, UsageError
+from spiderfs.forms.chosen_partition import Partition, chosen_partition
+from spiderfs.forms.partition import Split
+from spiderfs.forms.profile import Reads, SourceSpeed
+from spiderfs.forms.record import Record, load, save
 from spiderfs.options.model import Options
-from spiderfs.profiling.chosen_partition import Partition, chosen_partition
-from spiderfs.profiling.profile import Reads, SourceSpeed
-from spiderfs.profiling.record import Record, load, save
 
 # Views take as many bytes as the capacity in all.
 SIZES = {"none": 100e3, "bmp256": 200e3}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.core.partition import Split
 from spiderfs.errors import UsageError
+from spiderfs.forms.partition import Split
+from spiderfs.forms.profile import Cost, Form, Profile, Reads, SourceSpeed
 from spiderfs.profiling.loader_process import Loader, LoaderFacts, LoaderProcess
 from spiderfs.profiling.measure import Speeds, Wanted, _originals
 from spiderfs.profiling.private_mount import PrivateMount, settings_in
-from spiderfs.profiling.profile import Cost, Form, Profile, Reads, SourceSpeed
 from spiderfs.profiling.source_speed import files_below, source_speed
 from spiderfs.views.recipe import NO_VIEW
 

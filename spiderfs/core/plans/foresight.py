@@ -23,9 +23,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from spiderfs.core.heap import Heap
-from spiderfs.core.owed import NOT_OWED, Owed
+from spiderfs.core.plans.owed import NOT_OWED, Owed
+from spiderfs.core.plans.schedule import Schedule
 from spiderfs.core.policy import Key, Policy
-from spiderfs.core.schedule import Schedule
 
 # For a candidate that no plan names, so many of the policy's victims are looked at to find some that no plan names
 # either. Such candidates are few; while a plan names every member, none of them is admitted.

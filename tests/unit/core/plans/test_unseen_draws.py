@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spiderfs.core.unseen_draws import AHEAD_MOST, AHEAD_S, UNSEEN_AFTER_S, UnseenDraws
+from spiderfs.core.plans.unseen_draws import AHEAD_MOST, AHEAD_S, UNSEEN_AFTER_S, UnseenDraws
 
 
 def test_a_draw_is_unseen_when_its_open_was_not_heard_of() -> None:

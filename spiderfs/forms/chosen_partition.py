@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from spiderfs.core.partition import MOST_AUGMENTED, FormSizes, Split, view_share
 from spiderfs.errors import ConfigError
+from spiderfs.forms.partition import MOST_AUGMENTED, FormSizes, Split, view_share
+from spiderfs.forms.profile import landing_bytes
+from spiderfs.forms.record import Record, load
 from spiderfs.options.model import AUTO, ONE_FORM, Options
-from spiderfs.profiling.profile import landing_bytes
-from spiderfs.profiling.record import Record, load
 from spiderfs.views.recipe import NO_VIEW
 
 

@@ -9,15 +9,11 @@ import os
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spiderfs.errors import UsageError
-from spiderfs.profiling.profile import Cost, Form, Profile, Reads, SourceSpeed
+from spiderfs.forms.profile import Cost, Form, Profile, Reads, SourceSpeed
 from spiderfs.views.recipe import NO_VIEW
-
-# A mount that looks for a record needs nothing of what measures.
-if TYPE_CHECKING:
-    from spiderfs.profiling.measure import Speeds
 
 
 @dataclass(frozen=True)
@@ -30,14 +26,6 @@ class Record:
     samples: int
     sample_bytes: dict[str, float]
     profile: Profile | None
-
-    @classmethod
-    def of(cls, speeds: Speeds, found: Profile | None) -> Record:
-        sizes = {name: reads.bytes / reads.files for name, reads in speeds.reads.items()}
-        if found is not None:
-            sizes = {NO_VIEW: found.encoded.sample_bytes}
-            sizes |= {view: form.sample_bytes for view, form in found.views.items()}
-        return cls(speeds.samples, sizes, found)
 
 
 def save(record: Record, path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.exchange import SharedList
+from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.policy import Key
 from spiderfs.policies.lru import LRU
 from trainer_hook.loader.epoch_order import OwnOrder

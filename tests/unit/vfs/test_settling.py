@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from spiderfs.core.settling import (
+from spiderfs.vfs.settling import (
     MOST_BEHIND_S,
     WINDOW_S,
     behind_s,

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from spiderfs.core.concurrency import TRY_AGAIN, WINDOW_S, Concurrency
+from spiderfs.core.plans.concurrency import TRY_AGAIN, WINDOW_S, Concurrency
 
 SIZE = 100_000
 MOST = 64

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spiderfs.core.partition import (
+from spiderfs.forms.partition import (
     MOST_AUGMENTED,
     Capacities,
     Cluster,

@@ -29,12 +29,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spiderfs.core.changes import NOTHING, Changes, merged
-from spiderfs.core.elastic import Elastic, ElasticOptions
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Adjustable, Divided, Guided, HasHubs, HasPins, HasStandIns, RanksByCourse, WarmsUp
 from spiderfs.core.hints import AtHand, Epoch, Hint, Hub, Labels, Pinning, Published, Ratio, Scored, WarmUp
+from spiderfs.core.learning.elastic import Elastic, ElasticOptions
+from spiderfs.core.learning.worths import Worth, Worths
 from spiderfs.core.policy import Key
-from spiderfs.core.worths import Worth, Worths
 from spiderfs.errors import ConfigError
 
 # The least ratio while plans are followed and only late reads get stand-ins.

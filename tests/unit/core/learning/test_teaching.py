@@ -13,13 +13,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from spiderfs.core.elastic import ElasticOptions
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Guided, HasStandIns
 from spiderfs.core.hints import AtHand, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored
-from spiderfs.core.planned_epoch import PlannedEpoch
-from spiderfs.core.policy import Key
-from spiderfs.core.teaching import (
+from spiderfs.core.learning.elastic import ElasticOptions
+from spiderfs.core.learning.teaching import (
     DUE_WITH_READ,
     DUE_WITH_SCORES,
     KEPT_JOBS,
@@ -27,7 +25,9 @@ from spiderfs.core.teaching import (
     Teaching,
     TeachingOptions,
 )
-from spiderfs.core.worths import QUANTILES
+from spiderfs.core.learning.worths import QUANTILES
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.policy import Key
 from spiderfs.errors import ConfigError
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import HOMOPHILY, Spider

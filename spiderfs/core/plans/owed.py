@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Hashable, Iterator
 
-from spiderfs.core.exchange import SharedList
+from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.policy import Key
 
 NOT_OWED = 0.0

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from spiderfs.core.groups import NOWHERE, Groups
+from spiderfs.core.plans.groups import NOWHERE, Groups
 from spiderfs.core.policy import Key
 
 Chance = Callable[[], float]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spiderfs.core import schedule as module
-from spiderfs.core.planned_epoch import PlannedEpoch
-from spiderfs.core.schedule import (
+from spiderfs.core.plans import schedule as module
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import (
     BELIEVED_AGAIN,
     EARLY_S,
     FIRST_PACE_S,
@@ -24,7 +24,7 @@ from spiderfs.core.schedule import (
     PlannedReader,
     Schedule,
 )
-from spiderfs.core.unseen_draws import UNSEEN_AFTER_S
+from spiderfs.core.plans.unseen_draws import UNSEEN_AFTER_S
 
 FILES = 12
 # The files of two samples are not known.

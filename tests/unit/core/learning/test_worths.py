@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from spiderfs.core.learning.worths import QUANTILES, Worths
 from spiderfs.core.policy import Key
-from spiderfs.core.worths import QUANTILES, Worths
 
 SCORES = st.floats(0.001, 1000, allow_nan=False)
 COURSE = st.dictionaries(st.integers(0, 30), SCORES, min_size=1)

@@ -115,7 +115,7 @@ class Filesystem:
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(wall_clock() * 1e9)
         self._own = OwnDirectories(control, catalogue, lister, self._control_attributes, self._attributes, self._entry)
-        self._on_demand = OnDemand(catalogue, client, fetcher, counters)
+        self._on_demand = OnDemand(catalogue, client, fetcher, counters, scattered)
         self._stand_ins = StandIns(catalogue, lister, fetcher, redirects, lambda: self.settings, wall_clock)
         self._small_files = SmallFiles(
             fetcher, self._on_demand, redirects, self._stand_ins, events, counters, views, wall_clock
@@ -342,7 +342,7 @@ class Filesystem:
             raise Stale(f"{os.fsdecode(node.path)} may still be written to")
         if node.stat.size <= self.settings.sample_max_bytes:
             return await self._small_files.open(node, caller, delivery)
-        self.large_files.open(node, caller)
+        await self.large_files.open(node, caller)
         return Opened(inode, direct_io=False, large=True)
 
     async def read(self, handle: int, offset: int, size: int, inode: int = 0) -> memoryview | bytes:

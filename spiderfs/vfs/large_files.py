@@ -69,12 +69,12 @@ class LargeFiles:
 
     # -- opening
 
-    def open(self, node: Node, caller: Caller) -> None:
+    async def open(self, node: Node, caller: Caller) -> None:
         """Account for an open; raises Stale for a version whose name is known to mean another one by now.
 
         Only READ, which finds out that a large file has changed, could tell otherwise.
         """
-        self._on_demand.check_still_named(node)
+        await self._on_demand.check_still_named(node)
         self.note_open(node, caller)
 
     def note_open(self, node: Node, caller: Caller) -> None:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 
 import trio
 
-from spiderfs.errors import SourceChanged, SourceError, SourceNotADirectory, SourceNotFound, Stale, StoreError
+from spiderfs.errors import (
+    SourceChanged,
+    SourceError,
+    SourceNotADirectory,
+    SourceNotFound,
+    SourceUnavailable,
+    Stale,
+    StoreError,
+)
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
@@ -21,7 +30,16 @@ log = logging.getLogger(__name__)
 class OnDemand:
     """Fetches for readers. All methods raise Stale for a version that the source no longer has, and SourceError."""
 
-    def __init__(self, catalogue: Catalogue, client: SourceClient, fetcher: Fetcher, counters: Counters) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        client: SourceClient,
+        fetcher: Fetcher,
+        counters: Counters,
+        scattered: Callable[[], bool],
+    ) -> None:
+        """`scattered`: see `Filesystem`."""
+        self._scattered = scattered
         self._catalogue = catalogue
         self._client = client
         self._fetcher = fetcher
@@ -60,14 +78,23 @@ class OnDemand:
     def _count_stall(self, started: float) -> None:
         self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
 
-    def check_still_named(self, node: Node) -> None:
+    async def check_still_named(self, node: Node) -> None:
         """Raises Stale if the name of this version is known to mean another one, or to have to be looked up anew.
 
         The kernel believes a name for its whole TTL. An open that is answered with ESTALE makes the kernel look the
         name up anew and open again. A READ cannot do that: its ESTALE goes to the reader and leaves the name believed.
         """
-        if not self._catalogue.still_names(node):
+        if not self._catalogue.still_names(node) and not (self._scattered() and await self._is_at_source(node)):
             raise Stale(f"{os.fsdecode(node.path)} has changed at the source")
+
+    async def _is_at_source(self, node: Node) -> bool:
+        """Whether the source has this version, for a name that another worker may know; so it is while it is away."""
+        try:
+            return (await self._client.stat(node.path)).version == node.version
+        except SourceUnavailable:
+            return True
+        except SourceError:
+            return False
 
     async def stale(self, node: Node, exc: SourceError) -> Stale:
         """The error for a version that the source no longer has; the next look-up of its name asks the source."""

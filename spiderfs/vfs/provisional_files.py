@@ -105,7 +105,7 @@ class ProvisionalFiles:
         """Read the file for this open alone."""
         handle = self._brought.new_handle()
         if node.stat.size > self._settings().sample_max_bytes:
-            self._large_files.open(node, caller)
+            await self._large_files.open(node, caller)
             return Opened(handle, direct_io=False, keeps_pages=False)
         trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
         started, asked_s = time.perf_counter(), self._now()

@@ -137,7 +137,7 @@ class UnopenedFilesystem(Filesystem):
             # Who has a file open goes on with its version. The next open is to ask all the same.
             return found._replace(timeout_s=0.0)
         if not is_open:
-            self._on_demand.check_still_named(node)
+            await self._on_demand.check_still_named(node)
         return found
 
     # -- contents

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,26 @@ def test_a_disk_that_turns_read_only_causes_no_error_for_readers(
         everything_is_right()
         assert mount.is_mounted()
         assert mount.logged("Read-only file system")
+
+
+@pytest.mark.kernel_binding("has several workers")
+def test_a_large_file_is_opened_at_a_worker_that_does_not_know_its_name(disk: Disk, tmp_path: Path) -> None:
+    """While the disk takes no names each worker has its own, and look-up and open may come to different ones."""
+    (source := tmp_path / "source").mkdir()
+    content = os.urandom(1 << 20)
+    for number in range(60):
+        (source / f"large {number}").write_bytes(content)
+    options = {"sample_max_bytes": 4096, "workers": 2}
+    with mounted(source, tmp_path / "m", cache=disk.point / "cache", allowed=["WARNING", "ERROR"], **options) as mount:  # type: ignore[arg-type]
+        disk.break_down()
+
+        def first_bytes(name: str) -> bytes:
+            fd = os.open(mount.point / name, os.O_RDONLY)
+            try:
+                return os.pread(fd, 100, 0)
+            finally:
+                os.close(fd)
+
+        names = [f"large {number}" for number in range(60) for _ in range(4)]
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(first_bytes, names)) == {content[:100]}

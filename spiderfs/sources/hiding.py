@@ -16,7 +16,8 @@ class HidingSource:
         self._inner = inner
         self._hidden = hidden
         self.readlink, self.listxattr, self.getxattr = inner.readlink, inner.listxattr, inner.getxattr
-        self.read, self.statvfs, self.close = inner.read, inner.statvfs, inner.close
+        self.read, self.read_present = inner.read, inner.read_present
+        self.statvfs, self.close = inner.statvfs, inner.close
 
     def stat(self, path: bytes) -> SourceStat:
         if path in self._hidden:

@@ -100,18 +100,14 @@ class LocalSource:
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         with self._translated(path), self._opened(path, _READ) as fd:
-            _check_version(fd, path, version)
-            end = min(offset + length, version.size)
-            chunks: list[bytes] = []
-            while offset < end:
-                chunk = os.pread(fd, end - offset, offset)
-                if not chunk:
-                    raise SourceChanged(f"{os.fsdecode(path)}: shorter than it was when it was opened")
-                chunks.append(chunk)
-                offset += len(chunk)
-            # The second look catches a writer that changed the file between our reads.
-            _check_version(fd, path, version)
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return _read(fd, path, offset, length, version)
+
+    def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
+        with self._translated(path), self._opened(path, _READ) as fd:
+            found = _source_stat(os.fstat(fd))
+            if found.size > most_bytes:
+                raise SourceChanged(f"{os.fsdecode(path)}: larger than it was")
+            return found, _read(fd, path, 0, found.size, found.version)
 
     def readlink(self, path: bytes) -> bytes:
         with self._translated(path), self._opened(path, _LOOK) as fd:
@@ -246,6 +242,21 @@ def _check_linked(fd: int) -> None:
     """Raise ENOENT if the directory has been removed."""
     if os.fstat(fd).st_nlink == 0:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _read(fd: int, path: bytes, offset: int, length: int, version: Version) -> bytes:
+    _check_version(fd, path, version)
+    end = min(offset + length, version.size)
+    chunks: list[bytes] = []
+    while offset < end:
+        chunk = os.pread(fd, end - offset, offset)
+        if not chunk:
+            raise SourceChanged(f"{os.fsdecode(path)}: shorter than it was when it was opened")
+        chunks.append(chunk)
+        offset += len(chunk)
+    # The second look catches a writer that changed the file between our reads.
+    _check_version(fd, path, version)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _check_version(fd: int, path: bytes, version: Version) -> None:

@@ -60,6 +60,13 @@ class SlowSource:
         self._transfer(len(data), start)
         return data
 
+    def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
+        self._exchange()
+        start = self._clock()
+        found, data = self._inner.read_present(path, most_bytes)
+        self._transfer(len(data), start)
+        return found, data
+
     def readlink(self, path: bytes) -> bytes:
         self._exchange()
         return self._inner.readlink(path)

@@ -73,6 +73,12 @@ class Source(Protocol):
         Raises SourceChanged if the file is, or becomes while it is read, another version.
         """
 
+    def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
+        """Attributes and all bytes of whatever version of a file is there now.
+
+        Raises SourceChanged if it is no regular file of up to `most_bytes`, or changes while it is read.
+        """
+
     def readlink(self, path: bytes) -> bytes:
         """The link's text, untouched."""
 

@@ -90,6 +90,12 @@ class MemorySource:
             raise SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
         return entry.content[offset : offset + length]
 
+    def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
+        entry = self._called("read_present", path)
+        if not stat.S_ISREG(entry.mode) or len(entry.content) > most_bytes:
+            raise SourceChanged(f"{os.fsdecode(path)}: no file of up to {most_bytes} bytes")
+        return entry.stat(), entry.content
+
     def readlink(self, path: bytes) -> bytes:
         entry = self._called("readlink", path)
         if not stat.S_ISLNK(entry.mode):

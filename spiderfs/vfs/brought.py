@@ -34,7 +34,8 @@ class Brought:
 
     def __init__(self) -> None:
         self._bytes = RecentRecords(_LIMIT_BYTES)
-        self._notes = PendingReads()
+        # A table for each kind of note, with a slot for each thread: no note may push out another one.
+        self._failed, self._read = PendingReads(), PendingReads()
         # Look-ups pass by here: it costs less than the thread's note to see that nobody was noted lately.
         self._noted_at = memoryview(mmap.mmap(-1, 8)).cast("d")
 
@@ -54,33 +55,29 @@ class Brought:
     def open_failed(self, thread: int) -> None:
         """Note that the kernel is going to look up and open again for this thread."""
         now = self._noted_at[0] = time.monotonic()
-        self._notes.put(thread, 0, 0, now)
+        self._failed.put(thread, 0, 0, now)
 
     def opens_again(self, thread: int) -> bool:
         """Whether a look-up of this thread is to read the file too."""
         if not (noted_at := self._noted_at[0]):
             return False
         since = time.monotonic() - _AGAIN_S
-        return noted_at >= since and self._notes.look(thread, since) is not None
+        return noted_at >= since and self._failed.look(thread, since) is not None
 
     def open_succeeded(self, thread: int) -> None:
         """Forget that an open of this thread had failed: what it looks up next is another affair."""
         if self.opens_again(thread):
-            self._notes.take(thread, 0, 0.0)
+            self._failed.take(thread, 0, 0.0)
 
     def note(self, thread: int, inode: int, handle: int) -> None:
         """Note that a look-up of the thread has read this version, and under which handle its bytes are kept."""
-        self._notes.put(_of_both(thread, inode), handle, inode, time.monotonic())
+        self._read.put(thread, handle, inode, time.monotonic())
 
     def noted(self, thread: int, inode: int) -> bool:
         """Whether a look-up of the thread has read this version, and no open has followed."""
-        noted = self._notes.look(_of_both(thread, inode), time.monotonic() - _AGAIN_S)
+        noted = self._read.look(thread, time.monotonic() - _AGAIN_S)
         return noted is not None and noted[1] == inode
 
     def take(self, thread: int, inode: int) -> int | None:
         """The handle of what a look-up of the thread has read of this version, for one open."""
-        return self._notes.take(_of_both(thread, inode), inode, time.monotonic() - _AGAIN_S)
-
-
-def _of_both(thread: int, inode: int) -> int:
-    return (thread * 1_000_003) ^ (inode & ((1 << 62) - 1))
+        return self._read.take(thread, inode, time.monotonic() - _AGAIN_S)

@@ -308,16 +308,17 @@ class Catalogue:
             told = None
         return self.forms.fingerprint(form, None if told is None else told[_MOUNTED_AT.size :])
 
-    def record(self, parent: int, name: bytes, found: SourceStat, now: float) -> Dentry:
+    def record(self, parent: int, name: bytes, found: SourceStat, now: float, exactly: bool = False) -> Dentry:
         """Note the attributes of `name`, about which the source was asked at `now`.
 
         Returns what is recorded of the name afterwards: it is newer than `found` if somebody else asked later, and was
-        answered sooner.
+        answered sooner. `exactly`: returns `found` in any case, as a name that nobody is to believe if it was older.
         """
         rows = _Rows(self.node(parent), now, self._now)
         dentry = self._add_name(rows, self.find(parent, name), name, found)
         self._records.put(rows.rows, ("dentry", rows.is_newer))
-        return self.find(parent, name) or dentry
+        recorded = self.find(parent, name) or dentry
+        return dentry._replace(checked_at=0.0) if exactly and recorded.inode != dentry.inode else recorded
 
     def record_gone(self, parent: int, name: bytes, now: float) -> None:
         """Note that `name` does not exist; the source was asked about it at `now`."""

@@ -20,7 +20,7 @@ from spiderfs.metrics import Counters
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, Opened
 from spiderfs.vfs.brought import Brought
-from spiderfs.vfs.catalogue import Catalogue, Dentry, Node, join
+from spiderfs.vfs.catalogue import PROVISIONAL, Catalogue, Dentry, Node, join
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.large_files import LargeFiles
 from spiderfs.vfs.on_demand import OnDemand
@@ -60,11 +60,16 @@ class ProvisionalFiles:
         self._settings = settings
 
     async def bring_along(
-        self, directory: bytes, found: Dentry, caller: Caller, look_again: Callable[[], Awaitable[Dentry | None]]
+        self,
+        directory: bytes,
+        found: Dentry,
+        caller: Caller,
+        read_present: Callable[[], Awaitable[tuple[Dentry | None, bytes | None]]],
     ) -> Dentry | None:
-        """Read a small file as part of its look-up, until what was looked up and what was read are one version.
+        """Read a small file as part of its look-up; what was looked up, and what was read, are one version.
 
-        For a file that has just changed while it was being opened (`brought.py`).
+        For a file that has just changed while it was being opened (`brought.py`). `read_present` looks the name up and
+        reads what it means then.
         """
         dentry: Dentry | None = found
         for _ in range(_CHANGES):
@@ -78,27 +83,35 @@ class ProvisionalFiles:
             handle = self._brought.new_handle()
             if is_provisional(node.settles_at, self._now()):
                 node = _for_one_open(node, handle)
+            content: bytes | None
             try:
-                fetched = await self._fetcher.bring(node)
+                content, kept = (await self._fetcher.bring(node)).payload, node.inode == handle
             except (SourceNotFound, SourceChanged):
-                dentry = await look_again()
+                # Changed between the look and the read, which are one step now. Of a view they cannot be.
+                (dentry, content), kept = await read_present(), False
+                if (
+                    dentry is None
+                    or content is None
+                    or (dentry.stat.viewed and not is_provisional(dentry.settles_at, self._now()))
+                ):
+                    continue
             except SourceUnavailable:
                 break  # The open will meet the same error, and report it.
-            else:
-                if node.inode == handle or self._brought.keep(ContentKey(handle), fetched.payload):
-                    self._brought.note(caller.pid, dentry.inode, handle)
-                break
+            if kept or self._brought.keep(ContentKey(handle), content):
+                self._brought.note(caller.pid, dentry.inode, handle)
+            break
         return dentry
 
     def open_brought(self, inode: int, caller: Caller) -> Opened | None:
         """An open of what the thread's look-up has read of this version, if the bytes are still there."""
-        node = self._catalogue.known(inode)
-        handle = None if node is None else self._brought.take(caller.pid, node.inode)
-        if node is None or handle is None or self._fetcher.passing(ContentKey(handle), 0, 1) is None:
+        handle = self._brought.take(caller.pid, inode & ~PROVISIONAL)
+        if handle is None or self._fetcher.passing(ContentKey(handle), 0, 1) is None:
             return None
         self._counters.add("opens")
-        trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
-        self._small_files.note_fetched(node, caller.pid, trainer, wanted, self._now(), UNSTORED)
+        # A version that was superseded long ago may have been forgotten meanwhile.
+        if (node := self._catalogue.known(inode)) is not None:
+            trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
+            self._small_files.note_fetched(node, caller.pid, trainer, wanted, self._now(), UNSTORED)
         return Opened(handle, direct_io=False, keeps_pages=False)
 
     async def open(self, node: Node, caller: Caller) -> Opened:

@@ -132,6 +132,9 @@ class TreeSource:
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         return self._inner.read(self._forms.place(path).path, offset, length, version)
 
+    def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
+        return self._inner.read_present(self._forms.place(path).path, most_bytes)
+
     def readlink(self, path: bytes) -> bytes:
         return self._inner.readlink(self._forms.place(path).path)
 

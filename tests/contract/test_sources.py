@@ -197,6 +197,22 @@ def test_another_version_is_not_read(subject: Subject) -> None:
         subject.source.read(b"file", 0, 0, old)
 
 
+def test_the_present_version_is_read_whatever_it_is(subject: Subject) -> None:
+    subject.tree.add(b"file", b"old")
+    new = subject.tree.change(b"file", b"newer")
+    assert subject.source.read_present(b"file", 5) == (new, b"newer")
+    with pytest.raises(SourceChanged):
+        subject.source.read_present(b"file", 4)
+    subject.tree.add_directory(b"directory")
+    with pytest.raises(SourceChanged):
+        subject.source.read_present(b"directory", 1 << 20)
+    subject.tree.add_symlink(b"link", b"file")
+    with pytest.raises(SourceChanged):
+        subject.source.read_present(b"link", 1 << 20)
+    with pytest.raises(SourceNotFound):
+        subject.source.read_present(b"nothing", 5)
+
+
 def test_a_removed_file_is_gone(subject: Subject) -> None:
     version = subject.tree.add(b"d/file", b"x").version
     subject.tree.remove(b"d/file")

@@ -12,6 +12,7 @@ from mounting import mounted
 from replacing import read_on, replaced
 
 NAMES = [f"sample {number}" for number in range(12)]
+MOST_BYTES = 60_000
 
 
 @pytest.mark.parametrize(
@@ -24,12 +25,21 @@ def test_a_file_that_is_replaced_all_the_time_is_read_without_errors(
     (source := tmp_path / "source").mkdir()
     with (
         mounted(source, tmp_path / "place", workers=workers, **options) as mount,  # type: ignore[arg-type]
-        replaced(source, NAMES, most_bytes=60_000, pause_s=0.0005),
+        replaced(source, NAMES, MOST_BYTES, pause_s=0.0005),
     ):
-        outcome = read_on(mount.point, NAMES, 60_000, readers=8, reads=250)
+        outcome = read_on(mount.point, NAMES, MOST_BYTES, readers=8, reads=250)
         assert not outcome.errors, outcome
         assert not outcome.mixed, outcome
         assert outcome.right == 8 * 250
+
+
+def test_a_file_that_is_replaced_faster_than_it_can_be_looked_up_is_read_without_errors(tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    with mounted(source, tmp_path / "place", workers=3) as mount, replaced(source, NAMES[:1], 200, pause_s=0.0):
+        outcome = read_on(mount.point, NAMES[:1], 200, readers=8, reads=60)
+        assert not outcome.errors, outcome
+        assert not outcome.mixed, outcome
+        assert outcome.right == 8 * 60
 
 
 def _large(path: Path) -> bytes:

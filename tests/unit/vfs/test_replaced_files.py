@@ -1,0 +1,112 @@
+"""What a reader gets of a file that is replaced again and again while it is opened."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from spiderfs.errors import Stale
+from spiderfs.sources.source import SourceStat
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import Bare, MemoryContent, MemorySource, bare_filesystem
+from spiderfs.vfs.answer_types import Caller
+from spiderfs.vfs.brought import Brought
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
+from spiderfs.vfs.rules import Settings
+
+CALLER = Caller(0, 0, os.getpid())
+
+
+class Replaced(MemorySource):
+    """A source whose file `x` is another version after each question about it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generation = 0
+        self.add(b"x", b"generation 0")
+        self.catalogue: Catalogue | None = None
+
+    def replace(self) -> None:
+        self.generation += 1
+        self.change(b"x", b"generation %d" % self.generation)
+
+    def stat(self, path: bytes) -> SourceStat:
+        found = super().stat(path)
+        if path == b"x":
+            self.replace()
+        return found
+
+    def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
+        found = super().read_present(path, most_bytes)
+        self.replace()
+        if self.catalogue is not None:
+            # Another worker has asked later, and is answered sooner.
+            self.catalogue.record(ROOT_INODE, path, super().stat(path), time.time())
+        return found
+
+
+async def open_as_linux_does(bare: Bare) -> bytes:
+    """Open and read `x`. An open that gets ESTALE is followed by two look-ups and one more open."""
+    inode = (await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)).attributes.inode
+    try:
+        handle = (await bare.filesystem.open(inode, os.O_RDONLY, CALLER)).handle
+    except Stale:
+        for _ in range(2):
+            entry = await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)
+        handle = (await bare.filesystem.open(inode := entry.attributes.inode, os.O_RDONLY, CALLER)).handle
+    content = bytes(await bare.filesystem.read(handle, 0, 100, inode))
+    await bare.filesystem.release(handle, inode)
+    bare.content.end_read()
+    return content
+
+
+@pytest.mark.parametrize("another_is_sooner", [False, True])
+def test_a_file_that_is_never_the_same_twice_is_read(tmp_path: Path, another_is_sooner: bool) -> None:
+    async def live() -> None:
+        source, content = Replaced(), MemoryContent()
+        content.set_capacity(1 << 20)
+        async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, settings=Settings()) as bare:
+            if another_is_sooner:
+                source.catalogue = bare.catalogue
+            for _ in range(5):
+                assert await open_as_linux_does(bare) in {
+                    b"generation %d" % generation for generation in range(source.generation + 1)
+                }
+
+    trio.run(live)
+
+
+def test_what_was_read_of_a_version_that_is_superseded_is_not_believed(tmp_path: Path) -> None:
+    """Another worker knows a newer version. The kernel must not come to believe the older one for an hour."""
+
+    async def live() -> None:
+        source, content = Replaced(), MemoryContent()
+        content.set_capacity(1 << 20)
+        async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, settings=Settings()) as bare:
+            source.catalogue = bare.catalogue
+            inode = (await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)).attributes.inode
+            with pytest.raises(Stale):
+                await bare.filesystem.open(inode, os.O_RDONLY, CALLER)
+            entry = await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)
+            newest = bare.catalogue.find(ROOT_INODE, b"x")
+            assert newest is not None
+            assert newest.inode != entry.attributes.inode
+            assert entry.timeout_s == 0.0
+
+    trio.run(live)
+
+
+def test_no_thread_loses_its_note_to_others() -> None:
+    brought = Brought()
+    threads = range(1000, 2000)
+    for thread in threads:
+        brought.open_failed(thread)
+        brought.note(thread, inode=thread * 7919, handle=thread + 1)
+    for thread in threads:
+        assert brought.opens_again(thread)
+        assert brought.noted(thread, thread * 7919)
+        assert brought.take(thread, thread * 7919) == thread + 1

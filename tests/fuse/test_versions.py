@@ -152,6 +152,21 @@ def test_bytes_that_a_look_up_has_read_serve_only_the_next_open(source: Path, tm
             assert (mount.point / "file").read_bytes() == content
 
 
+@pytest.mark.parametrize("named", ["file", "fil?"])
+@_ASKED
+def test_a_file_that_has_not_settled_is_warmed_when_it_has(source: Path, tmp_path: Path, named: str) -> None:
+    with mounted(source, tmp_path / "place", ttl="0s") as mount:
+        (source / "file").write_bytes(b"half of it")
+        mtime_ns = os.stat(source / "file").st_mtime_ns
+        mount.control("warm").write_text(f"{named}\n")
+        # As long as it can be young at all.
+        while time.time_ns() < mtime_ns + 10**9:
+            assert mount.stats()["used_bytes"] == 0 or time.time_ns() > mtime_ns + 2 * 10**9
+        in_place(source / "file", b"all of it!", mtime_ns)
+        eventually(lambda: os.getxattr(mount.point / "file", "user.spiderfs.state") == b"cached")
+        assert (mount.point / "file").read_bytes() == b"all of it!"
+
+
 def test_a_provisional_version_is_kept_for_who_has_it_open(source: Path, tmp_path: Path) -> None:
     (source / "gone").touch()
     os.utime(source / "gone", (1, 1))

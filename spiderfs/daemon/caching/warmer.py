@@ -163,7 +163,7 @@ class Warmer:
         except Stale:
             return None
         entry = self._catalogue.find(directory.inode, name)
-        return None if entry is None else Node(entry.inode, path, entry.stat)
+        return None if entry is None else Node(entry.inode, path, entry.stat, entry.settles_at)
 
     def _not_looked_up(self, path: bytes, exc: SpiderfsError) -> None:
         self._failed += 1

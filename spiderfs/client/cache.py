@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 from spiderfs.errors import StoreCorrupt, StoreDamaged, StoreError
+from spiderfs.linux import steady_clock
 from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.shared.bypass_terms import Terms, hit_record, lost_record, opened_pipe, pid_namespace, published_terms
 from spiderfs.shared.editions import Edition, edition_of
@@ -252,7 +253,7 @@ class Cache:
             raise Gone(str(exc)) from exc
 
     def _serve(self, path: bytes) -> bytes | None:
-        settings, now = self._settings, time.time()
+        settings, now = self._settings, steady_clock.now(self._terms.clock_began_s)
         directory, _, name = path.rpartition(b"/")
         parent = self._directory(directory, now)
         dentry = self._catalogue.find(parent.inode, name) if parent else None

@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,7 @@ from spiderfs.errors import StoreError
 from spiderfs.forms.chosen_partition import Partition, chosen_partition
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
+from spiderfs.linux import steady_clock
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
@@ -199,7 +199,7 @@ def create_context(options: Options) -> MountContext:
     layout = CacheLayout(options.cache_dir)
     partition = chosen_partition(options, layout.profile)
     forms = Forms(
-        options.recipes, options.shown_form, partition.view_share, partial(_fingerprint, options), time.time()
+        options.recipes, options.shown_form, partition.view_share, partial(_fingerprint, options), steady_clock.now()
     )
     # Later the processes would find it out one by one.
     forms.fingerprint(forms.shown)

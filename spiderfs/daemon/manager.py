@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -47,6 +46,7 @@ from spiderfs.daemon.training.partial_connection import PartialKeeper
 from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.forms.chosen_partition import NextPartition
+from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
 from spiderfs.shared.attached_trainers import publish_trainers
@@ -217,7 +217,7 @@ class Manager:
         return MountStatus(
             options=self._options.current,
             pid=self._context.supervisor_pid,
-            uptime_s=time.time() - self._context.mounted_at_s,
+            uptime_s=steady_clock.now() - self._context.mounted_at_s,
             cache=self._cache.status(),
             disk_bytes=self._content.file_bytes(),
             known_files=self._catalogue.known_files(),
@@ -343,7 +343,7 @@ class Manager:
             # A worker that was killed may have written what it could not record any more.
             before, restarts = restarts, self._context.counters.totals()["worker_restarts"]
             await trio.to_thread.run_sync(self._free, restarts != before)
-            self._cache.engine.compare_paces(time.time())
+            self._cache.engine.compare_paces(steady_clock.now())
             await self._training.keep_house()
             await self._options.settle()
             self._content.clear_dead_readers()
@@ -380,7 +380,7 @@ class Manager:
         took_s = 0.0
         while True:
             await trio.sleep(max(SAVE_INTERVAL_S, took_s / SAVE_SHARE))
-            started = time.monotonic()
+            started = steady_clock.now()
             try:
                 await self._training.scoring.save_in_thread()
                 self._save()
@@ -389,7 +389,7 @@ class Manager:
                 log.warning("%s", exc)
             if self._recording is not None:
                 self._recording.flush()
-            took_s = time.monotonic() - started
+            took_s = steady_clock.now() - started
 
     def _save(self) -> None:
         self._catalogue.record_fact(_STATE_FACT, self._cache.saved_state())

@@ -8,6 +8,7 @@ import logging
 import os
 
 from spiderfs.errors import SpiderfsError
+from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.shared.bypass_terms import Terms, pid_namespace
 from spiderfs.shared.layout import RunLayout
@@ -70,6 +71,7 @@ def client_terms_of(options: Options, mounted_at_s: float) -> Terms:
     return Terms(
         ttl_s=settings.ttl_s,
         checked_since_s=settings.checked_since_s,
+        clock_began_s=steady_clock.BEGAN_S,
         sample_max_bytes=settings.sample_max_bytes,
         wait_for_fetches=settings.wait_for_fetches,
         substitute=options.substitute,

@@ -18,7 +18,7 @@ from typing import NamedTuple, get_type_hints
 
 from spiderfs.core.events import ACCESS_RECORD, HIT
 
-VERSION = 3
+VERSION = 4
 CLIENT_XATTR = "user.spiderfs.client"
 # The terms have some 300 bytes.
 _TERMS_MAX_BYTES = 1 << 16
@@ -29,6 +29,8 @@ class Terms(NamedTuple):
 
     ttl_s: float
     checked_since_s: float
+    clock_began_s: float
+    """When the mount's clock began (`linux/steady_clock.py`)."""
     sample_max_bytes: int
     wait_for_fetches: bool
     substitute: str

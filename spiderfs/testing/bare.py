@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import time
 
 import trio
 
 from spiderfs.errors import TryAgain
 from spiderfs.fuse.kernel import Kernel
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.shared.layout import RunLayout
 from spiderfs.shared.pusher_threads import PusherThreads
@@ -101,7 +101,7 @@ async def bare_filesystem(
     unasked: Kernel | None = None,
     forms: Forms | None = None,
     pusher_threads: PusherThreads | None = None,
-    wall_clock: Callable[[], float] = time,
+    clock: Callable[[], float] = steady_clock.now,
 ) -> AsyncIterator[Bare]:
     """The file system over these parts, which stay the caller's to close; its locks and snapshots lie in `directory`.
 
@@ -125,7 +125,7 @@ async def bare_filesystem(
         Episode(run.full_disk),
         counters,
         alone=alone,
-        wall_clock=wall_clock,
+        clock=clock,
         views=views,
         brought=brought,
     )
@@ -139,7 +139,7 @@ async def bare_filesystem(
             doubt=unasked.doubt,
             pusher_threads=pusher_threads or PusherThreads(),
         )
-        settings = (settings or Settings())._replace(checked_since_s=wall_clock())
+        settings = (settings or Settings())._replace(checked_since_s=clock())
     async with trio.open_nursery() as nursery:
         filesystem = make_filesystem(
             catalogue=catalogue,
@@ -154,7 +154,7 @@ async def bare_filesystem(
             events=events,
             counters=counters,
             settings=settings or Settings(),
-            wall_clock=wall_clock,
+            clock=clock,
             views=views,
         )
         try:

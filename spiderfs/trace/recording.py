@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from spiderfs.core.hints import Hint
 from spiderfs.core.plans.rank_news import RankNews
 from spiderfs.errors import SpiderfsError
+from spiderfs.linux import steady_clock
 from spiderfs.trace.format import TraceWriter
 
 log = logging.getLogger(__name__)
@@ -45,14 +45,14 @@ def noted_in(recording: Recording | None, number_of: Callable[[str], int] = int)
     """
     if recording is None:
         return lambda hint: None
-    return lambda hint: recording.hint(time.time(), hint, number_of)
+    return lambda hint: recording.hint(steady_clock.now(), hint, number_of)
 
 
 def news_noted_in(recording: Recording | None, number_of: Callable[[str], int]) -> Callable[[RankNews], None] | None:
     """The same for what ranks tell of their plans; None without a recording, for plans are long."""
     if recording is None:
         return None
-    return lambda news: recording.rank_news(time.time(), news, number_of)
+    return lambda news: recording.rank_news(steady_clock.now(), news, number_of)
 
 
 def recording_to(path: Path | None) -> Recording | None:

@@ -29,13 +29,13 @@ from __future__ import annotations
 import os
 import stat
 import struct
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import xxhash
 
 from spiderfs.errors import Stale
+from spiderfs.linux import steady_clock
 from spiderfs.sources.source import SourceStat, Version, joined_time, split_time
 from spiderfs.store.store import Records, Row
 from spiderfs.vfs.settling import MOST_BEHIND_S, behind_s, may_look_old, settles_at
@@ -118,11 +118,11 @@ class Listing(NamedTuple):
 class _Rows:
     """The rows to write of a directory, once the source has answered a question about it."""
 
-    def __init__(self, parent: Node, asked_at: float, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, parent: Node, asked_at: float, clock: Callable[[], float]) -> None:
         self.parent = parent
         self.asked_at = asked_at
-        self.answered_at = wall_clock()
-        self._now = wall_clock
+        self.answered_at = clock()
+        self._now = clock
         self.rows: list[Row] = []
         # Positions (under their directory) and inodes (under 0) that the rows here take; these rows are not written
         # yet.
@@ -135,7 +135,7 @@ class _Rows:
     def is_newer(self, row: bytes) -> bool:
         """Whether the source was asked about this dentry later than about these rows.
 
-        A time in the future does not count: the clock was set back since.
+        A time in the future does not count: the clock was set back before this mount.
         """
         checked_at: float = _DENTRY.unpack_from(row)[1]
         return self.asked_at < checked_at <= self._now()
@@ -147,12 +147,12 @@ def join(parent: bytes, name: bytes) -> bytes:
 
 class Catalogue:
     def __init__(
-        self, records: Records, wall_clock: Callable[[], float] = time.time, forms: Forms | None = None
+        self, records: Records, clock: Callable[[], float] = steady_clock.now, forms: Forms | None = None
     ) -> None:
         """`forms`: what the mount shows; originals alone by default."""
         self._records = records
         self.forms = forms or Forms()
-        self._now = wall_clock
+        self._now = clock
 
     # -- what is known
 
@@ -428,6 +428,7 @@ class Catalogue:
         return dentry
 
     def _settles_at(self, mtime_ns: int, size: int, asked_at: float, answered_at: float, known: float | None) -> float:
+        mtime_ns += int(steady_clock.ahead_s() * 1e9)
         behind = 0.0
         if may_look_old(mtime_ns, size, asked_at) and (fact := self.fact(_BEHIND_FACT)) is not None:
             behind, found_at = _BEHIND.unpack(fact)
@@ -438,7 +439,7 @@ class Catalogue:
 
     def _compare_clocks(self, seen_at: float, mtime_ns: int) -> None:
         """Learn how far the source's clock is behind: a change has this mtime, and was made after `seen_at`."""
-        behind = behind_s(seen_at, mtime_ns, self._now())
+        behind = behind_s(seen_at, mtime_ns + int(steady_clock.ahead_s() * 1e9), self._now())
         if behind:
             fact = self.fact(_BEHIND_FACT)
             if fact is None or behind > _BEHIND.unpack(fact)[0]:

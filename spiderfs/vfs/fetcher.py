@@ -28,6 +28,7 @@ import trio
 
 from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.delivery import Delivery
@@ -159,7 +160,7 @@ class Fetcher:
         counters: Counters,
         alone: bool = False,
         caught_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_clock.now,
         views: ShownViews | None = None,
         brought: Brought | None = None,
     ) -> None:
@@ -171,7 +172,7 @@ class Fetcher:
         self._views = views
         self._brought = brought or Brought()
         self.caught_up = caught_up
-        self._now = wall_clock
+        self._now = clock
         self._client = client
         self._flights = SingleFlight(client.timeouts)
         self._content = content

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -36,6 +35,7 @@ from spiderfs.errors import (
     SourceUnavailable,
     Stale,
 )
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.delivery import Delivery
@@ -92,7 +92,7 @@ class Filesystem:
         events: EventSink,
         counters: Counters,
         settings: Settings,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_clock.now,
         scattered: Callable[[], bool] = lambda: False,
         views: ShownViews | None = None,
     ) -> None:
@@ -109,21 +109,21 @@ class Filesystem:
         self._redirects = redirects
         self._control = control
         self._counters = counters
-        self._now = wall_clock
+        self._now = clock
         self._scattered = scattered
         self.settings = settings
         # Of directories: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
-        self._mounted_at_ns = int(wall_clock() * 1e9)
+        self._mounted_at_ns = int(clock() * 1e9)
         self._own = OwnDirectories(control, catalogue, lister, self._control_attributes, self._attributes, self._entry)
         self._on_demand = OnDemand(catalogue, client, fetcher, counters, scattered)
-        self._stand_ins = StandIns(catalogue, lister, fetcher, redirects, lambda: self.settings, wall_clock)
+        self._stand_ins = StandIns(catalogue, lister, fetcher, redirects, lambda: self.settings, clock)
         self._small_files = SmallFiles(
-            fetcher, self._on_demand, redirects, self._stand_ins, events, counters, views, wall_clock
+            fetcher, self._on_demand, redirects, self._stand_ins, events, counters, views, clock
         )
         self.large_files = LargeFiles(
-            catalogue, content, client, fetcher, self._on_demand, read_ahead, redirects, events, counters, wall_clock
+            catalogue, content, client, fetcher, self._on_demand, read_ahead, redirects, events, counters, clock
         )
         self._brought = brought
         self._provisional_files = ProvisionalFiles(
@@ -136,10 +136,10 @@ class Filesystem:
             brought,
             counters,
             lambda: self.settings,
-            wall_clock,
+            clock,
         )
         self._xattrs = Xattrs(
-            catalogue, content, client, fetcher, redirects, control.client_terms, lambda: self.settings, wall_clock
+            catalogue, content, client, fetcher, redirects, control.client_terms, lambda: self.settings, clock
         )
 
     @property
@@ -346,7 +346,7 @@ class Filesystem:
         if inode & PROVISIONAL:
             return await self._provisional_files.open(node, caller)
         if node.settles_at and is_provisional(node.settles_at, self._now()):
-            # The clock was set back meanwhile. The next look-up, which the kernel makes at once, says so to the kernel.
+            # The clock was set back before this mount. The look-up that the kernel makes at once says so to the kernel.
             raise Stale(f"{os.fsdecode(node.path)} may still be written to")
         if node.stat.size <= self.settings.sample_max_bytes:
             return await self._small_files.open(node, caller, delivery)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from spiderfs.core.events import FETCHED, HIT, OPENED
 from spiderfs.errors import StoreError
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
@@ -52,7 +52,7 @@ class LargeFiles:
         redirects: Redirects,
         events: EventSink,
         counters: Counters,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_clock.now,
     ) -> None:
         self._catalogue = catalogue
         self._content = content
@@ -63,7 +63,7 @@ class LargeFiles:
         self._redirects = redirects
         self._events = events
         self._counters = counters
-        self._now = wall_clock
+        self._now = clock
         # Of files that the kernel reads by itself: when the policies were last told so, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
 

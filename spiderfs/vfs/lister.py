@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 
 import trio
 
 from spiderfs.errors import SourceError, SourceNotFound, SourceUnavailable, Stale
+from spiderfs.linux import steady_clock
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.vfs.catalogue import ROOT_INODE, VIEWS_INODE, Catalogue, Dentry, Node, join
@@ -19,11 +19,13 @@ _CHUNK = 1000
 
 
 class Lister:
-    def __init__(self, catalogue: Catalogue, client: SourceClient, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, catalogue: Catalogue, client: SourceClient, clock: Callable[[], float] = steady_clock.now
+    ) -> None:
         self._catalogue = catalogue
         self._client = client
         self._flights = SingleFlight(client.timeouts)
-        self._now = wall_clock
+        self._now = clock
         self._forms: dict[str, Dentry] = {}
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from spiderfs.core.events import UNSTORED
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, Opened
@@ -46,7 +47,7 @@ class ProvisionalFiles:
         brought: Brought,
         counters: Counters,
         settings: Callable[[], Settings],
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_clock.now,
     ) -> None:
         self._catalogue = catalogue
         self._fetcher = fetcher
@@ -56,7 +57,7 @@ class ProvisionalFiles:
         self._redirects = redirects
         self._brought = brought
         self._counters = counters
-        self._now = wall_clock
+        self._now = clock
         self._settings = settings
 
     async def bring_along(

@@ -59,8 +59,8 @@ class Cached(Protocol):
 def left_s(checked_at: float, now: float, ttl_s: float, since_s: float = 0.0) -> float:
     """How many more seconds to believe a name that was checked at `checked_at`; 0 or less: ask the source.
 
-    A name that was checked in the future is not believed: the clock has been set back since. A name that was checked at
-    the beginning of time (`Catalogue.expire`), or before `since_s`, is not believed either, whatever the TTL.
+    A name that was checked in the future is not believed: the clock was set back before this mount. Nor is a name that
+    was checked at the beginning of time (`Catalogue.expire`), or before `since_s`, whatever the TTL.
     """
     age_s = now - checked_at
     return (ttl_s if ttl_s < FOREVER_S else FOREVER_S) - age_s if age_s >= 0 and checked_at >= since_s else 0.0

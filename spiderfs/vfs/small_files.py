@@ -37,11 +37,11 @@ class SmallFiles:
         events: EventSink,
         counters: Counters,
         views: ShownViews | None,
-        wall_clock: Callable[[], float],
+        clock: Callable[[], float],
     ) -> None:
         """`views`: see `Fetcher`."""
         self._views = views
-        self._now = wall_clock
+        self._now = clock
         # What look-ups have fetched to learn the size, for the opens that follow.
         self._looked_into: OrderedDict[int, Fetched] = OrderedDict()
         self._fetcher = fetcher

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 
 from spiderfs.errors import SourceError, Stale
+from spiderfs.linux import steady_clock
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import ContentKey
@@ -54,13 +54,13 @@ class StandIns:
         fetcher: Fetcher,
         redirects: Redirects,
         settings: Callable[[], Settings],
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_clock.now,
     ) -> None:
         self._catalogue = catalogue
         self._lister = lister
         self._redirects = redirects
         self._cached = FetcherCache(fetcher)
-        self._now = wall_clock
+        self._now = clock
         self._settings = settings
         # Of directories on the way to stand-ins: their attributes, and when these were asked for.
         self._passed: dict[bytes, tuple[SourceStat, float]] = {}

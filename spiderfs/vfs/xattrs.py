@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from spiderfs.errors import NoAttribute, StoreError
+from spiderfs.linux import steady_clock
 from spiderfs.shared.bypass_terms import CLIENT_XATTR
 from spiderfs.sources.client import SourceClient
 from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey, Member
@@ -34,7 +34,7 @@ class Xattrs:
         redirects: Redirects,
         client_terms: Path,
         settings: Callable[[], Settings],
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_clock.now,
     ) -> None:
         """`client_terms`: where readers around FUSE learn how to read (`shared/bypass_terms.py`).
 
@@ -46,7 +46,7 @@ class Xattrs:
         self._fetcher = fetcher
         self._redirects = redirects
         self._client_terms = client_terms
-        self._now = wall_clock
+        self._now = clock
         self._settings = settings
 
     async def names(self, inode: int) -> list[str]:

@@ -13,7 +13,6 @@ All state belongs to the manager's event loop. Samples that have arrived go to t
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.fetch_ahead import FetchAhead
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.errors import SpiderfsError
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.store.store import Content, ContentKey
@@ -325,7 +325,7 @@ class Prefetcher:
             return None
         node = self._sample(inode)
         # A version that has not settled is not kept, so fetching it would be in vain.
-        return None if node is None or node.settles_at > time.time() else node
+        return None if node is None or node.settles_at > steady_clock.now() else node
 
     def _sample(self, inode: int) -> Node | None:
         """The file, if it is neither empty nor so large that it is read in blocks."""

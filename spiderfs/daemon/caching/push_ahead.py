@@ -22,7 +22,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
 from bisect import bisect, insort
 from collections import deque
 from collections.abc import Iterator
@@ -41,6 +40,7 @@ from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_a
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.push_process import IN_MEMORY
 from spiderfs.daemon.caching.pusher import Pusher
+from spiderfs.linux import steady_clock
 from spiderfs.linux.memory import memory_bytes
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
@@ -263,7 +263,9 @@ class PushAhead:
         stored = node.inode in self._engine.members
         requests = -(-node.stat.size // _REQUEST_BYTES)
         self._pusher.order(node.inode, node.path)
-        self._orders[node.inode] = _Order(node, reader, *reader.located(position), done, stored, requests, time.time())
+        self._orders[node.inode] = _Order(
+            node, reader, *reader.located(position), done, stored, requests, steady_clock.now()
+        )
         self._requests += requests
         self._fetching += not stored
         insort(waiting.samples, (position, node, done), key=itemgetter(0))
@@ -348,7 +350,7 @@ class PushAhead:
         self._drawn_again.clear()
 
     def _give_up(self) -> None:
-        overdue_s = time.time() - self._patience_s
+        overdue_s = steady_clock.now() - self._patience_s
         while self._orders and (inode := next(iter(self._orders))) and self._orders[inode].ordered_s < overdue_s:
             order = self._pop(inode)
             assert order is not None

@@ -14,13 +14,13 @@ inode that a name means again (the same version came back) stays as it is.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 import trio
 
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SpiderfsError
+from spiderfs.linux import steady_clock
 from spiderfs.store.store import Content
 from spiderfs.vfs.catalogue import Catalogue
 
@@ -36,12 +36,12 @@ _READ_WITHIN_S = 60.0
 
 class Superseded:
     def __init__(
-        self, catalogue: Catalogue, content: Content, cache: CacheControl, wall_clock: Callable[[], float] = time.time
+        self, catalogue: Catalogue, content: Content, cache: CacheControl, clock: Callable[[], float] = steady_clock.now
     ) -> None:
         self._catalogue = catalogue
         self._content = content
         self._cache = cache
-        self._now = wall_clock
+        self._now = clock
         self._after = 0
 
     async def run(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import trio
 from spiderfs.core.events import FETCHED, WARMED
 from spiderfs.daemon.caching.patterns import Pattern, Selection
 from spiderfs.errors import ConfigError, SpiderfsError, Stale
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey, Member
 from spiderfs.vfs.catalogue import Catalogue, Node
@@ -175,7 +175,7 @@ class Warmer:
         fetched = False
         try:
             # A version that has not settled would not be kept. The files of a directory settle at about the same time.
-            await trio.sleep(max(0.0, node.settles_at - time.time()))
+            await trio.sleep(max(0.0, node.settles_at - steady_clock.now()))
             for block in blocks:
                 key = ContentKey(node.inode, block)
                 if node.stat.size == 0 or self._fetcher.stored(key):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, WARMED, Access
+from spiderfs.linux import steady_clock
 from spiderfs.shared.escapes import escaped_path
 from spiderfs.shared.layout import RunLayout
 
@@ -85,7 +86,9 @@ class AccessLog:
             self._wanted.touch()
 
     def _line(self, access: Access) -> bytes:
-        when = datetime.fromtimestamp(access.time_s).isoformat(sep=" ", timespec="milliseconds")
+        when = datetime.fromtimestamp(access.time_s - steady_clock.ahead_s()).isoformat(
+            sep=" ", timespec="milliseconds"
+        )
         block = f" block={access.block}" if access.block else ""
         head = f"{when} {WORDS[access.where]:8} {access.size:>9} thread={access.pid}{block} "
         served = b"" if access.wanted == access.inode else b" served by " + escaped_path(self._path_of(access.inode))

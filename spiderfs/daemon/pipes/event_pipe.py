@@ -11,12 +11,12 @@ import contextlib
 import fcntl
 import os
 import select
-import time
 from operator import attrgetter
 
 import trio
 
 from spiderfs.core.events import ACCESS_RECORD, Access, unpacked
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 
 PIPE_BYTES = 1 << 20  # the limit for ordinary users, /proc/sys/fs/pipe-max-size; 26,000 events
@@ -61,7 +61,7 @@ class EventWriter:
         wanted: int = 0,
         at_s: float = 0.0,
     ) -> None:
-        at_s = at_s or time.time()
+        at_s = at_s or steady_clock.now()
         self._batch.append(ACCESS_RECORD.pack(at_s, inode, wanted or inode, size, block, pid, trainer, where))
         waiting = len(self._batch)
         if waiting == 1:

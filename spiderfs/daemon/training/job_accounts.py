@@ -68,9 +68,6 @@ class _Account:
         if access.where in FROM_THE_SOURCE:
             self.origin_bytes += access.size
         second = int(access.time_s)
-        if self.paced and self.paced[-1][0] > second + _PACE_S:
-            # The clock was set back.
-            self.paced.clear()
         if self.paced and self.paced[-1][0] >= second:
             second, before = self.paced.pop()
             self.paced.append((second, before + 1))

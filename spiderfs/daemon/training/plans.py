@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +21,7 @@ from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.known_list import KnownList
 from spiderfs.daemon.training.sharing import Rank, Sharing
+from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.protocol import Exchange, Plan, Progress
 
@@ -69,7 +69,7 @@ class Plans:
         # The option may have changed while the plan was sorted.
         if not self.followed:
             return
-        self._cache.engine.plan(trainer, name, epoch, time.time(), plan.begun)
+        self._cache.engine.plan(trainer, name, epoch, steady_clock.now(), plan.begun)
         self.sharing.planned((trainer, name), plan)
         self._cache.apply(self._teaching.schedule_changed())
         self._wake_prefetcher()
@@ -78,7 +78,7 @@ class Plans:
         """A trainer is so far in one of its plans."""
         if not self.followed:
             return
-        now_s = time.time()
+        now_s = steady_clock.now()
         self._cache.engine.come(trainer, progress.list, progress.epoch, progress.dispatched, progress.taken, now_s)
         self.sharing.come((trainer, progress.list), progress)
         self._tell_unseen(now_s)
@@ -92,7 +92,7 @@ class Plans:
 
     def tell_unseen(self) -> None:
         """Tell of the last unseen samples of a training that pauses; to be called now and then."""
-        self._tell_unseen(time.time())
+        self._tell_unseen(steady_clock.now())
 
     def epoch_ended(self, trainer: int, epoch: int) -> None:
         """Give up what is left of an epoch."""

@@ -31,6 +31,7 @@ from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.course import Course, delete_older_scores
 from spiderfs.daemon.training.courses import Courses
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch
@@ -120,7 +121,7 @@ class BatchScoring:
                 losses = None if rows.losses is None else rows.losses[its]
                 inodes = course.list.inodes[rows.indices[its]]
                 goes_on = place > 0
-                self._recording.batch(time.time(), course.number, inodes, rows.embeddings[its], losses, goes_on)
+                self._recording.batch(steady_clock.now(), course.number, inodes, rows.embeddings[its], losses, goes_on)
         await self._teach(name, course, rows, scored)
 
     def _rows(self, trainer: int, course: Course, batches: Sequence[Batch]) -> _Rows | None:

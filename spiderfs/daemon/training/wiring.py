@@ -15,7 +15,6 @@ Each part is given what it needs of the others when it is made, and can be made 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from spiderfs.daemon.training.plans import Plans
 from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.scoring import BatchScoring
 from spiderfs.daemon.training.trainers import Trainers
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.shared.attached_trainers import Attached
@@ -136,7 +136,7 @@ class Training:
         """
         if not self._immutable:
             return
-        now_s, accesses = time.time(), []
+        now_s, accesses = steady_clock.now(), []
         for trainer, inode in reads:
             size = self._catalogue.size_of(inode)
             # The kernel reads nothing of an empty file, and large files are not counted by opens.
@@ -185,7 +185,7 @@ class Training:
     def jobs(self) -> tuple[JobStatus, ...]:
         """One status for each job that has a trainer attached, with what it has read unseen until now."""
         self.plans.tell_unseen()
-        statuses = self.accounts.statuses(self.trainers.attached(), self.teaching.status(), time.time())
+        statuses = self.accounts.statuses(self.trainers.attached(), self.teaching.status(), steady_clock.now())
         return tuple(self._with_exchanged(status) for status in statuses)
 
     def _with_exchanged(self, status: JobStatus) -> JobStatus:

@@ -22,6 +22,7 @@ from spiderfs.client.cache import STORES, Cache, Gone
 from spiderfs.core.events import HIT, Access
 from spiderfs.daemon.pipes.client_pipe import ClientPipe
 from spiderfs.errors import StoreDamaged
+from spiderfs.linux import steady_clock
 from spiderfs.linux.process_table import started_at
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared import bypass_terms
@@ -40,6 +41,7 @@ from spiderfs.vfs.rules import FOREVER_S
 TERMS = Terms(
     ttl_s=3600.0,
     checked_since_s=0.0,
+    clock_began_s=steady_clock.BEGAN_S,
     sample_max_bytes=1000,
     wait_for_fetches=True,
     substitute="trainer",

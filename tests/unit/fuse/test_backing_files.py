@@ -245,9 +245,7 @@ def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many(tmp_path
 
     async def live() -> None:
         nonlocal now
-        async with bare_filesystem(
-            MemorySource(), Whole(), records, tmp_path, events=heard, wall_clock=lambda: now
-        ) as bare:
+        async with bare_filesystem(MemorySource(), Whole(), records, tmp_path, events=heard, clock=lambda: now) as bare:
             found = SourceStat(stat.S_IFREG | 0o644, 0, 0, size, 1)
             inode = bare.catalogue.record(ROOT_INODE, b"f", found, 0.0).inode
             for _ in range(5):

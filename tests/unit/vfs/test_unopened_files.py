@@ -402,7 +402,7 @@ def test_a_version_that_is_young_again_has_the_size_of_the_original(tmp_path: Pa
         shown = ViewSource(source, forms, Makers(), SETTINGS.sample_max_bytes, lambda name: None)
         async with bare_filesystem(
             shown, content, MemoryRecords(TABLES), tmp_path, settings=SETTINGS, forms=forms,
-            wall_clock=lambda: time.time() + ahead_s,
+            clock=lambda: time.time() + ahead_s,
         ) as bare:  # fmt: skip
             await bare.filesystem.opendir(ROOT_INODE)
             entry = await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)

@@ -16,12 +16,13 @@ import trio
 from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, REFUSED, UNREAD, Access
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
-from spiderfs.daemon.caching import push_ahead, pusher
+from spiderfs.daemon.caching import pusher
 from spiderfs.daemon.caching.bringing import Brought, Verdict
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.push_ahead import MOST_REQUESTS, PushAhead
 from spiderfs.daemon.caching.push_process import IN_MEMORY
 from spiderfs.daemon.caching.pusher import Pusher as Pushing
+from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import Mount
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
@@ -237,8 +238,8 @@ def test_an_order_of_which_nobody_tells_is_given_up(harness: Harness, monkeypatc
     harness.push(3)
     harness.way.look((harness.reader,), again=True, idle=False)
     assert harness.way.under_way == 3
-    later_s = time.time() + 60
-    monkeypatch.setattr(push_ahead.time, "time", lambda: later_s)
+    later_s = steady_clock.now() + 60
+    monkeypatch.setattr(steady_clock, "now", lambda: later_s)
     harness.way.look((harness.reader,), again=True, idle=False)
     assert harness.way.under_way == 0
     assert all(found.failed for _, found in harness.done)

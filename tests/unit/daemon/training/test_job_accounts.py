@@ -106,11 +106,3 @@ def test_a_job_is_one_line_whatever_its_lists_are_called() -> None:
     )
     assert second.startswith("two (the two): pid 1002; rank 0 of 1;")
     assert texts.jobs(()) == b"no trainer is attached\n"
-
-
-def test_the_pace_is_right_soon_after_the_clock_was_set_back() -> None:
-    made, trainers = accounts("one")
-    made.note([access(1, HIT, time_s=10_000.0)] * 50)
-    made.note([access(1, HIT, time_s=6_400.0)] * 20)
-    (one,) = made.statuses(trainers, NOBODY, now_s=6_401.0)
-    assert (one.samples_per_s, one.samples) == (2.0, 70)

@@ -26,6 +26,7 @@ from spiderfs.daemon.training.declared_lists import GRACE_S
 from spiderfs.daemon.training.trainer import Declared, SampleList, SamplePaths, Trainer
 from spiderfs.daemon.training.wiring import Training
 from spiderfs.errors import ConfigError, ProtocolError
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.policies.parts.pins import PINNED
@@ -686,8 +687,8 @@ def test_who_asks_for_jobs_sees_what_was_read_unseen_until_now(tmp_path: Path, m
         guide.come(harness.trainer, Progress("train", 0, 0, 0))
         guide.come(harness.trainer, Progress("train", 0, 3, 2))
         assert [job.page_cache_reads for job in harness.training.jobs()] == [0]
-        later_s = time.time() + 2
-        monkeypatch.setattr(time, "time", lambda: later_s)
+        later_s = steady_clock.now() + 2
+        monkeypatch.setattr(steady_clock, "now", lambda: later_s)
         assert [job.page_cache_reads for job in harness.training.jobs()] == [2]
 
     run(tmp_path, test, immutable=True)

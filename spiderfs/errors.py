@@ -31,7 +31,8 @@
         ├── Stale (ESTALE)
         ├── DeadlyRequest (EIO)        worker after worker has died at this request
         └── TryAgain (EAGAIN)          the manager is being started again, or too many control files are open
-            └── Busy (EBUSY)           the same from read(2), whose EAGAIN many programs take for "nothing yet"
+            └── Busy (EBUSY)           the same from read(2), whose EAGAIN many programs take for "nothing yet"; or too
+                                       many requests wait for the source already
 
 StoreCorrupt is not in this tree. It is for nobody on the way, like SystemExit: it ends the process that meets it.
 

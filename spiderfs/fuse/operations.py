@@ -6,6 +6,8 @@ import logging
 import os
 from collections.abc import Callable
 
+import trio
+
 from spiderfs.errors import AttributeTooLong, InvalidArgument, ReadOnly, SourceTimeout
 from spiderfs.fuse import wire
 from spiderfs.fuse.error_numbers import error_number
@@ -87,7 +89,7 @@ class Operations:
         delivery = OpenDelivery(self._handles, inode, number)
         try:
             handle, direct_io, fetched, large, keeps_pages = await self._fs.open(inode, flags, caller, delivery)
-        except SourceTimeout:
+        except (SourceTimeout, trio.Cancelled):
             # The reading process may still answer this open in the same moment. So the handle stays counted: one too
             # many costs a push, one too few would let a push wait for a READ.
             raise

@@ -29,12 +29,13 @@ from typing import Any
 
 import trio
 
-from spiderfs.errors import MountError, StoreCorrupt
+from spiderfs.errors import Busy, MountError, StoreCorrupt
 from spiderfs.fuse import wire
 from spiderfs.fuse.resent_requests import HeldRequests
 from spiderfs.linux import mounts
 from spiderfs.metrics import Counters
 from spiderfs.vfs.answer_types import Caller
+from spiderfs.vfs.catalogue import FIRST_INODE, ROOT_INODE
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,11 @@ Handler = Callable[[int, memoryview, Caller, int], Coroutine[Any, Any, Body]]
 The body may be looked at until the first await only.
 """
 
-# Requests that a worker answers at the same time; the others wait in the kernel. Readers that wait for a hanging source
-# hold one each and must not use up those that serve cached files.
-MAX_WAITING = 512
+# Requests that may wait in a worker at a time, for the source above all. One takes 12 kB, and its reader's thread more.
+# What would have to wait beside them gets an error: to take no more requests would hold up those for cached files.
+MAX_WAITING = 8192
+# Tasks that are kept for further requests that wait.
+_MOST_RESTING = 512
 # Requests in a row that are answered without a pass of trio's loop. Every other task waits for such a pass.
 BURST = 16
 # An attendant stands by for STANDBY_S after the last request. Timers may be late by PASS_INTERVAL_S meanwhile.
@@ -130,7 +133,6 @@ class _Desk:
         self._nursery = nursery
         self._buffer = bytearray(wire.REQUEST_BYTES)
         self._bodies = memoryview(self._buffer)[wire.IN_HEADER.size :]
-        self._attended = True
         self._waiting = 0
         # Tasks that had to wait for an answer while other tasks became attendants; each may attend again. A new task
         # costs 30 us, which a fetch would pay.
@@ -191,10 +193,13 @@ class _Desk:
                 _write(self._descriptor, unique, errno.ENOSYS, b"")
                 continue
             asked, caller = self._bodies[: length - wire.IN_HEADER.size], Caller(uid, gid, pid)
-            if unique < wire.RESENT:
-                answer = handler(inode, asked, caller, unique)
-            else:
+            if unique >= wire.RESENT:
                 answer = self._again(opcode, inode, asked, caller, unique)
+            else:
+                answer = handler(inode, asked, caller, unique)
+                # Control files wait for the manager, and may be what puts an end to the others' wait.
+                if self._waiting >= MAX_WAITING and not ROOT_INODE < inode < FIRST_INODE:
+                    answer = _at_once(answer)
             try:
                 trap = answer.send(None)
             except StopIteration as done:
@@ -214,8 +219,10 @@ class _Desk:
                     if body is not None:
                         _write(self._descriptor, unique, 0, body)
                 self._answers += 1
-                if not self._return():
-                    await self._resting.park()
+                self._waiting -= 1
+                if len(self._resting) >= _MOST_RESTING:
+                    return
+                await self._resting.park()
                 burst = 0
             if burst >= BURST:
                 burst = 0
@@ -239,17 +246,8 @@ class _Desk:
     def _leave(self) -> None:
         """Let another task become the attendant, since this one has to wait."""
         self._waiting += 1
-        self._attended = self._waiting < MAX_WAITING
-        if self._attended and not self._resting.unpark():
+        if not self._resting.unpark():
             self._nursery.start_soon(self.attend)
-
-    def _return(self) -> bool:
-        """Count the task as no longer waiting; returns whether it is to attend again at once."""
-        self._waiting -= 1
-        if self._attended:
-            return False
-        self._attended = True
-        return True
 
 
 def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -> None:
@@ -264,6 +262,14 @@ def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -
         # ENOENT: the caller was killed, or the request was handed out twice. ENODEV: unmounted.
         if exc.errno not in (errno.ENOENT, errno.ENODEV):
             log.warning("an answer was refused by the kernel: %s", exc)
+
+
+async def _at_once(answer: Coroutine[Any, Any, Body]) -> Body:
+    """Handle a request; raises Busy if it would have to wait."""
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        return await answer
+    raise Busy(f"{MAX_WAITING} requests wait already")
 
 
 @types.coroutine

@@ -68,8 +68,8 @@ RESENT = 1 << 63
 # The last position of a listing that a reader's off_t can hold.
 MOST_POSITION = (1 << 63) - 1
 # The kernel's limit on requests in the background (RELEASE, read-ahead). With its default of 12 eight readers wait.
-# With 64, all left unanswered by a hanging source, a reader of a cached file waited 5.7 s.
-_MAX_BACKGROUND, _CONGESTED = 512, 384
+# With 64, all left unanswered by a hanging source, a reader of a cached file waited 5.7 s: so it is as large as can be.
+_MAX_BACKGROUND, _CONGESTED = 65535, 49152
 # The read-ahead that a kernel offers by default.
 _READ_AHEAD_BYTES = 128 << 10
 # struct stat counts blocks of this size, whatever the file system's own (stat(2)).

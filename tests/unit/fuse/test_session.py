@@ -15,13 +15,14 @@ import pytest
 import trio
 
 from spiderfs.daemon.restarts import REFUSED_AFTER
-from spiderfs.errors import DeadlyRequest, ReadOnly
+from spiderfs.errors import Busy, DeadlyRequest, ReadOnly
 from spiderfs.fuse import session, wire
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import BURST, Body, Handler
 from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import SharedCounters
 from spiderfs.vfs.answer_types import Caller
+from spiderfs.vfs.catalogue import FIRST_INODE
 
 PATIENCE_S = 10.0
 
@@ -36,11 +37,11 @@ class Kernel:
         self.socket, self.descriptor = ours, theirs.detach()
         self.asked = 0
 
-    def ask(self, opcode: int = Opcode.OPEN, again: bool = False, body: bytes = b"") -> None:
+    def ask(self, opcode: int = Opcode.OPEN, again: bool = False, body: bytes = b"", inode: int = 1) -> None:
         """`again`: as if a worker had died with this request."""
         self.asked += 1
         number = self.asked | wire.RESENT if again else self.asked
-        self.socket.send(wire.IN_HEADER.pack(wire.IN_HEADER.size + len(body), opcode, number, 1, 0, 0, 1, 0) + body)
+        self.socket.send(wire.IN_HEADER.pack(wire.IN_HEADER.size + len(body), opcode, number, inode, 0, 0, 1, 0) + body)
 
     def answer(self) -> tuple[int, int, bytes]:
         """Error number, number of the request, and what follows."""
@@ -81,7 +82,7 @@ class Served:
         self.looked += 1
 
     def error_number(self, exc: Exception) -> int:
-        assert isinstance(exc, ReadOnly | DeadlyRequest)
+        assert isinstance(exc, ReadOnly | DeadlyRequest | Busy)
         return exc.errno
 
     def until(self, ask: Callable[[], object]) -> None:
@@ -193,6 +194,41 @@ def test_a_request_that_waits_does_not_hold_up_those_behind_it(kernel: Kernel) -
         assert {kernel.answer()[1], kernel.answer()[1]} == {1, 2}
 
     Served(kernel, second_lets_first_go).until(ask)
+
+
+def test_what_would_wait_beside_too_many_is_refused(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_WAITING", 3)
+    monkeypatch.setattr(session, "_MOST_RESTING", 2)
+    released = trio.Event()
+
+    async def wait(inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        if body == b"let go":
+            released.set()
+        elif body != b"cached":
+            # As the source's client does, which has a scope of its own around what it waits for.
+            with trio.CancelScope():
+                await released.wait()
+        return b"yes"
+
+    def ask() -> None:
+        for _ in range(4):
+            for _ in range(3):
+                kernel.ask(inode=FIRST_INODE)
+            for inode in (1, FIRST_INODE):
+                kernel.ask(inode=inode)
+                assert kernel.answer()[:2] == (errno.EBUSY, kernel.asked)
+            kernel.ask(inode=FIRST_INODE, body=b"cached")
+            assert kernel.answer() == (0, kernel.asked, b"yes")
+            kernel.ask(inode=FIRST_INODE - 1)
+            kernel.ask(inode=FIRST_INODE, body=b"let go")
+            assert [kernel.answer()[::2] for _ in range(5)] == [(0, b"yes")] * 5
+            trio.from_thread.run_sync(anew)
+
+    def anew() -> None:
+        nonlocal released
+        released = trio.Event()
+
+    Served(kernel, wait).until(ask)
 
 
 def test_of_several_workers_that_wait_one_is_woken(kernel: Kernel) -> None:

@@ -61,7 +61,7 @@ class UnopenedOperations(Operations):
 
     async def getattr(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         (flags,) = wire.unpacked(wire.FIRST_WORD, body)
-        return wire.attr_out(await self._unopened.getattr(inode, bool(flags & wire.GETATTR_FH)))
+        return wire.attr_out(await self._unopened.getattr(inode, bool(flags & wire.GETATTR_FH), caller.uid))
 
     async def read(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         _, offset, size = wire.unpacked(wire.READ_IN, body)

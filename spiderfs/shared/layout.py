@@ -62,20 +62,25 @@ class RunLayout:
         self.access_log = directory / "access.log"
         self.access_log_wanted = directory / "access.log.wanted"
 
-    def snapshot(self, handle: int) -> Path:
+    def snapshot(self, handle: int, uid: int) -> Path:
         """The file with the text that an open control file shows, or with the text written to it so far."""
-        return self.directory / f"{handle:x}"
+        return self.directory / f"{handle:x}-{uid}.text"
 
-    def unfinished_snapshot(self, handle: int, worker: int) -> Path:
+    def found_snapshot(self, handle: int) -> Path | None:
+        """The same file, for who does not know which user has opened it; None if there is none."""
+        return next(self.directory.glob(f"{handle:x}-*.text"), None)
+
+    def unfinished_snapshot(self, handle: int, uid: int, worker: int) -> Path:
         """The same file while this worker is still writing it."""
-        return self.directory / f"{handle:x}.{worker}"
+        return self.directory / f"{handle:x}-{uid}.{worker}"
 
-    def snapshots(self) -> Iterable[Path]:
-        """The snapshots of all open control files, unfinished ones too."""
-        return self.directory.glob(f"{_CONTROL_HANDLE}*")
+    def snapshots(self) -> Iterable[tuple[int, Path]]:
+        """The snapshots of all open control files, unfinished ones too, each with the user who has opened it."""
+        paths = self.directory.glob(f"{_CONTROL_HANDLE}-*")
+        return ((int(path.stem.partition("-")[2]), path) for path in paths)
 
     def unfinished_snapshots(self, worker: int) -> Iterable[Path]:
-        return self.directory.glob(f"{_CONTROL_HANDLE}.{worker}")
+        return self.directory.glob(f"{_CONTROL_HANDLE}-*.{worker}")
 
     def client_pipe(self, token: str) -> Path:
         return self.directory / f"{_CLIENT_PIPE}{token}"

@@ -108,7 +108,7 @@ class Control:
         self._channel = channel
         self._run = run
         self._owner_uid = owner_uid
-        self._snapshots = Snapshots(run, worker)
+        self._snapshots = Snapshots(run, owner_uid, worker)
 
     @property
     def client_terms(self) -> Path:
@@ -158,7 +158,7 @@ class Control:
             await self._channel.render(os.fsdecode(file.name), lambda piece: None)
             self._want_log()
         elif not writing:
-            with self._snapshots.begin(handle) as snapshot:
+            with self._snapshots.begin(handle, uid) as snapshot:
                 await self._channel.render(os.fsdecode(file.name), snapshot.write)
         return handle
 
@@ -269,7 +269,7 @@ class UnopenedControl(Control):
             return found._replace(inode=inode)
         return ControlAttributes(inode, found.mode, self._snapshots.size(_handle(inode)) or 0)
 
-    async def begin_reading(self, inode: int) -> ControlAttributes:
+    async def begin_reading(self, inode: int, uid: int) -> ControlAttributes:
         """The attributes for somebody who reads, with the size of the text; the first read makes the snapshot.
 
         Raises Busy while there is no manager.
@@ -281,7 +281,7 @@ class UnopenedControl(Control):
                 await self._channel.render(_name(handle), lambda piece: None)
         elif self._snapshots.size(handle) is None:
             try:
-                with self._snapshots.begin(handle) as snapshot:
+                with self._snapshots.begin(handle, uid) as snapshot:
                     await self._channel.render(_name(handle), snapshot.write)
             except TryAgain as exc:
                 # Python's read() returns None for EAGAIN.

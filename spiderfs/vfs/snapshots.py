@@ -1,8 +1,9 @@
 """The texts of open control files, one file for each handle, in a directory that all workers of a mount share.
 
 A snapshot makes that one reader sees one state, whichever worker answers each of its reads. All snapshots together have
-one limit in number and in bytes, whoever opened them: any user of the mount may open control files, and a list can take
-gigabytes of the cache's disk, which the capacity does not count. The manager writes few lists at a time
+one limit in number and in bytes: any user of the mount may open control files, and a list can take gigabytes of the
+cache's disk, which the capacity does not count. Of that, each user but the mount's own and root has a share, and all of
+them together have one, so nobody keeps others from reading. The manager writes few lists at a time
 (`daemon/control/table.py`), so the bytes exceed the limit by `_LOOK_AGAIN_BYTES` for each of these at most.
 
 Where the disk has no room, a worker keeps a short text in memory. Another worker, which cannot see it, asks the manager
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # More than anybody needs at a time; the list of what is cached may have 25 million lines of some 80 bytes.
 MAX_SNAPSHOTS, MAX_BYTES = 256, 2 << 30
+# How much of both one other user may take, and all of them together.
+_SHARE, _SHARES = 0.25, 0.75
 # A snapshot that grows by so much compares all of them with the limit again: 20 us if few are open.
 _LOOK_AGAIN_BYTES = 1 << 20
 # A worker keeps this many texts in memory at most, each of them at most this long.
@@ -36,8 +39,9 @@ _WARNING_INTERVAL_S = 60.0
 
 
 class Snapshots:
-    def __init__(self, run: RunLayout, worker: int) -> None:
+    def __init__(self, run: RunLayout, owner_uid: int, worker: int) -> None:
         self._run = run
+        self._trusted = {0, owner_uid}
         self._worker = worker
         self._unwritten: dict[int, bytes] = {}
         self._warned_at_s = -_WARNING_INTERVAL_S
@@ -46,23 +50,24 @@ class Snapshots:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def begin(self, handle: int) -> Snapshot:
-        """A snapshot to be written piece by piece, as `with begin(handle) as snapshot`; raises TryAgain, NoRoom."""
-        number, used_bytes = self._used()
-        if number >= MAX_SNAPSHOTS:
-            raise self._refusal(TryAgain(f"{MAX_SNAPSHOTS} of them are open: close some, and try again"))
-        self._check(used_bytes)
-        return Snapshot(self, self._run, self._worker, handle)
+    def begin(self, handle: int, uid: int) -> Snapshot:
+        """A snapshot to be written piece by piece, as `with begin(...) as snapshot`; raises TryAgain, NoRoom."""
+        self.check(uid, 1)
+        return Snapshot(self, self._run, self._worker, handle, uid)
 
-    def check(self) -> None:
-        """Raise NoRoom if all snapshots together are longer than they may be."""
-        self._check(self._used()[1])
-
-    def _check(self, used_bytes: int) -> None:
-        if used_bytes >= MAX_BYTES:
-            raise self._refusal(
-                NoRoom(f"those that are open take {used_bytes} bytes of the cache's disk: close some, and try again")
-            )
+    def check(self, uid: int, more: int = 0) -> None:
+        """Raise TryAgain if so many more of this user's would be too many, NoRoom if they are too long."""
+        there = self._there()
+        limits = [(1.0, [size for _, size in there])]
+        if uid not in self._trusted:
+            limits.append((_SHARES, [size for user, size in there if user not in self._trusted]))
+            limits.append((_SHARE, [size for user, size in there if user == uid]))
+        for share, sizes in limits:
+            if len(sizes) + more > share * MAX_SNAPSHOTS:
+                raise self._refusal(TryAgain(f"{len(sizes)} of them are open: close some, and try again"))
+            if sum(sizes) >= share * MAX_BYTES:
+                taken = f"those that are open take {sum(sizes)} bytes of the cache's disk"
+                raise self._refusal(NoRoom(f"{taken}: close some, and try again"))
 
     def remember(self, handle: int, text: bytes) -> None:
         """Remember a text that the disk had no room for, in place of the oldest one."""
@@ -75,38 +80,40 @@ class Snapshots:
         """A part of the text; None if this worker does not find it."""
         if handle in self._unwritten:
             return self._unwritten[handle][offset : offset + size]
-        try:
-            with open(self._run.snapshot(handle), "rb") as file:
-                file.seek(offset)
-                return file.read(size)
-        except FileNotFoundError:
-            return None
+        with contextlib.suppress(FileNotFoundError):
+            if (path := self._run.found_snapshot(handle)) is not None:
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    return file.read(size)
+        return None
 
     def size(self, handle: int) -> int | None:
         """The length of the text; None if this worker does not find it."""
         if handle in self._unwritten:
             return len(self._unwritten[handle])
-        try:
-            return self._run.snapshot(handle).stat().st_size
-        except FileNotFoundError:
-            return None
+        # It may be released by now.
+        with contextlib.suppress(FileNotFoundError):
+            if (path := self._run.found_snapshot(handle)) is not None:
+                return path.stat().st_size
+        return None
 
     def remove(self, handle: int) -> None:
         self._unwritten.pop(handle, None)
         # Where the disk has turned read-only, the snapshot stays until the next mount.
         with contextlib.suppress(OSError):
-            self._run.snapshot(handle).unlink(missing_ok=True)
+            if (path := self._run.found_snapshot(handle)) is not None:
+                path.unlink()
 
     # -- what was written to a control file, and is not a whole line yet
 
     def carried(self, handle: int) -> bytes:
         with contextlib.suppress(FileNotFoundError):
-            return self._run.snapshot(handle).read_bytes()
+            return self._run.snapshot(handle, 0).read_bytes()
         return b""
 
     def carry(self, handle: int, text: bytes) -> None:
         """Keep a text for the next write, or none at all: control files must work on a full disk more than ever."""
-        path = self._run.snapshot(handle)
+        path = self._run.snapshot(handle, 0)
         try:
             if text:
                 path.write_bytes(text)
@@ -117,14 +124,14 @@ class Snapshots:
 
     # -- the limit
 
-    def _used(self) -> tuple[int, int]:
-        """Number and bytes of all snapshots, of all workers."""
-        sizes = []
-        for path in self._run.snapshots():
+    def _there(self) -> list[tuple[int, int]]:
+        """User and bytes of each snapshot, of all workers."""
+        there = []
+        for uid, path in self._run.snapshots():
             # The snapshot may be released by now.
             with contextlib.suppress(FileNotFoundError):
-                sizes.append(path.stat().st_size)
-        return len(sizes), sum(sizes)
+                there.append((uid, path.stat().st_size))
+        return there
 
     def _refusal(self, error: SpiderfsError) -> SpiderfsError:
         """Log a warning, at most one in `_WARNING_INTERVAL_S`, for a reader sees only an errno; returns the error."""
@@ -141,11 +148,11 @@ class Snapshot:
     Where the disk has no room for it, a short text is left in memory; for a long one NoRoom is raised.
     """
 
-    def __init__(self, snapshots: Snapshots, run: RunLayout, worker: int, handle: int) -> None:
+    def __init__(self, snapshots: Snapshots, run: RunLayout, worker: int, handle: int, uid: int) -> None:
         self._snapshots = snapshots
-        self._path = run.unfinished_snapshot(handle, worker)
-        self._complete_path = run.snapshot(handle)
-        self._handle = handle
+        self._path = run.unfinished_snapshot(handle, uid, worker)
+        self._complete_path = run.snapshot(handle, uid)
+        self._handle, self._uid = handle, uid
         self._file: io.FileIO | None = None
         self._in_memory: bytearray | None = None
         self._unchecked_bytes = 0
@@ -191,7 +198,7 @@ class Snapshot:
         self._unchecked_bytes += len(piece)
         if self._unchecked_bytes >= _LOOK_AGAIN_BYTES:
             self._unchecked_bytes = 0
-            self._snapshots.check()
+            self._snapshots.check(self._uid)
 
     def _give_file_up(self) -> None:
         if self._file is not None:

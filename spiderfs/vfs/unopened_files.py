@@ -118,16 +118,17 @@ class UnopenedFilesystem(Filesystem):
         # cp(1) leaves out a file whose number is another one when it is opened than it was before.
         return super()._control_attributes(found)._replace(shown=self._control.first_inode(found.inode))
 
-    async def getattr(self, inode: int, is_open: bool | None = None) -> Attributes:
+    async def getattr(self, inode: int, is_open: bool | None = None, uid: int = 0) -> Attributes:
         """The attributes. Raises Stale, to have the name looked up, for a version that its name no longer means.
 
-        `is_open`: the caller has the file open, and reads or seeks; False: it may be about to open the file.
+        `is_open`: the caller has the file open, and reads or seeks; False: it may be about to open the file. `uid` is
+        the user who asks.
         """
         if self._control.owns(inode):
             if is_open:
                 # The text of the control file must count every read until now.
                 await self._fetcher.caught_up()
-                return self._control_attributes(await self._control.begin_reading(inode))
+                return self._control_attributes(await self._control.begin_reading(inode, uid))
             return self._control_attributes(self._control.getattr(inode))
         found = await super().getattr(inode)
         if is_open is None or not stat.S_ISREG(found.mode):

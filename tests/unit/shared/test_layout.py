@@ -42,7 +42,7 @@ def test_a_reader_of_the_terms_finds_the_cache_directory_around_them() -> None:
 
 def test_notes_of_backing_files_are_found_again(tmp_path: Path) -> None:
     run = RunLayout(tmp_path)
-    for path in (run.backing_file(70001, 3), run.backing_file(2, 11), run.client_pipe("ab"), run.snapshot(5)):
+    for path in (run.backing_file(70001, 3), run.backing_file(2, 11), run.client_pipe("ab"), run.snapshot(5, 0)):
         path.touch()
     assert sorted(run.backing_files()) == [(2, 11), (70001, 3)]
     assert list(run.client_pipes()) == [run.client_pipe("ab")]

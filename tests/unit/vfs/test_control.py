@@ -146,7 +146,7 @@ def test_all_workers_snapshots_together_are_limited_in_number(
     async def test(harness: Harness) -> None:
         inode = harness.control.lookup(b"stats").inode
         workers = harness.control, harness.other
-        handles = [await workers[number % 2].open(inode, os.O_RDONLY, STRANGER) for number in range(6)]
+        handles = [await workers[number % 2].open(inode, os.O_RDONLY, OWNER) for number in range(6)]
         for worker in workers:
             for _ in range(3):
                 with pytest.raises(TryAgain, match="6 of them are open: close some"):
@@ -165,6 +165,29 @@ def test_all_workers_snapshots_together_are_limited_in_number(
     assert [record.getMessage() for record in caplog.records] == [
         "a control file cannot be opened, for 6 of them are open: close some, and try again"
     ] * 2, "once for each worker"
+
+
+@pytest.mark.parametrize("limit", ["MAX_SNAPSHOTS", "MAX_BYTES"])
+def test_strangers_cannot_keep_others_from_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    text_bytes = len(b"stats 1\n")
+    monkeypatch.setattr(module, limit, 16 * (text_bytes if limit == "MAX_BYTES" else 1))
+
+    async def test(harness: Harness) -> None:
+        inode = harness.control.lookup(b"stats").inode
+
+        async def taken_by(uid: int) -> int:
+            for taken in range(16):
+                try:
+                    await (harness.control, harness.other)[taken % 2].open(inode, os.O_RDONLY, uid)
+                except (NoRoom, TryAgain):
+                    return taken
+            return 16
+
+        assert [await taken_by(STRANGER + number) for number in range(4)] == [4, 4, 4, 0]
+        assert await taken_by(OWNER) == 4
+        assert await taken_by(0) == 0
+
+    run(tmp_path, test)
 
 
 def test_all_workers_snapshots_together_are_limited_in_bytes(
@@ -216,7 +239,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_its_snapshot_to_its_succes
         killed: list[module.Snapshot] = []
         for number, worker in enumerate((0, 0, 1)):
             # Not left, as by a process that was killed.
-            snapshot = module.Snapshots(harness.run, worker).begin((1 << 63) + number).__enter__()
+            snapshot = module.Snapshots(harness.run, OWNER, worker).begin((1 << 63) + number, OWNER).__enter__()
             snapshot.write(b"the beginning")
             killed.append(snapshot)
             assert len(harness.snapshots()) == (2 if number < 2 else 3)

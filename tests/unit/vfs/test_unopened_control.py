@@ -11,8 +11,11 @@ from answering import Manager
 
 from spiderfs.errors import Busy, ConfigError, ReadOnly, TryAgain
 from spiderfs.shared.layout import RunLayout
+from spiderfs.vfs import snapshots as module
 from spiderfs.vfs.catalogue import FIRST_INODE
 from spiderfs.vfs.control_files import CONTROL_INODE, FILES, UnopenedControl
+
+OWNER, STRANGER = 1000, 1001
 
 
 class Harness:
@@ -21,7 +24,7 @@ class Harness:
         self.manager = Manager()
         self.forgotten: list[tuple[int, bytes]] = []
         self.control, self.other = (
-            UnopenedControl(self.manager, self.run, 1000, worker, lambda *name: self.forgotten.append(name))
+            UnopenedControl(self.manager, self.run, OWNER, worker, lambda *name: self.forgotten.append(name))
             for worker in range(2)
         )
 
@@ -57,13 +60,13 @@ def test_the_first_reader_makes_the_text_and_every_worker_finds_it(tmp_path: Pat
     async def test(harness: Harness) -> None:
         first, second = harness.inode(b"stats"), harness.inode(b"stats")
         assert harness.manager.renders == 0, "a stat costs the manager nothing"
-        assert (await harness.control.begin_reading(first)).size == len(b"stats 1\n")
+        assert (await harness.control.begin_reading(first, OWNER)).size == len(b"stats 1\n")
         assert harness.forgotten == [(CONTROL_INODE, b"stats")], "so that the kernel forgets the inode at the close"
-        assert (await harness.other.begin_reading(second)).size == len(b"stats 2\n")
+        assert (await harness.other.begin_reading(second, OWNER)).size == len(b"stats 2\n")
         for control in (harness.control, harness.other):
             assert await control.read_inode(first, 0, 100) == b"stats 1\n"
             assert await control.read_inode(second, 6, 1) == b"2"
-            assert (await control.begin_reading(first)).size == control.getattr(first).size == 8
+            assert (await control.begin_reading(first, OWNER)).size == control.getattr(first).size == 8
         assert harness.manager.renders == 2
         await harness.other.forget(first)
         await harness.control.forget(second)
@@ -77,9 +80,11 @@ def test_without_a_manager_it_is_the_reader_who_hears_so(tmp_path: Path) -> None
         harness.manager.refuses = TryAgain("there is no manager")
         inode = harness.inode(b"stats")
         with pytest.raises(Busy):
-            await harness.control.begin_reading(inode)
+            await harness.control.begin_reading(inode, OWNER)
         assert harness.snapshots() == 0
-        assert (await harness.control.begin_reading(harness.inode(b"log"))).size == 0, "the log is there without one"
+        assert (await harness.control.begin_reading(harness.inode(b"log"), OWNER)).size == 0, (
+            "the log is there without one"
+        )
 
     run(tmp_path, test)
 
@@ -87,7 +92,7 @@ def test_without_a_manager_it_is_the_reader_who_hears_so(tmp_path: Path) -> None
 def test_the_log_is_live(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         inode = harness.inode(b"log")
-        assert (await harness.control.begin_reading(inode)).size == 0
+        assert (await harness.control.begin_reading(inode, OWNER)).size == 0
         harness.run.access_log.write_bytes(b"one\n")
         assert harness.control.getattr(inode).size == 4
         assert await harness.control.read_inode(inode, 0, 100) == b"one\n"
@@ -124,5 +129,20 @@ def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
         harness.manager.refuses = ConfigError("no")
         with pytest.raises(ConfigError):
             await harness.control.write_inode(harness.inode(b"config"), b"x=y\n")
+
+    run(tmp_path, test)
+
+
+def test_a_stranger_has_a_share_and_cannot_keep_the_owner_from_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_SNAPSHOTS", 8)
+
+    async def test(harness: Harness) -> None:
+        for _ in range(2):
+            await harness.control.begin_reading(harness.inode(b"stats"), STRANGER)
+        with pytest.raises(Busy, match="2 of them are open"):
+            await harness.other.begin_reading(harness.inode(b"stats"), STRANGER)
+        await harness.control.begin_reading(harness.inode(b"stats"), OWNER)
 
     run(tmp_path, test)

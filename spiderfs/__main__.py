@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 
@@ -10,6 +11,13 @@ def main() -> None:
         from spiderfs.cli.main import main as command  # it needs the packages of [mount]
 
         command()
+    except KeyboardInterrupt:  # while the command line is imported, which has its own answer to Ctrl-C
+        sys.exit("Aborted!")
+    except OSError as exc:
+        # Who prints to a pipe that nobody reads is seen to already.
+        if exc.errno != errno.ENOSPC:
+            raise
+        sys.exit(f"spiderfs: what it prints cannot be written: {exc.strerror}")
     except ModuleNotFoundError as exc:
         package = (exc.name or "").partition(".")[0]
         if package in ("", "spiderfs"):

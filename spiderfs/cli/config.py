@@ -33,9 +33,9 @@ def config(mountpoint: str, changes: tuple[str, ...]) -> None:
             name, _, value = change.partition("=")
             if name.strip() == "capacity":
                 warn(capacity_remark(Capacity.parse(value), Path(read_stats(mount)["cache_dir"])))
-        if not changes:
-            click.echo(read_control(mount, "config"), nl=False)
+        text = "" if changes else read_control(mount, "config")
     except OSError as exc:
         if exc.errno == errno.EINVAL:
             raise ConfigError(f"the daemon refused {change}: see its log for the reason") from exc
         raise explained(mount, exc) from exc
+    click.echo(text, nl=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from typing import Any
 
 import click
@@ -25,16 +26,20 @@ def status(mountpoint: str | None, watch: bool, as_json: bool) -> None:
         _list_mounts(as_json)
         return
     mount = find_mount(mountpoint)
+    if watch and (sys.stdout is None or not sys.stdout.isatty()):
+        # Nobody would see to it that it ends when its reader has gone.
+        raise click.UsageError("--watch draws on a terminal: leave it out, or use --json")
     try:
         if watch:
             # This import is here because rich takes as long to import as everything else together.
             from spiderfs.cli.watch import watch_stats
 
             watch_stats(mount)
-        else:
-            click.echo(read_control(mount, "stats.json" if as_json else "stats").rstrip("\n"))
+            return
+        text = read_control(mount, "stats.json" if as_json else "stats")
     except OSError as exc:
         raise explained(mount, exc) from exc
+    click.echo(text.rstrip("\n"))
 
 
 def _list_mounts(as_json: bool) -> None:

@@ -57,7 +57,10 @@ class LoaderProcess:
         """Raises UsageError if there is no such function."""
         self._process = process
         self._named = named
+        # Until it has imported what it needs, SIGINT would make it print where it was.
+        self._interrupt = signal.SIGTERM
         self._answer()
+        self._interrupt = signal.SIGINT
 
     def open(self, mount: PrivateMount) -> Loader:
         """The loader of what this mount shows; those that were opened before cannot be asked any more.
@@ -76,7 +79,11 @@ class LoaderProcess:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        try:
+            line = self._process.stdout.readline()
+        except BaseException:
+            self._process.send_signal(self._interrupt)
+            raise
         if not line:
             raise UsageError(f"--loader {self._named}: its process ended with status {self._process.wait()}; see above")
         told: dict[str, Any] = json.loads(line)
@@ -121,14 +128,12 @@ def loader_process(named: str) -> Iterator[LoaderProcess]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        process_group=0,  # Ctrl-C reaches all processes of a terminal's group; this one is told by who waits for it
     )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         yield LoaderProcess(process, named)
-    except BaseException:
-        process.send_signal(signal.SIGINT)
-        raise
     finally:
         # What it has not read of a question is of no use any more.
         with contextlib.suppress(BrokenPipeError):

@@ -101,6 +101,30 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
 
 
 @pytest.mark.kernel_binding("what is interrupted is not the mount")
+def test_ctrl_c_while_the_loader_imports_what_it_needs(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "0.jpg").write_bytes(image_file())
+    # It is found before the real one, and never done.
+    (tmp_path / "torch.py").write_text(
+        "import os, pathlib, time\npathlib.Path('asleep').write_text(str(os.getpid()))\ntime.sleep(1000)\n"
+    )
+    with mounted(source, tmp_path / "m") as mount:
+        words = ["env", "--default-signal=INT", SPIDERFS, "profile", mount.point, "--loader", "my_training:make"]
+        profile = subprocess.Popen(
+            words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        try:
+            asleep = tmp_path / "asleep"
+            loader = int(eventually(lambda: asleep.exists() and asleep.read_text()))
+        finally:
+            os.killpg(profile.pid, signal.SIGINT)
+            said, _ = profile.communicate(timeout=120)
+        assert (profile.returncode, said.split()) == (1, ["Aborted!"])
+        assert not is_running(loader)
+
+
+@pytest.mark.kernel_binding("what is interrupted is not the mount")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     source = tmp_path / "source"
@@ -116,14 +140,16 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signa
         # Whoever started the tests may ignore some of these signals, as nohup does.
         defaults = ["env", "--default-signal=INT,TERM,HUP"]
         words = [*defaults, SPIDERFS, "profile", mount.point, "--loader", "my_training:make"]
-        profile = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        profile = subprocess.Popen(
+            words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
         try:
             asleep = tmp_path / "asleep"
             loader = int(eventually(lambda: asleep.exists() and asleep.read_text(), within_s=150))
             assert len(beside(mount.cache.parent)) == 1
         finally:
-            # On a terminal every process of the group hears of it; the loader's has a group of its own.
-            profile.send_signal(number)
+            # On a terminal every process of the group hears of Ctrl-C.
+            (os.killpg if number == signal.SIGINT else os.kill)(profile.pid, number)
             said, _ = profile.communicate(timeout=120)
         if number == signal.SIGKILL:
             # Its processes hear of that from the kernel, and take some time.

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
@@ -116,6 +117,34 @@ def test_a_missing_package_is_named_with_what_installs_it(tmp_path: Path, missin
     assert (done.stdout, done.stderr) == ("", expected)
 
 
+def program(*arguments: str | Path, prefix: str = "", **streams: Any) -> subprocess.CompletedProcess[str]:
+    """Run the program itself; `prefix` is Python that runs before it."""
+    code = f"import sys; sys.argv[0] = 'spiderfs'\n{prefix}\nfrom spiderfs.__main__ import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, text=True, timeout=60, check=False, stderr=subprocess.PIPE, **streams)
+
+
+def test_ctrl_c_while_the_program_begins_says_no_more_than_later() -> None:
+    pressed = "class Finder:\n    def find_spec(self, name, *_):\n        if name == 'click': raise KeyboardInterrupt\n"
+    done = program("status", prefix=f"{pressed}sys.meta_path.insert(0, Finder())")
+    assert (done.returncode, done.stderr) == (1, "Aborted!\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["mount", "--help"], ["status"], ["status", "--json"]]
+)
+def test_output_that_nobody_takes_is_no_traceback(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = program(*arguments, stdout=full)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith("spiderfs: what it prints cannot be written")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = program(*arguments, stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_a_mount_that_is_refused_names_the_reason(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     assert "did you mean capacity?" in refusal("mount", tmp_path, tmp_path / "mnt", "-o", "ro,capcity=1GiB")
@@ -136,6 +165,28 @@ def test_commands_for_a_path_that_is_not_mounted(tmp_path: Path) -> None:
 def test_status_of_one_mount(mounted: Path) -> None:
     assert spiderfs("status", mounted).output == "all is well\n"
     assert json.loads(spiderfs("status", mounted, "--json").output)["pid"] == 4711
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["config"]])
+def test_a_reader_that_has_gone_says_nothing_of_the_mount(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    echo = click.echo
+
+    def gone(message: str, nl: bool = True, err: bool = False) -> None:
+        if not err:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        echo(message, err=True)
+
+    monkeypatch.setattr("click.echo", gone)
+    result = spiderfs(*arguments, mounted)
+    assert (result.exit_code, result.output) == (1, "")
+
+
+def test_watch_draws_on_a_terminal_alone(mounted: Path) -> None:
+    result = spiderfs("status", mounted, "--watch")
+    assert result.exit_code == 2
+    assert "draws on a terminal" in result.output
 
 
 def test_status_lists_mounts(mounted: Path) -> None:

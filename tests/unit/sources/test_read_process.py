@@ -149,8 +149,27 @@ def delivering(source: Source) -> Iterator[tuple[ReadProcess, socket.socket, soc
         yield process, there, descriptor
 
 
+class Held(MemorySource):
+    """A source that reads when it is told to, by whichever process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told, self._tell = os.pipe()
+
+    def go(self) -> None:
+        os.write(self._tell, b"!")
+
+    def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        os.read(self._told, 1)
+        return super().read(path, offset, length, version)
+
+    def close(self) -> None:
+        os.close(self._told)
+        os.close(self._tell)
+
+
 def test_who_waits_elsewhere_is_given_the_bytes_first() -> None:
-    source = MemorySource()
+    source = Held()
     content = os.urandom(100_000)
     version = source.add(b"file", content).version
     with delivering(source) as (process, there, _):
@@ -166,7 +185,9 @@ def test_who_waits_elsewhere_is_given_the_bytes_first() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(read)
                 await trio.testing.wait_all_tasks_blocked()
-                assert there.recv(1 << 20) == b"head" + content  # blocks the loop: nothing is heard here meanwhile
+                # From here on the loop stands still: nothing is heard here meanwhile.
+                source.go()
+                assert there.recv(1 << 20) == b"head" + content
                 assert there.recv(1 << 20) == b"answer"
                 assert process.behind
                 await process.caught_up()
@@ -175,6 +196,7 @@ def test_who_waits_elsewhere_is_given_the_bytes_first() -> None:
             assert delivery.done
 
         attended(process, test)
+    source.close()
 
 
 def test_an_answer_may_be_all_that_is_written() -> None:

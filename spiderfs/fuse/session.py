@@ -192,11 +192,12 @@ class _Desk:
                 # To most kinds of requests the kernel takes ENOSYS as: do not ask again.
                 _write(self._descriptor, unique, errno.ENOSYS, b"")
                 continue
-            asked, caller = self._bodies[: length - wire.IN_HEADER.size], Caller(uid, gid, pid)
+            asked = self._bodies[: length - wire.IN_HEADER.size]
             if unique >= wire.RESENT:
+                caller = Caller(uid, gid, pid, unique ^ wire.RESENT)
                 answer = self._again(opcode, inode, asked, caller, unique)
             else:
-                answer = handler(inode, asked, caller, unique)
+                answer = handler(inode, asked, Caller(uid, gid, pid, unique), unique)
                 # Control files wait for the manager, and may be what puts an end to the others' wait.
                 if self._waiting >= MAX_WAITING and not ROOT_INODE < inode < FIRST_INODE:
                     answer = _at_once(answer)

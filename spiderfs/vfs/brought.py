@@ -6,7 +6,9 @@ until it is closed or newer ones take the room.
 
 **Opens that are made again.** The kernel answers an open that gets ESTALE by two look-ups of the name and another open,
 whose ESTALE is the reader's. So the thread is noted: its look-ups then read the file too, and if the file cannot be
-read any more when it is opened, the open goes on with what the look-up has read. Any worker may get any of these.
+read any more when it is opened, the open goes on with what the look-up has read. Any worker may get any of these, and
+after the death of one, two workers may get the same one. So a note says which request has used it, and is there for
+that request until the end. The notes lie beside the bytes, and none pushes out another.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 
 from spiderfs.shared.recent_records import RecentRecords
 from spiderfs.store.store import ContentKey
-from spiderfs.vfs.pending_reads import PendingReads
+from spiderfs.vfs.answer_types import Caller
 
 # Readers that have this much open at a time, of files that have just been written, keep their bytes.
 _LIMIT_BYTES = 256 << 20
@@ -26,16 +28,20 @@ _LIMIT_BYTES = 256 << 20
 _AGAIN_S = 10.0
 # Handles with further bits are those of control files.
 _HANDLE_BITS = 62
-_KEY = struct.Struct("<QI")
+# Keys: handle and block, of bytes; a thread, of when its open has failed; a thread and an inode, of what it has read.
+_KEY, _THREAD, _READ = struct.Struct("<QI"), struct.Struct("<Q"), struct.Struct("<QQ")
+_FAILED_AT = struct.Struct("<d")
+# The handle of what was read, when, and which request has used it: 0 for none yet.
+_NOTE = struct.Struct("<QdQ")
+# Used by a request whose number is not known.
+_SOME_REQUEST = 1
 
 
 class Brought:
     """Make it before the workers are forked."""
 
     def __init__(self) -> None:
-        self._bytes = RecentRecords(_LIMIT_BYTES)
-        # A table for each kind of note, with a slot for each thread: no note may push out another one.
-        self._failed, self._read = PendingReads(), PendingReads()
+        self._records = RecentRecords(_LIMIT_BYTES)
         # Look-ups pass by here: it costs less than the thread's note to see that nobody was noted lately.
         self._noted_at = memoryview(mmap.mmap(-1, 8)).cast("d")
 
@@ -44,40 +50,56 @@ class Brought:
 
     def keep(self, key: ContentKey, payload: bytes) -> bool:
         """Keep bytes for whoever has their handle; False if they are too many."""
-        return self._bytes.put(_KEY.pack(*key), payload)
+        return self._records.put(_KEY.pack(*key), payload)
 
     def piece(self, key: ContentKey, offset: int = 0, size: int | None = None) -> bytes | None:
-        return self._bytes.get(_KEY.pack(*key), offset, size)
+        return self._records.get(_KEY.pack(*key), offset, size)
 
     def close(self, handle: int) -> None:
-        self._bytes.remove(_KEY.pack(handle, 0))
+        self._records.remove(_KEY.pack(handle, 0))
 
     def open_failed(self, thread: int) -> None:
         """Note that the kernel is going to look up and open again for this thread."""
         now = self._noted_at[0] = time.monotonic()
-        self._failed.put(thread, 0, 0, now)
+        self._records.put(_THREAD.pack(thread), _FAILED_AT.pack(now))
 
     def opens_again(self, thread: int) -> bool:
         """Whether a look-up of this thread is to read the file too."""
         if not (noted_at := self._noted_at[0]):
             return False
         since = time.monotonic() - _AGAIN_S
-        return noted_at >= since and self._failed.look(thread, since) is not None
+        if noted_at < since or (failed_at := self._records.get(_THREAD.pack(thread))) is None:
+            return False
+        return bool(_FAILED_AT.unpack(failed_at)[0] >= since)
 
     def open_succeeded(self, thread: int) -> None:
         """Forget that an open of this thread had failed: what it looks up next is another affair."""
-        if self.opens_again(thread):
-            self._failed.take(thread, 0, 0.0)
+        self._records.put(_THREAD.pack(thread), _FAILED_AT.pack(0.0))
 
-    def note(self, thread: int, inode: int, handle: int) -> None:
+    def note(self, thread: int, inode: int, handle: int, request: int = 0) -> None:
         """Note that a look-up of the thread has read this version, and under which handle its bytes are kept."""
-        self._read.put(thread, handle, inode, time.monotonic())
+        self._records.put(_READ.pack(thread, inode), _NOTE.pack(handle, time.monotonic(), request))
 
     def noted(self, thread: int, inode: int) -> bool:
         """Whether a look-up of the thread has read this version, and no open has followed."""
-        noted = self._read.look(thread, time.monotonic() - _AGAIN_S)
-        return noted is not None and noted[1] == inode
+        noted = self._noted(thread, inode)
+        return noted is not None and not noted[1]
 
-    def take(self, thread: int, inode: int) -> int | None:
-        """The handle of what a look-up of the thread has read of this version, for one open."""
-        return self._read.take(thread, inode, time.monotonic() - _AGAIN_S)
+    def take(self, caller: Caller, inode: int, instead: int = 0) -> int | None:
+        """The handle of what a look-up of the thread has read of this version, for one open.
+
+        `instead`: the handle under which this open has read the version, for who is asked for the same open again.
+        """
+        noted, request = self._noted(caller.pid, inode), caller.request or _SOME_REQUEST
+        if noted is None or noted[1] not in (0, caller.request):
+            return None
+        if not noted[1]:
+            self.note(caller.pid, inode, instead or noted[0], request)
+        return noted[0]
+
+    def _noted(self, thread: int, inode: int) -> tuple[int, int] | None:
+        """Handle, and the request that has used it."""
+        if (note := self._records.get(_READ.pack(thread, inode))) is None:
+            return None
+        handle, noted_at, request = _NOTE.unpack(note)
+        return (handle, request) if noted_at >= time.monotonic() - _AGAIN_S else None

@@ -328,6 +328,8 @@ class Filesystem:
             return Opened(await self._control.open(inode, flags, caller.uid), direct_io=True)
         if flags & _WRITING:
             raise ReadOnly("spiderfs is read-only")
+        # Asked now: what another worker was asked, too, must not undo what has been noted since.
+        once_more = self._brought.opens_again(caller.pid)
         try:
             node = self._catalogue.node(inode)
             opened = await self._open_file(node, inode, caller, delivery)
@@ -337,7 +339,8 @@ class Filesystem:
                 self._brought.open_failed(caller.pid)
                 raise
             opened = brought
-        self._brought.open_succeeded(caller.pid)
+        if once_more:
+            self._brought.open_succeeded(caller.pid)
         return opened
 
     async def _open_file(self, node: Node, inode: int, caller: Caller, delivery: Delivery | None) -> Opened:

@@ -105,7 +105,7 @@ class ProvisionalFiles:
 
     def open_brought(self, inode: int, caller: Caller) -> Opened | None:
         """An open of what the thread's look-up has read of this version, if the bytes are still there."""
-        handle = self._brought.take(caller.pid, inode & ~PROVISIONAL)
+        handle = self._brought.take(caller, inode & ~PROVISIONAL)
         if handle is None or self._fetcher.passing(ContentKey(handle), 0, 1) is None:
             return None
         self._counters.add("opens")
@@ -125,7 +125,7 @@ class ProvisionalFiles:
         started, asked_s = time.perf_counter(), self._now()
         if node.stat.size:
             await self._on_demand.fetch(_for_one_open(node, handle))
-        if (unused := self._brought.take(caller.pid, node.inode)) is not None:
+        if self._brought.noted(caller.pid, node.inode) and (unused := self._brought.take(caller, node.inode, handle)):
             self._brought.close(unused)
         self._counters.add("opens")
         self._counters.observe("open_miss_seconds", time.perf_counter() - started)

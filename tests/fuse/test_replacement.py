@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mounting import mounted
+from mounting import Mounted, mounted
 from replacing import read_on, replaced
 
 NAMES = [f"sample {number}" for number in range(12)]
@@ -40,6 +45,39 @@ def test_a_file_that_is_replaced_faster_than_it_can_be_looked_up_is_read_without
         assert not outcome.errors, outcome
         assert not outcome.mixed, outcome
         assert outcome.right == 8 * 60
+
+
+@contextlib.contextmanager
+def killed(mount: Mounted, pause_s: float) -> Iterator[None]:
+    """Kill one worker after the other until the context ends."""
+    ended = threading.Event()
+
+    def kill() -> None:
+        for turn in itertools.count():
+            if ended.wait(pause_s):
+                return
+            os.kill(mount.workers()[turn % mount.workers_wanted], signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        try:
+            yield
+        finally:
+            ended.set()
+        killing.result()
+
+
+def test_a_file_that_is_replaced_is_read_without_errors_while_workers_are_killed(tmp_path: Path) -> None:
+    """With the requests of a worker that has died the kernel hands out those of the others once more."""
+    (source := tmp_path / "source").mkdir()
+    with (
+        mounted(source, tmp_path / "place", workers=3, allowed=["worker . ended"]) as mount,
+        replaced(source, NAMES, MOST_BYTES, pause_s=0.0005),
+        killed(mount, pause_s=0.3),
+    ):
+        outcome = read_on(mount.point, NAMES, MOST_BYTES, readers=8, reads=400)
+        assert not outcome.errors, outcome
+        assert not outcome.mixed, outcome
 
 
 def _large(path: Path) -> bytes:

@@ -55,7 +55,8 @@ class LossScores(Scoring):
             return BatchScores(ids[:0], np.empty(0, np.float32))
         if losses.shape != np.shape(indices) or not np.isfinite(losses).all():
             raise ValueError("a batch needs one finite loss for each index")
-        scores = self._scores_of(losses[first].astype(np.float32))
+        # The scores are made of all rows, and then one row of each sample counts: a row's rank is its place among all.
+        scores = self._scores_of(losses.astype(np.float32))[first]
         self._take(ids, scores)
         return BatchScores(ids, scores)
 

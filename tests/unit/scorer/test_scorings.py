@@ -98,9 +98,10 @@ class TestRanks:
         alone = scoring.batch([29], EMBEDDINGS, np.array([7.0]))
         assert alone.scores == pytest.approx([log(20)])
 
-    def test_a_repeated_sample_counts_once(self) -> None:
+    def test_a_repeated_sample_has_one_score_and_its_rows_keep_their_places_in_the_batch(self) -> None:
         scored = RankScores(LABELS).batch([4, 4, 4, 6], EMBEDDINGS, np.array([0.1, 0.1, 0.1, 0.4]))
-        assert scored.scores == pytest.approx([log(10), log(11)])
+        assert scored.ids.tolist() == [4, 6]
+        assert scored.scores == pytest.approx([log(10), log(13)])
 
 
 class TestLosses:

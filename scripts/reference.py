@@ -157,6 +157,18 @@ def rooms() -> str:
     return _table(("room", "what is in it"), iter(lines))
 
 
+def results() -> str:
+    """The kept results, and whether the code that decides each is still the one that was measured."""
+    sys.path.insert(0, str(ROOT))  # Benchmarks are not installed.
+    from benchmarks.common import code_behind
+
+    rows = []
+    for path in sorted((ROOT / "docs/results").glob("*.json")):
+        places = ", ".join(f"`{place}`" for place in code_behind.DECIDED_BY[path.stem])
+        rows.append((f"`{path.name}`", places, code_behind.state_of(path)))
+    return _table(("result", "the code that decides it", "is it the code of today"), iter(rows))
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "options": options,
     "control-files": control_files,
@@ -165,6 +177,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "client-functions": client_functions,
     "error-tree": error_tree,
     "rooms": rooms,
+    "results": results,
 }
 
 

@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import intervals
+from benchmarks.common import code_behind, intervals
 
 
 def wide_console(columns: int) -> Console:
@@ -55,13 +55,13 @@ def machine() -> dict[str, Any]:
 def save(path: Path | None, result: dict[str, Any]) -> None:
     """Write the result as JSON in one go, so that a measurement that is interrupted leaves a whole file.
 
-    Does nothing without a path: the user did not ask for a file.
+    A result that is kept names the code behind it. Does nothing without a path: the user did not ask for a file.
     """
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(one_run_a_line(result) + "\n")
+    unfinished.write_text(one_run_a_line(code_behind.named(path, result)) + "\n")
     unfinished.replace(path)
 
 

@@ -1,0 +1,144 @@
+"""Which code decides a kept result, and whether it has changed since the result was measured.
+
+A result names the commit and a hash of the modules that decide it. The hash leaves out comments, docstrings and
+imports, and how a module is called: none of them changes what is measured.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_SERVING = ("spiderfs/fuse", "spiderfs/vfs", "spiderfs/store", "spiderfs/shared")
+_FETCHING = (*_SERVING, "spiderfs/sources", "spiderfs/daemon/caching")
+_DECIDING = ("spiderfs/core", "spiderfs/policies")
+_LEARNING = (*_DECIDING, "spiderfs/scorer", "trainer_hook/samplers")
+_PLANNING = ("spiderfs/core", "spiderfs/policies", "spiderfs/daemon/caching", "trainer_hook/loader")
+_REFURBISHING = ("trainer_hook/refurbishing",)
+
+DECIDED_BY: dict[str, tuple[str, ...]] = {
+    "accuracy": _LEARNING,
+    "accuracy-short": _LEARNING,
+    "client": ("spiderfs/client", "spiderfs/store", "spiderfs/shared"),
+    "cpu_split": _SERVING,
+    "epoch": _SERVING,
+    "equivalence": _LEARNING,
+    "exchanged_orders": ("spiderfs/core/plans", "trainer_hook/loader"),
+    "figure14": _LEARNING,
+    "fuse_library": ("spiderfs/fuse",),
+    "hit_ratio": _LEARNING,
+    "image_loader": _SERVING,
+    "jobs": _DECIDING,
+    "jobs_mount": _PLANNING,
+    "large": _FETCHING,
+    "loader_workers": _PLANNING,
+    "lookahead": _DECIDING,
+    "missing_hits": _LEARNING,
+    "nfs-default": _FETCHING,
+    "nfs-faults": _FETCHING,
+    "nfs-short": _FETCHING,
+    "nfs-soft": _FETCHING,
+    "packages": (*_DECIDING, "spiderfs/packages"),
+    "partition": ("spiderfs/forms", "spiderfs/views", "spiderfs/profiling"),
+    "pushed": (*_SERVING, "spiderfs/daemon/caching"),
+    "refurbish_accuracy": _REFURBISHING,
+    "refurbish_speed": _REFURBISHING,
+    "saturation": ("spiderfs/scorer", "spiderfs/daemon/training"),
+    "scan": _FETCHING,
+    "scorer": ("spiderfs/scorer",),
+    "serve": _SERVING,
+    "serve-immutable": _SERVING,
+    "soak": ("spiderfs", "trainer_hook"),
+    "stall": _PLANNING,
+    "stall-immutable": _PLANNING,
+    "systems": _LEARNING,
+    "table6": _LEARNING,
+    "train": (*_LEARNING, *_PLANNING),
+    "two_jobs": _LEARNING,
+    "view_bytes": ("spiderfs/views",),
+    "workers": _SERVING,
+}
+"""For each kept result the directories whose code decides it."""
+
+
+def hash_of(places: Iterable[str], root: Path = ROOT) -> str:
+    """A hash of the code below these directories."""
+    files = {
+        file for place in places for file in ([root / place] if place.endswith(".py") else (root / place).rglob("*.py"))
+    }
+    codes = sorted(_code_of(file.read_text()) for file in files)
+    return hashlib.sha256("\0".join(codes).encode()).hexdigest()[:16]
+
+
+def _code_of(text: str) -> str:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _says_nothing(one)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _says_nothing(node: ast.stmt) -> bool:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return is_text or isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def named(path: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """The result with the code behind it, if it is one that is kept.
+
+    If `path` has runs of the same result already, the code behind these is named too.
+    """
+    places = DECIDED_BY.get(path.stem)
+    if places is None:
+        return result
+    known: list[dict[str, str]] = []
+    if path.exists():
+        before = json.loads(path.read_text())
+        if _runs(before) & _runs(result):
+            known = before.get("code", [UNKNOWN])
+    now = {"commit": _commit(), "hash": hash_of(places)}
+    others = [code for code in known if code["hash"] != now["hash"]]
+    return {name: part for name, part in result.items() if name != "code"} | {"code": [*others, now]}
+
+
+UNKNOWN = {"commit": "", "hash": ""}
+"""The code of a run that was measured before results named it."""
+
+
+def _runs(result: dict[str, Any]) -> set[str]:
+    """The runs that a result consists of, as text: all parts of its lists."""
+    found: set[str] = set()
+    parts: list[Any] = [part for name, part in result.items() if name not in ("code", "machine")]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, list):
+            found.update(json.dumps(one) for one in part if isinstance(one, dict | list))
+        parts += part.values() if isinstance(part, dict) else []
+    return found
+
+
+def _commit() -> str:
+    described = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return described.stdout.strip()
+
+
+def state_of(path: Path) -> str:
+    """What a reader must know of a kept result: whether the code that decides it is still the same."""
+    codes = json.loads(path.read_text()).get("code", [UNKNOWN])
+    if UNKNOWN in codes:
+        return "not known: it was measured before results named their code"
+    now = hash_of(DECIDED_BY[path.stem])
+    return "current" if all(code["hash"] == now for code in codes) else "**out of date**: the code has changed since"

@@ -75,6 +75,14 @@ class TestSubset:
         if "coverage" in options:
             assert np.ptp(sampler.probabilities()) < 1e-8
 
+    def test_goes_by_the_part_of_the_loss_that_a_model_can_learn(self) -> None:
+        noise = np.where(np.arange(100) >= 90, LOSSES - 0.1, 0.05)
+        sampler = ImpactSampler(100, hybrid=False, irreducible=noise)
+        bound(sampler)
+        drawn = [one for _ in range(100) for one in sampler]
+        assert np.bincount(drawn, minlength=100)[90:].mean() < 25
+        assert np.bincount(drawn, minlength=100)[80:90].mean() > 80
+
     def test_is_all_samples_while_there_are_no_scores(self) -> None:
         assert sorted(ImpactSampler(10)) == [*range(10)]
 
@@ -96,6 +104,9 @@ class TestSubset:
         for options in ({"sharpness": 0}, {"warm_up": -1}):
             with pytest.raises(ValueError, match="or more"):
                 ImpactSampler(10, **options)  # type: ignore[arg-type]
+        for losses in (np.zeros(9), np.full(10, np.nan)):
+            with pytest.raises(ValueError, match="one finite loss for each of the 10"):
+                ImpactSampler(10, irreducible=losses)
 
 
 class TestWarmUp:

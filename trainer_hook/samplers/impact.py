@@ -74,8 +74,14 @@ class ImpactSampler(SpiderSampler):
     """Draws a subset of the samples in each epoch; samples of higher loss are drawn more often.
 
     A sample whose loss is above the losses of a share p of all samples is drawn with the chance p ** `sharpness`. So an
-    epoch has half of the samples with the default sharpness of 1, and a third with 2. `coverage` is the share of the
-    draws that are uniform.
+    epoch has half of the samples with the default sharpness of 1, and a third with 2 (in the style of Jiang et al.,
+    "Accelerating Deep Learning by Focusing on the Biggest Losers", 2019). `coverage` is the share of the draws that are
+    uniform.
+
+    With `irreducible` the reducible part of a loss takes the place of the loss: the loss less what a small model that
+    was trained on held-out data loses with the sample (Mindermann et al., "Prioritized Training on Points that are
+    Learnable, Worth Learning, and Not Yet Learnt", 2022, which the paper names). Then samples with wrong labels, that
+    no model can learn, are not drawn more often than others.
 
     The first epochs train on all samples until it is known which samples' losses change their rank most (`WarmUp`), for
     at most `warm_up` epochs. From then on the current model evaluates these samples before each epoch, if the sampler
@@ -97,12 +103,21 @@ class ImpactSampler(SpiderSampler):
         warm_up: int = 10,
         hybrid: bool = True,
         coverage: float = 0.0,
+        irreducible: npt.ArrayLike | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of SpiderSampler, except `draws` and `settled`."""
+        """`irreducible` has one finite loss for each sample (`samples`).
+
+        `options` are those of SpiderSampler, except `draws` and `settled`. Raises ValueError for impossible options.
+        """
         super().__init__(samples, coverage=coverage, **options)
         if sharpness <= 0 or warm_up < 0:
             raise ValueError(f"sharpness={sharpness}, warm_up={warm_up}: give more than 0, and 0 or more")
+        self._irreducible = (
+            np.zeros(samples, np.float32) if irreducible is None else np.asarray(irreducible, np.float32)
+        )
+        if self._irreducible.shape != (samples,) or not np.isfinite(self._irreducible).all():
+            raise ValueError(f"irreducible needs one finite loss for each of the {samples} samples")
         self._sharpness = sharpness
         self._hybrid = hybrid
         self.warm_up = WarmUp(samples, warm_up if hybrid else 0)
@@ -146,7 +161,7 @@ class ImpactSampler(SpiderSampler):
             for part, known in enumerate(found):
                 if known is not None:
                     losses[unstable[part::world_size]] = known
-            chances = chances_of(losses, self._sharpness, self._coverage)
+            chances = chances_of(losses - self._irreducible, self._sharpness, self._coverage)
         shared: Losses | None = from_first_rank(chances)
         return shared
 

@@ -125,5 +125,5 @@ def test_equal_accuracy_lies_between_trainings_of_different_length(measured: dic
     short, longest = replace(half, top1=0.4), replace(whole, top1=0.6)
     group = report.grouped([longest, short])
     for top1, fetched in ((0.5, (whole.whole + half.whole) / 2), (0.7, whole.whole), (0.3, None)):
-        assert report.at_equal_accuracy(group, replace(measured["shade"], top1=top1)) == fetched
-    assert report.at_equal_accuracy(group, replace(measured["shade"], seed=2)) is None
+        assert report.at_equal_accuracy(group, replace(measured["lru"], top1=top1)) == fetched
+    assert report.at_equal_accuracy(group, replace(measured["lru"], seed=2)) is None

@@ -40,7 +40,7 @@ def run_as_ordinary_user(program: str, source: Path, point: Path, options: str) 
 
 
 def let_everybody_in(place: Path) -> None:
-    """pytest closes the directories above a test's to all other users."""
+    """pytest closes the directories above a test's to all other users, and scripts/test that of the run."""
     for path in (place, *place.parents):
-        if path.is_relative_to(tempfile.gettempdir()) and path != Path(tempfile.gettempdir()):
-            path.chmod(0o755)
+        if path.is_relative_to(tempfile.gettempdir()):
+            path.chmod(path.stat().st_mode | 0o055)

@@ -100,7 +100,11 @@ class Passthrough:
         self._numbers: dict[int, int] = {}
         # Since when inodes have had no handle any more; the oldest first.
         self._idle: dict[int, float] = {}
-        self._numbers.update(run.backing_files())
+        try:
+            self._numbers.update(run.backing_files())
+        except OSError as exc:
+            log.warning("reads large files as workers do, because the notes of others cannot be read: %s", exc)
+            self._possible = False
 
     def opened(self, inode: int, may_begin: bool) -> int:
         """Which backing file a new handle has to read from; 0: the handle is a cached one.

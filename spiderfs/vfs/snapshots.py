@@ -45,9 +45,9 @@ class Snapshots:
         self._worker = worker
         self._unwritten: dict[int, bytes] = {}
         self._warned_at_s = -_WARNING_INTERVAL_S
-        for path in run.unfinished_snapshots(worker):
-            # Where the disk has turned read-only, the snapshot stays until the next mount.
-            with contextlib.suppress(OSError):
+        # Where the disk has broken down, the snapshots stay until the next mount.
+        with contextlib.suppress(OSError):
+            for path in run.unfinished_snapshots(worker):
                 path.unlink()
 
     def begin(self, handle: int, uid: int) -> Snapshot:

@@ -258,3 +258,16 @@ def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many(tmp_path
             bare.filesystem.large_files.passed_through(99)
 
     trio.run(live)
+
+
+class OnABrokenDisk(RunLayout):
+    def backing_files(self) -> Iterator[tuple[int, int]]:
+        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+
+
+def test_where_a_predecessors_notes_cannot_be_read_no_file_is_passed_through(
+    kernel: Kernel, plain_files: Plain, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = Passthrough(kernel, plain_files, OnABrokenDisk(tmp_path))
+    assert "cannot be read" in caplog.text
+    assert book.opened(WHOLE, may_begin=True) == 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,15 @@ def test_a_manager_that_ends_in_the_middle_leaves_no_snapshot(tmp_path: Path) ->
         assert harness.snapshots() == []
 
     run(tmp_path, test)
+
+
+class OnABrokenDisk(RunLayout):
+    def unfinished_snapshots(self, worker: int) -> Iterable[Path]:
+        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+
+
+def test_a_worker_starts_where_unfinished_snapshots_cannot_be_listed(tmp_path: Path) -> None:
+    module.Snapshots(OnABrokenDisk(tmp_path), OWNER, 0)
 
 
 def test_a_worker_that_is_killed_in_the_middle_leaves_its_snapshot_to_its_successor(tmp_path: Path) -> None:

@@ -12,16 +12,27 @@ from collections.abc import Iterator
 
 import mounting
 import pytest
+from hypothesis import settings
 
 BINDINGS = ("kernel", "pyfuse3")
 # In place of a binding: the kernel's own protocol, immutable.
 IMMUTABLE = "immutable"
+# Folders and kinds of subjects that are left out with --fast.
+SLOW_FOLDERS = ("tests/unit/benchmarks", "tests/unit/project")
+FAST_SUBJECTS = ("memory", "lmdb")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="without mounts, and with fewer made-up examples")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # xdist would begin with the files of the most tests. Files of real mounts have few tests and long ones: at the
     # end one process would wait for the other. By their names they come before the many short tests of units.
     config.option.loadscopereorder = False
+    if config.option.fast:
+        settings.register_profile("fast", max_examples=20, stateful_step_count=20)
+        settings.load_profile("fast")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -36,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if _is_left_out(item)]
+    left_out = [item for item in items if _is_left_out(item) or (config.option.fast and _is_slow(item))]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 
@@ -52,6 +63,13 @@ def _is_left_out(item: pytest.Item) -> bool:
     return left_out.get(binding, False) or (
         binding != "kernel" and item.get_closest_marker("kernel_binding") is not None
     )
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    """Whether a test mounts, or is of a folder whose tests take long; a test says by its marker `slow` that it does."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    mounts = item.path.name == "test_filesystem_cases.py" and parameters.get("kind") not in FAST_SUBJECTS
+    return mounts or item.nodeid.startswith(SLOW_FOLDERS) or item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(scope="module", autouse=True)

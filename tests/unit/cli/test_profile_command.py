@@ -54,6 +54,7 @@ def test_a_binding_without_views_is_asked_for_none(here: Path) -> None:
     assert "write --view none" in refusal(here)
 
 
+@pytest.mark.slow
 def test_a_loader_that_is_not_there_is_named(here: Path, tmp_path: Path) -> None:
     (tmp_path / "my_training.py").write_text("loader = 3\n")
     assert "my_training has no function loader" in refusal(here, "--loader", "my_training:loader")

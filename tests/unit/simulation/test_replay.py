@@ -72,6 +72,7 @@ def test_no_policy_serves_more_of_a_permutation_than_it_held(name: str) -> None:
     assert max(result.served_bytes - result.origin_bytes) <= engine.budget_bytes
 
 
+@pytest.mark.slow
 def test_self_test_passes() -> None:
     checks = list(self_test())
     assert len(checks) > 30

@@ -64,6 +64,7 @@ def test_one_fetch_at_a_time_can_be_the_most() -> None:
     assert set(source.run(5)) == {1}
 
 
+@pytest.mark.slow
 def test_backs_off_when_the_source_slows_down_and_tries_again() -> None:
     source = Simulated(0.05, 1e12)
     source.run(10)

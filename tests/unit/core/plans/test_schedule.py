@@ -499,6 +499,7 @@ def test_a_plan_is_disbelieved_while_it_is_not_followed_and_believed_again_after
     assert reader.followed_share > BELIEVED_AGAIN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [2000, 200_000])
 def test_a_wrong_plan_is_not_believed_again_as_it_comes_to_its_end(files: int) -> None:
     rng = np.random.default_rng(2)

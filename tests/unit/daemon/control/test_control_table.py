@@ -110,6 +110,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     harness.content.close()
 
 
+@pytest.mark.slow
 def test_the_list_of_what_is_cached_takes_no_memory(harness: Harness) -> None:
     keys = [ContentKey(inode) for inode in harness.inodes.values()]
     harness.content.land_all([(key, b"x") for key in keys])
@@ -124,6 +125,7 @@ def test_the_list_of_what_is_cached_takes_no_memory(harness: Harness) -> None:
     assert taken < LIST_MEMORY_BYTES
 
 
+@pytest.mark.slow
 def test_the_list_of_redirects_takes_no_memory(harness: Harness) -> None:
     inodes = list(harness.inodes.values())
     harness.records.put([redirect_row(1, inode, inodes[0]) for inode in inodes])
@@ -133,6 +135,7 @@ def test_the_list_of_redirects_takes_no_memory(harness: Harness) -> None:
     assert taken < LIST_MEMORY_BYTES
 
 
+@pytest.mark.slow
 def test_the_list_of_scores_takes_no_memory(harness: Harness) -> None:
     harness.forget_lists()
     assert harness.text("scores")[0] == b""

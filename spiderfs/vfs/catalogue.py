@@ -3,7 +3,7 @@
 An inode stands for one version of one file, and a version never changes: the number is a 63-bit hash of (path, size,
 mtime_ns), for a directory of its path alone. So whatever is kept under an inode (pages of the kernel, open handles,
 cached bytes) never mixes two versions. The catalogue asks the source nothing; it records what others have found there,
-and for each version the time at which it settles (`core/settling.py`).
+and for each version the time at which it settles (`settling.py`).
 
 Tables:
     inode   inode                      -> attributes, path          what a file handle means, for every worker
@@ -11,6 +11,7 @@ Tables:
     listing directory inode            -> when the directory was scanned, its mtime then, and when that has settled
     gone    inode                      -> nothing                   what a name meant, and does not mean any more
     form    inode                      -> size                      how long the view is that is shown of a file
+    facts   name                       -> value                     the policy's state, the source's size, its clock
 
 Where a view is shown (`views/tree.py` says where), an inode stands for one view of one version: the hash is of the
 file's path at the source, and of the view's fingerprint. The hash of each directory in `.spiderfs/views` is of the
@@ -78,7 +79,7 @@ class Node(NamedTuple):
     path: bytes
     stat: SourceStat
     settles_at: float = 0.0
-    """Before this time it is provisional (`core/settling.py`)."""
+    """Before this time it is provisional (`settling.py`)."""
 
     @property
     def is_directory(self) -> bool:

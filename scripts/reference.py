@@ -1,4 +1,4 @@
-"""Writes the parts of the documents that follow from the code: tables of options, control files, commands, functions.
+"""Writes the parts of the documents that follow from the code: options, control files, commands, functions, metrics.
 
     .venv/bin/python scripts/reference.py           writes them
     .venv/bin/python scripts/reference.py --check   says which are not what the code says, and ends with 1
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import errno
 import inspect
 import os
@@ -25,7 +26,9 @@ import click
 import trainer_hook
 from spiderfs import client, errors
 from spiderfs.cli.main import main
+from spiderfs.metrics import BUCKETS_US, COUNTERS, GAUGES, HISTOGRAMS, SECTION_BYTES, Definition
 from spiderfs.options.model import default_rows
+from spiderfs.protocol import MESSAGES, Message, Ok
 from spiderfs.vfs.control_files import FILES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,6 +149,55 @@ def error_tree() -> str:
     return f"```text\n{inspect.cleandoc(tree)}\n```\n"
 
 
+def _metrics(definitions: tuple[Definition, ...], ending: str = "") -> str:
+    rows = ((f"`spiderfs_{found.name}{ending}`", found.help, found.use) for found in definitions)
+    return _table(("name", "meaning", "how to use it"), rows)
+
+
+def counters() -> str:
+    return _metrics(COUNTERS, "_total")
+
+
+def gauges() -> str:
+    return _metrics((*GAUGES, SECTION_BYTES))
+
+
+def histograms() -> str:
+    bounds = ", ".join(f"{bound / 1e6:g}" for bound in BUCKETS_US)
+    return f"{_metrics(HISTOGRAMS)}\nUpper bounds of the buckets, in seconds: {bounds}; one more has all above.\n"
+
+
+_SCALARS = {str: "text", int: "integer", float: "number", bool: "true or false"}
+
+
+def _message_row(kind: type[Message]) -> tuple[str, str, str, str]:
+    """Its type, the first paragraph of what it says of itself, and its fields as a frame has them."""
+    may_be_nil = {field.name for field in dataclasses.fields(kind) if field.default is None}
+    scalars = [
+        f"`{name}` {_SCALARS[scalar]}{' or nil' if name in may_be_nil else ''}" for name, scalar in kind.SCALARS.items()
+    ]
+    arrays = [
+        f"`{name}` `{array.dtype}` [{', '.join('nd'[: array.dimensions])}]{'' if array.required else ' (optional)'}"
+        for name, array in kind.ARRAYS.items()
+    ]
+    said = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split()).replace("None", "nil")
+    return f"`{kind.TYPE}`", said, ", ".join(scalars), ", ".join(arrays)
+
+
+def _messages(kinds: list[type[Message]]) -> str:
+    return _table(("type", "what it says", "scalars", "arrays"), map(_message_row, kinds))
+
+
+def trainer_messages() -> str:
+    kinds = list(MESSAGES.values())
+    return _messages(kinds[: kinds.index(Ok)])
+
+
+def daemon_answers() -> str:
+    kinds = list(MESSAGES.values())
+    return _messages(kinds[kinds.index(Ok) :])
+
+
 def rooms() -> str:
     """Each folder of code with the first sentence that its `__init__.py` says."""
     lines = []
@@ -178,6 +230,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "error-tree": error_tree,
     "rooms": rooms,
     "results": results,
+    "trainer-messages": trainer_messages,
+    "daemon-answers": daemon_answers,
+    "counters": counters,
+    "gauges": gauges,
+    "histograms": histograms,
 }
 
 

@@ -1,7 +1,7 @@
 """The plans of a trace's ranks in a replay: they overrule the policy, and so does what jobs that exchange still owe.
 
 The samples come in the order in which they were exchanged when the trace was recorded. With another capacity or policy
-a mount would have exchanged others, so a replay shows how the rules of eviction (`core/foresight.py`) serve these
+a mount would have exchanged others, so a replay shows how the rules of eviction (`core/plans/foresight.py`) serve these
 orders. Nothing is fetched ahead. Time is counted in accesses.
 """
 

@@ -11,7 +11,7 @@ Tables:
     listing directory inode            -> when the directory was scanned, its mtime then, and when that has settled
     gone    inode                      -> nothing                   what a name meant, and does not mean any more
     form    inode                      -> size                      how long the view is that is shown of a file
-    facts   name                       -> value                     the policy's state, the source's size, its clock
+    facts   name                       -> value                     what is known of the source, the policy's state
 
 Where a view is shown (`views/tree.py` says where), an inode stands for one view of one version: the hash is of the
 file's path at the source, and of the view's fingerprint. The hash of each directory in `.spiderfs/views` is of the

@@ -1,4 +1,4 @@
-"""Opening and reading a **provisional version**, whose bytes may still change under it (`core/settling.py`).
+"""Opening and reading a **provisional version**, whose bytes may still change under it (`vfs/settling.py`).
 
 The kernel is told of such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
 than until it has settled; the next look-up then gives the inode itself. The bytes that one open reads of the version

@@ -72,7 +72,7 @@ def believed(checked_at: float, ttl_s: float, since_s: float = 0.0) -> Believed:
 
 
 def is_provisional(settles_at: float, now: float) -> bool:
-    """Whether a version's bytes may still change under it, so that nothing of it is kept (`core/settling.py`)."""
+    """Whether a version's bytes may still change under it, so that nothing of it is kept (`vfs/settling.py`)."""
     return settles_at > now
 
 

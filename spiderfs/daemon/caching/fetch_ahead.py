@@ -3,7 +3,7 @@ each open.
 
 The window is as long as the samples that are read while some fetches take place. But it is never more than a small part
 of the cache, because a sample that is fetched long before its use takes the room of another one; in a small cache it is
-what opens turn out to need (`core/window.py`).
+what opens turn out to need (`core/plans/window.py`).
 
 A sample is fetched only if the engine would keep it now, that is, if the samples that leave for it are needed later. If
 the engine would not, no sample behind it in the plans is worth fetching either.

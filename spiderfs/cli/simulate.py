@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--neighbours",
     type=click.IntRange(1, 1_000_000),
-    help="Compute the scores again, with neighbours among so many nearest samples [default: 100, as in a mount]",
+    help="Compute the scores again, of so many nearest neighbours at most [default: 500, as in a mount]",
 )
 @click.option(
     "--epoch",

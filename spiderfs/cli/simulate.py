@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("trace", required=False, type=click.Path(path_type=Path))
+@click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--policy", "policies", default="all", show_default=True, help="Policies, separated by commas, or all.")
 @click.option(
     "--capacity",
@@ -54,9 +54,8 @@ if TYPE_CHECKING:
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
 )
-@click.option("--self-test", "check", is_flag=True, help="Replay no trace; check the simulator against known formulas.")
 def simulate(
-    trace: Path | None,
+    trace: Path,
     policies: str,
     capacities: str,
     ratio: float | None,
@@ -65,7 +64,6 @@ def simulate(
     epoch_length: int | None,
     plans: bool,
     json_path: Path | None,
-    check: bool,
 ) -> None:
     """Replay TRACE through the cache engine and compare policies.
 
@@ -78,12 +76,6 @@ def simulate(
     from rich.console import Console
 
     console = Console()
-    if check:
-        if not run_self_test(console):
-            raise click.exceptions.Exit(1)
-        return
-    if trace is None:
-        raise click.UsageError("name a trace, or write --self-test")
     if ratio is not None and math.isnan(ratio):
         raise UsageError("--ratio nan: write a number from 0 to 1")
     from spiderfs.simulation.compare import chosen_capacities, chosen_policies, compare
@@ -127,27 +119,3 @@ def write_json(report: dict[str, Any], path: Path) -> None:
         path.write_text(json.dumps(report, indent=2) + "\n")
     except OSError as exc:
         raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
-
-
-def run_self_test(console: Console) -> bool:
-    """Print every check with its outcome; returns whether all have passed."""
-    from rich.table import Table
-
-    from spiderfs.simulation.checks import self_test
-
-    table = Table(title="The simulator against known formulas")
-    for column in ("check", "cached"):
-        table.add_column(column)
-    for column in ("measured", "expected", "outcome"):
-        table.add_column(column, justify="right")
-    checks = list(self_test())
-    for check in checks:
-        expected = f"{check.relation.value} {check.expected:.4f}"
-        if check.tolerance:
-            expected += f" ± {check.tolerance:.3f}"
-        outcome = "[green]pass[/green]" if check.passed else "[bold red]FAIL[/bold red]"
-        table.add_row(check.what, f"{check.capacity:.0%}", f"{check.measured:.4f}", expected, outcome)
-    console.print(table)
-    failed = sum(not check.passed for check in checks)
-    console.print(f"{len(checks) - failed} of {len(checks)} checks passed.")
-    return failed == 0

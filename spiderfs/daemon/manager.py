@@ -41,9 +41,9 @@ from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render
 from spiderfs.daemon.pipes.client_pipe import ClientPipe
 from spiderfs.daemon.pipes.event_pipe import EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
-from spiderfs.daemon.training.hook_server import HookServer, listen
-from spiderfs.daemon.training.partial_connection import PartialKeeper
-from spiderfs.daemon.training.wiring import Training
+from spiderfs.daemon.training.connection.hook_server import HookServer, listen
+from spiderfs.daemon.training.connection.partial_connection import PartialKeeper
+from spiderfs.daemon.training.service import Training
 from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.forms.chosen_partition import NextPartition
 from spiderfs.linux import steady_clock

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from spiderfs.daemon.training.course import Course
-from spiderfs.daemon.training.known_list import KnownList
-from spiderfs.daemon.training.trainer import SampleList, SamplePaths
+from spiderfs.daemon.training.courses.course import Course
+from spiderfs.daemon.training.lists.known_list import KnownList
+from spiderfs.daemon.training.lists.trainer import SampleList, SamplePaths
 
 
 def sample_list(count: int, name: str = "train") -> SampleList:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import trio
 
-from spiderfs.daemon.training.hook_connection import ServerLimits
-from spiderfs.daemon.training.hook_server import HookServer, listen
+from spiderfs.daemon.training.connection.hook_connection import ServerLimits
+from spiderfs.daemon.training.connection.hook_server import HookServer, listen
 from spiderfs.testing import RecordingSink
 
 PATIENCE_S = 20.0

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hook_daemon import PATIENCE_S, HookDaemon, until
 
-from spiderfs.daemon.training.hook_connection import ServerLimits
+from spiderfs.daemon.training.connection.hook_connection import ServerLimits
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.testing import RecordingSink
 from trainer_hook import Client, Declaration

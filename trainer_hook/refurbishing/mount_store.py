@@ -1,7 +1,8 @@
 """Where a training keeps partly augmented samples if its files lie in a mount: a section of the mount's cache.
 
 A loader's worker puts a sample into a sealed memory file, and gives it to the mount over the hook's socket
-(`spiderfs/daemon/training/partial_connection.py`); it is read as readers around FUSE read samples (`spiderfs.client`).
+(`spiderfs/daemon/training/connection/partial_connection.py`); it is read as readers around FUSE read samples
+(`spiderfs.client`).
 A sample's key follows from the inode of its file, so a file that changes has other partial samples, and from the
 store's name, which stands for the transforms and their seed.
 

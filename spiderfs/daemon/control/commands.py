@@ -9,7 +9,7 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.patterns import Pattern
 from spiderfs.daemon.caching.warmer import Warmer
 from spiderfs.daemon.control.live_options import LiveOptions
-from spiderfs.daemon.training.wiring import Training
+from spiderfs.daemon.training.service import Training
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
 from spiderfs.views.tree import Forms

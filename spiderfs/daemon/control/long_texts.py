@@ -7,8 +7,8 @@ from itertools import islice
 
 import trio
 
-from spiderfs.daemon.training.courses import Courses
-from spiderfs.daemon.training.scoring import BatchScoring
+from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.shared.escapes import escaped, escaped_path
 from spiderfs.store.store import Content, ContentKey, Member, Records
 from spiderfs.vfs.catalogue import Catalogue

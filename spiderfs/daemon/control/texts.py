@@ -12,8 +12,8 @@ from spiderfs.core.learning.teaching import RatioStatus
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.caching.warmer import WarmerStatus
 from spiderfs.daemon.control.status import MountStatus
-from spiderfs.daemon.training.job_accounts import JobStatus
-from spiderfs.daemon.training.trainer import TrainerStatus
+from spiderfs.daemon.training.courses.job_accounts import JobStatus
+from spiderfs.daemon.training.lists.trainer import TrainerStatus
 from spiderfs.forms.chosen_partition import Partition
 from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options

@@ -15,15 +15,15 @@ import numpy.typing as npt
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned, RankNews
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.courses import Courses
-from spiderfs.daemon.training.declared_lists import DeclaredLists
-from spiderfs.daemon.training.job_accounts import JobAccounts
-from spiderfs.daemon.training.pinboard import Pinboard
-from spiderfs.daemon.training.plans import Plans
-from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
-from spiderfs.daemon.training.scoring import BatchScoring
-from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
-from spiderfs.daemon.training.trainers import Trainers
+from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
+from spiderfs.daemon.training.courses.job_accounts import JobAccounts
+from spiderfs.daemon.training.courses.pinboard import Pinboard
+from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
+from spiderfs.daemon.training.courses.scoring import BatchScoring
+from spiderfs.daemon.training.courses.trainers import Trainers
+from spiderfs.daemon.training.lists.plans import Plans
+from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
 from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
 
 

@@ -31,7 +31,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("daemon.published_options",),
     ("daemon.context",),
     ("daemon.caching", "daemon.deaths"),
-    ("daemon.training",),
+    ("daemon.training.lists",),
+    ("daemon.training.connection", "daemon.training.courses"),
+    ("daemon.training.guide",),
+    ("daemon.training.service",),
     ("daemon.control", "testing"),
     ("daemon.manager", "daemon.worker"),
     ("daemon.supervisor",),
@@ -142,8 +145,12 @@ def unit_of(module: str) -> tuple[str, str]:
     top, *inner = module.split(".")
     if not inner:
         return top, top
-    opened = top, ".".join(inner[:2])
-    return opened if inner[0] in OPENED and opened in LAYER_OF else (top, inner[0])
+    if inner[0] in OPENED:
+        for depth in (3, 2):
+            opened = top, ".".join(inner[:depth])
+            if opened in LAYER_OF:
+                return opened
+    return top, inner[0]
 
 
 def module_of(path: Path) -> str:

@@ -9,7 +9,7 @@ import pytest
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.control import texts
 from spiderfs.daemon.control.status import of_all_opens
-from spiderfs.daemon.training.trainer import TrainerStatus
+from spiderfs.daemon.training.lists.trainer import TrainerStatus
 
 
 @pytest.mark.parametrize(

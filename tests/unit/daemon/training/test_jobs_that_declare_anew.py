@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from test_service import SAMPLES, Harness
 from test_two_jobs import EPOCH, Job, run
-from test_wiring import SAMPLES, Harness
 
 from spiderfs.core.changes import Changes
 from spiderfs.core.hints import Hub
-from spiderfs.daemon.training import declared_lists
+from spiderfs.daemon.training.courses import declared_lists
 
 CHANGED, GONE = 3, 5
 

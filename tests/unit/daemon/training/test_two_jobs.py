@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from test_wiring import Harness
+from test_service import Harness
 
-from spiderfs.daemon.training.course import Course
-from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.daemon.training.courses.course import Course
+from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.protocol import Batch, EpochEnd, Hello, ProtocolError
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.shared.attached_trainers import published_trainers
@@ -253,7 +253,7 @@ def test_no_id_leads_out_of_the_scores_directory(tmp_path: Path) -> None:
 
 
 def test_there_may_be_so_many_courses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.declared_lists.MAX_COURSES", 2)
+    monkeypatch.setattr("spiderfs.daemon.training.courses.declared_lists.MAX_COURSES", 2)
 
     async def test(harness: Harness) -> None:
         one, two, three = (Job(harness, name, 1) for name in ("one", "two", "three"))

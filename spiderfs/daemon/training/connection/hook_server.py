@@ -17,10 +17,10 @@ from pathlib import Path
 
 import trio
 
-from spiderfs.daemon.training.declaring import DeclaredBytes
-from spiderfs.daemon.training.hook_connection import Connection, HookSink, ServerLimits
-from spiderfs.daemon.training.partial_connection import PartialConnection, PartialKeeper
-from spiderfs.daemon.training.trainer import Trainer, TrainerStatus
+from spiderfs.daemon.training.connection.declaring import DeclaredBytes
+from spiderfs.daemon.training.connection.hook_connection import Connection, HookSink, ServerLimits
+from spiderfs.daemon.training.connection.partial_connection import PartialConnection, PartialKeeper
+from spiderfs.daemon.training.lists.trainer import Trainer, TrainerStatus
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux.sockets import socket_address
 from spiderfs.protocol import Error, PartialSamples

@@ -10,9 +10,9 @@ import pytest
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.exchange import Exchanged
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.daemon.training.known_list import KnownList
-from spiderfs.daemon.training.sharing import Rank, Sharing
-from spiderfs.daemon.training.trainer import SampleList, SamplePaths
+from spiderfs.daemon.training.lists.known_list import KnownList
+from spiderfs.daemon.training.lists.sharing import Rank, Sharing
+from spiderfs.daemon.training.lists.trainer import SampleList, SamplePaths
 from spiderfs.policies.lru import LRU
 from spiderfs.protocol import Exchange, Plan, Progress
 

@@ -21,10 +21,10 @@ import trio.testing
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.course import KEPT_COURSES, Course
-from spiderfs.daemon.training.declared_lists import GRACE_S
-from spiderfs.daemon.training.trainer import Declared, SampleList, SamplePaths, Trainer
-from spiderfs.daemon.training.wiring import Training
+from spiderfs.daemon.training.courses.course import KEPT_COURSES, Course
+from spiderfs.daemon.training.courses.declared_lists import GRACE_S
+from spiderfs.daemon.training.lists.trainer import Declared, SampleList, SamplePaths, Trainer
+from spiderfs.daemon.training.service import Training
 from spiderfs.errors import ConfigError, ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
@@ -234,7 +234,7 @@ def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> Non
 def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_longest_ago(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.scoring.ROWS_AT_ONCE", 8)
+    monkeypatch.setattr("spiderfs.daemon.training.courses.scoring.ROWS_AT_ONCE", 8)
 
     async def test(harness: Harness) -> None:
         await harness.declare()
@@ -257,7 +257,7 @@ def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_lon
 
 def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next batch would be filed under what an earlier read of its samples was given."""
-    monkeypatch.setattr("spiderfs.daemon.training.scoring.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("spiderfs.daemon.training.courses.scoring.ROWS_AT_ONCE", 1)
 
     async def test(harness: Harness) -> None:
         await harness.declare()
@@ -513,7 +513,7 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
 
 
 def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.declared_lists.GRACE_S", 0.0)
+    monkeypatch.setattr("spiderfs.daemon.training.courses.declared_lists.GRACE_S", 0.0)
 
     async def test(harness: Harness) -> None:
         await harness.declare()
@@ -537,7 +537,7 @@ def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pyte
 
 
 def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.declared_lists.MAX_SAMPLES", SAMPLES + 10)
+    monkeypatch.setattr("spiderfs.daemon.training.courses.declared_lists.MAX_SAMPLES", SAMPLES + 10)
 
     async def test(harness: Harness) -> None:
         await harness.declare()

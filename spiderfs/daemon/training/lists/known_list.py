@@ -8,7 +8,7 @@ import trio
 import xxhash
 
 from spiderfs.core.policy import Key
-from spiderfs.daemon.training.trainer import SampleList
+from spiderfs.daemon.training.lists.trainer import SampleList
 from spiderfs.errors import SourceError, Stale
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister

@@ -17,13 +17,13 @@ import trio
 
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.course import Course, course_id_of, directory_of
-from spiderfs.daemon.training.courses import Courses
-from spiderfs.daemon.training.known_list import KnownList, digest_of, inodes_of, leave_out_contradictions
-from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
-from spiderfs.daemon.training.scoring import BatchScoring
-from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
-from spiderfs.daemon.training.trainers import Trainers
+from spiderfs.daemon.training.courses.course import Course, course_id_of, directory_of
+from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
+from spiderfs.daemon.training.courses.scoring import BatchScoring
+from spiderfs.daemon.training.courses.trainers import Trainers
+from spiderfs.daemon.training.lists.known_list import KnownList, digest_of, inodes_of, leave_out_contradictions
+from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Hello
 from spiderfs.vfs.catalogue import Catalogue

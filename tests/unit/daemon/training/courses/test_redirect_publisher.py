@@ -8,8 +8,8 @@ import trio
 
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.courses import Courses
-from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
+from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.metrics import SharedCounters
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import MemoryContent, RecordingPolicy, course

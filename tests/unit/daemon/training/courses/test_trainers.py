@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.daemon.training import trainers as module
-from spiderfs.daemon.training.trainer import Trainer
-from spiderfs.daemon.training.trainers import Trainers
+from spiderfs.daemon.training.courses import trainers as module
+from spiderfs.daemon.training.courses.trainers import Trainers
+from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.protocol import Hello
 from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
 from spiderfs.testing import course

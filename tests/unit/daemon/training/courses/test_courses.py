@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spiderfs.daemon.training import courses as module
-from spiderfs.daemon.training.course import Course, course_id_of, directory_of
-from spiderfs.daemon.training.courses import Courses
+from spiderfs.daemon.training.courses import courses as module
+from spiderfs.daemon.training.courses.course import Course, course_id_of, directory_of
+from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.testing import course, known_list
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSEEN, WARMED, Access
 from spiderfs.core.learning.teaching import JobRatio, RatioStatus
 from spiderfs.daemon.control import texts
-from spiderfs.daemon.training.job_accounts import JobAccounts, JobStatus
-from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.daemon.training.courses.job_accounts import JobAccounts, JobStatus
+from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.protocol import Hello
 from spiderfs.testing import sample_list
 

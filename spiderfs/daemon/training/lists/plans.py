@@ -19,8 +19,8 @@ from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.known_list import KnownList
-from spiderfs.daemon.training.sharing import Rank, Sharing
+from spiderfs.daemon.training.lists.known_list import KnownList
+from spiderfs.daemon.training.lists.sharing import Rank, Sharing
 from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.protocol import Exchange, Plan, Progress

@@ -11,7 +11,7 @@ import trio
 
 from spiderfs.core.learning.teaching import PLANNED_RATIO, Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.plans import Plans
+from spiderfs.daemon.training.lists.plans import Plans
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Plan, Progress

@@ -17,9 +17,9 @@ from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.hints import Hint, Scored
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.course import Course
-from spiderfs.daemon.training.courses import Courses
-from spiderfs.daemon.training.scoring import BatchScoring
+from spiderfs.daemon.training.courses.course import Course
+from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch
@@ -157,7 +157,7 @@ def test_each_of_the_batches_that_are_scored_together_has_a_hub(tmp_path: Path) 
 def test_rows_that_there_is_no_time_for_are_left_out_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.scoring.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("spiderfs.daemon.training.courses.scoring.ROWS_AT_ONCE", 2)
 
     async def test(harness: Harness) -> None:
         await harness.scoring.learn(TRAINER, harness.list, [batch((0, 1)), batch((2, 3))])
@@ -187,7 +187,7 @@ def test_the_wait_for_another_courses_scoring_is_no_time_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock_s = 0.0
-    monkeypatch.setattr("spiderfs.daemon.training.scoring.time.perf_counter", lambda: clock_s)
+    monkeypatch.setattr("spiderfs.daemon.training.courses.scoring.time.perf_counter", lambda: clock_s)
 
     async def test(harness: Harness) -> None:
         nonlocal clock_s
@@ -257,7 +257,7 @@ def test_a_list_that_is_introduced_brings_the_scores_that_were_saved(tmp_path: P
 
 def test_saved_scores_are_told_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two slices other tasks go on; the rest is not told if the course has ended by then."""
-    monkeypatch.setattr("spiderfs.daemon.training.scoring._TOLD_AT_ONCE", 2)
+    monkeypatch.setattr("spiderfs.daemon.training.courses.scoring._TOLD_AT_ONCE", 2)
 
     async def test(harness: Harness) -> None:
         await harness.learn(*range(8))

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from spiderfs.daemon.training.course import Course
-from spiderfs.daemon.training.known_list import KnownList
+from spiderfs.daemon.training.courses.course import Course
+from spiderfs.daemon.training.lists.known_list import KnownList
 
 # The number of a course has 16 bits in traces.
 _MAX_NUMBER = 0xFFFF

@@ -26,15 +26,15 @@ from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNSEEN, WARMED, A
 from spiderfs.core.learning.elastic import ElasticOptions
 from spiderfs.core.learning.teaching import Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.courses import Courses
-from spiderfs.daemon.training.declared_lists import DeclaredLists
+from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
+from spiderfs.daemon.training.courses.job_accounts import JobAccounts, JobStatus
+from spiderfs.daemon.training.courses.pinboard import Pinboard
+from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
+from spiderfs.daemon.training.courses.scoring import BatchScoring
+from spiderfs.daemon.training.courses.trainers import Trainers
 from spiderfs.daemon.training.guide import Guide
-from spiderfs.daemon.training.job_accounts import JobAccounts, JobStatus
-from spiderfs.daemon.training.pinboard import Pinboard
-from spiderfs.daemon.training.plans import Plans
-from spiderfs.daemon.training.redirect_publisher import RedirectPublisher
-from spiderfs.daemon.training.scoring import BatchScoring
-from spiderfs.daemon.training.trainers import Trainers
+from spiderfs.daemon.training.lists.plans import Plans
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options

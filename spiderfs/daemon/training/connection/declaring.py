@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spiderfs.daemon.training.trainer import ListAssembly, SampleList
+from spiderfs.daemon.training.lists.trainer import ListAssembly, SampleList
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Samples
 

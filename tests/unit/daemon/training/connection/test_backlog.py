@@ -8,7 +8,7 @@ import numpy as np
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from spiderfs.daemon.training.backlog import Backlog, Run
+from spiderfs.daemon.training.connection.backlog import Backlog, Run
 from spiderfs.protocol import Batch, EpochEnd
 
 

@@ -21,9 +21,9 @@ import trio
 
 from spiderfs.core.partials.section import PARTIALS
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.hook_connection import ServerLimits
-from spiderfs.daemon.training.hook_server import HookServer, listen
-from spiderfs.daemon.training.partial_connection import PartialKeeper
+from spiderfs.daemon.training.connection.hook_connection import ServerLimits
+from spiderfs.daemon.training.connection.hook_server import HookServer, listen
+from spiderfs.daemon.training.connection.partial_connection import PartialKeeper
 from spiderfs.metrics import COUNTERS, SharedCounters
 from spiderfs.protocol import (
     Decoder,

@@ -16,12 +16,12 @@ import trio
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training import declared_lists as module
-from spiderfs.daemon.training.course import Course
-from spiderfs.daemon.training.courses import Courses
-from spiderfs.daemon.training.declared_lists import DeclaredLists
-from spiderfs.daemon.training.trainer import Declared, SampleList, SamplePaths, Trainer
-from spiderfs.daemon.training.trainers import Trainers
+from spiderfs.daemon.training.courses import declared_lists as module
+from spiderfs.daemon.training.courses.course import Course
+from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
+from spiderfs.daemon.training.courses.trainers import Trainers
+from spiderfs.daemon.training.lists.trainer import Declared, SampleList, SamplePaths, Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Hello

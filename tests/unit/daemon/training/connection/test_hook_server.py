@@ -19,10 +19,10 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from spiderfs.daemon.training import hook_server
-from spiderfs.daemon.training.hook_connection import ServerLimits
-from spiderfs.daemon.training.hook_server import HookServer, listen
-from spiderfs.daemon.training.trainer import Declared, SampleList, SamplePaths, Trainer, is_below_mount
+from spiderfs.daemon.training.connection import hook_server
+from spiderfs.daemon.training.connection.hook_connection import ServerLimits
+from spiderfs.daemon.training.connection.hook_server import HookServer, listen
+from spiderfs.daemon.training.lists.trainer import Declared, SampleList, SamplePaths, Trainer, is_below_mount
 from spiderfs.errors import HookError
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import COUNTERS

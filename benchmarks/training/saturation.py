@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -40,7 +40,6 @@ from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.engine.scorer import correlation, exact
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
-from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
 from spiderfs.daemon.training.service import Training
 from spiderfs.metrics import Counters, SharedCounters
@@ -114,7 +113,7 @@ def embeddings_of(samples: int) -> Embeddings:
     return Embeddings(samples, DIMENSION, max(10, samples // SAMPLES_OF_A_CLASS))
 
 
-class FilledGuide(Guide):
+class FilledTraining(Training):
     """Has an index in which every sample is, as after an epoch."""
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
@@ -163,17 +162,15 @@ def _serve(
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
         places = partial(publish_trainers, place / "trainers"), place / "scores"
         told = lambda: None, lambda: True
-        training = Training(catalogue, lister, records, cache, counters, *places, options, None, *told)
-        parts = {field.name: getattr(training.guide, field.name) for field in fields(Guide)}
-        guide = FilledGuide(**parts)
-        server = HookServer(guide, counters.add)
+        training = FilledTraining(catalogue, lister, records, cache, counters, *places, options, None, *told)
+        server = HookServer(training, counters.add)
         await lister.root()
         listener = listen(place / "hook.sock")
 
         async def report() -> None:
             while True:
                 await trio.to_thread.run_sync(asked.recv, abandon_on_cancel=True)
-                asked.send(await trio.to_thread.run_sync(guide.report))
+                asked.send(await trio.to_thread.run_sync(training.report))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(report)

@@ -138,7 +138,7 @@ class Manager:
             context.names_asked.by_all,
         )
         partials = PartialKeeper(content, cache, options.sample_max_bytes)
-        self._hook_server = HookServer(training.guide, counters.add, partials=partials)
+        self._hook_server = HookServer(training, counters.add, partials=partials)
 
         # Prefetcher, warmer and packer fetch on their own.
         self._prefetcher = Prefetcher(

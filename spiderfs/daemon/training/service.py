@@ -1,14 +1,15 @@
-"""Makes the parts that serve trainings, wires them together once, and passes on what the manager tells them.
+"""The mount's service for trainings: it makes the parts, and passes each message on to those whom it concerns.
 
-    hook_server -> hook_connection -> guide -> trainers             who is attached, with which lists
-                                               declared_lists       lists come into memory and leave it
-                                               scoring              batches become scores and hubs
-                                               plans                the draws of epochs
-                                               pinboard             the samples that trainers hold
-                                               redirect_publisher   what workers are told of stand-ins
-                                               job_accounts         what each job reads
+    hook_server -> hook_connection -> service -> trainers             who is attached, with which lists
+                                                 declared_lists       lists come into memory and leave it
+                                                 scoring              batches become scores and hubs
+                                                 plans                the draws of epochs
+                                                 pinboard             the samples that trainers hold
+                                                 redirect_publisher   what workers are told of stand-ins
+                                                 job_accounts         what each job reads
 
-What they learn reaches policy and engine through `core/teaching.py` alone.
+What they learn reaches policy and engine through `core/learning/teaching.py` alone. The service decides nothing itself.
+Changes for readers are published last, so that a worker that sees a redirect finds the stand-in in the cache.
 
 Each part is given what it needs of the others when it is made, and can be made alone with fakes.
 """
@@ -20,11 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNSEEN, WARMED, Access
 from spiderfs.core.learning.elastic import ElasticOptions
 from spiderfs.core.learning.teaching import Teaching, TeachingOptions
+from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
@@ -33,11 +37,12 @@ from spiderfs.daemon.training.courses.pinboard import Pinboard
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.courses.trainers import Trainers
-from spiderfs.daemon.training.guide import Guide
 from spiderfs.daemon.training.lists.plans import Plans
+from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
+from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.store.store import Records
 from spiderfs.trace.format import Kind
@@ -50,6 +55,8 @@ _ASKED_S, _LOOK_S = 1.0, 0.005
 
 
 class Training:
+    """A `HookSink`, and what the manager knows of trainings."""
+
     def __init__(
         self,
         catalogue: Catalogue,
@@ -94,20 +101,10 @@ class Training:
         self._sample_max_bytes = options.sample_max_bytes
         self.plans = Plans(cache, self.teaching, options, wake_prefetcher, self._read_unseen, catalogue.size_of)
         self.pinboard = Pinboard(catalogue, cache, self.teaching, self.courses)
-        self.guide = Guide(
-            cache,
-            self.teaching,
-            self.trainers,
-            self.accounts,
-            self.courses,
-            self.declared_lists,
-            self.scoring,
-            self.plans,
-            self.pinboard,
-            self.redirects,
-            news_noted_in(recording, self.courses.number_of),
-            self._until_names_are_asked,
-        )
+        # Hears what ranks tell of their plans; None without a recording.
+        self._note_news = news_noted_in(recording, self.courses.number_of)
+
+    # -- what the manager tells
 
     def begin(self, taught: bytes | None) -> None:
         """Before any trainer attaches: no reader is redirected, and jobs go on from what `taught` gave."""
@@ -221,6 +218,102 @@ class Training:
     def end(self) -> None:
         """The mount is about to end, and so are connections: what trainers have pinned is to be saved all the same."""
         self.pinboard.forget()
+
+    # -- what trainers say (`HookSink` of hook_connection.py)
+
+    async def attached(self, trainer: Trainer) -> None:
+        hello = trainer.hello
+        # Rank 0 speaks for all; before it comes, any rank does.
+        if hello.rank == 0 or not self.trainers.any_of(hello.job):
+            self._cache.apply(self.teaching.begin_job(hello.job, hello.epochs, hello.epoch))
+        self.trainers.attach(trainer)
+        self.accounts.attached(self.trainers.number_of(trainer), hello.job)
+
+    async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
+        declared = await self.declared_lists.declare(trainer, samples)
+        await self.redirects.publish_all()
+        await self._until_names_are_asked()
+        return declared
+
+    async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
+        course = self.trainers.course_of(trainer, samples.name)
+        self.trainers.teach(trainer, samples.name)
+        await self._until_names_are_asked()
+        await self.scoring.learn(self.trainers.number_of(trainer), course, batches)
+        await self.redirects.publish()
+
+    def thinned(
+        self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32], count: int
+    ) -> npt.NDArray[np.int64]:
+        course = self.trainers.course_of(trainer, samples.name)
+        return self.scoring.thinned(self.trainers.number_of(trainer), course, indices, count)
+
+    async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
+        number = self.trainers.number_of(trainer)
+        self.scoring.forget_reads(number)
+        self.plans.epoch_ended(number, end.epoch)
+        if trainer.rank != 0:
+            return
+        sigmas = await self.scoring.new_epoch(self.courses.of_job(trainer.job_id))
+        await self.pinboard.epoch_ended(trainer.job_id)
+        self._cache.apply(self.teaching.epoch_ended(trainer.job_id, end.epoch, sigmas, end.accuracy))
+        await self.redirects.publish()
+
+    async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
+        course = self.trainers.course_of(trainer, samples.name)
+        number = self.trainers.number_of(trainer)
+        await self.plans.take(number, samples.name, course.list, plan)
+        if self._note_news is not None and self.plans.followed:
+            keys = course.list.inodes[course.list.one_of_file[plan.order]]
+            self._note_news(Planned(number, course.course_id, plan.epoch, plan.position, plan.begun, keys))
+
+    def come(self, trainer: Trainer, progress: Progress) -> None:
+        number = self.trainers.number_of(trainer)
+        self.plans.come(number, progress)
+        if self._note_news is not None and self.plans.followed:
+            course = self.trainers.course_of(trainer, progress.list)
+            self._note_news(Come(number, course.course_id, progress.epoch, progress.dispatched, progress.taken))
+
+    def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
+        rank = (self.trainers.number_of(trainer), question.list)
+        course = self.trainers.course_of(trainer, question.list)
+        if self._note_news is not None:
+            keys = course.list.inodes[course.list.one_of_file[question.dispatched]]
+            first = question.position - len(keys)
+            self._note_news(Handed(rank[0], course.course_id, question.epoch, first, keys))
+        return self.plans.exchange(rank, trainer.job_id, course.list, question)
+
+    async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
+        return self.scoring.to_draw_by(self.trainers.course_of(trainer, samples.name))
+
+    @property
+    def follows_plans(self) -> bool:
+        return self.plans.followed
+
+    async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
+        members, course = self._cache.engine.members, self.trainers.course_of(trainer, samples.name)
+        return np.array([inode in members for inode in course.list.inodes.tolist()], np.bool_)
+
+    async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
+        course = self.trainers.course_of(trainer, samples.name)
+        held = await self.pinboard.pin(trainer, samples.name, course, indices)
+        # A pinned sample has no stand-in from now on, and stands in for no other.
+        await self.redirects.publish()
+        return held
+
+    async def warm_up(self, trainer: Trainer, samples: SampleList, active: bool) -> None:
+        self.teaching.warm_up(self.trainers.course_of(trainer, samples.name).course_id, active)
+        # A course that warms up has no stand-ins.
+        await self.redirects.publish()
+
+    async def detached(self, trainer: Trainer) -> None:
+        number = self.trainers.number_of(trainer)
+        self.scoring.forget_reads(number)
+        self.plans.trainer_left(number)
+        if self._note_news is not None:
+            self._note_news(Left(number))
+        self.trainers.detach(trainer)
+        await self.pinboard.trainer_left(trainer)
 
 
 def _teaching_options(options: Options) -> TeachingOptions:

@@ -33,7 +33,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("daemon.caching", "daemon.deaths"),
     ("daemon.training.lists",),
     ("daemon.training.connection", "daemon.training.courses"),
-    ("daemon.training.guide",),
     ("daemon.training.service",),
     ("daemon.control", "testing"),
     ("daemon.manager", "daemon.worker"),

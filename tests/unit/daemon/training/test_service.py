@@ -93,8 +93,8 @@ class Harness:
         return found
 
     async def declare(self, teaches: bool = False) -> Declared:
-        await self.training.guide.attached(self.trainer)
-        return await self.training.guide.samples(self.trainer, replace(self.list, teaches=teaches))
+        await self.training.attached(self.trainer)
+        return await self.training.samples(self.trainer, replace(self.list, teaches=teaches))
 
     async def batch(
         self, rng: np.random.Generator, indices: list[int], losses: npt.NDArray[np.float16] | None = None
@@ -113,7 +113,7 @@ class Harness:
                 self.cache.fold(_events(self.inodes[index]))
             vectors = (np.ones((len(indices), 8)) + 0.1 * rng.standard_normal((len(indices), 8))).astype(np.float16)
             made.append(Batch(self.list.name, 0, 0, np.array(indices, np.uint32), vectors, losses))
-        await self.training.guide.learn(self.trainer, self.list, made)
+        await self.training.learn(self.trainer, self.list, made)
 
 
 def _events(inode: int) -> list[Access]:
@@ -146,7 +146,7 @@ def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> N
         assert [inode > 0 for inode in harness.inodes] == [True, False, False, False, True]
         (attached,) = published_trainers(harness.trainers_file)
         assert (attached.pid, attached.course_numbers) == (os.getpid(), ())
-        await harness.training.guide.detached(harness.trainer)
+        await harness.training.detached(harness.trainer)
         assert published_trainers(harness.trainers_file) == []
 
     run(tmp_path, test)
@@ -157,9 +157,9 @@ def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp_path:
 
     async def test(harness: Harness) -> None:
         async def declare() -> None:
-            await harness.training.guide.samples(harness.trainer, harness.list)
+            await harness.training.samples(harness.trainer, harness.list)
 
-        await harness.training.guide.attached(harness.trainer)
+        await harness.training.attached(harness.trainer)
         harness.names_asked = False
         with trio.fail_after(5):
             await declare()
@@ -220,13 +220,13 @@ def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> Non
         await harness.batch(np.random.default_rng(3), [*range(8)])
         (attached,) = published_trainers(harness.trainers_file)
         assert attached.course_numbers == (1,)
-        await harness.training.guide.detached(harness.trainer)
+        await harness.training.detached(harness.trainer)
         await harness.declare()
-        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3]))
-        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        await harness.training.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         (attached,) = published_trainers(harness.trainers_file)
         assert attached.course_numbers == ()
-        assert await harness.training.guide.scores(harness.trainer, harness.list) is not None
+        assert await harness.training.scores(harness.trainer, harness.list) is not None
 
     run(tmp_path, test)
 
@@ -244,7 +244,7 @@ def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_lon
             parts = rng.permutation(SAMPLES).reshape(5, 8).astype(np.uint32)
             vectors = rng.standard_normal((5, 8, 8)).astype(np.float16)
             made = [Batch("train", 0, 0, ids, rows, None) for ids, rows in zip(parts, vectors, strict=True)]
-            await harness.training.guide.learn(harness.trainer, harness.list, made)
+            await harness.training.learn(harness.trainer, harness.list, made)
             (course,) = harness.training.courses
             scoring = harness.training.scoring.of(course)
             assert scoring is not None
@@ -274,9 +274,9 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path, monke
         batches = [
             Batch("train", 0, step, np.array([index], np.uint32), ones, None) for step, index in enumerate((0, 1))
         ]
-        await harness.training.guide.learn(harness.trainer, harness.list, batches)
+        await harness.training.learn(harness.trainer, harness.list, batches)
         read(one, one)
-        await harness.training.guide.learn(harness.trainer, harness.list, batches[1:])
+        await harness.training.learn(harness.trainer, harness.list, batches[1:])
         (course,) = harness.training.courses
         scoring = harness.training.scoring.of(course)
         assert scoring is not None
@@ -301,9 +301,9 @@ def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
                 assert all(course == 1 and label[wanted] == label[given] for wanted, course, given in rows)
                 members = harness.cache.engine.members
                 assert all(given in members and wanted not in members for wanted, _, given in rows)
-            await harness.training.guide.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
+            await harness.training.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
         assert seen > 0
-        scores = await harness.training.guide.scores(harness.trainer, harness.list)
+        scores = await harness.training.scores(harness.trainer, harness.list)
         assert len(scores) == SAMPLES
         assert (scores > 0).all()
         harness.training.redirects.begin()
@@ -346,7 +346,7 @@ def test_reads_of_a_trainer_that_sends_no_batch_are_not_remembered(tmp_path: Pat
         inode, reads = harness.inodes[0], harness.training.scoring._served_samples
         harness.training.note([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
         assert reads.on_the_way(1) == teaches
-        await harness.training.guide.detached(harness.trainer)
+        await harness.training.detached(harness.trainer)
         harness.training.note([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
         assert reads.on_the_way(1) == 0
 
@@ -359,10 +359,10 @@ def test_a_ratio_can_be_pinned_and_let_go(tmp_path: Path) -> None:
         policy = harness.cache.engine.policy
         assert isinstance(policy, Spider)
         harness.training.pin_ratio(0.25)
-        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert policy.ratio == 0.25
         harness.training.pin_ratio(None)
-        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
+        await harness.training.epoch_end(harness.trainer, EpochEnd(1, 0.5))
         assert policy.ratio == 0.9
         with pytest.raises(ConfigError, match="from 0 to 1"):
             harness.training.pin_ratio(1.5)
@@ -411,13 +411,13 @@ def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path:
         await harness.declare()
         rng = np.random.default_rng(1)
         await harness.batch(rng, [3, 4, 5, 6], LOSSES)
-        ranks = await harness.training.guide.scores(harness.trainer, harness.list)
+        ranks = await harness.training.scores(harness.trainer, harness.list)
         await change("spider")
-        assert len(await harness.training.guide.scores(harness.trainer, harness.list)) == 0
+        assert len(await harness.training.scores(harness.trainer, harness.list)) == 0
         await harness.batch(rng, list(range(16)))
         assert harness.cache.engine.score(harness.inodes[4]) not in (0, ranks[4])
         await change("shade")
-        assert (await harness.training.guide.scores(harness.trainer, harness.list)).tolist() == ranks.tolist()
+        assert (await harness.training.scores(harness.trainer, harness.list)).tolist() == ranks.tolist()
         assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
         # All that was learned is there after a remount, whichever policy is the first to ask.
         harness.training.scoring.save()
@@ -478,7 +478,7 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
         clock.jump(10 * GRACE_S)
         await harness.training.declared_lists.let_go()
         assert [course.course_id for course in harness.training.courses] == [course_id], "a trainer uses it"
-        await harness.training.guide.detached(harness.trainer)
+        await harness.training.detached(harness.trainer)
         for _ in range(3):
             await harness.training.declared_lists.let_go()
             clock.jump(GRACE_S / 4)
@@ -489,7 +489,7 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
         clock.jump(10 * GRACE_S)
         await harness.training.declared_lists.let_go()
         assert harness.training.courses.get(course_id) is kept
-        await harness.training.guide.detached(harness.trainer)
+        await harness.training.detached(harness.trainer)
         gone = weakref.ref(kept)
         del kept
         await harness.training.declared_lists.let_go()
@@ -520,17 +520,17 @@ def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pyte
         inodes = harness.inodes
         await harness.batch(np.random.default_rng(1), list(range(30)))
         other = Trainer(os.getpid(), os.getuid(), Hello("other", "other"))
-        await harness.training.guide.attached(other)
-        await harness.training.guide.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
+        await harness.training.attached(other)
+        await harness.training.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
         numbers = [course.number for course in harness.training.courses]
         assert numbers == [1, 2]
-        await harness.training.guide.detached(harness.trainer)
+        await harness.training.detached(harness.trainer)
         await harness.training.declared_lists.let_go(0.0)
         assert [course.number for course in harness.training.courses] == [2]
         assert known_scores(harness, inodes[:20]) == 20
         # The third list does not take the second one's number.
-        await harness.training.guide.attached(harness.trainer)
-        await harness.training.guide.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
+        await harness.training.attached(harness.trainer)
+        await harness.training.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
         assert [course.number for course in harness.training.courses] == [2, 3]
 
     run(tmp_path, test)
@@ -542,17 +542,17 @@ def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch
     async def test(harness: Harness) -> None:
         await harness.declare()
         other = Trainer(os.getpid(), os.getuid(), Hello("other", "test"))
-        await harness.training.guide.attached(other)
-        await harness.training.guide.samples(other, harness.list)
+        await harness.training.attached(other)
+        await harness.training.samples(other, harness.list)
         part = listed([b"train/%03d" % number for number in range(11)], "part")
         with pytest.raises(ProtocolError, match="all jobs of this mount together") as refused:
-            await harness.training.guide.samples(other, part)
+            await harness.training.samples(other, part)
         assert refused.value.code == "too-large"
         # Those that nobody uses are let go for it, without waiting.
-        await harness.training.guide.detached(other)
-        await harness.training.guide.detached(harness.trainer)
-        await harness.training.guide.attached(other)
-        await harness.training.guide.samples(other, part)
+        await harness.training.detached(other)
+        await harness.training.detached(harness.trainer)
+        await harness.training.attached(other)
+        await harness.training.samples(other, part)
         assert [len(course.list.keys) for course in harness.training.courses] == [11]
 
     run(tmp_path, test)
@@ -566,7 +566,7 @@ def test_a_list_whose_scores_cannot_be_saved_is_kept(
 
     async def test(harness: Harness) -> None:
         await harness.declare()
-        await harness.training.guide.detached(harness.trainer)
+        await harness.training.detached(harness.trainer)
         with monkeypatch.context() as patched:
             patched.setattr(Course, "save", full)
             await harness.training.declared_lists.let_go(0.0)
@@ -582,7 +582,7 @@ def test_other_policies_still_give_scores(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         await harness.batch(np.random.default_rng(1), list(range(16)))
-        assert len(await harness.training.guide.scores(harness.trainer, harness.list)) == SAMPLES
+        assert len(await harness.training.scores(harness.trainer, harness.list)) == SAMPLES
         assert redirect_rows(harness.records) == []
 
     run(tmp_path, test, "lru")
@@ -599,8 +599,8 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         schedule = harness.cache.engine.schedule
-        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3, 5, 9]))
-        await harness.training.guide.plan(harness.trainer, harness.list, planned([7, 3], 1, begun=False))
+        await harness.training.plan(harness.trainer, harness.list, planned([5, 3, 5, 9]))
+        await harness.training.plan(harness.trainer, harness.list, planned([7, 3], 1, begun=False))
         (reader,) = schedule.believed
         assert (reader.epoch.number, [epoch.number for epoch in reader.later]) == (0, [1])
         uses = {index: schedule.next_use_s(harness.inodes[index]) for index in (5, 3, 9, 7, 0)}
@@ -613,10 +613,10 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
         assert uses[3] < schedule.next_use_s(inode) < uses[9]  # type: ignore[operator]
         harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 2, HIT)])
         assert [reader.epoch.pending(position) for position in range(4)] == [False, True, True, True]
-        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert schedule.next_use_s(harness.inodes[9]) is None
         assert schedule.next_use_s(harness.inodes[7]) is not None
-        await harness.training.guide.detached(harness.trainer)
+        await harness.training.detached(harness.trainer)
         assert schedule.readers == {}
 
     run(tmp_path, test)
@@ -625,7 +625,7 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
 def test_an_open_of_a_stand_in_uses_up_what_was_asked_for(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.plan(harness.trainer, harness.list, planned([5, 3]))
         wanted, given = harness.inodes[5], harness.inodes[3]
         harness.cache.fold([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
         schedule = harness.cache.engine.schedule
@@ -638,7 +638,7 @@ def test_a_file_that_is_listed_twice_is_read_twice(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.list = listed([b"train/001", b"train/002", b"train/003", b"train/001"])
         await harness.declare()
-        await harness.training.guide.plan(harness.trainer, harness.list, planned([0, 1, 3, 2]))
+        await harness.training.plan(harness.trainer, harness.list, planned([0, 1, 3, 2]))
         (reader,) = harness.cache.engine.schedule.believed
         inode = harness.inodes[0]
         assert inode == harness.inodes[3]
@@ -657,7 +657,7 @@ def test_what_the_page_cache_answered_is_an_access_where_opens_are_not_seen(tmp_
 
     async def test(harness: Harness) -> None:
         await harness.declare()
-        guide, (first, second, third) = harness.training.guide, harness.inodes[:3]
+        guide, (first, second, third) = harness.training, harness.inodes[:3]
         await guide.plan(harness.trainer, harness.list, planned([0, 1, 2]))
         guide.come(harness.trainer, Progress("train", 0, 0, 0))
         # One is seen, one is a member that is read unseen, and one is not in the cache.
@@ -682,7 +682,7 @@ def test_what_the_page_cache_answered_is_an_access_where_opens_are_not_seen(tmp_
 def test_who_asks_for_jobs_sees_what_was_read_unseen_until_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        guide = harness.training.guide
+        guide = harness.training
         await guide.plan(harness.trainer, harness.list, planned([0, 1, 2]))
         guide.come(harness.trainer, Progress("train", 0, 0, 0))
         guide.come(harness.trainer, Progress("train", 0, 3, 2))
@@ -698,14 +698,14 @@ def test_plans_are_not_acted_on_while_the_option_is_off(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         schedule = harness.cache.engine.schedule
-        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.plan(harness.trainer, harness.list, planned([5, 3]))
         assert schedule.active
         harness.training.change(harness.options.changed("plan", "off"))
         assert (schedule.active, schedule.readers) == (False, {})
-        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.plan(harness.trainer, harness.list, planned([5, 3]))
         assert not schedule.active
         harness.training.change(harness.options)
-        await harness.training.guide.plan(harness.trainer, harness.list, planned([5, 3], position=1))
+        await harness.training.plan(harness.trainer, harness.list, planned([5, 3], position=1))
         assert schedule.active
         assert schedule.next_use_s(harness.inodes[5]) is None
 
@@ -718,7 +718,7 @@ def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCapt
         assert len(published_trainers(harness.trainers_file)) == 1
         # A name that is taken stands for a disk that is full.
         harness.trainers_file.with_suffix(".new").mkdir()
-        await harness.training.guide.detached(harness.trainer)
+        await harness.training.detached(harness.trainer)
         assert published_trainers(harness.trainers_file) == [], "rather nobody than who has left"
         harness.training.begin(None)
         assert harness.cache.engine.schedule.readers == {}
@@ -733,17 +733,17 @@ def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         other = Trainer(os.getpid(), os.getuid(), Hello("other", "test", rank=1, world_size=2))
-        await harness.training.guide.attached(other)
-        await harness.training.guide.samples(other, harness.list)
-        await harness.training.guide.plan(harness.trainer, harness.list, planned([1, 2]))
-        await harness.training.guide.plan(other, harness.list, planned([8, 9]))
+        await harness.training.attached(other)
+        await harness.training.samples(other, harness.list)
+        await harness.training.plan(harness.trainer, harness.list, planned([1, 2]))
+        await harness.training.plan(other, harness.list, planned([8, 9]))
         schedule = harness.cache.engine.schedule
         assert sorted(schedule.readers) == [(1, "train"), (2, "train")]
         # A rank that is not the first ends its own epoch too.
-        await harness.training.guide.epoch_end(other, EpochEnd(0, 0.5))
+        await harness.training.epoch_end(other, EpochEnd(0, 0.5))
         found = [schedule.next_use_s(harness.inodes[index]) is not None for index in (1, 8)]
         assert found == [True, False]
-        await harness.training.guide.detached(other)
+        await harness.training.detached(other)
         assert sorted(schedule.readers) == [(1, "train")]
 
     run(tmp_path, test)
@@ -767,7 +767,7 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
                 waiting = [rng.permutation(known)[:8].tolist() for _ in range(together)]
                 waiting[0][0] = int(wanted)
                 await harness.batches(rng, waiting, rng.random(8).astype(np.float16))
-            await harness.training.guide.epoch_end(harness.trainer, EpochEnd(epoch, epoch / 4))
+            await harness.training.epoch_end(harness.trainer, EpochEnd(epoch, epoch / 4))
 
     recording = Recording(path)
     run(tmp_path, test, policy, recording)
@@ -796,7 +796,7 @@ def pinned(harness: Harness) -> list[int]:
 
 
 async def said(harness: Harness, *indices: int) -> int:
-    return await harness.training.guide.pin(harness.trainer, harness.list, np.array(indices, np.uint32))
+    return await harness.training.pin(harness.trainer, harness.list, np.array(indices, np.uint32))
 
 
 def test_what_is_pinned_is_held_as_far_as_it_fits(tmp_path: Path) -> None:
@@ -819,7 +819,7 @@ def test_what_is_pinned_is_held_as_far_as_it_fits(tmp_path: Path) -> None:
 def test_the_cache_is_static_while_a_trainer_says_that_it_warms_up(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        guide, rng = harness.training.guide, np.random.default_rng(1)
+        guide, rng = harness.training, np.random.default_rng(1)
         await guide.warm_up(harness.trainer, harness.list, True)
         for epoch in range(2):
             for first in (0, 10, 20):
@@ -845,7 +845,7 @@ def test_pins_end_with_the_trainer_and_with_the_policy(tmp_path: Path) -> None:
         assert pinned(harness) == []
         await said(harness, 5, 4)
         assert pinned(harness) == [4, 5]
-        await harness.training.guide.detached(harness.trainer)
+        await harness.training.detached(harness.trainer)
         assert pinned(harness) == []
 
     run(tmp_path, test, "impact")
@@ -855,16 +855,16 @@ def test_pins_end_with_a_trainer_although_there_is_no_time_to_unpin_them(tmp_pat
     async def test(harness: Harness) -> None:
         await harness.declare()
         again = replace(harness.list, name="again")
-        await harness.training.guide.samples(harness.trainer, again)
+        await harness.training.samples(harness.trainer, again)
         await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
         await said(harness, 5)
-        assert await harness.training.guide.pin(harness.trainer, again, np.array([4], np.uint32)) == 1
+        assert await harness.training.pin(harness.trainer, again, np.array([4], np.uint32)) == 1
         assert pinned(harness) == [4, 5]
         with trio.CancelScope() as scope:
             scope.cancel()
-            await harness.training.guide.detached(harness.trainer)
+            await harness.training.detached(harness.trainer)
         await harness.declare()
-        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert pinned(harness) == []
 
     run(tmp_path, test, "impact")
@@ -877,11 +877,11 @@ def test_pins_of_an_earlier_mount_last_for_an_epoch(tmp_path: Path) -> None:
         # A new mount leaves more room for landing.
         await said(harness, 5)
         harness.cache.restore(10 * SIZE, harness.cache.saved_state())
-        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+        await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         assert pinned(harness) == [5], "it was said in this epoch"
         # A trainer whose manager was another one.
         harness.training.pinboard.forget()
-        await harness.training.guide.epoch_end(harness.trainer, EpochEnd(1, 0.5))
+        await harness.training.epoch_end(harness.trainer, EpochEnd(1, 0.5))
         assert pinned(harness) == []
 
     run(tmp_path, test, "impact")

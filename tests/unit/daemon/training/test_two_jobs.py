@@ -33,22 +33,22 @@ class Job:
         self.warnings: tuple[str, ...] = ()
 
     async def attach(self) -> None:
-        await self.harness.training.guide.attached(self.trainer)
-        self.warnings = tuple((await self.harness.training.guide.samples(self.trainer, self.harness.list)).warnings)
+        await self.harness.training.attached(self.trainer)
+        self.warnings = tuple((await self.harness.training.samples(self.trainer, self.harness.list)).warnings)
 
     async def learn(self, indices: list[int]) -> None:
         vectors = self.rng.standard_normal((len(indices), 8)).astype(np.float16)
         batch = Batch("train", 0, 0, np.array(indices, np.uint32), vectors)
-        await self.harness.training.guide.learn(self.trainer, self.harness.list, [batch])
+        await self.harness.training.learn(self.trainer, self.harness.list, [batch])
 
     async def end(self, epoch: int, accuracy: float | None = None) -> None:
-        await self.harness.training.guide.epoch_end(self.trainer, EpochEnd(epoch, accuracy))
+        await self.harness.training.epoch_end(self.trainer, EpochEnd(epoch, accuracy))
 
     async def leave(self) -> None:
-        await self.harness.training.guide.detached(self.trainer)
+        await self.harness.training.detached(self.trainer)
 
     async def scores(self) -> npt.NDArray[np.float32]:
-        return await self.harness.training.guide.scores(self.trainer, self.harness.list)
+        return await self.harness.training.scores(self.trainer, self.harness.list)
 
     @property
     def course(self) -> Course:
@@ -263,7 +263,7 @@ def test_there_may_be_so_many_courses(tmp_path: Path, monkeypatch: pytest.Monkey
             await three.attach()
         await one.leave()
         # A job that nobody uses leaves memory for it, without waiting.
-        await harness.training.guide.samples(three.trainer, harness.list)
+        await harness.training.samples(three.trainer, harness.list)
         assert {course.job_id for course in harness.training.courses} == {"two", "three"}
 
     run(tmp_path, test)

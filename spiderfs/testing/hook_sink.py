@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
+from spiderfs.daemon.training.lists.sample_list import SampleList
+from spiderfs.daemon.training.lists.trainer import Declared, Trainer
 from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
 
 
@@ -39,25 +40,24 @@ class RecordingSink:
         self.calls.append(("samples", trainer))
         self.lists.append((trainer, samples))
         known = self.known
-        return Declared(0 if known is None else sum(bool(path) and path not in known for path in samples.paths))
+        unknown = 0 if known is None else sum(bool(path) and path not in known for path in samples.paths)
 
-    async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
+        def first(indices: npt.NDArray[np.uint32], count: int) -> npt.NDArray[np.int64] | None:
+            self.calls.append(("thinned", trainer))
+            return np.arange(count) if int(indices.max(initial=0)) < len(samples) else None
+
+        return Declared(unknown, oldest=first)
+
+    async def learn(self, trainer: Trainer, name: str, batches: Sequence[Batch]) -> None:
         await trio.sleep(self.batch_s)
         self.calls.append(("learn", trainer))
         self.batches += [(trainer, batch) for batch in batches]
-
-    def thinned(
-        self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32], count: int
-    ) -> npt.NDArray[np.int64]:
-        """The first rows."""
-        self.calls.append(("thinned", trainer))
-        return np.arange(count)
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
         self.calls.append(("epoch_end", trainer))
         self.ends.append((trainer, end))
 
-    async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
+    async def plan(self, trainer: Trainer, plan: Plan) -> None:
         self.calls.append(("plan", trainer))
         self.plans.append((trainer, plan))
 
@@ -71,23 +71,23 @@ class RecordingSink:
         self.questions.append((trainer, question))
         return np.array(self.give(question), np.uint32)
 
-    async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
+    async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
         self.calls.append(("scores", trainer))
         return np.empty(0, np.float32) if self.scores_given is None else self.scores_given
 
-    async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
+    async def cached(self, trainer: Trainer, name: str) -> npt.NDArray[np.bool_]:
         """Every other sample."""
         self.calls.append(("cached", trainer))
-        flags = np.zeros(len(samples), np.bool_)
+        flags = np.zeros(trainer.lists[name], np.bool_)
         flags[::2] = True
         return flags
 
-    async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
+    async def pin(self, trainer: Trainer, name: str, indices: npt.NDArray[np.uint32]) -> int:
         self.calls.append(("pin", trainer))
         self.pins.append((trainer, indices.tolist()))
         return len(indices)
 
-    async def warm_up(self, trainer: Trainer, samples: SampleList, active: bool) -> None:
+    async def warm_up(self, trainer: Trainer, name: str, active: bool) -> None:
         self.calls.append(("warm_up", trainer))
         self.warm_ups.append((trainer, active))
 

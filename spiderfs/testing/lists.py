@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from spiderfs.daemon.training.courses.course import Course
-from spiderfs.daemon.training.lists.known_list import KnownList
-from spiderfs.daemon.training.lists.trainer import SampleList, SamplePaths
+from spiderfs.daemon.training.lists.sample_list import KnownList, SampleList
 
 
 def sample_list(count: int, name: str = "train") -> SampleList:
-    paths = SamplePaths(b"".join(b"%03d\0" % number for number in range(count)))
-    return SampleList(name, name, paths, np.arange(count, dtype=np.int32) % 2)
+    text = b"".join(b"%03d\0" % number for number in range(count))
+    return SampleList(name, name, text, np.arange(count, dtype=np.int32) % 2)
 
 
 def known_list(inodes: list[int], digest: str = "digest") -> KnownList:

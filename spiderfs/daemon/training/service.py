@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -38,7 +39,8 @@ from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublishe
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.courses.trainers import Trainers
 from spiderfs.daemon.training.lists.plans import Plans
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
+from spiderfs.daemon.training.lists.sample_list import SampleList
+from spiderfs.daemon.training.lists.trainer import Declared, Trainer
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
@@ -231,22 +233,17 @@ class Training:
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
         declared = await self.declared_lists.declare(trainer, samples)
+        number, course = self.trainers.number_of(trainer), self.trainers.course_of(trainer, samples.name)
         await self.redirects.publish_all()
         await self._until_names_are_asked()
-        return declared
+        return replace(declared, oldest=partial(self.scoring.thinned, number, course))
 
-    async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
-        course = self.trainers.course_of(trainer, samples.name)
-        self.trainers.teach(trainer, samples.name)
+    async def learn(self, trainer: Trainer, name: str, batches: Sequence[Batch]) -> None:
+        course = self.trainers.course_of(trainer, name)
+        self.trainers.teach(trainer, name)
         await self._until_names_are_asked()
         await self.scoring.learn(self.trainers.number_of(trainer), course, batches)
         await self.redirects.publish()
-
-    def thinned(
-        self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32], count: int
-    ) -> npt.NDArray[np.int64]:
-        course = self.trainers.course_of(trainer, samples.name)
-        return self.scoring.thinned(self.trainers.number_of(trainer), course, indices, count)
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
         number = self.trainers.number_of(trainer)
@@ -259,10 +256,10 @@ class Training:
         self._cache.apply(self.teaching.epoch_ended(trainer.job_id, end.epoch, sigmas, end.accuracy))
         await self.redirects.publish()
 
-    async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None:
-        course = self.trainers.course_of(trainer, samples.name)
+    async def plan(self, trainer: Trainer, plan: Plan) -> None:
+        course = self.trainers.course_of(trainer, plan.list)
         number = self.trainers.number_of(trainer)
-        await self.plans.take(number, samples.name, course.list, plan)
+        await self.plans.take(number, course.list, plan)
         if self._note_news is not None and self.plans.followed:
             keys = course.list.inodes[course.list.one_of_file[plan.order]]
             self._note_news(Planned(number, course.course_id, plan.epoch, plan.position, plan.begun, keys))
@@ -283,26 +280,26 @@ class Training:
             self._note_news(Handed(rank[0], course.course_id, question.epoch, first, keys))
         return self.plans.exchange(rank, trainer.job_id, course.list, question)
 
-    async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
-        return self.scoring.to_draw_by(self.trainers.course_of(trainer, samples.name))
+    async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
+        return self.scoring.to_draw_by(self.trainers.course_of(trainer, name))
 
     @property
     def follows_plans(self) -> bool:
         return self.plans.followed
 
-    async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
-        members, course = self._cache.engine.members, self.trainers.course_of(trainer, samples.name)
+    async def cached(self, trainer: Trainer, name: str) -> npt.NDArray[np.bool_]:
+        members, course = self._cache.engine.members, self.trainers.course_of(trainer, name)
         return np.array([inode in members for inode in course.list.inodes.tolist()], np.bool_)
 
-    async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
-        course = self.trainers.course_of(trainer, samples.name)
-        held = await self.pinboard.pin(trainer, samples.name, course, indices)
+    async def pin(self, trainer: Trainer, name: str, indices: npt.NDArray[np.uint32]) -> int:
+        course = self.trainers.course_of(trainer, name)
+        held = await self.pinboard.pin(trainer, name, course, indices)
         # A pinned sample has no stand-in from now on, and stands in for no other.
         await self.redirects.publish()
         return held
 
-    async def warm_up(self, trainer: Trainer, samples: SampleList, active: bool) -> None:
-        self.teaching.warm_up(self.trainers.course_of(trainer, samples.name).course_id, active)
+    async def warm_up(self, trainer: Trainer, name: str, active: bool) -> None:
+        self.teaching.warm_up(self.trainers.course_of(trainer, name).course_id, active)
         # A course that warms up has no stand-ins.
         await self.redirects.publish()
 

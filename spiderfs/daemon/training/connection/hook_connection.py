@@ -2,14 +2,12 @@
 
 The reader decodes and checks messages, and answers mistakes. The feeder calls the sink, one call at a time and in
 order. The sink gets all batches that wait in one call, and scores as many of their rows as there is time for. When
-batches wait that take too many bytes, the sink chooses rows of theirs to leave out. So a training that is faster than
-its scoring has fewer of its rows scored, and no batch is lost as a whole.
+batches wait that take too many bytes, rows of theirs are left out. So a training that is faster than its scoring has
+fewer of its rows scored, and no batch is lost as a whole.
 
 For every other message the reader waits until the backlog has room. Then the trainer's own socket becomes full, which
 its hook can bear. `progress` and `exchange` pass the backlog by: they are about now, and batches may wait for seconds.
 Both tasks send answers, each whole message under a lock.
-
-The module is long because the port `HookSink` stands beside the code that calls it.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -29,7 +26,8 @@ import trio
 from spiderfs import __version__
 from spiderfs.daemon.training.connection.backlog import Backlog, Run
 from spiderfs.daemon.training.connection.declaring import DeclaredBytes, Declaring
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
+from spiderfs.daemon.training.lists.sample_list import SampleList
+from spiderfs.daemon.training.lists.trainer import Declared, Oldest, Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
 from spiderfs.protocol import (
     VERSION,
@@ -70,7 +68,8 @@ _SAID_BY_TRAINERS = (Samples, Batch, EpochEnd, Plan, *_AT_ONCE, ScoresRequest, C
 class HookSink(Protocol):
     """Acts on the messages of trainers; the calls for one trainer come one at a time, in the order of its messages.
 
-    A SpiderfsError that a method raises is sent to the trainer. A method that would block uses a thread.
+    `name` is that of a list which the trainer has declared. A SpiderfsError that a method raises is sent to the
+    trainer. A method that would block uses a thread.
     """
 
     async def attached(self, trainer: Trainer) -> None: ...
@@ -78,17 +77,12 @@ class HookSink(Protocol):
     async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
         """A trainer declared a list, in place of one with the same name."""
 
-    async def learn(self, trainer: Trainer, samples: SampleList, batches: Sequence[Batch]) -> None:
+    async def learn(self, trainer: Trainer, name: str, batches: Sequence[Batch]) -> None:
         """Learn from batches that are alike in shape and came one after another; several if the sink is behind."""
-
-    def thinned(
-        self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32], count: int
-    ) -> npt.NDArray[np.int64]:
-        """Choose `count` of the rows of waiting batches with these samples; the sink does not hear of the others."""
 
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None: ...
 
-    async def plan(self, trainer: Trainer, samples: SampleList, plan: Plan) -> None: ...
+    async def plan(self, trainer: Trainer, plan: Plan) -> None: ...
 
     def come(self, trainer: Trainer, progress: Progress) -> None:
         """A trainer is so far in a plan of a declared list; the plan, and what was said before, may come later."""
@@ -96,20 +90,20 @@ class HookSink(Protocol):
     def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
         """One sample of a declared list for each that is wanted, or none; the plan may come later."""
 
-    async def scores(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.float32]:
+    async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
         """One score a sample, finite and >= 0; empty while there are none."""
 
     @property
     def follows_plans(self) -> bool:
         """Whether plans of trainers are followed now."""
 
-    async def cached(self, trainer: Trainer, samples: SampleList) -> npt.NDArray[np.bool_]:
+    async def cached(self, trainer: Trainer, name: str) -> npt.NDArray[np.bool_]:
         """One flag a sample."""
 
-    async def pin(self, trainer: Trainer, samples: SampleList, indices: npt.NDArray[np.uint32]) -> int:
+    async def pin(self, trainer: Trainer, name: str, indices: npt.NDArray[np.uint32]) -> int:
         """Pin these samples in place of those pinned before; returns how many of them the cache holds, or will."""
 
-    async def warm_up(self, trainer: Trainer, samples: SampleList, active: bool) -> None:
+    async def warm_up(self, trainer: Trainer, name: str, active: bool) -> None:
         """The training on this list begins its warm-up, or has ended it."""
 
     async def detached(self, trainer: Trainer) -> None: ...
@@ -154,6 +148,8 @@ class Connection:
         self._decoder = Decoder(limits.message)
         self._answering = trio.Lock()
         self._declaring = Declaring(limits.lists, limits.message.list_bytes, declared_bytes)
+        # By the list's name, what chooses among rows that wait.
+        self._oldest: dict[str, Oldest | None] = {}
         self._errors = 0
         self._waiting: list[Message | ProtocolError] = []
         self._allowance = float(limits.burst)
@@ -184,7 +180,7 @@ class Connection:
 
     async def run(self, trainer: Trainer) -> None:
         """Read and feed until the trainer leaves, or has made too many mistakes."""
-        backlog = Backlog(self._limits.queue, self._limits.waiting_bytes, partial(self._thinned, trainer))
+        backlog = Backlog(self._limits.queue, self._limits.waiting_bytes, self._oldest, self._declaring)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._feed, trainer, backlog)
@@ -257,7 +253,9 @@ class Connection:
             if isinstance(message, _AT_ONCE) and message.list in trainer.lists:
                 await self._carry_out(trainer, message)
             elif not isinstance(message, Samples) or await self._admitted(message):
-                await backlog.put(message)
+                left_out = await backlog.put(message)
+                if left_out:
+                    self._heard(trainer, left_out)
             if isinstance(message, Goodbye):
                 return
 
@@ -293,32 +291,13 @@ class Connection:
             self._count("internal_errors", 1)
             await self.answer(Error("failed", f"{kind}: an internal error, see the daemon's log"))
 
-    def _thinned(self, trainer: Trainer, run: Run) -> Run:
-        """These batches without half of their rows, and without the batches that have none then."""
-        name = run[0].list
-        samples = trainer.lists.get(name)
-        indices = np.concatenate([batch.indices for batch in run])
-        # A list that is declared anew may have other samples.
-        if samples is None or self._declaring.has_begun(name) or int(indices.max(initial=0)) >= len(samples):
-            return run
-        kept = np.zeros(len(indices), bool)
-        # The larger half: a run of one row stays, for a run without rows is none.
-        kept[self._sink.thinned(trainer, samples, indices, (len(indices) + 1) // 2)] = True
-        smaller = [
-            _rows_of(batch, rows)
-            for batch, rows in zip(run, np.split(kept, np.cumsum([len(batch.indices) for batch in run])), strict=False)
-        ]
-        left = [batch for batch in smaller if len(batch.indices)]
-        self._heard(trainer, len(run) - len(left))
-        return left
-
     def _heard(self, trainer: Trainer, batches: int) -> None:
         trainer.batches += batches
         self._count("hook_batches", batches)
 
     async def _learn(self, trainer: Trainer, batches: list[Batch]) -> None:
-        samples = _list(trainer, batches[0].list)
-        good = []
+        name, good = batches[0].list, []
+        samples = _length(trainer, name)
         for batch in batches:
             try:
                 _check_indices(samples, batch.indices)
@@ -328,7 +307,7 @@ class Connection:
                 good.append(batch)
         if good:
             self._heard(trainer, len(good))
-            await self._sink.learn(trainer, samples, good)
+            await self._sink.learn(trainer, name, good)
 
     async def _act(self, trainer: Trainer, message: Message) -> None:
         match message:
@@ -339,33 +318,32 @@ class Connection:
                     self._count("hook_forwards_unmatched", message.unmatched)
                 await self._sink.epoch_end(trainer, message)
             case Plan():
-                samples = _list(trainer, message.list)
-                _check_indices(samples, message.order)
-                await self._sink.plan(trainer, samples, message)
+                _check_indices(_length(trainer, message.list), message.order)
+                await self._sink.plan(trainer, message)
             case Progress():
-                _list(trainer, message.list)
+                _length(trainer, message.list)
                 self._sink.come(trainer, message)
             case Exchange():
-                samples = _list(trainer, message.list)
+                samples = _length(trainer, message.list)
                 _check_indices(samples, message.wanted)
                 _check_indices(samples, message.dispatched)
                 await self.answer(Given(message.list, message.request, self._sink.exchange(trainer, message)))
             case ScoresRequest():
-                samples = _list(trainer, message.list)
-                scores = await self._sink.scores(trainer, samples)
+                _length(trainer, message.list)
+                scores = await self._sink.scores(trainer, message.list)
                 await self.answer(Scores(message.list, message.request, self._sink.follows_plans, scores))
             case CachedRequest():
-                samples = _list(trainer, message.list)
-                flags = await self._sink.cached(trainer, samples)
+                _length(trainer, message.list)
+                flags = await self._sink.cached(trainer, message.list)
                 bitmap = np.packbits(flags, bitorder="little")
                 await self.answer(Cached(message.list, message.request, len(flags), bitmap))
             case Pin():
-                samples = _list(trainer, message.list)
-                _check_indices(samples, message.indices)
-                count = await self._sink.pin(trainer, samples, message.indices)
+                _check_indices(_length(trainer, message.list), message.indices)
+                count = await self._sink.pin(trainer, message.list, message.indices)
                 await self.answer(Pinned(message.list, message.request, count))
             case WarmUp():
-                await self._sink.warm_up(trainer, _list(trainer, message.list), message.active)
+                _length(trainer, message.list)
+                await self._sink.warm_up(trainer, message.list, message.active)
             case Goodbye():
                 await self.answer(Ok(Goodbye.TYPE))
 
@@ -378,7 +356,7 @@ class Connection:
             declared = await self._sink.samples(trainer, samples)
         finally:
             self._declaring.done(chunk.list)
-        trainer.lists[chunk.list] = samples.without_paths()
+        trainer.lists[chunk.list], self._oldest[chunk.list] = len(samples), declared.oldest
         if rejected:
             await self.answer(
                 Warn(
@@ -394,19 +372,13 @@ class Connection:
         await self.answer(Ok(Samples.TYPE))
 
 
-def _list(trainer: Trainer, name: str) -> SampleList:
+def _length(trainer: Trainer, name: str) -> int:
+    """How many samples a declared list has."""
     if name not in trainer.lists:
         raise ProtocolError(f"no list {name[:40]!r} has been declared", "no-list")
     return trainer.lists[name]
 
 
-def _rows_of(batch: Batch, rows: npt.NDArray[np.bool_]) -> Batch:
-    """Some rows of a batch, as copies: the message that they came in leaves memory."""
-    losses = None if batch.losses is None else batch.losses[rows]
-    labels = None if batch.labels is None else batch.labels[rows]
-    return replace(batch, indices=batch.indices[rows], embeddings=batch.embeddings[rows], losses=losses, labels=labels)
-
-
-def _check_indices(samples: SampleList, indices: npt.NDArray[np.uint32]) -> None:
-    if len(indices) and int(indices.max()) >= len(samples):
-        raise ProtocolError(f"index {int(indices.max())} in a list of {len(samples)} samples", "index")
+def _check_indices(samples: int, indices: npt.NDArray[np.uint32]) -> None:
+    if len(indices) and int(indices.max()) >= samples:
+        raise ProtocolError(f"index {int(indices.max())} in a list of {samples} samples", "index")

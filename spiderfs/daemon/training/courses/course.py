@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spiderfs.core.learning.thinning import ScoreAges, Thinning
-from spiderfs.daemon.training.lists.known_list import KnownList
+from spiderfs.daemon.training.lists.sample_list import KnownList
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.daemon.training.courses.course import Course
-from spiderfs.daemon.training.lists.known_list import KnownList
+from spiderfs.daemon.training.lists.sample_list import KnownList
 
 # The number of a course has 16 bits in traces.
 _MAX_NUMBER = 0xFFFF

@@ -22,8 +22,14 @@ from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.courses.trainers import Trainers
-from spiderfs.daemon.training.lists.known_list import KnownList, digest_of, inodes_of, leave_out_contradictions
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
+from spiderfs.daemon.training.lists.sample_list import (
+    KnownList,
+    SampleList,
+    digest_of,
+    inodes_of,
+    leave_out_contradictions,
+)
+from spiderfs.daemon.training.lists.trainer import Declared, Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Hello
 from spiderfs.vfs.catalogue import Catalogue

@@ -129,7 +129,7 @@ class JobAccounts:
             pids=tuple(trainer.pid for trainer in ranks),
             ranks=tuple(trainer.rank for trainer in ranks),
             world_size=hello.world_size,
-            lists={name: len(samples) for trainer in ranks for name, samples in trainer.lists.items()},
+            lists={name: samples for trainer in ranks for name, samples in trainer.lists.items()},
             epoch=epoch,
             epochs=hello.epochs,
             samples_per_s=account.samples_per_s(now_s),

@@ -147,11 +147,14 @@ class BatchScoring:
 
     def thinned(
         self, trainer: int, course: Course, indices: npt.NDArray[np.uint32], count: int
-    ) -> npt.NDArray[np.int64]:
+    ) -> npt.NDArray[np.int64] | None:
         """The `count` of these waiting rows whose samples' scores are the oldest; the others are done with.
 
-        Which samples were served is not known yet, so the ages are those of the samples that were wanted.
+        Which samples were served is not known yet, so the ages are those of the samples that were wanted. None if some
+        of them are not in the list: then no row is done with.
         """
+        if int(indices.max(initial=0)) >= len(course.list.keys):
+            return None
         kept = course.thinning.oldest(indices.astype(np.int64), count)
         left_out = np.delete(indices, kept)
         # Of several rows of one sample the last is kept. So the reads of those that are left out came before its read.

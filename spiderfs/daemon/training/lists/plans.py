@@ -19,7 +19,7 @@ from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.lists.known_list import KnownList
+from spiderfs.daemon.training.lists.sample_list import KnownList
 from spiderfs.daemon.training.lists.sharing import Rank, Sharing
 from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
@@ -60,7 +60,7 @@ class Plans:
         size = self._size_of(key)
         return 0 < size <= self._sample_max_bytes and self._cache.engine.could_keep(key, size)
 
-    async def take(self, trainer: int, name: str, known_list: KnownList, plan: Plan) -> None:
+    async def take(self, trainer: int, known_list: KnownList, plan: Plan) -> None:
         """Take over the plan of an epoch of a trainer's list; sorting it takes a thread."""
         order = known_list.one_of_file[plan.order]
         epoch = await trio.to_thread.run_sync(
@@ -69,8 +69,8 @@ class Plans:
         # The option may have changed while the plan was sorted.
         if not self.followed:
             return
-        self._cache.engine.plan(trainer, name, epoch, steady_clock.now(), plan.begun)
-        self.sharing.planned((trainer, name), plan)
+        self._cache.engine.plan(trainer, plan.list, epoch, steady_clock.now(), plan.begun)
+        self.sharing.planned((trainer, plan.list), plan)
         self._cache.apply(self._teaching.schedule_changed())
         self._wake_prefetcher()
 

@@ -23,7 +23,7 @@ from spiderfs.core.plans.exchange import Exchanged, SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.core.policy import Key
-from spiderfs.daemon.training.lists.known_list import KnownList
+from spiderfs.daemon.training.lists.sample_list import KnownList
 from spiderfs.protocol import Exchange, Plan, Progress
 
 Rank = tuple[int, str]

@@ -23,7 +23,8 @@ from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, 
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.course import KEPT_COURSES, Course
 from spiderfs.daemon.training.courses.declared_lists import GRACE_S
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, SamplePaths, Trainer
+from spiderfs.daemon.training.lists.sample_list import SampleList
+from spiderfs.daemon.training.lists.trainer import Declared, Trainer
 from spiderfs.daemon.training.service import Training
 from spiderfs.errors import ConfigError, ProtocolError
 from spiderfs.linux import steady_clock
@@ -113,7 +114,7 @@ class Harness:
                 self.cache.fold(_events(self.inodes[index]))
             vectors = (np.ones((len(indices), 8)) + 0.1 * rng.standard_normal((len(indices), 8))).astype(np.float16)
             made.append(Batch(self.list.name, 0, 0, np.array(indices, np.uint32), vectors, losses))
-        await self.training.learn(self.trainer, self.list, made)
+        await self.training.learn(self.trainer, self.list.name, made)
 
 
 def _events(inode: int) -> list[Access]:
@@ -122,7 +123,7 @@ def _events(inode: int) -> list[Access]:
 
 def listed(paths: list[bytes], name: str = "train") -> SampleList:
     labels = np.arange(len(paths), dtype=np.int32) % 3
-    return SampleList(name, name, SamplePaths(b"".join(path + b"\0" for path in paths)), labels)
+    return SampleList(name, name, b"".join(path + b"\0" for path in paths), labels)
 
 
 def run(
@@ -222,11 +223,11 @@ def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> Non
         assert attached.course_numbers == (1,)
         await harness.training.detached(harness.trainer)
         await harness.declare()
-        await harness.training.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.plan(harness.trainer, planned([5, 3]))
         await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         (attached,) = published_trainers(harness.trainers_file)
         assert attached.course_numbers == ()
-        assert await harness.training.scores(harness.trainer, harness.list) is not None
+        assert await harness.training.scores(harness.trainer, harness.list.name) is not None
 
     run(tmp_path, test)
 
@@ -244,7 +245,7 @@ def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_lon
             parts = rng.permutation(SAMPLES).reshape(5, 8).astype(np.uint32)
             vectors = rng.standard_normal((5, 8, 8)).astype(np.float16)
             made = [Batch("train", 0, 0, ids, rows, None) for ids, rows in zip(parts, vectors, strict=True)]
-            await harness.training.learn(harness.trainer, harness.list, made)
+            await harness.training.learn(harness.trainer, harness.list.name, made)
             (course,) = harness.training.courses
             scoring = harness.training.scoring.of(course)
             assert scoring is not None
@@ -274,9 +275,9 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path, monke
         batches = [
             Batch("train", 0, step, np.array([index], np.uint32), ones, None) for step, index in enumerate((0, 1))
         ]
-        await harness.training.learn(harness.trainer, harness.list, batches)
+        await harness.training.learn(harness.trainer, harness.list.name, batches)
         read(one, one)
-        await harness.training.learn(harness.trainer, harness.list, batches[1:])
+        await harness.training.learn(harness.trainer, harness.list.name, batches[1:])
         (course,) = harness.training.courses
         scoring = harness.training.scoring.of(course)
         assert scoring is not None
@@ -303,7 +304,7 @@ def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
                 assert all(given in members and wanted not in members for wanted, _, given in rows)
             await harness.training.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
         assert seen > 0
-        scores = await harness.training.scores(harness.trainer, harness.list)
+        scores = await harness.training.scores(harness.trainer, harness.list.name)
         assert len(scores) == SAMPLES
         assert (scores > 0).all()
         harness.training.redirects.begin()
@@ -411,13 +412,13 @@ def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path:
         await harness.declare()
         rng = np.random.default_rng(1)
         await harness.batch(rng, [3, 4, 5, 6], LOSSES)
-        ranks = await harness.training.scores(harness.trainer, harness.list)
+        ranks = await harness.training.scores(harness.trainer, harness.list.name)
         await change("spider")
-        assert len(await harness.training.scores(harness.trainer, harness.list)) == 0
+        assert len(await harness.training.scores(harness.trainer, harness.list.name)) == 0
         await harness.batch(rng, list(range(16)))
         assert harness.cache.engine.score(harness.inodes[4]) not in (0, ranks[4])
         await change("shade")
-        assert (await harness.training.scores(harness.trainer, harness.list)).tolist() == ranks.tolist()
+        assert (await harness.training.scores(harness.trainer, harness.list.name)).tolist() == ranks.tolist()
         assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
         # All that was learned is there after a remount, whichever policy is the first to ask.
         harness.training.scoring.save()
@@ -582,7 +583,7 @@ def test_other_policies_still_give_scores(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         await harness.batch(np.random.default_rng(1), list(range(16)))
-        assert len(await harness.training.scores(harness.trainer, harness.list)) == SAMPLES
+        assert len(await harness.training.scores(harness.trainer, harness.list.name)) == SAMPLES
         assert redirect_rows(harness.records) == []
 
     run(tmp_path, test, "lru")
@@ -599,8 +600,8 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         schedule = harness.cache.engine.schedule
-        await harness.training.plan(harness.trainer, harness.list, planned([5, 3, 5, 9]))
-        await harness.training.plan(harness.trainer, harness.list, planned([7, 3], 1, begun=False))
+        await harness.training.plan(harness.trainer, planned([5, 3, 5, 9]))
+        await harness.training.plan(harness.trainer, planned([7, 3], 1, begun=False))
         (reader,) = schedule.believed
         assert (reader.epoch.number, [epoch.number for epoch in reader.later]) == (0, [1])
         uses = {index: schedule.next_use_s(harness.inodes[index]) for index in (5, 3, 9, 7, 0)}
@@ -625,7 +626,7 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
 def test_an_open_of_a_stand_in_uses_up_what_was_asked_for(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
-        await harness.training.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.plan(harness.trainer, planned([5, 3]))
         wanted, given = harness.inodes[5], harness.inodes[3]
         harness.cache.fold([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
         schedule = harness.cache.engine.schedule
@@ -638,7 +639,7 @@ def test_a_file_that_is_listed_twice_is_read_twice(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.list = listed([b"train/001", b"train/002", b"train/003", b"train/001"])
         await harness.declare()
-        await harness.training.plan(harness.trainer, harness.list, planned([0, 1, 3, 2]))
+        await harness.training.plan(harness.trainer, planned([0, 1, 3, 2]))
         (reader,) = harness.cache.engine.schedule.believed
         inode = harness.inodes[0]
         assert inode == harness.inodes[3]
@@ -658,7 +659,7 @@ def test_what_the_page_cache_answered_is_an_access_where_opens_are_not_seen(tmp_
     async def test(harness: Harness) -> None:
         await harness.declare()
         guide, (first, second, third) = harness.training, harness.inodes[:3]
-        await guide.plan(harness.trainer, harness.list, planned([0, 1, 2]))
+        await guide.plan(harness.trainer, planned([0, 1, 2]))
         guide.come(harness.trainer, Progress("train", 0, 0, 0))
         # One is seen, one is a member that is read unseen, and one is not in the cache.
         for inode in (first, second):
@@ -683,7 +684,7 @@ def test_who_asks_for_jobs_sees_what_was_read_unseen_until_now(tmp_path: Path, m
     async def test(harness: Harness) -> None:
         await harness.declare()
         guide = harness.training
-        await guide.plan(harness.trainer, harness.list, planned([0, 1, 2]))
+        await guide.plan(harness.trainer, planned([0, 1, 2]))
         guide.come(harness.trainer, Progress("train", 0, 0, 0))
         guide.come(harness.trainer, Progress("train", 0, 3, 2))
         assert [job.page_cache_reads for job in harness.training.jobs()] == [0]
@@ -698,14 +699,14 @@ def test_plans_are_not_acted_on_while_the_option_is_off(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         schedule = harness.cache.engine.schedule
-        await harness.training.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.plan(harness.trainer, planned([5, 3]))
         assert schedule.active
         harness.training.change(harness.options.changed("plan", "off"))
         assert (schedule.active, schedule.readers) == (False, {})
-        await harness.training.plan(harness.trainer, harness.list, planned([5, 3]))
+        await harness.training.plan(harness.trainer, planned([5, 3]))
         assert not schedule.active
         harness.training.change(harness.options)
-        await harness.training.plan(harness.trainer, harness.list, planned([5, 3], position=1))
+        await harness.training.plan(harness.trainer, planned([5, 3], position=1))
         assert schedule.active
         assert schedule.next_use_s(harness.inodes[5]) is None
 
@@ -735,8 +736,8 @@ def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:
         other = Trainer(os.getpid(), os.getuid(), Hello("other", "test", rank=1, world_size=2))
         await harness.training.attached(other)
         await harness.training.samples(other, harness.list)
-        await harness.training.plan(harness.trainer, harness.list, planned([1, 2]))
-        await harness.training.plan(other, harness.list, planned([8, 9]))
+        await harness.training.plan(harness.trainer, planned([1, 2]))
+        await harness.training.plan(other, planned([8, 9]))
         schedule = harness.cache.engine.schedule
         assert sorted(schedule.readers) == [(1, "train"), (2, "train")]
         # A rank that is not the first ends its own epoch too.
@@ -796,7 +797,7 @@ def pinned(harness: Harness) -> list[int]:
 
 
 async def said(harness: Harness, *indices: int) -> int:
-    return await harness.training.pin(harness.trainer, harness.list, np.array(indices, np.uint32))
+    return await harness.training.pin(harness.trainer, harness.list.name, np.array(indices, np.uint32))
 
 
 def test_what_is_pinned_is_held_as_far_as_it_fits(tmp_path: Path) -> None:
@@ -820,7 +821,7 @@ def test_the_cache_is_static_while_a_trainer_says_that_it_warms_up(tmp_path: Pat
     async def test(harness: Harness) -> None:
         await harness.declare()
         guide, rng = harness.training, np.random.default_rng(1)
-        await guide.warm_up(harness.trainer, harness.list, True)
+        await guide.warm_up(harness.trainer, harness.list.name, True)
         for epoch in range(2):
             for first in (0, 10, 20):
                 losses = np.arange(first, first + 10).astype(np.float16) + 1
@@ -828,7 +829,7 @@ def test_the_cache_is_static_while_a_trainer_says_that_it_warms_up(tmp_path: Pat
             await guide.epoch_end(harness.trainer, EpochEnd(epoch))
             kept = {harness.inodes.index(inode) for inode in harness.cache.engine.members if isinstance(inode, int)}
             assert kept <= {*range(10)}
-        await guide.warm_up(harness.trainer, harness.list, False)
+        await guide.warm_up(harness.trainer, harness.list.name, False)
         await harness.batch(rng, [29])
         assert harness.inodes[29] in harness.cache.engine.members
 
@@ -858,7 +859,7 @@ def test_pins_end_with_a_trainer_although_there_is_no_time_to_unpin_them(tmp_pat
         await harness.training.samples(harness.trainer, again)
         await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
         await said(harness, 5)
-        assert await harness.training.pin(harness.trainer, again, np.array([4], np.uint32)) == 1
+        assert await harness.training.pin(harness.trainer, again.name, np.array([4], np.uint32)) == 1
         assert pinned(harness) == [4, 5]
         with trio.CancelScope() as scope:
             scope.cancel()

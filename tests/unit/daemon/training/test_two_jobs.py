@@ -39,7 +39,7 @@ class Job:
     async def learn(self, indices: list[int]) -> None:
         vectors = self.rng.standard_normal((len(indices), 8)).astype(np.float16)
         batch = Batch("train", 0, 0, np.array(indices, np.uint32), vectors)
-        await self.harness.training.learn(self.trainer, self.harness.list, [batch])
+        await self.harness.training.learn(self.trainer, self.harness.list.name, [batch])
 
     async def end(self, epoch: int, accuracy: float | None = None) -> None:
         await self.harness.training.epoch_end(self.trainer, EpochEnd(epoch, accuracy))
@@ -48,7 +48,7 @@ class Job:
         await self.harness.training.detached(self.trainer)
 
     async def scores(self) -> npt.NDArray[np.float32]:
-        return await self.harness.training.scores(self.trainer, self.harness.list)
+        return await self.harness.training.scores(self.trainer, self.harness.list.name)
 
     @property
     def course(self) -> Course:

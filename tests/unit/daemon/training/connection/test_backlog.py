@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+import numpy.typing as npt
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from spiderfs.daemon.training.connection.backlog import Backlog, Run
+from spiderfs.daemon.training.connection.backlog import Backlog
 from spiderfs.protocol import Batch, EpochEnd
 
 
@@ -16,8 +17,11 @@ def batch(step: int, rows: int = 10, name: str = "train") -> Batch:
     return Batch(name, 0, step, np.arange(rows, dtype=np.uint32), np.zeros((rows, 4), np.float16), None)
 
 
-def halved(run: Run) -> Run:
-    return run[len(run) // 2 :]
+def latest(indices: npt.NDArray[np.uint32], count: int) -> npt.NDArray[np.int64]:
+    return np.arange(len(indices) - count, len(indices))
+
+
+LATEST = dict.fromkeys(("train", "other"), latest)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -26,7 +30,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 def test_batches_that_are_alike_wait_as_one_and_order_is_kept() -> None:
     async def test() -> None:
-        backlog = Backlog(10, 1 << 20, halved)
+        backlog = Backlog(10, 1 << 20, LATEST, ())
         told = [batch(0), batch(1), EpochEnd(0, None), batch(2), batch(3, name="other"), batch(4, name="other")]
         for message in told:
             await backlog.put(message)
@@ -39,7 +43,7 @@ def test_batches_that_are_alike_wait_as_one_and_order_is_kept() -> None:
 
 def test_runs_beyond_the_limit_are_thinned_and_no_batch_waits() -> None:
     async def test() -> None:
-        backlog = Backlog(2, 20_000, halved)
+        backlog = Backlog(2, 20_000, LATEST, ())
         with trio.fail_after(1):
             for step in range(1000):
                 await backlog.put(batch(step))
@@ -54,7 +58,7 @@ def test_runs_beyond_the_limit_are_thinned_and_no_batch_waits() -> None:
 
 def test_a_run_that_cannot_be_thinned_waits_until_it_is_taken() -> None:
     async def test() -> None:
-        backlog = Backlog(2, 3_000, lambda run: run)
+        backlog = Backlog(2, 3_000, {}, ())
         done: list[int] = []
 
         async def put() -> None:
@@ -76,7 +80,7 @@ def test_a_run_that_cannot_be_thinned_waits_until_it_is_taken() -> None:
 
 def test_other_messages_wait_for_room() -> None:
     async def test() -> None:
-        backlog = Backlog(2, 1 << 20, halved)
+        backlog = Backlog(2, 1 << 20, LATEST, ())
         ends = [EpochEnd(epoch, None) for epoch in range(5)]
         async with trio.open_nursery() as nursery:
 

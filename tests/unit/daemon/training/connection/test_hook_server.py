@@ -20,9 +20,11 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from spiderfs.daemon.training.connection import hook_server
+from spiderfs.daemon.training.connection.declaring import is_below_mount
 from spiderfs.daemon.training.connection.hook_connection import ServerLimits
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, SamplePaths, Trainer, is_below_mount
+from spiderfs.daemon.training.lists.sample_list import SampleList
+from spiderfs.daemon.training.lists.trainer import Declared, Trainer
 from spiderfs.errors import HookError
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import COUNTERS
@@ -234,9 +236,8 @@ def test_a_list_may_have_so_many_bytes(tmp_path: Path) -> None:
     daemon = served(tmp_path, talk, limits=ServerLimits(message=Limits(list_bytes=1000)))
     assert [len(declared) for _, declared in daemon.sink.lists] == [2, 2]
     assert daemon.counted["hook_malformed"] == 2
-    # Whose files are known needs no paths.
     (trainer,) = {trainer for _, trainer in daemon.sink.calls}
-    assert [(len(known), list(known.paths)) for known in trainer.lists.values()] == [(2, []), (2, [])]
+    assert list(trainer.lists.values()) == [2, 2]
 
 
 def test_the_lists_of_all_trainers_may_have_so_many_bytes(tmp_path: Path) -> None:
@@ -293,19 +294,6 @@ def test_a_list_in_chunks(tmp_path: Path) -> None:
 )
 def test_paths_below_the_mount(path: bytes, good: bool) -> None:
     assert is_below_mount(path) is good
-
-
-def test_sample_paths_behave_like_a_list() -> None:
-    paths = SamplePaths(b"a/1\0\0bc\0")
-    assert (len(paths), list(paths), paths[1], paths[-1], paths[:2]) == (
-        3,
-        [b"a/1", b"", b"bc"],
-        b"",
-        b"bc",
-        [b"a/1", b""],
-    )
-    with pytest.raises(IndexError):
-        paths[3]
 
 
 def test_paths_that_are_no_use_are_ignored_with_their_count(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from spiderfs.daemon.training.courses.course import Course
 from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
 from spiderfs.daemon.training.courses.trainers import Trainers
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, SamplePaths, Trainer
+from spiderfs.daemon.training.lists.sample_list import SampleList
+from spiderfs.daemon.training.lists.trainer import Declared, Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Hello
@@ -120,7 +121,7 @@ def test_trainers_share_a_list_by_its_content(tmp_path: Path) -> None:
         assert await harness.declared.declare(one, sample_list(4)) == Declared()
         assert await harness.declared.declare(other, sample_list(4, "by another name")) == Declared()
         assert await harness.declared.declare(other, sample_list(FILES + 2)) == Declared(2), "two paths have no file"
-        outside = SampleList("outside", "train", SamplePaths(b"\0gone\0"), np.zeros(2, np.int32))
+        outside = SampleList("outside", "train", b"\0gone\0", np.zeros(2, np.int32))
         assert await harness.declared.declare(harness.trainer(), outside) == Declared(1), "of one the trainer knows it"
         assert harness.trainers.course_of(one, "train") is harness.trainers.course_of(other, "by another name")
         assert (harness.numbers, harness.scoring.introduced) == ([1, 2, 3], [1, 2, 3])

@@ -8,7 +8,6 @@ from spiderfs.daemon.control import texts
 from spiderfs.daemon.training.courses.job_accounts import JobAccounts, JobStatus
 from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.protocol import Hello
-from spiderfs.testing import sample_list
 
 NOBODY = RatioStatus(None, None, ())
 
@@ -25,7 +24,7 @@ def accounts(*jobs: str) -> tuple[JobAccounts, list[Trainer]]:
         made.attached(number, job)
         rank = jobs[: number - 1].count(job)
         trainer = Trainer(1000 + number, 0, Hello("torch", job, f"the {job}", rank, jobs.count(job), 2, 90))
-        trainer.lists["train"] = sample_list(4)
+        trainer.lists["train"] = 4
         trainers.append(trainer)
     return made, trainers
 
@@ -96,7 +95,7 @@ def test_the_account_of_a_job_that_is_over_is_forgotten_and_that_of_one_that_com
 
 def test_a_job_is_one_line_whatever_its_lists_are_called() -> None:
     made, trainers = accounts("one", "two", "one")
-    trainers[0].lists["two\nlines"] = sample_list(2)
+    trainers[0].lists["two\nlines"] = 2
     made.note([access(1, HIT), access(1, FETCHED)])
     first, second = texts.jobs(made.statuses(trainers, NOBODY, 105.0)).decode().splitlines()
     assert first == (

@@ -39,7 +39,7 @@ class Harness:
 
     async def plan(self, trainer: int, *order: int, epoch: int = 0) -> None:
         plan = Plan("train", epoch, 0, True, np.array(order, np.uint32))
-        await self.plans.take(trainer, "train", self.list, plan)
+        await self.plans.take(trainer, self.list, plan)
 
     @property
     def readers(self) -> list[object]:

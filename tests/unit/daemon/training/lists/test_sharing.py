@@ -10,9 +10,8 @@ import pytest
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.exchange import Exchanged
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.daemon.training.lists.known_list import KnownList
+from spiderfs.daemon.training.lists.sample_list import KnownList, SampleList
 from spiderfs.daemon.training.lists.sharing import Rank, Sharing
-from spiderfs.daemon.training.lists.trainer import SampleList, SamplePaths
 from spiderfs.policies.lru import LRU
 from spiderfs.protocol import Exchange, Plan, Progress
 
@@ -20,7 +19,7 @@ FILES = 12
 
 
 def listed(digest: str) -> KnownList:
-    paths = SamplePaths(b"".join(b"%d\0" % number for number in range(FILES)))
+    paths = b"".join(b"%d\0" % number for number in range(FILES))
     samples = SampleList("train", "train", paths, np.zeros(FILES, np.int32))
     return KnownList(digest, samples, np.arange(1, FILES + 1, dtype=np.uint64))
 

@@ -1,6 +1,11 @@
-"""A list of samples that the manager knows: its files and its labels, which all jobs share that have declared it."""
+"""A list of samples: as a trainer declares it, by paths; and as the manager knows it, by files.
+
+What the manager knows of a list is shared by all jobs that have declared it.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -8,13 +13,36 @@ import trio
 import xxhash
 
 from spiderfs.core.policy import Key
-from spiderfs.daemon.training.lists.trainer import SampleList
 from spiderfs.errors import SourceError, Stale
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
 
 # So many samples are looked up between two chances for other tasks, in 5 ms.
 _AT_A_TIME = 500
+
+
+@dataclass(frozen=True, eq=False)
+class SampleList:
+    """A whole declared list: sample i has path `paths[i]` and label `labels[i]` (-1: none).
+
+    `text` has the paths, each with a zero byte after it; a list of `bytes` would take another 41 a path. An empty path
+    is one that cannot lie below the mount. `teaches` is whether the trainer has said that it will send batches of the
+    list.
+    """
+
+    name: str
+    split: str
+    text: bytes
+    labels: npt.NDArray[np.int32]
+    teaches: bool = False
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def paths(self) -> list[bytes]:
+        """The paths, split anew at each call."""
+        return self.text.split(b"\0")[:-1]
 
 
 class KnownList:
@@ -46,7 +74,7 @@ class KnownList:
 
 def digest_of(samples: SampleList) -> str:
     """Two declarations have one digest if they name the same files with the same labels in the same order."""
-    return xxhash.xxh3_64_hexdigest(b"\0".join(samples.paths) + samples.labels.tobytes())
+    return xxhash.xxh3_64_hexdigest(samples.text[:-1] + samples.labels.tobytes())
 
 
 async def inodes_of(samples: SampleList, catalogue: Catalogue, lister: Lister) -> npt.NDArray[np.uint64]:

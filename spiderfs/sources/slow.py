@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
 
 from spiderfs.errors import SourceUnavailable
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.source import Source, SourceStat, Version
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Entries that one latency pays for in a scan: about what an NFS server packs into one READDIRPLUS exchange.
 ENTRIES_PER_LATENCY = 1000
@@ -41,10 +44,16 @@ class SlowSource:
         self._clock = clock
         self._sleep = sleep
         self._closed = False
+        self.stat, self.statvfs = self._after_exchange(inner.stat), self._after_exchange(inner.statvfs)
+        self.readlink, self.listxattr = self._after_exchange(inner.readlink), self._after_exchange(inner.listxattr)
+        self.getxattr = self._after_exchange(inner.getxattr)
 
-    def stat(self, path: bytes) -> SourceStat:
-        self._exchange()
-        return self._inner.stat(path)
+    def _after_exchange(self, ask: Callable[P, T]) -> Callable[P, T]:
+        def asked(*args: P.args, **kwargs: P.kwargs) -> T:
+            self._exchange()
+            return ask(*args, **kwargs)
+
+        return asked
 
     def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
         self._exchange()
@@ -66,22 +75,6 @@ class SlowSource:
         found, data = self._inner.read_present(path, most_bytes)
         self._transfer(len(data), start)
         return found, data
-
-    def readlink(self, path: bytes) -> bytes:
-        self._exchange()
-        return self._inner.readlink(path)
-
-    def listxattr(self, path: bytes) -> list[str]:
-        self._exchange()
-        return self._inner.listxattr(path)
-
-    def getxattr(self, path: bytes, name: str) -> bytes | None:
-        self._exchange()
-        return self._inner.getxattr(path, name)
-
-    def statvfs(self) -> os.statvfs_result:
-        self._exchange()
-        return self._inner.statvfs()
 
     def close(self) -> None:
         """Close the inner source and end the calls that hang; the fault state stays with who made it."""

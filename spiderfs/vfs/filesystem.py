@@ -2,9 +2,9 @@
 
 The way of a read, one method each: `lookup` answers from the catalogue, or asks the source; `open` makes a small file
 local; `read` takes its bytes out of the store. Other modules hold what these three need: who gets a stand-in
-(`stand_ins.py`), files that are read as a whole (`small_files.py`) and in blocks (`large_files.py`), files that may
-still be written to (`provisional_files.py`), fetching (`fetcher.py`), directories that the source does not have
-(`own_directories.py`), and control files (`control_files.py`).
+(`stand_ins.py`), how long views are (`view_sizes.py`), files that are read as a whole (`small_files.py`) and in blocks
+(`large_files.py`), files that may still be written to (`provisional_files.py`), fetching (`fetcher.py`), directories
+that the source does not have (`own_directories.py`), and control files (`control_files.py`).
 
 A file handle is the inode itself, so any worker can answer any request. Only control files wait for the manager. A
 failing cache is never the reader's error: the bytes then come from the source. A name vanishes only when the source
@@ -63,6 +63,7 @@ from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.small_files import SmallFiles
 from spiderfs.vfs.stand_ins import StandIns
+from spiderfs.vfs.view_sizes import ViewSizes
 from spiderfs.vfs.xattrs import Xattrs
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY
 
@@ -108,6 +109,7 @@ class Filesystem:
         self._read_ahead = read_ahead
         self._redirects = redirects
         self._control = control
+        self._events = events
         self._counters = counters
         self._now = clock
         self._scattered = scattered
@@ -119,9 +121,8 @@ class Filesystem:
         self._own = OwnDirectories(control, catalogue, lister, self._control_attributes, self._attributes, self._entry)
         self._on_demand = OnDemand(catalogue, client, fetcher, counters, scattered)
         self._stand_ins = StandIns(catalogue, lister, fetcher, redirects, lambda: self.settings, clock)
-        self._small_files = SmallFiles(
-            fetcher, self._on_demand, redirects, self._stand_ins, events, counters, views, clock
-        )
+        self._sizes = ViewSizes(views, self._on_demand, clock)
+        self._small_files = SmallFiles(fetcher, self._on_demand, redirects, self._stand_ins, events, counters, clock)
         self.large_files = LargeFiles(
             catalogue, content, client, fetcher, self._on_demand, read_ahead, redirects, events, counters, clock
         )
@@ -187,12 +188,12 @@ class Filesystem:
         if self._redirects.active and stat.S_ISREG(dentry.stat.mode):
             stand_in = await self._stand_ins.given(dentry, parent, caller)
             if stand_in is not None:
-                stand_in = await self._small_files.sized(stand_in)
+                stand_in = await self._sizes.sized(stand_in)
                 return Entry(self._attributes(stand_in.inode, stand_in.stat, FOREVER_S), 0.0)
             if self._redirects.concerns(dentry.inode):
                 # The next reader of this name may be given another file, so the kernel has to ask for each of them.
                 left = 0.0
-        return self._entry(await self._small_files.sized_name(dentry), left)
+        return self._entry(await self._sizes.sized_name(dentry), left)
 
     async def _look_up_at_source(
         self, parent: int, name: bytes, reads: bool = False
@@ -234,7 +235,7 @@ class Filesystem:
         return Entry(self._attributes(dentry.inode, dentry.stat, ttl_s), timeout_s)
 
     def _stale_entry(self, dentry: Dentry) -> Entry:
-        if self._small_files.is_unsized(dentry):
+        if self._sizes.is_unsized(dentry):
             raise SourceUnavailable(f"{os.fsdecode(dentry.name)}: its view was not made yet, and the source is away")
         self._counters.add("lookups_stale")
         return self._entry(dentry, STALE_TTL_S)
@@ -258,7 +259,7 @@ class Filesystem:
     async def getattr(self, inode: int) -> Attributes:
         if self._control.owns(inode):
             return self._control_attributes(self._control.getattr(inode))
-        node = await self._small_files.sized(self._catalogue.node(inode))
+        node = await self._sizes.sized(self._catalogue.node(inode))
         if node.is_directory:
             return self._attributes(inode, await self._directory(node), self._directory_attributes_ttl_s)
         return self._attributes(inode, node.stat, FOREVER_S)
@@ -312,7 +313,7 @@ class Filesystem:
         ]
 
     def _listed(self, dentry: Dentry) -> Entry:
-        if self._small_files.is_unsized(dentry):
+        if self._sizes.is_unsized(dentry):
             return without_inode(self._attributes(0, dentry.stat, 0.0), dentry.inode)
         if self._redirects.active and self._redirects.concerns(dentry.inode):
             return self._entry(dentry, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 
 import trio
@@ -26,6 +27,9 @@ from spiderfs.vfs.fetcher import Fetched, Fetcher
 
 log = logging.getLogger(__name__)
 
+# Look-ups whose fetches are remembered until the file is opened: as many as a loader's workers make side by side.
+_LOOKED_INTO = 32
+
 
 class OnDemand:
     """Fetches for readers. All methods raise Stale for a version that the source no longer has, and SourceError."""
@@ -44,6 +48,15 @@ class OnDemand:
         self._client = client
         self._fetcher = fetcher
         self._counters = counters
+        # What look-ups have fetched to learn the size, for the opens that follow: these take it out.
+        self.looked_into: OrderedDict[int, Fetched] = OrderedDict()
+
+    async def look_into(self, node: Node) -> Fetched:
+        """Fetch a whole file for a look-up, and have it at hand for the open that follows."""
+        fetched = self.looked_into[node.inode] = await self.fetch(node)
+        if len(self.looked_into) > _LOOKED_INTO:
+            self.looked_into.popitem(last=False)
+        return fetched
 
     async def fetch(
         self,

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD
-from spiderfs.errors import SpiderfsError
+from spiderfs.core.events import FETCHED, HIT
 from spiderfs.metrics import Counters
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.delivery import Delivery
 from spiderfs.store.store import ContentKey
-from spiderfs.vfs.answer_types import Attributes, Caller, EventSink, Opened
-from spiderfs.vfs.catalogue import Dentry, Node
-from spiderfs.vfs.fetcher import Fetched, Fetcher
+from spiderfs.vfs.answer_types import Caller, EventSink, Opened
+from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.on_demand import OnDemand
 from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.stand_ins import StandIns
-
-# Look-ups whose fetches are remembered until the file is opened: as many as a loader's workers make side by side.
-_LOOKED_INTO = 32
 
 
 class SmallFiles:
@@ -36,55 +30,16 @@ class SmallFiles:
         stand_ins: StandIns,
         events: EventSink,
         counters: Counters,
-        views: ShownViews | None,
         clock: Callable[[], float],
     ) -> None:
-        """`views`: see `Fetcher`."""
-        self._views = views
         self._now = clock
-        # What look-ups have fetched to learn the size, for the opens that follow.
-        self._looked_into: OrderedDict[int, Fetched] = OrderedDict()
         self._fetcher = fetcher
         self._on_demand = on_demand
+        self._looked_into = on_demand.looked_into
         self._redirects = redirects
         self._stand_ins = stand_ins
         self._events = events
         self._counters = counters
-
-    async def sized(self, node: Node) -> Node:
-        """The file with the size of what is shown of it, for which a view may have to be made.
-
-        The reader waits here and not in the open that follows, so that open counts as one that has waited.
-        """
-        if self._views is None or not self.is_unsized(node):
-            return node
-        fetched = self._looked_into[node.inode] = await self._on_demand.fetch(node)
-        if len(self._looked_into) > _LOOKED_INTO:
-            self._looked_into.popitem(last=False)
-        return await self._views.noted(node, len(fetched.payload))
-
-    async def sized_name(self, dentry: Dentry) -> Dentry:
-        """The same for a name."""
-        if self._views is None or not self.is_unsized(dentry):
-            return dentry
-        return dentry._replace(stat=(await self.sized(self._views.node(dentry.inode))).stat)
-
-    async def sized_ahead(self, dentry: Dentry) -> Dentry:
-        """The same for a name that nobody but a pusher looks up; the manager is told of what was fetched for that."""
-        if self._views is None or not self.is_unsized(dentry):
-            return dentry
-        node = self._views.node(dentry.inode)
-        fetched = await self._on_demand.fetch(node, is_read=False)
-        node = await self._views.noted(node, len(fetched.payload))
-        # Told before the READ that follows, which another worker may get.
-        self.note_pushed(node, await fetched.settled() if fetched.claim() else HIT)
-        return dentry._replace(stat=node.stat)
-
-    def is_unsized(self, file: Node | Dentry) -> bool:
-        """Whether the size of what is shown of a file is not known before the file was fetched once."""
-        if self._views is None or not file.stat.viewed:
-            return False
-        return self._views.is_unknown(file.stat, file.settles_at, self._now())
 
     async def open(self, node: Node, caller: Caller, delivery: Delivery | None) -> Opened:
         """Make the file local. The handle is the inode, whose bytes any worker can give."""
@@ -139,37 +94,6 @@ class SmallFiles:
         # Without keywords, which take 0.1 us here.
         self._events.note(inode, size, HIT, caller.pid, 0, trainer, wanted)
 
-    async def bring_ahead(self, node: Node, delivery: Delivery | None, is_first: bool) -> bytes | None:
-        """Make the file local, for no reader but because a plan names it; its content, if it was fetched now.
-
-        `is_first`: the manager is told what becomes of this READ. It is told of a fetch in any case, but once.
-        """
-        key = ContentKey(node.inode)
-        note = partial(self.note_pushed, node) if is_first else _note_nothing
-        if not node.stat.size or self._fetcher.stored(key) or await self._fetcher.has_come(key):
-            note(HIT)
-            return None
-        try:
-            fetched = await self._on_demand.fetch(node, delivery=delivery, is_read=False)
-        except SpiderfsError:
-            note(UNREAD)
-            raise
-        if fetched.claim():
-            fetched.when_settled(partial(self.note_pushed, node))
-        else:
-            note(HIT)
-        return fetched.payload
-
-    def note_pushed(self, node: Node, where: int) -> None:
-        self._events.note(node.inode, node.stat.size, where | PUSHED, 0)
-        # Many wait for this: the manager pushes the next one.
-        self._events.flush()
-
-    def note_given(self, stand_in: Attributes, pid: int, trainer: int, wanted: int) -> None:
-        """Account for a stand-in that a reader was given at a look-up, where no open will tell of it."""
-        self._counters.add("redirects")
-        self._events.note(stand_in.inode, stand_in.size, HIT, pid, trainer=trainer, wanted=wanted)
-
     def note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, asked_s: float, where: int) -> None:
         """Tell the policies of an open that had to fetch the file, and where the bytes lie now.
 
@@ -183,7 +107,3 @@ class SmallFiles:
         """For a read that has found nothing here: the bytes have left the store since the open."""
         fetched = await self._on_demand.fetch(node)
         return memoryview(fetched.payload)[offset : offset + size]
-
-
-def _note_nothing(where: int) -> None:
-    pass

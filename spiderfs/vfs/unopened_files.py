@@ -20,13 +20,15 @@ from __future__ import annotations
 import logging
 import stat
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from spiderfs.core.events import UNREAD, UNSTORED
-from spiderfs.errors import ReadOnly, SourceUnavailable, Stale
+from spiderfs.core.events import HIT, PUSHED, UNREAD, UNSTORED
+from spiderfs.errors import ReadOnly, SourceUnavailable, SpiderfsError, Stale
 from spiderfs.shared.pusher_threads import PusherThreads
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
+from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node
 from spiderfs.vfs.control_files import ControlAttributes, UnopenedControl
@@ -69,24 +71,24 @@ class UnopenedFilesystem(Filesystem):
         gives = self._redirects.gives and stat.S_ISREG(dentry.stat.mode)
         if caller.pid in self._pusher_threads:
             # Nobody is to be given a stand-in for what is read ahead, whoever has started the daemon.
-            return self._entry(await self._small_files.sized_ahead(dentry), 0.0 if gives else left)
+            return self._entry(await self._sized_ahead(dentry), 0.0 if gives else left)
         if not gives:
             return await super()._answer(dentry, left, parent, caller)
         before = self._redirects.noted(caller.pid)
         stand_in = await self._stand_ins.given(dentry, parent, caller)
         if stand_in is None:
-            return self._entry(await self._small_files.sized_name(dentry), 0.0)
-        stand_in = await self._small_files.sized(stand_in)
+            return self._entry(await self._sizes.sized_name(dentry), 0.0)
+        stand_in = await self._sizes.sized(stand_in)
         attributes = self._attributes(stand_in.inode, stand_in.stat, FOREVER_S)
         # The kernel may look a name up twice for one open. If the thread had looked another name up meanwhile, its note
         # would be about that one.
         if before != (dentry.inode, stand_in.inode):
             trainer = self._redirects.trainer_of(caller.pid)
-            self._small_files.note_given(attributes, caller.pid, trainer.number if trainer else 0, dentry.inode)
+            self._note_given(attributes, caller.pid, trainer.number if trainer else 0, dentry.inode)
         return Entry(attributes, 0.0)
 
     def _listed(self, dentry: Dentry) -> Entry:
-        if self._redirects.gives and stat.S_ISREG(dentry.stat.mode) and not self._small_files.is_unsized(dentry):
+        if self._redirects.gives and stat.S_ISREG(dentry.stat.mode) and not self._sizes.is_unsized(dentry):
             return self._entry(dentry, 0.0)
         return super()._listed(dentry)
 
@@ -199,15 +201,8 @@ class UnopenedFilesystem(Filesystem):
             where = UNSTORED
         finally:
             if is_pushed:
-                self._small_files.note_pushed(self._catalogue.node(inode), where)
+                self._note_pushed(self._catalogue.node(inode), where)
         return piece
-
-    async def _pushed_read(self, inode: int, offset: int, size: int, delivery: Delivery | None) -> memoryview | None:
-        """Make a small file local for a pusher; its bytes, if it has been fetched for this READ."""
-        # There may be several READs of one file, in any order; what is told is the answer to the first one.
-        node = self._catalogue.node(inode)
-        fetched = await self._small_files.bring_ahead(node, None if offset else delivery, is_first=offset == 0)
-        return None if fetched is None else memoryview(fetched)[offset : offset + size]
 
     async def _first_read(
         self, inode: int, size: int, caller: Caller, delivery: Delivery | None
@@ -230,6 +225,52 @@ class UnopenedFilesystem(Filesystem):
             return 0
         noted = self._redirects.noted(caller.pid)
         return 0 if noted is not None and noted[1] == inode != noted[0] else trainer.number
+
+    def _note_given(self, stand_in: Attributes, pid: int, trainer: int, wanted: int) -> None:
+        """Account for a stand-in that a reader was given at a look-up, where no open will tell of it."""
+        self._counters.add("redirects")
+        self._events.note(stand_in.inode, stand_in.size, HIT, pid, trainer=trainer, wanted=wanted)
+
+    # -- what pushers ask for
+
+    async def _sized_ahead(self, dentry: Dentry) -> Dentry:
+        """A name with the size of what is shown; the manager is told of what was fetched for that."""
+        sized = await self._sizes.sized_ahead(dentry)
+        if sized is None:
+            return dentry
+        node, fetched = sized
+        # Told before the READ that follows, which another worker may get.
+        self._note_pushed(node, await fetched.settled() if fetched.claim() else HIT)
+        return dentry._replace(stat=node.stat)
+
+    async def _pushed_read(self, inode: int, offset: int, size: int, delivery: Delivery | None) -> memoryview | None:
+        """Make a small file local, for no reader but because a plan names it; its bytes, if this READ has fetched it.
+
+        There may be several READs of one file, in any order. The manager is told what becomes of the first one. It is
+        told of a fetch in any case, but once.
+        """
+        node, key = self._catalogue.node(inode), ContentKey(inode)
+        is_first = offset == 0
+        if not node.stat.size or self._fetcher.stored(key) or await self._fetcher.has_come(key):
+            if is_first:
+                self._note_pushed(node, HIT)
+            return None
+        try:
+            fetched = await self._on_demand.fetch(node, delivery=delivery if is_first else None, is_read=False)
+        except SpiderfsError:
+            if is_first:
+                self._note_pushed(node, UNREAD)
+            raise
+        if fetched.claim():
+            fetched.when_settled(partial(self._note_pushed, node))
+        elif is_first:
+            self._note_pushed(node, HIT)
+        return memoryview(fetched.payload)[offset : offset + size]
+
+    def _note_pushed(self, node: Node, where: int) -> None:
+        self._events.note(node.inode, node.stat.size, where | PUSHED, 0)
+        # Many wait for this: the manager pushes the next one.
+        self._events.flush()
 
     def _report(self, inode: int, exc: Stale) -> None:
         if inode in self._reported:

@@ -54,7 +54,9 @@ from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.records import LmdbRecords
 from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import TABLES, Catalogue
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.supply import Supply
 from trainer_hook import Client, Declaration
 
 BATCH = 128
@@ -157,13 +159,16 @@ def _serve(
         records = LmdbRecords(place / "names", TABLES)
         catalogue = Catalogue(records)
         client = SourceClient(source, SourceLimits(), rng=random.Random(0), on_event=counters.add)
-        lister = Lister(catalogue, client)
-        cache = CacheControl(MemoryContent(), "spider", 0.5, counters)
+        lister, content = Lister(catalogue, client), MemoryContent()
+        fetch_lock, full_disk = Interlock(place / "fetch.lock"), Episode(place / "full-disk")
+        fetcher = Fetcher(client, content, fetch_lock, full_disk, counters)
+        supply = Supply(content, records, client, catalogue, lister, fetcher, counters)
+        cache = CacheControl(content, "spider", 0.5, counters)
         cache.restore(0, None)
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
         places = partial(publish_trainers, place / "trainers"), place / "scores"
         told = lambda: None, lambda: True
-        training = FilledTraining(catalogue, lister, records, cache, counters, *places, options, None, *told)
+        training = FilledTraining(supply, cache, *places, options, None, *told)
         server = HookServer(training, counters.add)
         await lister.root()
         listener = listen(place / "hook.sock")

@@ -6,10 +6,12 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+import trio
 
 from spiderfs.core.views_room import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
@@ -38,12 +40,15 @@ from spiderfs.store import environment
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
-from spiderfs.store.store import BLOCK_BYTES, Records
+from spiderfs.store.store import BLOCK_BYTES, Content, Records
 from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
+from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.shown_views import ShownViews
+from spiderfs.vfs.supply import Supply
 from spiderfs.views.pool import MakerPool
 from spiderfs.views.recipe import Recipe
 from spiderfs.views.source import ViewSource, unknown_length
@@ -139,12 +144,6 @@ class MountContext:
         # A reader's fetch never queues behind files that are pushed ahead.
         return ReadProcess(source, options.fetches + self.pushes, longest, before, deliver_to, cautious)
 
-    def catalogue(self, records: Records) -> Catalogue:
-        return Catalogue(records, forms=self.forms)
-
-    def shown_views(self, catalogue: Catalogue) -> ShownViews:
-        return ShownViews(catalogue, self.options.sample_max_bytes)
-
     def views_room(self, catalogue: Catalogue) -> ViewsRoom:
         """What of the cache is for views, where the root shows both these and originals."""
         split = self.partition.split
@@ -152,7 +151,33 @@ class MountContext:
             return NO_VIEWS
         return ViewsRoom(split.views, catalogue.is_shown_as_view)
 
-    def client(self, counters: Counters, read: Read) -> SourceClient:
+    def supply(
+        self,
+        counters: Counters,
+        read: Read,
+        content: Content,
+        records: Records,
+        full_disk: Episode,
+        caught_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        is_worker: bool = True,
+    ) -> Supply:
+        """What a process brings files by: `read` reads files for it, and `caught_up` is as for `Fetcher`."""
+        client, catalogue = self._client(counters, read), Catalogue(records, forms=self.forms)
+        views = ShownViews(catalogue, self.options.sample_max_bytes)
+        fetcher = Fetcher(
+            client,
+            content,
+            Interlock(self.layout.run.fetch_lock),
+            full_disk,
+            counters,
+            alone=is_worker and self.options.workers == 1,
+            caught_up=caught_up,
+            views=views,
+            brought=self.brought if is_worker else None,
+        )
+        return Supply(content, records, client, catalogue, Lister(catalogue, client), fetcher, counters, views)
+
+    def _client(self, counters: Counters, read: Read) -> SourceClient:
         options = self.options
         limits = SourceLimits(
             timeout_s=options.source_timeout_s,

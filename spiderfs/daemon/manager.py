@@ -53,8 +53,7 @@ from spiderfs.shared.attached_trainers import publish_trainers
 from spiderfs.sources.client import Read
 from spiderfs.store.store import ContentKey
 from spiderfs.trace.recording import noted_in, recording_to
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
-from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.fetcher import Episode
 from spiderfs.views.recipe import ORIGINAL
 
 log = logging.getLogger(__name__)
@@ -96,13 +95,10 @@ class Manager:
         context.source.faults.change(options.source_faults())
 
         # The store, the source, and the way from one to the other.
-        content, records = self._content, self._records = context.open_content(), context.open_records()
-        catalogue = self._catalogue = context.catalogue(records)
-        client = self._client = context.client(counters, read)
-        lister = Lister(catalogue, client)
         self._full_disk = Episode(run.full_disk)
-        views = context.shown_views(catalogue)
-        fetcher = Fetcher(client, content, Interlock(run.fetch_lock), self._full_disk, counters, views=views)
+        content, records = self._content, self._records = context.open_content(), context.open_records()
+        supply = context.supply(counters, read, content, records, self._full_disk, is_worker=False)
+        client, catalogue = self._client, self._catalogue = supply.client, supply.catalogue
 
         # The workers and clients tell what was read, and the cache control decides what is kept.
         self._events = EventWriter(context.event_writer, counters)
@@ -118,18 +114,15 @@ class Manager:
             context.partition.partials_share,
             context.views_room(catalogue),
         )
-        self._survey = Survey(lister, source_bytes_of_last_mount(catalogue))
+        self._survey = Survey(supply.lister, source_bytes_of_last_mount(catalogue))
         self._capacity = CacheCapacity(options, self._survey, cache, catalogue)
         self._superseded = Superseded(catalogue, content, cache)
 
         # Trainers teach the cache.
         self._bell = Bell()
         training = self._training = Training(
-            catalogue,
-            lister,
-            records,
+            supply,
             cache,
-            counters,
             context.notice.after(partial(publish_trainers, run.trainers)),
             layout.scores,
             options,
@@ -143,10 +136,7 @@ class Manager:
         # Prefetcher, warmer and packer fetch on their own.
         self._prefetcher = Prefetcher(
             cache,
-            catalogue,
-            fetcher,
-            content,
-            counters,
+            supply,
             options,
             self._bell,
             lambda: client.reachable and self._context.counters.source_reachable(),
@@ -156,11 +146,9 @@ class Manager:
             if options.immutable
             else None,
         )
-        self._warmer = Warmer(
-            catalogue, lister, fetcher, content, counters, options.sample_max_bytes, self._events.note
-        )
+        self._warmer = Warmer(supply, options.sample_max_bytes, self._events.note)
         packages = PackageDirectory(context.source.root_fd, layout.package_key)
-        self._packer = Packer(cache, catalogue, fetcher, client, context.source.everything, content, counters, packages)
+        self._packer = Packer(cache, supply, context.source.everything, packages)
 
         # Users look at all of it, and change it.
         self._access_log = AccessLog(run, options.access_log, catalogue.path_of)

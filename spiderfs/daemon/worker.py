@@ -21,9 +21,8 @@ from spiderfs.fuse.kernel import Kernel, Serving
 from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
 from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.vfs.control_files import Control, UnopenedControl
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.fetcher import Episode
 from spiderfs.vfs.filesystem import Filesystem
-from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.unopened_files import UnopenedFilesystem
@@ -68,25 +67,16 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         reading = context.reading(FIRST_WORKER_ROW + index, before=kernel.leave, cautious=again)
     handles = Handles(sole)
     layout = context.layout
-    content, records = context.open_content(), context.open_records()
-    client = context.client(counters, reading.read)
-    interlock = Interlock(layout.run.fetch_lock)
-    events = EventWriter(context.event_writer, counters)
-    catalogue = context.catalogue(records)
-    views = context.shown_views(catalogue)
-    lister = Lister(catalogue, client)
-    fetcher = Fetcher(
-        client,
-        content,
-        interlock,
-        Episode(layout.run.full_disk),
+    supply = context.supply(
         counters,
-        alone=context.options.workers == 1,
-        caught_up=reading.caught_up,
-        views=views,
-        brought=context.brought,
+        reading.read,
+        context.open_content(),
+        context.open_records(),
+        Episode(layout.run.full_disk),
+        reading.caught_up,
     )
-    redirects = Redirects(records, context.pending_reads, pushed=context.pushed_samples)
+    events = EventWriter(context.event_writer, counters)
+    redirects = Redirects(supply.records, context.pending_reads, pushed=context.pushed_samples)
     options = published_options(layout.run, context.options)
     async with trio.open_nursery() as nursery:
         channel = ControlClient(layout.run.control_socket)
@@ -100,20 +90,14 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
                 pusher_threads=context.pusher_threads,
             )
         filesystem = make_filesystem(
-            catalogue=catalogue,
-            content=content,
-            client=client,
-            lister=lister,
-            fetcher=fetcher,
-            read_ahead=ReadAhead(nursery, fetcher, counters, context.options.read_ahead),
+            supply=supply,
+            read_ahead=ReadAhead(nursery, supply.fetcher, counters, context.options.read_ahead),
             redirects=redirects,
             brought=context.brought,
             control=make_control(channel, layout.run, os.getuid(), index),
             events=events,
-            counters=counters,
             settings=settings_of(options, context.mounted_at_s),
             scattered=lambda: context.spare_nodes.in_use,
-            views=views,
         )
 
         def follow_options() -> None:
@@ -135,10 +119,10 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
 
         # A worker that replaces another one must not tell the kernel to believe a name.
         follow_trainers()
-        await lister.root()
+        await supply.lister.root()
         nursery.start_soon(reading.attend)
         nursery.start_soon(reading.watch)
-        nursery.start_soon(client.watch)
+        nursery.start_soon(supply.client.watch)
         nursery.start_soon(events.flush_in_time)
         published = {layout.run.options: follow_options, layout.run.trainers: follow_trainers}
         nursery.start_soon(context.notice.follow, index, published)
@@ -149,8 +133,8 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             nursery.start_soon(_tidy, passthrough)
         counters.add("process_starts")
         held = context.resent.of_worker(index, counters)
-        await kernel.serve(Serving(filesystem, counters, content.end_read, handles, held, passthrough))
-        await fetcher.drain()
+        await kernel.serve(Serving(filesystem, counters, supply.content.end_read, handles, held, passthrough))
+        await supply.fetcher.drain()
         events.flush()
         nursery.cancel_scope.cancel()
     # The store is not closed: a thread that was given up on may still come back from the source and write to it.

@@ -33,6 +33,7 @@ from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings
 from spiderfs.vfs.shown_views import ShownViews
+from spiderfs.vfs.supply import Supply
 from spiderfs.vfs.unopened_files import UnopenedFilesystem
 from spiderfs.views.tree import Forms
 
@@ -142,20 +143,14 @@ async def bare_filesystem(
         settings = (settings or Settings())._replace(checked_since_s=clock())
     async with trio.open_nursery() as nursery:
         filesystem = make_filesystem(
-            catalogue=catalogue,
-            content=content,
-            client=client,
-            lister=lister,
-            fetcher=fetcher,
+            supply=Supply(content, records, client, catalogue, lister, fetcher, counters, views),
             read_ahead=ReadAhead(nursery, fetcher, counters, READ_AHEAD_BLOCKS),
             redirects=redirects,
             brought=brought,
             control=make_control(control or NoManager(), run, os.getuid(), worker=0),
             events=events,
-            counters=counters,
             settings=settings or Settings(),
             clock=clock,
-            views=views,
         )
         try:
             await lister.root()

@@ -36,33 +36,29 @@ from spiderfs.errors import (
     Stale,
 )
 from spiderfs.linux import steady_clock
-from spiderfs.metrics import Counters
-from spiderfs.sources.client import SourceClient
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import Source, SourceStat
-from spiderfs.store.store import Content, ContentKey
+from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
 from spiderfs.vfs.brought import Brought
-from spiderfs.vfs.catalogue import PROVISIONAL, Catalogue, Dentry, Node, join
+from spiderfs.vfs.catalogue import PROVISIONAL, Dentry, Node, join
 from spiderfs.vfs.control_files import (
     CONTROL_INODE,
     Control,
     ControlAttributes,
     is_control_handle,
 )
-from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.large_files import LargeFiles
-from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import OnDemand
 from spiderfs.vfs.own_directories import OwnDirectories, no_entry, without_inode
 from spiderfs.vfs.provisional_files import ProvisionalFiles
 from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
-from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.small_files import SmallFiles
 from spiderfs.vfs.stand_ins import StandIns
+from spiderfs.vfs.supply import Supply
 from spiderfs.vfs.view_sizes import ViewSizes
 from spiderfs.vfs.xattrs import Xattrs
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY
@@ -81,36 +77,30 @@ class Filesystem:
     def __init__(
         self,
         *,
-        catalogue: Catalogue,
-        content: Content,
-        client: SourceClient,
-        lister: Lister,
-        fetcher: Fetcher,
+        supply: Supply,
         read_ahead: ReadAhead,
         redirects: Redirects,
         brought: Brought,
         control: Control,
         events: EventSink,
-        counters: Counters,
         settings: Settings,
         clock: Callable[[], float] = steady_clock.now,
         scattered: Callable[[], bool] = lambda: False,
-        views: ShownViews | None = None,
     ) -> None:
         """`brought`: the fetcher has the same. `scattered`: whether other processes may know names unknown here.
 
-        `settings` may be replaced at any time. `views`: the mount shows views; the fetcher has the same.
+        `settings` may be replaced at any time.
         """
-        self._catalogue = catalogue
-        self._client = client
-        self._flights = SingleFlight(client.timeouts)
-        self._lister = lister
-        self._fetcher = fetcher
+        self._catalogue = supply.catalogue
+        self._client = supply.client
+        self._flights = SingleFlight(supply.client.timeouts)
+        self._lister = supply.lister
+        self._fetcher = supply.fetcher
         self._read_ahead = read_ahead
         self._redirects = redirects
         self._control = control
         self._events = events
-        self._counters = counters
+        self._counters = supply.counters
         self._now = clock
         self._scattered = scattered
         self.settings = settings
@@ -118,30 +108,26 @@ class Filesystem:
         self._listings_kept: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(clock() * 1e9)
-        self._own = OwnDirectories(control, catalogue, lister, self._control_attributes, self._attributes, self._entry)
-        self._on_demand = OnDemand(catalogue, client, fetcher, counters, scattered)
-        self._stand_ins = StandIns(catalogue, lister, fetcher, redirects, lambda: self.settings, clock)
-        self._sizes = ViewSizes(views, self._on_demand, clock)
-        self._small_files = SmallFiles(fetcher, self._on_demand, redirects, self._stand_ins, events, counters, clock)
-        self.large_files = LargeFiles(
-            catalogue, content, client, fetcher, self._on_demand, read_ahead, redirects, events, counters, clock
+        self._own = OwnDirectories(
+            control, supply.catalogue, supply.lister, self._control_attributes, self._attributes, self._entry
         )
+        self._on_demand = OnDemand(supply, scattered)
+        self._stand_ins = StandIns(supply, redirects, lambda: self.settings, clock)
+        self._sizes = ViewSizes(supply.views, self._on_demand, clock)
+        self._small_files = SmallFiles(supply, self._on_demand, redirects, self._stand_ins, events, clock)
+        self.large_files = LargeFiles(supply, self._on_demand, read_ahead, redirects, events, clock)
         self._brought = brought
         self._provisional_files = ProvisionalFiles(
-            catalogue,
-            fetcher,
+            supply,
             self._on_demand,
             self._small_files,
             self.large_files,
             redirects,
             brought,
-            counters,
             lambda: self.settings,
             clock,
         )
-        self._xattrs = Xattrs(
-            catalogue, content, client, fetcher, redirects, control.client_terms, lambda: self.settings, clock
-        )
+        self._xattrs = Xattrs(supply, redirects, control.client_terms, lambda: self.settings, clock)
 
     @property
     def at_rest(self) -> bool:

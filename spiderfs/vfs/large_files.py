@@ -16,15 +16,14 @@ from typing import TypeVar
 from spiderfs.core.events import FETCHED, HIT, OPENED
 from spiderfs.errors import StoreError
 from spiderfs.linux import steady_clock
-from spiderfs.metrics import Counters
-from spiderfs.sources.client import Patience, SourceClient
-from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
+from spiderfs.sources.client import Patience
+from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink
-from spiderfs.vfs.catalogue import Catalogue, Node
-from spiderfs.vfs.fetcher import Fetcher
+from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.on_demand import OnDemand
 from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.supply import Supply
 
 log = logging.getLogger(__name__)
 
@@ -43,26 +42,22 @@ class LargeFiles:
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        content: Content,
-        client: SourceClient,
-        fetcher: Fetcher,
+        supply: Supply,
         on_demand: OnDemand,
         read_ahead: ReadAhead,
         redirects: Redirects,
         events: EventSink,
-        counters: Counters,
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        self._catalogue = catalogue
-        self._content = content
-        self._client = client
-        self._fetcher = fetcher
+        self._catalogue = supply.catalogue
+        self._content = supply.content
+        self._client = supply.client
+        self._fetcher = supply.fetcher
         self._on_demand = on_demand
         self._read_ahead = read_ahead
         self._redirects = redirects
         self._events = events
-        self._counters = counters
+        self._counters = supply.counters
         self._now = clock
         # Of files that the kernel reads by itself: when the policies were last told so, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}

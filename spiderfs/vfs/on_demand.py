@@ -19,11 +19,11 @@ from spiderfs.errors import (
     Stale,
     StoreError,
 )
-from spiderfs.metrics import Counters
-from spiderfs.sources.client import Patience, SourceClient
+from spiderfs.sources.client import Patience
 from spiderfs.sources.delivery import Delivery
-from spiderfs.vfs.catalogue import Catalogue, Node
-from spiderfs.vfs.fetcher import Fetched, Fetcher
+from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.fetcher import Fetched
+from spiderfs.vfs.supply import Supply
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +34,13 @@ _LOOKED_INTO = 32
 class OnDemand:
     """Fetches for readers. All methods raise Stale for a version that the source no longer has, and SourceError."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        client: SourceClient,
-        fetcher: Fetcher,
-        counters: Counters,
-        scattered: Callable[[], bool],
-    ) -> None:
+    def __init__(self, supply: Supply, scattered: Callable[[], bool]) -> None:
         """`scattered`: see `Filesystem`."""
         self._scattered = scattered
-        self._catalogue = catalogue
-        self._client = client
-        self._fetcher = fetcher
-        self._counters = counters
+        self._catalogue = supply.catalogue
+        self._client = supply.client
+        self._fetcher = supply.fetcher
+        self._counters = supply.counters
         # What look-ups have fetched to learn the size, for the opens that follow: these take it out.
         self.looked_into: OrderedDict[int, Fetched] = OrderedDict()
 

@@ -17,17 +17,16 @@ from collections.abc import Awaitable, Callable
 from spiderfs.core.events import UNSTORED
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.linux import steady_clock
-from spiderfs.metrics import Counters
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, Opened
 from spiderfs.vfs.brought import Brought
-from spiderfs.vfs.catalogue import PROVISIONAL, Catalogue, Dentry, Node, join
-from spiderfs.vfs.fetcher import Fetcher
+from spiderfs.vfs.catalogue import PROVISIONAL, Dentry, Node, join
 from spiderfs.vfs.large_files import LargeFiles
 from spiderfs.vfs.on_demand import OnDemand
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, is_provisional
 from spiderfs.vfs.small_files import SmallFiles
+from spiderfs.vfs.supply import Supply
 
 # How often a file may change while it is looked up.
 _CHANGES = 8
@@ -38,25 +37,23 @@ class ProvisionalFiles:
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        fetcher: Fetcher,
+        supply: Supply,
         on_demand: OnDemand,
         small_files: SmallFiles,
         large_files: LargeFiles,
         redirects: Redirects,
         brought: Brought,
-        counters: Counters,
         settings: Callable[[], Settings],
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        self._catalogue = catalogue
-        self._fetcher = fetcher
+        self._catalogue = supply.catalogue
+        self._fetcher = supply.fetcher
         self._on_demand = on_demand
         self._small_files = small_files
         self._large_files = large_files
         self._redirects = redirects
         self._brought = brought
-        self._counters = counters
+        self._counters = supply.counters
         self._now = clock
         self._settings = settings
 

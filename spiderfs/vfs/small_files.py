@@ -7,16 +7,15 @@ from collections.abc import Callable
 from functools import partial
 
 from spiderfs.core.events import FETCHED, HIT
-from spiderfs.metrics import Counters
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.delivery import Delivery
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink, Opened
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.on_demand import OnDemand
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.stand_ins import StandIns
+from spiderfs.vfs.supply import Supply
 
 
 class SmallFiles:
@@ -24,22 +23,21 @@ class SmallFiles:
 
     def __init__(
         self,
-        fetcher: Fetcher,
+        supply: Supply,
         on_demand: OnDemand,
         redirects: Redirects,
         stand_ins: StandIns,
         events: EventSink,
-        counters: Counters,
         clock: Callable[[], float],
     ) -> None:
         self._now = clock
-        self._fetcher = fetcher
+        self._fetcher = supply.fetcher
         self._on_demand = on_demand
         self._looked_into = on_demand.looked_into
         self._redirects = redirects
         self._stand_ins = stand_ins
         self._events = events
-        self._counters = counters
+        self._counters = supply.counters
 
     async def open(self, node: Node, caller: Caller, delivery: Delivery | None) -> Opened:
         """Make the file local. The handle is the inode, whose bytes any worker can give."""

@@ -18,12 +18,12 @@ from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller
-from spiderfs.vfs.catalogue import Catalogue, Dentry, Node
+from spiderfs.vfs.catalogue import Dentry, Node
 from spiderfs.vfs.fetcher import Fetcher
-from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.permissions import ANYBODY, Credentials
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, directories_to_pass
+from spiderfs.vfs.supply import Supply
 
 log = logging.getLogger(__name__)
 
@@ -49,17 +49,15 @@ class StandIns:
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        lister: Lister,
-        fetcher: Fetcher,
+        supply: Supply,
         redirects: Redirects,
         settings: Callable[[], Settings],
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        self._catalogue = catalogue
-        self._lister = lister
+        self._catalogue = supply.catalogue
+        self._lister = supply.lister
         self._redirects = redirects
-        self._cached = FetcherCache(fetcher)
+        self._cached = FetcherCache(supply.fetcher)
         self._now = clock
         self._settings = settings
         # Of directories on the way to stand-ins: their attributes, and when these were asked for.

@@ -10,12 +10,11 @@ from pathlib import Path
 from spiderfs.errors import NoAttribute, StoreError
 from spiderfs.linux import steady_clock
 from spiderfs.shared.bypass_terms import CLIENT_XATTR
-from spiderfs.sources.client import SourceClient
-from spiderfs.store.store import BLOCK_BYTES, LANDING, Content, ContentKey, Member
-from spiderfs.vfs.catalogue import ROOT_INODE, Catalogue, Node
-from spiderfs.vfs.fetcher import Fetcher
+from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Member
+from spiderfs.vfs.catalogue import ROOT_INODE, Node
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, is_provisional
+from spiderfs.vfs.supply import Supply
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +26,7 @@ class Xattrs:
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        content: Content,
-        client: SourceClient,
-        fetcher: Fetcher,
+        supply: Supply,
         redirects: Redirects,
         client_terms: Path,
         settings: Callable[[], Settings],
@@ -40,10 +36,10 @@ class Xattrs:
 
         `settings` answers with those that hold now.
         """
-        self._catalogue = catalogue
-        self._content = content
-        self._client = client
-        self._fetcher = fetcher
+        self._catalogue = supply.catalogue
+        self._content = supply.content
+        self._client = supply.client
+        self._fetcher = supply.fetcher
         self._redirects = redirects
         self._client_terms = client_terms
         self._now = clock

@@ -28,7 +28,6 @@ import trio
 from spiderfs.core.restocked import Restocked
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, StoreDamaged
-from spiderfs.metrics import Counters
 from spiderfs.packages.directory import DIRECTORY, PackageDirectory, is_ours
 from spiderfs.packages.format import (
     HEADER_BYTES,
@@ -40,11 +39,10 @@ from spiderfs.packages.format import (
     pack,
     read_index,
 )
-from spiderfs.sources.client import SourceClient
 from spiderfs.sources.source import Source, Version
-from spiderfs.store.store import Content, ContentKey
-from spiderfs.vfs.catalogue import Catalogue, Node
-from spiderfs.vfs.fetcher import Fetcher
+from spiderfs.store.store import ContentKey
+from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.supply import Supply
 
 log = logging.getLogger(__name__)
 
@@ -81,27 +79,23 @@ class _Package:
 
 
 class Packer:
-    """`source` must show packages, `client` need not; a package has `package_bytes` or more."""
+    """`source` must show packages, the client of `supply` need not; a package has `package_bytes` or more."""
 
     def __init__(
         self,
         cache: CacheControl,
-        catalogue: Catalogue,
-        fetcher: Fetcher,
-        client: SourceClient,
+        supply: Supply,
         source: Source,
-        content: Content,
-        counters: Counters,
         directory: PackageDirectory,
         package_bytes: int = PACKAGE_BYTES,
     ) -> None:
         self._cache = cache
-        self._catalogue = catalogue
-        self._fetcher = fetcher
-        self._client = client
+        self._catalogue = supply.catalogue
+        self._fetcher = supply.fetcher
+        self._client = supply.client
         self._source = source
-        self._content = content
-        self._counters = counters
+        self._content = supply.content
+        self._counters = supply.counters
         self._directory = directory
         self._package_bytes = package_bytes
         self._packages: dict[bytes, _Package] = {}

@@ -29,11 +29,10 @@ from spiderfs.daemon.caching.fetch_ahead import FetchAhead
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux import steady_clock
-from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
-from spiderfs.store.store import Content, ContentKey
-from spiderfs.vfs.catalogue import Catalogue, Node
-from spiderfs.vfs.fetcher import Fetcher
+from spiderfs.store.store import ContentKey
+from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.supply import Supply
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +94,7 @@ class Prefetcher:
     def __init__(
         self,
         cache: CacheControl,
-        catalogue: Catalogue,
-        fetcher: Fetcher,
-        content: Content,
-        counters: Counters,
+        supply: Supply,
         options: Options,
         bell: Bell,
         reachable: Callable[[], bool],
@@ -109,10 +105,10 @@ class Prefetcher:
         """`push` is used as long as it is able to, in the place of fetches into the store."""
         self._cache = cache
         self._schedule = cache.engine.schedule
-        self._catalogue = catalogue
-        self._fetcher = fetcher
-        self._content = content
-        self._counters = counters
+        self._catalogue = supply.catalogue
+        self._fetcher = supply.fetcher
+        self._content = supply.content
+        self._counters = supply.counters
         self._sample_max_bytes = options.sample_max_bytes
         self._bell = bell
         self._reachable = reachable
@@ -124,7 +120,7 @@ class Prefetcher:
         self._idle_at_s = -_LATELY_S
         self._arrived: list[int] = []
         self._failed: dict[int, float] = {}
-        self._fetch = FetchAhead(cache, fetcher, options.fetches)
+        self._fetch = FetchAhead(cache, supply.fetcher, options.fetches)
         self._push = push
 
     def change(self, options: Options) -> None:

@@ -16,11 +16,9 @@ from spiderfs.core.events import FETCHED, WARMED
 from spiderfs.daemon.caching.patterns import Pattern, Selection
 from spiderfs.errors import ConfigError, SpiderfsError, Stale
 from spiderfs.linux import steady_clock
-from spiderfs.metrics import Counters
-from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey, Member
-from spiderfs.vfs.catalogue import Catalogue, Node
-from spiderfs.vfs.fetcher import Fetcher
-from spiderfs.vfs.lister import Lister
+from spiderfs.store.store import BLOCK_BYTES, ContentKey, Member
+from spiderfs.vfs.catalogue import Node
+from spiderfs.vfs.supply import Supply
 
 log = logging.getLogger(__name__)
 
@@ -55,21 +53,12 @@ class WarmerStatus:
 class Warmer:
     """Fetches the files that patterns mean, one request at a time, and knows how far it is."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        lister: Lister,
-        fetcher: Fetcher,
-        content: Content,
-        counters: Counters,
-        sample_max_bytes: int,
-        note: Note,
-    ) -> None:
-        self._catalogue = catalogue
-        self._lister = lister
-        self._fetcher = fetcher
-        self._content = content
-        self._counters = counters
+    def __init__(self, supply: Supply, sample_max_bytes: int, note: Note) -> None:
+        self._catalogue = supply.catalogue
+        self._lister = supply.lister
+        self._fetcher = supply.fetcher
+        self._content = supply.content
+        self._counters = supply.counters
         self._sample_max_bytes = sample_max_bytes
         self._note = note
         self._send, self._receive = trio.open_memory_channel[Sequence[Pattern]](MAX_WAITING)

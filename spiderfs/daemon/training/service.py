@@ -42,15 +42,12 @@ from spiderfs.daemon.training.lists.plans import Plans
 from spiderfs.daemon.training.lists.sample_list import SampleList
 from spiderfs.daemon.training.lists.trainer import Declared, Trainer
 from spiderfs.linux import steady_clock
-from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
 from spiderfs.shared.attached_trainers import Attached
-from spiderfs.store.store import Records
 from spiderfs.trace.format import Kind
 from spiderfs.trace.recording import Recording, news_noted_in, noted_in
-from spiderfs.vfs.catalogue import Catalogue
-from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.supply import Supply
 
 # Workers look for news of trainers fifty times a second; one that does not come to it is not waited for any longer.
 _ASKED_S, _LOOK_S = 1.0, 0.005
@@ -61,11 +58,8 @@ class Training:
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        lister: Lister,
-        records: Records,
+        supply: Supply,
         cache: CacheControl,
-        counters: Counters,
         publish_trainers: Callable[[Iterable[Attached]], None],
         scores_directory: Path,
         options: Options,
@@ -77,17 +71,19 @@ class Training:
         self.courses = Courses()
         self.accounts = JobAccounts()
         self._cache = cache
-        self._catalogue = catalogue
+        catalogue = self._catalogue = supply.catalogue
         self._recording = recording
         self.teaching = Teaching(
             cache.engine, cache.size_of, _teaching_options(options), noted_in(recording, self.courses.number_of)
         )
         self.trainers = Trainers(publish_trainers, lambda: self.teaching.has_stand_ins)
-        self.scoring = BatchScoring(cache, self.teaching, self.courses, counters, scores_directory, options, recording)
-        self.redirects = RedirectPublisher(self.teaching, records, self.courses)
+        self.scoring = BatchScoring(
+            cache, self.teaching, self.courses, supply.counters, scores_directory, options, recording
+        )
+        self.redirects = RedirectPublisher(self.teaching, supply.records, self.courses)
         self.declared_lists = DeclaredLists(
             catalogue,
-            lister,
+            supply.lister,
             cache,
             self.teaching,
             self.courses,
@@ -96,7 +92,7 @@ class Training:
             self.redirects,
             scores_directory,
         )
-        self._counters = counters
+        self._counters = supply.counters
         self._immutable = options.immutable
         self._names_asked = names_asked
         self._gives_stand_ins = options.substitute != "off"

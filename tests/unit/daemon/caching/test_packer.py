@@ -28,6 +28,7 @@ from spiderfs.testing import MemoryContent
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.supply import Supply
 
 SAMPLES, SIZE = 40, 100
 # The first half is easy, and so packed: ten in a package.
@@ -63,19 +64,18 @@ class Harness:
             rng=random.Random(1),
             on_event=lambda event: None,
         )
-        self.catalogue, self.content = Catalogue(MemoryRecords(TABLES)), MemoryContent()
+        records, self.content = MemoryRecords(TABLES), MemoryContent()
+        self.catalogue = Catalogue(records)
         self.cache = CacheControl(self.content, "impact", 0.5, row)
         self.cache.restore(20 * SIZE, None)
         self.lock = Interlock(root / "lock")
         fetcher = Fetcher(self.client, self.content, self.lock, Episode(root / "full"), row)
         self.packer = Packer(
             self.cache,
-            self.catalogue,
-            fetcher,
-            self.client,
+            Supply(
+                self.content, records, self.client, self.catalogue, Lister(self.catalogue, self.client), fetcher, row
+            ),
             self.source,
-            self.content,
-            row,
             PackageDirectory(self.source.root_fd, root / "key"),
             PACKAGE,
         )

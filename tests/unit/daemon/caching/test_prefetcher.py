@@ -34,6 +34,8 @@ from spiderfs.store.store import LANDING, ContentKey
 from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.supply import Supply
 
 SIZE, LARGE = 1000, 50_000
 TRAINER = 7
@@ -171,10 +173,9 @@ class Harness:
         self.told: list[tuple[int, int]] = []
         self.prefetcher = Prefetcher(
             self.cache,
-            catalogue,
-            self.fetcher,
-            self.content,
-            row,
+            Supply(
+                self.content, self.records, self.client, catalogue, Lister(catalogue, self.client), self.fetcher, row
+            ),
             options,
             self.bell,
             lambda: self.client.reachable,

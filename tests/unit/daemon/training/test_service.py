@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,7 @@ from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.redirect_table import redirect_rows
+from spiderfs.vfs.supply import Supply
 
 SAMPLES, SIZE = 40, 100
 
@@ -71,12 +73,11 @@ class Harness:
         point.mkdir()
         options = Options(source=source, mountpoint=point, cache_dir=directory / "cache", immutable=immutable)
         self.options = options
+        # Nothing of a training fetches.
+        fetcher: Any = None
         self.training = Training(
-            catalogue,
-            Lister(catalogue, client),
-            records,
+            Supply(self.content, records, client, catalogue, Lister(catalogue, client), fetcher, counters),
             self.cache,
-            counters,
             partial(publish_trainers, self.trainers_file),
             directory / "scores",
             options,

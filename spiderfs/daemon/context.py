@@ -29,8 +29,7 @@ from spiderfs.packages.directory import DIRECTORY
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
 from spiderfs.shared.names_asked import NamesAsked
 from spiderfs.shared.notice import Notice
-from spiderfs.shared.pushed_samples import PushedSamples
-from spiderfs.shared.pusher_threads import PusherThreads
+from spiderfs.shared.number_set import SharedNumbers
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.open import OpenedSource, open_source
@@ -63,6 +62,9 @@ PUSHES_PER_FETCH, MOST_PUSHES = 4, 96
 
 SUPERVISOR_ROW, MANAGER_ROW, FIRST_WORKER_ROW = 0, 1, 2
 _BACKLOG = 128
+# Threads of one process, which are made one after the other, hardly ever have numbers that are equal modulo this. A
+# reader whose sample was left out of a full table of samples, half a megabyte, may get a stand-in.
+_PUSHER_THREADS, _PUSHED_SAMPLES = 1 << 10, 1 << 16
 
 
 @dataclass
@@ -81,8 +83,13 @@ class MountContext:
     notice: Notice
     pending_reads: PendingReads = field(default_factory=PendingReads)
     brought: Brought = field(default_factory=Brought)
-    pusher_threads: PusherThreads = field(default_factory=PusherThreads)
-    pushed_samples: PushedSamples = field(default_factory=PushedSamples)
+    pusher_threads: SharedNumbers = field(default_factory=lambda: SharedNumbers(_PUSHER_THREADS))
+    """The threads that push files ahead: what they look up and read is asked for by the mount and by no reader."""
+    pushed_samples: SharedNumbers = field(default_factory=lambda: SharedNumbers(_PUSHED_SAMPLES))
+    """The inodes of samples that are pushed ahead and wait for their readers.
+
+    The kernel has them, or is about to get them, whether the store has them or not. So their readers need no stand-ins.
+    """
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)

@@ -17,7 +17,7 @@ from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.shared.layout import RunLayout
-from spiderfs.shared.pusher_threads import PusherThreads
+from spiderfs.shared.number_set import SharedNumbers
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Source
 from spiderfs.store.store import Content, Records
@@ -101,7 +101,7 @@ async def bare_filesystem(
     alone: bool = False,
     unasked: Kernel | None = None,
     forms: Forms | None = None,
-    pusher_threads: PusherThreads | None = None,
+    pusher_threads: SharedNumbers | None = None,
     clock: Callable[[], float] = steady_clock.now,
 ) -> AsyncIterator[Bare]:
     """The file system over these parts, which stay the caller's to close; its locks and snapshots lie in `directory`.
@@ -138,7 +138,7 @@ async def bare_filesystem(
         make_filesystem = partial(
             UnopenedFilesystem,
             doubt=unasked.doubt,
-            pusher_threads=pusher_threads or PusherThreads(),
+            pusher_threads=pusher_threads or SharedNumbers(1024),
         )
         settings = (settings or Settings())._replace(checked_since_s=clock())
     async with trio.open_nursery() as nursery:

@@ -25,7 +25,7 @@ from typing import Any
 
 from spiderfs.core.events import HIT, PUSHED, UNREAD, UNSTORED
 from spiderfs.errors import ReadOnly, SourceUnavailable, SpiderfsError, Stale
-from spiderfs.shared.pusher_threads import PusherThreads
+from spiderfs.shared.number_set import SharedNumbers
 from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import ContentKey
@@ -52,7 +52,7 @@ class UnopenedFilesystem(Filesystem):
         *,
         control: UnopenedControl,
         doubt: Callable[[int], None],
-        pusher_threads: PusherThreads,
+        pusher_threads: SharedNumbers,
         **parts: Any,
     ) -> None:
         """`doubt`: see `Kernel.doubt`. `parts` are those of `Filesystem`."""

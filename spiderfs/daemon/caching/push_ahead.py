@@ -44,8 +44,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.linux.memory import memory_bytes
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
-from spiderfs.shared.pushed_samples import PushedSamples
-from spiderfs.shared.pusher_threads import PusherThreads
+from spiderfs.shared.number_set import SharedNumbers
 from spiderfs.vfs.catalogue import Node
 
 log = logging.getLogger(__name__)
@@ -125,8 +124,8 @@ class PushAhead:
     def __init__(
         self,
         options: Options,
-        threads: PusherThreads,
-        pushed: PushedSamples,
+        threads: SharedNumbers,
+        pushed: SharedNumbers,
         counters: Counters,
         cache: CacheControl,
         most: int,
@@ -148,7 +147,7 @@ class PushAhead:
         self._near: dict[int, int] = {}
         # The same for workers. A manager before this one may have had others.
         self._pushed = pushed
-        pushed.clear()
+        pushed.replace(())
         # Samples that were taken, and whose next draws were passed by because they waited.
         self._drawn_again: deque[tuple[Node, Done]] = deque()
         self.looks_again = False

@@ -1,14 +1,14 @@
-"""What one process says of pushed samples, all processes of a mount know."""
+"""What one process says of a set of numbers, all processes of a mount know."""
 
 from __future__ import annotations
 
 import os
 
-from spiderfs.shared.pushed_samples import PushedSamples
+from spiderfs.shared.number_set import SharedNumbers
 
 
 def test_a_forked_process_knows_what_was_added_later() -> None:
-    pushed = PushedSamples()
+    pushed = SharedNumbers(1 << 16)
     pid = os.fork()
     if pid == 0:
         pushed.add(1 << 63 | 5)
@@ -21,5 +21,5 @@ def test_a_forked_process_knows_what_was_added_later() -> None:
     pushed.discard(1 << 63 | 5)
     assert 1 << 63 | 5 not in pushed
     pushed.add(7)
-    pushed.clear()
+    pushed.replace(())
     assert 7 not in pushed

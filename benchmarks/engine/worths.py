@@ -26,7 +26,7 @@ from benchmarks.common.results import machine, plain_table, save, wide_console
 from spiderfs.core.engine import Engine
 from spiderfs.core.learning.teaching import DUE_WITH_READ, Teaching
 from spiderfs.core.policy import Key
-from spiderfs.daemon.pipes.event_pipe import READ_EVENTS
+from spiderfs.daemon.pipes import READ_EVENTS
 from spiderfs.policies import POLICIES
 
 GUIDED = ("spider", "shade", "impact")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from spiderfs.daemon.pipes.event_pipe import EventWriter, open_pipe
+from spiderfs.daemon.pipes import EventWriter, open_pipe
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.source import Source

@@ -13,7 +13,7 @@ can do is an interface of its own:
     Adjustable     the same, and training or people may set the ratio
     RanksByCourse  ranks by the scores of each course, beside the worth of a sample to all
     WarmsUp        a cache that stays as it is while a training warms up
-    Restocked      room for samples that nobody has read yet (`restocked.py`)
+    Restocked      room for samples that nobody has read yet
 
 Scores, hubs and the ratio arrive at any time between two opens. None of these methods changes who is a member. So
 whoever calls them has to call `Engine.place` or `Engine.settle` afterwards, as each of them says. `teaching.py` is the
@@ -147,3 +147,23 @@ class WarmsUp(ABC):
 
         A course that is listed anew does not warm up.
         """
+
+
+class Restocked(ABC):
+    """The questions that such a policy answers beside those that every policy answers (`policy.py`)."""
+
+    @abstractmethod
+    def ranks_low(self, key: Key) -> bool:
+        """Whether a sample, member or not, belongs to the part that reads use up."""
+
+    @abstractmethod
+    def missed_low(self) -> Iterable[Key]:
+        """Samples that rank low and were not cached when readers asked for them, the latest first."""
+
+    @abstractmethod
+    def room_for_unread_bytes(self) -> int:
+        """Bytes that the policy would give, now, to samples that it `wants_unread`."""
+
+    @abstractmethod
+    def wants_unread(self, key: Key) -> bool:
+        """Whether a sample that is not cached would be useful in the cache before anybody asks for it."""

@@ -15,7 +15,7 @@ import trio
 
 from spiderfs.core.views_room import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
-from spiderfs.daemon.pipes.event_pipe import open_pipe
+from spiderfs.daemon.pipes import open_pipe
 from spiderfs.daemon.restarts import REFUSED_AFTER
 from spiderfs.errors import StoreError
 from spiderfs.forms.chosen_partition import Partition, chosen_partition
@@ -34,7 +34,7 @@ from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState
 from spiderfs.sources.open import OpenedSource, open_source
 from spiderfs.sources.read_process import ReadProcess
-from spiderfs.sources.recent_timeouts import RecentTimeouts
+from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.store import environment
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords

@@ -24,22 +24,20 @@ from spiderfs.core.guided import HubLimits
 from spiderfs.core.views_room import VIEWS
 from spiderfs.daemon.caching.bringing import Bell
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.capacity import CacheCapacity, source_bytes_of_last_mount
+from spiderfs.daemon.caching.capacity import CacheCapacity, Survey, source_bytes_of_last_mount
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.daemon.caching.prefetcher import Prefetcher
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.daemon.caching.superseded import Superseded
-from spiderfs.daemon.caching.survey import Survey
 from spiderfs.daemon.caching.warmer import Warmer
 from spiderfs.daemon.context import MANAGER_ROW, MountContext
-from spiderfs.daemon.control import commands, long_texts, texts
+from spiderfs.daemon.control import commands, texts
 from spiderfs.daemon.control.access_log import AccessLog
 from spiderfs.daemon.control.channel import answer_questions
+from spiderfs.daemon.control.commands import Act, ControlTable, LastRefusal, Render
 from spiderfs.daemon.control.live_options import LiveOptions
 from spiderfs.daemon.control.status import MountStatus
-from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render
-from spiderfs.daemon.pipes.client_pipe import ClientPipe
-from spiderfs.daemon.pipes.event_pipe import EventWriter, read_events
+from spiderfs.daemon.pipes import ClientPipe, EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
 from spiderfs.daemon.training.connection.partial_connection import PartialKeeper
@@ -188,10 +186,10 @@ class Manager:
             "hook": lambda: hook_socket,
             "version": texts.version,
             "log": self._access_log.render,
-            "cache": lambda: long_texts.cached(content, catalogue, self._cache.score),
-            "redirects": lambda: long_texts.redirects(records, catalogue),
-            "scores": lambda: long_texts.scores(training.courses, training.scoring, catalogue),
-            "graph": lambda: long_texts.graph(training.courses, training.scoring),
+            "cache": lambda: texts.cached(content, catalogue, self._cache.score),
+            "redirects": lambda: texts.redirects(records, catalogue),
+            "scores": lambda: texts.scores(training.courses, training.scoring, catalogue),
+            "graph": lambda: texts.graph(training.courses, training.scoring),
         }
         acts: dict[str, Act] = {
             "config": partial(commands.change_config, self._options),

@@ -14,7 +14,7 @@ import trio
 from spiderfs.core.events import FORGOTTEN
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext
 from spiderfs.daemon.control.channel import ControlClient
-from spiderfs.daemon.pipes.event_pipe import EventWriter
+from spiderfs.daemon.pipes import EventWriter
 from spiderfs.daemon.published_options import published_options, settings_of
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Kernel, Serving

@@ -1,14 +1,82 @@
-"""Mounting: which binding speaks to the kernel is chosen here, and known nowhere else."""
+"""Mounting: which binding speaks to the kernel is chosen here, and known nowhere else.
+
+The binding that speaks the kernel's own protocol is here too: `session.py` takes requests, `operations.py`
+answers them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from spiderfs.errors import MountError
-from spiderfs.fuse import session
-from spiderfs.fuse.kernel import Kernel
-from spiderfs.fuse.kernel_binding import KernelBinding
+from spiderfs.fuse import session, wire
+from spiderfs.fuse.kernel import Kernel, Serving
+from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.unopened import UnopenedOperations
+from spiderfs.vfs.unopened_files import UnopenedFilesystem
+
+
+class KernelBinding:
+    """A `Kernel` over the descriptor that `session.mount` has returned."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    async def serve(self, serving: Serving) -> None:
+        filesystem, counters = serving.filesystem, serving.counters
+        operations = (
+            UnopenedOperations(filesystem, counters, self.push, self.drop_pages)
+            if isinstance(filesystem, UnopenedFilesystem)
+            else Operations(filesystem, counters, self.push, serving.handles, serving.passthrough)
+        )
+        await session.serve(
+            self.descriptor,
+            operations.handlers(),
+            operations.error_number,
+            counters,
+            serving.idle,
+            lambda: filesystem.at_rest,
+            serving.held,
+        )
+
+    def push(self, inode: int, content: bytes) -> None:
+        # ENOENT: the kernel does not know the inode any more. Nor is it an error that it has no memory for this.
+        with contextlib.suppress(OSError):
+            os.writev(self.descriptor, (wire.store(inode, len(content)), content))
+
+    def forget_name(self, parent: int, name: bytes) -> None:
+        # ENOENT: the kernel does not know the name.
+        with contextlib.suppress(FileNotFoundError):
+            os.write(self.descriptor, wire.forget_name(parent, name))
+
+    def forget_names(self) -> bool:
+        return self._tell(wire.forget_names())
+
+    def doubt(self, inode: int) -> None:
+        self._tell(wire.doubt(inode))
+
+    def drop_pages(self, inode: int, offset: int, size: int) -> None:
+        self._tell(wire.drop_pages(inode, offset, size))
+
+    def _tell(self, notice: bytes) -> bool:
+        # ENOENT: the kernel does not know the inode any more. EINVAL: it does not know this notice, or the connection
+        # is at its end.
+        try:
+            os.write(self.descriptor, notice)
+        except OSError:
+            return False
+        return True
+
+    def resend(self) -> bool:
+        return session.resend(self.descriptor)
+
+    def leave(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def mount(

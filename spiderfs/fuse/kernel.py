@@ -1,8 +1,8 @@
 """The port to the kernel: all that the daemon asks of the code that speaks FUSE for it.
 
-Such code is called a **binding**; `kernel_binding.py` speaks the kernel's own protocol. The supervisor mounts and
-makes one `Kernel` before it forks. A worker serves with it, every other process leaves it. `spiderfs.testing` has one
-for tests, without any mount.
+Such code is called a **binding**; `bindings.py` has the one that speaks the kernel's own protocol. The supervisor
+mounts and makes one `Kernel` before it forks. A worker serves with it, every other process leaves it.
+`spiderfs.testing` has one for tests, without any mount.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ that are cached are the H-part of the members, and L-samples that are cached are
   is an L-sample of this course too, and that no reader of this course got in this epoch. Each member stands in once for
   each course. If no such member is left, the reader gets the sample itself.
 - Whoever can bring many L-samples at a time restocks the L-part with samples that were not yet read
-  (`core/restocked.py`). For that the policy remembers the L-samples that were missed (`missed_ids`).
+  (`core/guided.py`). For that the policy remembers the L-samples that were missed (`missed_ids`).
 - A sample that no batch has named, such as a sample of a validation set, gets no stand-in and is not remembered so.
 
 The two parts share the room by how often H-samples and L-samples are read, at first 9 to 1. A part that holds less than
@@ -36,9 +36,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from spiderfs.core.guided import Divided, Guided, HasPins, HasStandIns, RanksByCourse, WarmsUp
+from spiderfs.core.guided import Divided, Guided, HasPins, HasStandIns, RanksByCourse, Restocked, WarmsUp
 from spiderfs.core.policy import SAMPLES, Key, in_saved_order, saved_keys
-from spiderfs.core.restocked import Restocked
 from spiderfs.policies.parts.high_and_low import HighAndLow
 from spiderfs.policies.parts.impact_course import FIRST_HIGH_READS, FIRST_LOW_READS, ImpactCourse
 from spiderfs.policies.parts.importance import UNKNOWN

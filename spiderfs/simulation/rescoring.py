@@ -91,7 +91,7 @@ def _lessons(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | Labels | E
 
 
 class _Course:
-    """A course and its scoring, as `daemon/training/courses/course.py` has them for a mount."""
+    """A course and its scoring, as `daemon/training/courses/courses.py` has them for a mount."""
 
     def __init__(self, course_id: str, labels: Mapping[Key, int], scoring: str, options: ScorerOptions) -> None:
         self.labels = labels

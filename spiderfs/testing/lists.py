@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spiderfs.daemon.training.courses.course import Course
+from spiderfs.daemon.training.courses.courses import Course
 from spiderfs.daemon.training.lists.sample_list import KnownList, SampleList
 
 

@@ -4,8 +4,8 @@ The way of a read:
 
 1. The kernel opens the file. The worker asks the manager for the text, through its end of the control channel
    (`daemon/control/channel.py`).
-2. The manager finds the name in its table (`daemon/control/table.py`), renders the text from the status of a component
-   (`texts.py`), or from the store for a list of any length (`long_texts.py`), and sends it in pieces.
+2. The manager finds the name in its table (`daemon/control/commands.py`), renders the text from the status of a
+   component, or from the store for a list of any length (`texts.py`), and sends it in pieces.
 3. The worker writes the pieces to the snapshot of the handle (`snapshots.py`). So a list of millions of lines needs
    room on the disk, and none in memory.
 4. Each read that follows is answered from the snapshot, until the kernel releases the handle.

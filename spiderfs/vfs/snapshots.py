@@ -4,7 +4,7 @@ A snapshot makes that one reader sees one state, whichever worker answers each o
 one limit in number and in bytes: any user of the mount may open control files, and a list can take gigabytes of the
 cache's disk, which the capacity does not count. Of that, each user but the mount's own and root has a share, and all of
 them together have one, so nobody keeps others from reading. The manager writes few lists at a time
-(`daemon/control/table.py`), so the bytes exceed the limit by `_LOOK_AGAIN_BYTES` for each of these at most.
+(`daemon/control/commands.py`), so the bytes exceed the limit by `_LOOK_AGAIN_BYTES` for each of these at most.
 
 Where the disk has no room, a worker keeps a short text in memory. Another worker, which cannot see it, asks the manager
 again.

@@ -14,8 +14,7 @@ import sys
 
 from spiderfs.linux.parent_death import end_with_parent
 from spiderfs.views.making import make
-from spiderfs.views.messages import ANSWER, MADE, REQUEST_BYTES, parse_request
-from spiderfs.views.unmade import Unmade
+from spiderfs.views.messages import ANSWER, MADE, REQUEST_BYTES, Unmade, parse_request
 
 # Readers and the mount go first: nice(2) says that this is the lowest of 20 steps.
 _NICE = 19

@@ -18,12 +18,11 @@ import msgpack
 from spiderfs.core.changes import NOTHING, Changes, merged
 from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
-from spiderfs.core.guided import HasHubs, HubLimits
+from spiderfs.core.guided import HasHubs, HubLimits, Restocked
 from spiderfs.core.hints import Budget, Hint, Lost
 from spiderfs.core.landing import landing_of, landing_room
 from spiderfs.core.partials.section import PARTIALS, Partials
 from spiderfs.core.policy import Key, Policy
-from spiderfs.core.restocked import Restocked
 from spiderfs.core.views_room import NO_VIEWS, ViewsRoom
 from spiderfs.errors import StoreError
 from spiderfs.metrics import Counters

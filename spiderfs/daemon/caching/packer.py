@@ -1,6 +1,6 @@
 """Makes packages of small samples that rank low, and restocks the cache from them with one read each.
 
-The policy knows nothing of packages. It says (`core/restocked.py`) which samples rank low, which of these readers had
+The policy knows nothing of packages. It says (`core/guided.py`) which samples rank low, which of these readers had
 to do without, and for how many bytes of unread ones it has room. Two tasks do the rest, each of them one thing at a
 time:
 
@@ -25,7 +25,7 @@ from itertools import islice
 
 import trio
 
-from spiderfs.core.restocked import Restocked
+from spiderfs.core.guided import Restocked
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, StoreDamaged
 from spiderfs.packages.directory import DIRECTORY, PackageDirectory, is_ours

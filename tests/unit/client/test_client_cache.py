@@ -20,7 +20,7 @@ from forking import exit_status, forked
 
 from spiderfs.client.cache import STORES, Cache, Gone
 from spiderfs.core.events import HIT, Access
-from spiderfs.daemon.pipes.client_pipe import ClientPipe
+from spiderfs.daemon.pipes import ClientPipe
 from spiderfs.errors import StoreDamaged
 from spiderfs.linux import steady_clock
 from spiderfs.linux.process_table import started_at

@@ -11,9 +11,8 @@ from spiderfs.errors import UsageError
 from spiderfs.forms.partition import Split
 from spiderfs.forms.profile import Cost, Form, Profile, Reads, SourceSpeed
 from spiderfs.profiling.loader_process import Loader, LoaderFacts, LoaderProcess
-from spiderfs.profiling.measure import Speeds, Wanted, _originals
+from spiderfs.profiling.measure import Speeds, Wanted, _originals, files_below, source_speed
 from spiderfs.profiling.private_mount import PrivateMount, settings_in
-from spiderfs.profiling.source_speed import files_below, source_speed
 from spiderfs.views.recipe import NO_VIEW
 
 # Originals of 100 kB that take a worker 4 ms to decode; a view of twice the bytes that takes 1 ms. The source is 20 ms

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from spiderfs.fuse import wire
+from spiderfs.fuse.bindings import KernelBinding
 from spiderfs.fuse.kernel import Kernel
-from spiderfs.fuse.kernel_binding import KernelBinding
 from spiderfs.testing import FakeKernel
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from spiderfs.linux.cpu_clocks import tree_cpu_seconds
+from spiderfs.profiling.private_mount import tree_cpu_seconds
 
 WORK = "import sys, time\nwhile time.process_time() < 0.1: pass\nprint(flush=True)\nsys.stdin.read()"
 

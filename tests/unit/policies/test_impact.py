@@ -18,8 +18,8 @@ from spiderfs.core.policy import SAMPLES, Key
 from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
 from spiderfs.policies.parts import impact_course
+from spiderfs.policies.parts.impact_course import SAMPLES_EACH, SingleUseStandIns
 from spiderfs.policies.parts.pins import PINNED, pinned_limit
-from spiderfs.policies.parts.single_use_stand_ins import SAMPLES_EACH, SingleUseStandIns
 from spiderfs.simulation.replay import replay
 
 SIZE = 10

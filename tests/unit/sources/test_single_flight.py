@@ -9,9 +9,8 @@ import trio
 import trio.testing
 
 from spiderfs.errors import SourceChanged, SourceTimeout
-from spiderfs.sources import recent_timeouts
-from spiderfs.sources.recent_timeouts import RecentTimeouts
-from spiderfs.sources.single_flight import SingleFlight
+from spiderfs.sources import single_flight as recent_timeouts
+from spiderfs.sources.single_flight import RecentTimeouts, SingleFlight
 
 
 class Question:

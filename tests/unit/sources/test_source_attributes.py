@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import trio
 from hypothesis import HealthCheck, given, settings
 
-from spiderfs.daemon.caching.survey import Survey
+from spiderfs.daemon.caching.capacity import Survey
 from spiderfs.fuse import wire
 from spiderfs.options.units import Capacity
 from spiderfs.sources.client import SourceClient, SourceLimits

@@ -1,17 +1,142 @@
-"""The courses that the manager has in memory: what each job learns about each list that it has declared.
+"""Courses: what each job learns about each list that it has declared, and where that is saved.
+
+The scores of a course lie in a directory of its own, `JOB/LIST` below the mount's scores: the digests of the job's id,
+which may be any text, and of the list. A job that comes back finds them there, and `scores_from` copies them.
 
 A course has a number, for rows of tables and for traces. It keeps the number when it leaves memory and comes back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import hashlib
+import logging
+import shutil
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from spiderfs.daemon.training.courses.course import Course
+from spiderfs.core.learning.thinning import ScoreAges, Thinning
 from spiderfs.daemon.training.lists.sample_list import KnownList
+from spiderfs.scorer import SCORINGS
+from spiderfs.scorer.scoring import ScorerOptions, Scoring
+
+log = logging.getLogger(__name__)
+
+# The scores of so many courses stay on disk, or of more if more are in use: one trainer may have so many lists. The
+# scores of a million samples take some 150 MB, which do not count towards the capacity.
+KEPT_COURSES = 8
+# Hexadecimal digits of the digest of a job's id.
+_JOB_DIGITS = 32
+
+
+@dataclass(frozen=True)
+class CourseStatus:
+    """The status of one course, as control files show it.
+
+    `left_out_share` is the share of rows that were not scored, and `scored_per_s` is the number of rows in a second of
+    scoring.
+    """
+
+    number: int
+    job_id: str
+    name: str
+    samples: int
+    left_out_share: float
+    ages: ScoreAges
+    scored_per_s: float
+
+
+class Course:
+    def __init__(self, number: int, job_id: str, known_list: KnownList, scores_directory: Path) -> None:
+        self.number = number
+        self.job_id = job_id
+        self.course_id = course_id_of(job_id, known_list.digest)
+        self.list = known_list
+        """Another one with the same digest takes its place when files have changed and the job declares it again."""
+        self.directory = directory_of(scores_directory, job_id, known_list.digest)
+        self.scorings: dict[str, Scoring] = {}
+        """By name; a scoring that is not in use keeps what it has learned."""
+        self.thinning = Thinning(len(known_list.keys))
+        self.scoring_s = 0.0
+        """The time that scoring has taken."""
+
+    def status(self) -> CourseStatus:
+        scored_per_s = self.thinning.rows_scored / self.scoring_s if self.scoring_s else 0.0
+        left_out_share, ages = self.thinning.left_out_share, self.thinning.ages()
+        samples = len(self.list.keys)
+        return CourseStatus(self.number, self.job_id, self.list.name, samples, left_out_share, ages, scored_per_s)
+
+    def scoring_for(self, name: str, dimension: int, options: ScorerOptions) -> Scoring:
+        """The scoring with this name for embeddings of this dimension, made when the first batch comes. Blocks."""
+        scoring = self.scorings.get(name)
+        if scoring is None or not scoring.fits(dimension):
+            scoring = SCORINGS[name](self.list.labels, dimension, options)
+            if scoring.restore(self.directory):
+                log.info("job %s goes on with the scores that it had of %s", self.job_id, self.list.name)
+            self.scorings[name] = scoring
+        return scoring
+
+    def remember(self, name: str, options: ScorerOptions) -> None:
+        """Restore a scoring that this job has saved, if there is one. Blocks."""
+        if name not in self.scorings:
+            saved = SCORINGS[name].saved(self.list.labels, options, self.directory)
+            if saved is not None:
+                self.scorings[name] = saved
+
+    def save(self) -> None:
+        """Save all scorings. Blocks on the disk."""
+        for scoring in list(self.scorings.values()):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            scoring.save(self.directory)
+
+    def take_over(self, directory: Path) -> None:
+        """Begin with the scores that another job has saved in `directory`, if there are any; raises OSError. Blocks."""
+        if not directory.is_dir():
+            return
+        try:
+            shutil.copytree(directory, self.directory)
+        except (OSError, shutil.Error) as exc:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            # `copytree` goes on after a file that it could not copy, and tells of all of them at the end, as texts.
+            raise OSError(errno.EIO, str(exc.args[0][0][2])) if isinstance(exc, shutil.Error) else exc from exc
+
+
+def course_id_of(job_id: str, digest: str) -> str:
+    """The id of a course; a digest has no slash, so no two courses have one."""
+    return f"{job_id}/{digest}"
+
+
+def directory_of(scores_directory: Path, job_id: str, digest: str) -> Path:
+    """Where the scores of a course are saved."""
+    return scores_directory / hashlib.sha256(job_id.encode()).hexdigest()[:_JOB_DIGITS] / digest
+
+
+def delete_older_scores(scores_directory: Path, in_use: Container[Path], kept: int = KEPT_COURSES) -> None:
+    """Delete saved courses, except those whose directory is `in_use` and the `kept` latest ones. Blocks on the disk."""
+    try:
+        jobs = list(scores_directory.iterdir())
+    except FileNotFoundError:
+        return
+    found = [(course.stat().st_mtime, course) for job in jobs for course in _saved_courses(job)]
+    # Each save writes its files into the course's directory anew, so the directory's mtime is that of the last save.
+    for _, course in sorted(found, reverse=True)[kept:]:
+        if course not in in_use:
+            shutil.rmtree(course, ignore_errors=True)
+            log.info("deleted the scores of a job that has not come back lately")
+    for job in jobs:
+        if not any(_saved_courses(job)):
+            shutil.rmtree(job, ignore_errors=True)
+
+
+def _saved_courses(job: Path) -> Iterator[Path]:
+    """The directories of a job's courses; what an older version of spiderfs has saved there has none."""
+    if len(job.name) == _JOB_DIGITS and job.is_dir():
+        yield from (entry for entry in job.iterdir() if entry.is_dir())
+
 
 # The number of a course has 16 bits in traces.
 _MAX_NUMBER = 0xFFFF

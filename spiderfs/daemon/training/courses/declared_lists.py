@@ -17,8 +17,7 @@ import trio
 
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.courses.course import Course, course_id_of, directory_of
-from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.courses import Course, Courses, course_id_of, directory_of
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.courses.trainers import Trainers

@@ -13,8 +13,7 @@ from __future__ import annotations
 import trio
 
 from spiderfs.core.learning.teaching import Teaching
-from spiderfs.daemon.training.courses.course import Course
-from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.store.store import Records
 from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 

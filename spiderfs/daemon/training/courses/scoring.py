@@ -29,8 +29,7 @@ from spiderfs.core.learning.served_samples import ServedSamples
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.courses.course import Course, delete_older_scores
-from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.courses import Course, Courses, delete_older_scores
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from spiderfs.daemon.training.courses.course import Course
+from spiderfs.daemon.training.courses.courses import Course
 from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached

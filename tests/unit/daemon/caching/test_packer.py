@@ -20,8 +20,8 @@ from spiderfs.packages.format import own_prefix, pack
 from spiderfs.policies.impact import Impact
 from spiderfs.policies.parts import impact_course
 from spiderfs.sources.client import SourceClient, SourceLimits
-from spiderfs.sources.hiding import HidingSource
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.open import HidingSource
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.testing import MemoryContent

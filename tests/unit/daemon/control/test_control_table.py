@@ -14,10 +14,9 @@ import trio
 
 from spiderfs.core.learning.thinning import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.control import long_texts
-from spiderfs.daemon.control.table import Act, ControlTable, LastRefusal, Render
-from spiderfs.daemon.training.courses.course import CourseStatus
-from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.control import texts as long_texts
+from spiderfs.daemon.control.commands import Act, ControlTable, LastRefusal, Render
+from spiderfs.daemon.training.courses.courses import Courses, CourseStatus
 from spiderfs.errors import ConfigError, NotFound, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.source import SourceStat

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from spiderfs.core.events import FETCHED, HIT
-from spiderfs.daemon.pipes.event_pipe import (
+from spiderfs.daemon.pipes import (
     BATCH_EVENTS,
     FLUSH_INTERVAL_S,
     READ_EVENTS,

@@ -22,7 +22,7 @@ import trio.testing
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.courses.course import KEPT_COURSES, Course
+from spiderfs.daemon.training.courses.courses import KEPT_COURSES, Course
 from spiderfs.daemon.training.courses.declared_lists import GRACE_S
 from spiderfs.daemon.training.lists.sample_list import SampleList
 from spiderfs.daemon.training.lists.trainer import Declared, Trainer

@@ -14,7 +14,7 @@ import pytest
 import trio
 from test_service import Harness
 
-from spiderfs.daemon.training.courses.course import Course
+from spiderfs.daemon.training.courses.courses import Course
 from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.protocol import Batch, EpochEnd, Hello, ProtocolError
 from spiderfs.scorer.scorer import Scorer

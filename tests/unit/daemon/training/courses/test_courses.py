@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from spiderfs.daemon.training.courses import courses as module
-from spiderfs.daemon.training.courses.course import Course, course_id_of, directory_of
-from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.courses import Course, Courses, course_id_of, directory_of
 from spiderfs.testing import course, known_list
 
 

@@ -17,8 +17,7 @@ from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses import declared_lists as module
-from spiderfs.daemon.training.courses.course import Course
-from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
 from spiderfs.daemon.training.courses.trainers import Trainers
 from spiderfs.daemon.training.lists.sample_list import SampleList

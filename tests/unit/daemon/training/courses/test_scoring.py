@@ -17,8 +17,7 @@ from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.hints import Hint, Scored
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.courses.course import Course
-from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options

@@ -30,9 +30,8 @@ from functools import partial
 
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
 from spiderfs.daemon.cache_directory import bind_to_source, lock_cache_directory, real_path, same_file
-from spiderfs.daemon.child import live
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext, create_context
-from spiderfs.daemon.deaths import MANAGER, Deaths, name_of
+from spiderfs.daemon.deaths import MANAGER, Deaths, live, name_of
 from spiderfs.daemon.guard import Guard
 from spiderfs.daemon.manager import manage
 from spiderfs.daemon.published_options import publish_options

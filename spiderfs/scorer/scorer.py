@@ -8,7 +8,7 @@ A sample's neighbours are the samples that lie nearer than the radius (`radius.p
 x_same of them have the sample's own label and x_other have another one; equation 4 computes the score from these two
 numbers. Nothing has to be sorted for that, unless more than 500 samples lie within the radius.
 
-Which index serves which list (`exact.py`, `cells.py` and `graph.py` describe them): up to EXACT_MAX_SAMPLES samples,
+Which index serves which list (`index.py`, `cells.py` and `graph.py` describe them): up to EXACT_MAX_SAMPLES samples,
 each batch is compared with all of them. A longer list is kept in cells of near samples. In very long lists, a graph
 (hnswlib) of the cells' centres finds the cells. A graph of the samples themselves is what `index="graph"` chooses: it
 takes longer, and 2.6 times the memory, and finds fewer of the neighbours.
@@ -28,9 +28,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from spiderfs.scorer.cells import CellIndex
-from spiderfs.scorer.exact import ExactIndex
 from spiderfs.scorer.graph import GraphIndex
-from spiderfs.scorer.index import Ids, Index, Near, Vectors, blocks_of, exact_nearest, normalised
+from spiderfs.scorer.index import ExactIndex, Ids, Index, Near, Vectors, blocks_of, exact_nearest, normalised
 from spiderfs.scorer.radius import Radius
 from spiderfs.scorer.saved_files import check_whole, saved_arrays, write_whole
 from spiderfs.scorer.scoring import BatchScores, Hub, ScorerOptions, Scoring

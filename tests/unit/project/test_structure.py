@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("options", "vfs"),
     ("client", "forms", "fuse", "simulation"),
     ("profiling",),
-    ("daemon.background", "daemon.cache_directory", "daemon.child", "daemon.guard", "daemon.restarts", "daemon.pipes"),
+    ("daemon.background", "daemon.cache_directory", "daemon.guard", "daemon.restarts", "daemon.pipes"),
     ("daemon.published_options",),
     ("daemon.context",),
     ("daemon.caching", "daemon.deaths"),

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from spiderfs.scorer.cells import CellIndex
-from spiderfs.scorer.exact import ExactIndex
 from spiderfs.scorer.graph import GraphIndex
-from spiderfs.scorer.index import NOBODY, Index, Vectors, normalised
+from spiderfs.scorer.index import NOBODY, ExactIndex, Index, Vectors, normalised
 from spiderfs.scorer.radius import Radius
 from spiderfs.scorer.scorer import Scorer, importance
 from spiderfs.scorer.scoring import FIRST_PRIOR, ScorerOptions

@@ -1,29 +1,198 @@
 """Plans of trainers: the engine's schedule takes them over, as long as the option `plan` says so.
 
 A plan goes on until its epoch or its trainer ends. With plans the cache is shared in another way
-(`core/teaching.py`), and the prefetcher has work. What a training took without an open that anybody heard of, is told
-further. All state belongs to the manager's event loop.
+(`core/learning/teaching.py`), and the prefetcher has work. What a training took without an open that anybody heard of,
+is told further.
+
+**Ranks that exchange samples** ask which ones to take in the places of the next ones (`core/plans/exchange.py`). A rank
+that shares its list publishes its plan like any other, and asks before each batch. What it is given changes places in
+its plan with what it wanted, here at once and there when it dispatches. So the plan stays what the rank will read, and
+is followed, fetched for and evicted by as any other; but of a rank that exchanges nothing is fetched ahead beyond what
+was dispatched, because the rest is going to change. If an answer comes too late, the rank's next question says what it
+has dispatched, and the plan is put right. A rank that goes on after this daemon was started anew publishes its plan as
+it is by then, and asks on.
+
+All state belongs to the manager's event loop.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import trio
 
+from spiderfs.core.engine import Engine
 from spiderfs.core.learning.teaching import Teaching
+from spiderfs.core.plans.exchange import Exchanged, SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.lists.sample_list import KnownList
-from spiderfs.daemon.training.lists.sharing import Rank, Sharing
 from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.protocol import Exchange, Plan, Progress
+
+Rank = tuple[int, str]
+"""A trainer's number, and the name that it has given the list."""
+
+
+@dataclass
+class _Told:
+    """What a rank has said of the epoch that it exchanges: how many samples were dispatched, and how many taken.
+
+    The news of what was taken may pass by a question that says what was dispatched. So only `redeemed` of the samples
+    that were taken are known, and their promises are over.
+    """
+
+    epoch: PlannedEpoch
+    dispatched: int
+    taken: int
+    redeemed: int
+
+
+class Sharing:
+    """`chance` gives random numbers from 0 up to, but not including, 1. `cacheable` is as in `SharedList`."""
+
+    def __init__(self, engine: Engine, chance: Callable[[], float], cacheable: Callable[[Key], bool]) -> None:
+        self._engine = engine
+        self._chance = chance
+        self._cacheable = cacheable
+        self._digests: dict[Rank, str] = {}
+        self._told: dict[Rank, _Told] = {}
+        self._before: dict[str, Exchanged] = {}
+        """By job, what was exchanged in epochs and by trainers that are over."""
+
+    def ask(self, rank: Rank, job: str, known_list: KnownList, question: Exchange) -> npt.NDArray[np.uint32]:
+        """What the rank is to take, one sample for each that it wants; empty if it is to go on as it planned."""
+        reader = self._engine.schedule.readers.get(rank)
+        first = question.position - len(question.dispatched)
+        if reader is None or reader.epoch.number != question.epoch or reader.epoch.repeats:
+            return np.empty(0, np.uint32)
+        shared = self._shared(rank, known_list)
+        handed = question.dispatched.tolist()
+        self._put(reader.epoch, first, handed)
+        told = self._told.get(rank)
+        # After a question that was lost, what was dispatched meanwhile is owed no more.
+        if told is None or told.epoch is not reader.epoch or told.dispatched != first:
+            told = self._begin(rank, job, shared, reader.epoch, first)
+        self._dispatch(rank, shared, handed)
+        told.dispatched = question.position
+        self._take(rank, question.taken)
+        given = shared.ask(rank, question.wanted.tolist())
+        self._put(reader.epoch, question.position, given)
+        for owner, other in self._readers(shared):
+            other.exchanges = shared.active and owner in self._told
+        return np.array(given, np.uint32)
+
+    def come(self, rank: Rank, progress: Progress) -> None:
+        """A rank's loop has taken more of its samples."""
+        told = self._told.get(rank)
+        if told is not None and told.epoch.number == progress.epoch:
+            self._take(rank, progress.taken)
+
+    def planned(self, rank: Rank, plan: Plan) -> None:
+        """A rank has begun an epoch, or with an empty plan breaks one off."""
+        if plan.begun and not len(plan.order):
+            self._end(rank)
+
+    def stop(self) -> None:
+        """Plans are followed no more, so nothing is exchanged."""
+        for trainer in {trainer for trainer, _ in self._digests}:
+            self.trainer_left(trainer)
+
+    def trainer_left(self, trainer: int) -> None:
+        for rank in [rank for rank in self._digests if rank[0] == trainer]:
+            self._leave(rank)
+
+    def keep_only(self, jobs: Collection[str]) -> None:
+        """Forget what was exchanged for all other jobs."""
+        self._before = {job: counts for job, counts in self._before.items() if job in jobs}
+
+    def counts(self, job: str) -> Exchanged:
+        """What was exchanged for a job's ranks."""
+        total = Exchanged() + self._before.get(job, Exchanged())
+        for shared in self._engine.owed.lists.values():
+            for rank in shared.ranks.values():
+                if rank.job == job:
+                    total += rank.counts
+        return total
+
+    # -- books
+
+    def _shared(self, rank: Rank, known_list: KnownList) -> SharedList:
+        """The list, shared from now on; a name may mean another list than before."""
+        if self._digests.get(rank) not in (None, known_list.digest):
+            self._leave(rank)
+        self._digests[rank] = known_list.digest
+        lists = self._engine.owed.lists
+        if known_list.digest not in lists:
+            shared = SharedList(
+                known_list.keys,
+                known_list.index_of,
+                self._chance,
+                self._engine.owed.changed,
+                cacheable=self._cacheable,
+            )
+            self._engine.share(known_list.digest, shared)
+        return self._list_of(rank)
+
+    def _list_of(self, rank: Rank) -> SharedList:
+        return self._engine.owed.lists[self._digests[rank]]
+
+    def _readers(self, shared: SharedList) -> list[tuple[Rank, PlannedReader]]:
+        readers = self._engine.schedule.readers
+        return [(owner, readers[owner]) for owner in shared.ranks if owner in readers]  # type: ignore[misc]
+
+    def _leave(self, rank: Rank) -> None:
+        """A rank shares its list no more; the last one takes the list with it."""
+        self._end(rank)
+        digest = self._digests.pop(rank)
+        if digest not in self._digests.values():
+            self._engine.owed.remove(digest)
+
+    def _begin(self, rank: Rank, job: str, shared: SharedList, epoch: PlannedEpoch, first: int) -> _Told:
+        self._keep_counts(rank, shared)
+        told = self._told[rank] = _Told(epoch, first, first, first)
+        shared.begin(rank, job, np.unique(epoch.order[first:]))
+        self._engine.owing_changed()
+        return told
+
+    def _end(self, rank: Rank) -> None:
+        if self._told.pop(rank, None) is not None:
+            shared = self._list_of(rank)
+            self._keep_counts(rank, shared)
+            shared.end(rank)
+            self._engine.owing_changed()
+
+    def _keep_counts(self, rank: Rank, shared: SharedList) -> None:
+        ended = shared.ranks.get(rank)
+        if ended is not None:
+            job = str(ended.job)
+            self._before[job] = self._before.get(job, Exchanged()) + ended.counts
+
+    def _dispatch(self, rank: Rank, shared: SharedList, handed: Sequence[int]) -> None:
+        members, counts = self._engine.members, shared.ranks[rank].counts
+        for sample in shared.dispatched(rank, handed):
+            member = members.get(shared.keys[sample])
+            counts.saved_bytes += 0 if member is None else member.size
+
+    def _take(self, rank: Rank, taken: int) -> None:
+        told = self._told[rank]
+        told.taken = max(told.taken, taken)
+        told.redeemed += self._list_of(rank).taken(rank, told.taken - told.redeemed)
+
+    def _put(self, epoch: PlannedEpoch, position: int, samples: Sequence[int]) -> None:
+        """Have the plan name these samples from a position on."""
+        for sample in samples:
+            for key in epoch.swap(position, sample):
+                self._engine.owed.changed(key)
+            position += 1
 
 
 class Plans:

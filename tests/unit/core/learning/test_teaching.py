@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from recording_policy import RecordingPolicy
 
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Guided, HasStandIns
@@ -32,7 +33,6 @@ from spiderfs.errors import ConfigError
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import HOMOPHILY, Spider
 from spiderfs.simulation.teacher import Teacher
-from spiderfs.testing import RecordingPolicy
 
 SIZE = 10
 LABELS: dict[Key, int] = {key: key % 2 for key in range(20)}

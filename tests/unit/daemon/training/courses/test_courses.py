@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from short_lists import course, known_list
 
 from spiderfs.daemon.training.courses import courses as module
 from spiderfs.daemon.training.courses.courses import Course, Courses, course_id_of, directory_of
-from spiderfs.testing import course, known_list
 
 
 def test_a_course_keeps_its_number() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from recording_policy import RecordingPolicy
+from short_lists import sample_list
 
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.policy import Key
@@ -28,7 +30,7 @@ from spiderfs.protocol import Hello
 from spiderfs.shared.attached_trainers import publish_trainers
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemoryContent, MemorySource, RecordingPolicy, sample_list
+from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import trio
+from recording_policy import RecordingPolicy
+from short_lists import course
 
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
@@ -12,7 +14,7 @@ from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.metrics import SharedCounters
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemoryContent, RecordingPolicy, course
+from spiderfs.testing import MemoryContent
 from spiderfs.vfs.catalogue import TABLES
 from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
 

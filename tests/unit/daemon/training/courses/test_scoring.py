@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+from recording_policy import RecordingPolicy
+from short_lists import course
 from trio.testing import wait_all_tasks_blocked
 
 from spiderfs.core.events import FETCHED, HIT, Access
@@ -24,7 +26,7 @@ from spiderfs.options.model import Options
 from spiderfs.protocol import Batch
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.store.store import ContentKey
-from spiderfs.testing import MemoryContent, RecordingPolicy, course
+from spiderfs.testing import MemoryContent
 
 SIZE = 100
 # Sample i of the list is this file; the last one is unknown.

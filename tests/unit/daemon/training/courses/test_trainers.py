@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from short_lists import course
 
 from spiderfs.daemon.training.courses import trainers as module
 from spiderfs.daemon.training.courses.trainers import Trainers
 from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.protocol import Hello
 from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
-from spiderfs.testing import course
 
 
 def trainer(pid: int | None = None) -> Trainer:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from recording_policy import RecordingPolicy
+from short_lists import known_list
 
 from spiderfs.core.learning.teaching import PLANNED_RATIO, Teaching, TeachingOptions
 from spiderfs.daemon.caching.cache_control import CacheControl
@@ -15,7 +17,7 @@ from spiderfs.daemon.training.lists.plans import Plans
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Plan, Progress
-from spiderfs.testing import MemoryContent, RecordingPolicy, known_list
+from spiderfs.testing import MemoryContent
 
 
 class Harness:

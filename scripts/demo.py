@@ -1,9 +1,9 @@
 """Trains a small network on real images over a slow line in five ways, and compares them.
 
-`spiderfs.sources.slow` simulates the slow line: a mount uses it by `-o source.latency_ms=...`, and without spiderfs the
-loader's workers use the same class themselves. The five ways are: straight from the source; through a mount that evicts
-what was used longest ago; through a mount with the default policy; through a mount that gets the loader's plan; and
-through a mount that a hook guides. The first four read the same bytes in the same order and start from the same
+`spiderfs.sources.faults` simulates the slow line: a mount uses it by `-o source.latency_ms=...`, and without spiderfs
+the loader's workers use the same class themselves. The five ways are: straight from the source; through a mount that
+evicts what was used longest ago; through a mount with the default policy; through a mount that gets the loader's plan;
+and through a mount that a hook guides. The first four read the same bytes in the same order and start from the same
 weights, so they must reach the same accuracy, and only the waiting differs. With the hook, the sampler prefers
 important samples, so the accuracy is a result there and not a check.
 
@@ -46,9 +46,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from spiderfs.linux.mounts import mounts
-from spiderfs.sources.faults import FaultState
+from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.slow import SlowSource
 from trainer_hook import Hook, Planning, SpiderSampler, attach, plan
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,9 +20,8 @@ from spiderfs.daemon.worker import keep_freed_memory
 from spiderfs.fuse import bindings, pyfuse3_binding
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Serving
-from spiderfs.sources.faults import FaultState
+from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source
 from spiderfs.testing import notes_of_sole_worker
 

@@ -79,9 +79,8 @@ from spiderfs.core.engine import Engine
 from spiderfs.policies import POLICIES
 from spiderfs.protocol import Hello, Plan
 from spiderfs.simulation.replay import policy_for, replay
-from spiderfs.sources.faults import FaultState
+from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.slow import SlowSource
 from trainer_hook.connection.mounts import socket_finder
 
 CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)

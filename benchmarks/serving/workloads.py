@@ -38,9 +38,8 @@ from benchmarks.serving.peers import Mounted, install_missing, mounted
 from benchmarks.serving.readers import READ_BYTES, open_read_close, read_all
 from benchmarks.serving.serve import drop_pages, made_files, paths_below
 from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Samples, encode
-from spiderfs.sources.faults import FaultState
+from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Version
 from spiderfs.testing import make_older
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from spiderfs.errors import ConfigError, SourceNotFound
-from spiderfs.sources.faults import FaultState
+from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source, SourceStat
 
 

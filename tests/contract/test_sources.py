@@ -12,9 +12,8 @@ from typing import NamedTuple, Protocol
 import pytest
 
 from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound
-from spiderfs.sources.faults import FaultState
+from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source, SourceStat, Version
 from spiderfs.testing import MemorySource
 

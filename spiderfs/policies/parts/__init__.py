@@ -1,1 +1,1 @@
-"""The parts that policies are made of: sections of importance and homophily, pins."""
+"""The parts that policies are made of: the section of importance, the two parts of ImPACT's cache, pins."""

@@ -15,9 +15,8 @@ from spiderfs.core.changes import NOTHING, Changes
 from spiderfs.core.engine import BLOCKS, Engine
 from spiderfs.core.guided import HubLimits
 from spiderfs.core.hints import Hub
-from spiderfs.policies.parts.homophily import Homophily
 from spiderfs.policies.parts.importance import Importance
-from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, MAX_WAITING, Spider
+from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, MAX_WAITING, Homophily, Spider
 
 
 def hub(key: int, *neighbours: int, course_id: str = "train", nearest: float = 0.1) -> Hub:

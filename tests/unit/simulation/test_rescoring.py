@@ -15,7 +15,7 @@ from spiderfs.core.hints import AtHand, Candidates, Epoch, Hub, Labels, Ratio, S
 from spiderfs.errors import UsageError
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions
-from spiderfs.simulation.rescoring import rescored
+from spiderfs.simulation.hint_source import rescored
 from spiderfs.trace.format import Kind, TraceWriter, read_trace
 
 SAMPLES, CLASSES, DIMENSION, BATCH, SIZE = 120, 3, 16, 12, 100

@@ -15,10 +15,9 @@ import trio.testing
 from mounting import eventually, is_running
 
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
-from spiderfs.sources.faults import FaultState
+from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.read_process import ReadProcess
-from spiderfs.sources.slow import SlowSource
 from spiderfs.sources.source import Source, Version
 from spiderfs.testing import MemorySource
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from spiderfs.errors import ConfigError, SourceUnavailable
-from spiderfs.sources.faults import FAULTS, FaultState
-from spiderfs.sources.slow import SlowSource
+from spiderfs.sources.faults import FAULTS, FaultState, SlowSource
 from spiderfs.testing import MemorySource
 
 

@@ -16,8 +16,7 @@ import trio.testing
 from spiderfs.errors import SourceChanged, SourceDenied, SourceNotFound, SourceTimeout, SourceUnavailable
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources.client import SourceClient, SourceLimits
-from spiderfs.sources.faults import FaultState
-from spiderfs.sources.slow import SlowSource
+from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.source import Source
 from spiderfs.testing import MemorySource
 

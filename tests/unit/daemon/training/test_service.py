@@ -37,7 +37,7 @@ from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions
 from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
-from spiderfs.simulation.rescoring import rescored
+from spiderfs.simulation.hint_source import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey

@@ -2,9 +2,8 @@
 
 A loader's worker puts a sample into a sealed memory file, and gives it to the mount over the hook's socket
 (`spiderfs/daemon/training/connection/partial_connection.py`); it is read as readers around FUSE read samples
-(`spiderfs.client`).
-A sample's key follows from the inode of its file, so a file that changes has other partial samples, and from the
-store's name, which stands for the transforms and their seed.
+(`spiderfs.client`). A sample's key follows from the inode of its file, so a file that changes has other partial
+samples, and from the store's name, which stands for the transforms and their seed.
 
 What cannot be kept or read is made again. No error of the mount reaches the training, and no call waits for long.
 """

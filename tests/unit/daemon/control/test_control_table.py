@@ -14,7 +14,7 @@ import trio
 
 from spiderfs.core.learning.thinning import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.control import texts as long_texts
+from spiderfs.daemon.control import texts
 from spiderfs.daemon.control.commands import Act, ControlTable, LastRefusal, Render
 from spiderfs.daemon.training.courses.courses import Courses, CourseStatus
 from spiderfs.errors import ConfigError, NotFound, StoreFull
@@ -83,10 +83,10 @@ class Harness:
             pieces.append(piece)
 
         renders: dict[str, Render] = {
-            "cache": lambda: long_texts.cached(self.content, self.catalogue, self.cache.score),
-            "redirects": lambda: long_texts.redirects(self.records, self.catalogue),
-            "scores": lambda: long_texts.scores(self.courses, self.scoring, self.catalogue),
-            "graph": lambda: long_texts.graph(self.courses, self.scoring),
+            "cache": lambda: texts.cached(self.content, self.catalogue, self.cache.score),
+            "redirects": lambda: texts.redirects(self.records, self.catalogue),
+            "scores": lambda: texts.scores(self.courses, self.scoring, self.catalogue),
+            "graph": lambda: texts.graph(self.courses, self.scoring),
         }
         tracemalloc.start()
         try:

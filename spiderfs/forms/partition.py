@@ -132,7 +132,9 @@ def samples_held(split: Split, cache_bytes: float, landing_bytes: float, samples
 class Cluster:
     """The parameters of the paper's table 3; bandwidths in bytes a second, rates in samples a second.
 
-    `gradient_nic_bytes` and `gradient_pcie_bytes` are C_nw and C_PCIe for each sample: see `gradient_bytes`.
+    `gradient_nic_bytes` and `gradient_pcie_bytes` are C_nw and C_PCIe for each sample: what a ring-reduce among n
+    members moves for it, 2 (n - 1) / n * model bytes / batch. The paper gives it for a batch and adds it to the bytes
+    of a sample; only divided by the batch are both of one kind.
     """
 
     nodes: int
@@ -145,14 +147,6 @@ class Cluster:
     storage_bandwidth: float  # B_storage
     gradient_nic_bytes: float = 0.0
     gradient_pcie_bytes: float = 0.0
-
-
-def gradient_bytes(model_bytes: float, members: int, batch: int) -> float:
-    """What a ring-reduce of a model moves for each sample of a batch: 2 (n - 1) / n * model_bytes / batch.
-
-    The paper gives it for a batch and adds it to the bytes of a sample; only divided by the batch are both of one kind.
-    """
-    return 2 * (members - 1) / members * model_bytes / batch
 
 
 def throughputs(cluster: Cluster, sizes: FormSizes) -> Places:

@@ -22,7 +22,6 @@ from spiderfs.forms.partition import (
     Split,
     best_split,
     bottleneck,
-    gradient_bytes,
     mean_throughput,
     samples_held,
     samples_in,
@@ -111,8 +110,6 @@ def test_the_equations_with_numbers_that_can_be_done_by_head() -> None:
     assert counts == pytest.approx((50, 60, 400, 490))
     expected = 0.05 * 5e7 / 6e5 + 0.06 * 100 + 0.4 * 200 + 0.49 * 10
     assert mean_throughput(cluster, sizes, Split(0.4, 0.3, 0.3), 1e8, 1000) == pytest.approx(expected)
-    assert gradient_bytes(100e6, 4, 256) == pytest.approx(1.5 * 100e6 / 256)
-    assert gradient_bytes(100e6, 1, 256) == 0
 
 
 @given(COUNTS, DEMANDS, CAPACITIES)

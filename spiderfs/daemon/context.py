@@ -236,7 +236,7 @@ def create_context(options: Options) -> MountContext:
     # Later the processes would find it out one by one.
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
-    faults = FaultState.create(layout.run.faults, **options.source_faults())
+    faults = FaultState.in_memory(**options.source_faults())
     reader, writer = open_pipe()
     return MountContext(
         options=options,

@@ -38,9 +38,9 @@ def publish_trainers(path: Path, trainers: Iterable[Attached]) -> None:
 
 
 def published_trainers(path: Path) -> list[Attached]:
-    """The list as it is now; empty while there is no such file."""
+    """The list as it is now; empty while there is no such file, or none that can be read."""
     try:
         rows = json.loads(path.read_text())
-    except FileNotFoundError:
+        return [Attached(number, pid, since, tuple(taught), teaches) for number, pid, since, taught, teaches in rows]
+    except (OSError, ValueError):
         return []
-    return [Attached(number, pid, started, tuple(taught), teaches) for number, pid, started, taught, teaches in rows]

@@ -55,7 +55,6 @@ class RunLayout:
         self.hook_socket = directory / "hook.sock"
         self.fetch_lock = directory / "fetch.lock"
         self.full_disk = directory / "full-disk"
-        self.faults = directory / "faults"
         self.options = directory / "options.json"
         self.trainers = directory / "trainers.json"
         self.client_terms = directory / "client.json"

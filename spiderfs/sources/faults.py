@@ -1,8 +1,9 @@
 """Any source, made as slow and as unreliable as wanted: for trying settings out, for tests and for benchmarks.
 
-The settings are shared by every process of a mount and changed while it runs. They lie in a small memory-mapped file: 8
-bytes of magic, one double per setting, and the time at which the simulated line is free again. Reading one is a memory
-access; a write is one aligned 8-byte store, so a reader never sees half of it.
+The settings are shared by every process of a mount and changed while it runs. They lie in a small mapped file, which for
+a mount has no name and lies on no disk: 8 bytes of magic, one double per setting, and the time at which the simulated
+line is free again. Reading one is a memory access; a write is one aligned 8-byte store, so a reader never sees half of
+it.
 
 The line's time is read and advanced under a thread lock (within a process) and an fcntl record lock (between
 processes). The kernel drops a record lock when its holder dies, however it dies, so a killed worker cannot leave the
@@ -64,9 +65,18 @@ class FaultState:
             _check(name, value)
         # A file that another process has mapped must never be truncated (SIGBUS): leave the old one to it.
         temporary = f"{os.fspath(path)}.{os.getpid()}"
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.write(fd, _MAGIC.ljust(_FILE_BYTES, b"\0"))
+        state = cls._made(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), settings)
         os.rename(temporary, path)
+        return state
+
+    @classmethod
+    def in_memory(cls, **settings: float) -> FaultState:
+        """The same for this process and its forks alone: no damage to a disk or a file can end them (SIGBUS)."""
+        return cls._made(os.memfd_create("spiderfs-faults"), settings)
+
+    @classmethod
+    def _made(cls, fd: int, settings: Mapping[str, float]) -> FaultState:
+        os.write(fd, _MAGIC.ljust(_FILE_BYTES, b"\0"))
         state = cls(fd)
         for name, value in settings.items():
             state.set(name, value)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import resource
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
@@ -133,6 +134,22 @@ def test_damaged_rows_cost_the_store_and_no_read(source: Path, tmp_path: Path, w
             seen = together(one)
         assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
         eventually(lambda: mount.metric("store_rebuilds") > 0, what="a store that is built anew")
+
+
+def test_damage_to_what_the_processes_share_costs_no_read(source: Path, tmp_path: Path) -> None:
+    """A disk that loses what was written leaves empty files, and new workers read all of them."""
+    wanted = write_files(source, {f"{number:03d}": 4_000 for number in range(20)})
+    allowed = (r"worker \d+ ended \(signal 9\)", "the options changed while mounted are lost")
+    with mounted(source, tmp_path / "m", workers=2, allowed=allowed) as mount:
+        for path in CacheLayout(mount.cache).run.directory.iterdir():
+            if path.is_file():
+                os.truncate(path, 0)
+        for pid in mount.workers():
+            os.kill(pid, signal.SIGKILL)
+        with readers(2, mount.point, wanted, rounds=2) as some:
+            seen = together(some)
+        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
+        assert mount.metric("worker_restarts") == 2
 
 
 def _change_rows(path: Path, table: bytes) -> None:

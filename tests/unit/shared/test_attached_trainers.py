@@ -16,3 +16,13 @@ def test_workers_read_what_the_manager_published(tmp_path: Path) -> None:
     publish_trainers(path, [])
     assert published_trainers(path) == []
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_list_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "trainers"
+    for damaged in (b"", bytes(40), b"[[1, 2]]", b"\xff"):
+        path.write_bytes(damaged)
+        assert published_trainers(path) == []
+    path.unlink()
+    path.mkdir()
+    assert published_trainers(path) == []

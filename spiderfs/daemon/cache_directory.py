@@ -20,6 +20,7 @@ from pathlib import Path
 
 from spiderfs.errors import ConfigError, MountError
 from spiderfs.shared.layout import CacheLayout
+from spiderfs.store import environment
 
 PRIVATE_UMASK = 0o077
 CHOOSE_ANOTHER = "choose another one with -o cache_dir=DIR"
@@ -186,7 +187,10 @@ def bind_to_source(layout: CacheLayout, source: Path) -> None:
     path = os.fsencode(os.path.realpath(source))
     try:
         bound_to = layout.source.read_bytes().removesuffix(b"\n") if layout.source.exists() else path
-        if bound_to != path:
+        if not bound_to:
+            # The machine went down before the note was on the disk, and what is cached may be another source's.
+            environment.wipe(layout.store)
+        elif bound_to != path:
             raise MountError(
                 f"the cache directory {layout.cache} holds the files of {os.fsdecode(bound_to)}: "
                 f"{CHOOSE_ANOTHER}, or delete it"
